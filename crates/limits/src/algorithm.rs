@@ -1,0 +1,367 @@
+//! One limit's way to decide, and the words of state it keeps in a cell.
+
+use crate::{
+    Now,
+    meter::Meter,
+    sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
+    verdict::{NEVER, Verdict},
+    window::{Edges, FixedWindow, Usage},
+};
+
+/// A state that fits in the cell itself.
+pub type Inline = [u64; 2];
+
+/// An algorithm with its numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Refills at a rate up to a burst.
+    TokenBucket(Meter),
+    /// Lets units out at a constant rate; more wait in a queue.
+    LeakyBucket(Meter),
+    /// A limit for every window with fixed edges; also calendar quotas.
+    FixedWindow(FixedWindow),
+    /// Every stretch of a window's length, exactly.
+    SlidingLog(SlidingLog),
+    /// Every stretch of a window's length, in slots, never over.
+    SlidingSlots(SlidingSlots),
+    /// The weighted pair of counters: not a bound.
+    SlidingApproximate(SlidingApproximate),
+}
+
+/// A cell's state: an empty slice, or all zeros, is a cell that was never charged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Two words, in the cell.
+    Inline(Inline),
+    /// As many words as the algorithm needs, beside the cell.
+    Heap(Vec<u64>),
+}
+
+impl State {
+    /// The words, whichever way they are kept.
+    pub fn words(&self) -> &[u64] {
+        match self {
+            Self::Inline(words) => words,
+            Self::Heap(words) => words,
+        }
+    }
+}
+
+impl Algorithm {
+    /// The state of a cell that was never charged.
+    pub fn fresh(&self) -> State {
+        if self.is_inline() { State::Inline([0, 0]) } else { State::Heap(Vec::new()) }
+    }
+
+    /// Whether the state fits in the cell itself.
+    pub const fn is_inline(&self) -> bool {
+        match self {
+            Self::TokenBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingApproximate(_) => true,
+            Self::SlidingLog(_) | Self::SlidingSlots(_) => false,
+        }
+    }
+
+    /// Whether `cost` fits, charging nothing. `salt` is the cell's own number, for staggered windows.
+    #[inline]
+    pub fn probe(&self, words: &[u64], now: Now, cost: u64, salt: u32) -> Verdict {
+        match self {
+            Self::TokenBucket(meter) => meter.probe(tat(words), now.steady_ns, cost),
+            Self::LeakyBucket(meter) => {
+                let verdict = meter.probe(tat(words), now.steady_ns, cost);
+                let wait = if verdict.allowed { meter.delay_ns(tat(words), now.steady_ns) } else { 0 };
+                Verdict { delay_ns: wait, ..verdict }
+            }
+            Self::FixedWindow(window) => window.probe(usage(words), now.wall_ns, cost, salt),
+            Self::SlidingLog(log) => log.probe(words, now.steady_ns, cost),
+            Self::SlidingSlots(slots) => slots.probe(words, now.steady_ns, cost),
+            Self::SlidingApproximate(pair) => pair.probe(inline(words), now.steady_ns, cost),
+        }
+    }
+
+    /// Charges a cost that [`Algorithm::probe`] allowed at the same `now`, in a state kept inline.
+    #[inline]
+    pub fn charge_inline(&self, words: &mut Inline, now: Now, cost: u64, salt: u32) {
+        if cost == 0 {
+            return;
+        }
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
+                *words = split(meter.charge(tat(words), now.steady_ns, cost));
+            }
+            Self::FixedWindow(window) => {
+                let Usage { end_ns, used } = window.charge(usage(words), now.wall_ns, cost, salt);
+                *words = [end_ns, used];
+            }
+            Self::SlidingApproximate(pair) => *words = pair.charge(*words, now.steady_ns, cost),
+            Self::SlidingLog(_) | Self::SlidingSlots(_) => unreachable!("kept on the heap"),
+        }
+    }
+
+    /// Charges a cost that [`Algorithm::probe`] allowed at the same `now`, in a state kept on the heap.
+    pub fn charge_heap(&self, words: &mut Vec<u64>, now: Now, cost: u64, salt: u32) {
+        if cost == 0 {
+            return;
+        }
+        match self {
+            Self::SlidingLog(log) => log.charge(words, now.steady_ns, cost),
+            Self::SlidingSlots(slots) => slots.charge(words, now.steady_ns, cost),
+            Self::TokenBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingApproximate(_) => {
+                let mut kept = inline(words);
+                self.charge_inline(&mut kept, now, cost, salt);
+                words.clear();
+                words.extend(kept);
+            }
+        }
+    }
+
+    /// Whether the state says no more than an absent cell does: it may be forgotten.
+    pub fn is_idle(&self, words: &[u64], now: Now) -> bool {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.is_idle(tat(words), now.steady_ns),
+            Self::FixedWindow(window) => window.is_idle(usage(words), now.wall_ns),
+            Self::SlidingLog(log) => log.is_idle(words, now.steady_ns),
+            Self::SlidingSlots(slots) => slots.is_idle(words, now.steady_ns),
+            Self::SlidingApproximate(pair) => pair.is_idle(inline(words), now.steady_ns),
+        }
+    }
+
+    /// The state of a cell that had spent everything at `then`: what a restart assumes of cells it
+    /// knows nothing about.
+    pub fn spent_at(&self, then: Now, salt: u32) -> State {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
+                State::Inline(split(meter.spent_at(then.steady_ns)))
+            }
+            Self::FixedWindow(window) => {
+                let Usage { end_ns, used } = window.spent_at(then.wall_ns, salt);
+                State::Inline([end_ns, used])
+            }
+            Self::SlidingApproximate(pair) => State::Inline(pair.charge([0, 0], then.steady_ns, pair.limit)),
+            Self::SlidingLog(log) => State::Heap(vec![then.steady_ns, log.limit]),
+            Self::SlidingSlots(slots) => {
+                let mut words = Vec::new();
+                slots.charge(&mut words, then.steady_ns, slots.limit);
+                State::Heap(words)
+            }
+        }
+    }
+
+    /// Nanoseconds after which a cell that is no longer charged is surely idle.
+    pub fn horizon_ns(&self) -> u64 {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.refill_ns(),
+            Self::FixedWindow(window) => match &window.edges {
+                Edges::Every { window_ns, .. } => *window_ns,
+                // The longest year, and a day for zones that change sides of the date line.
+                Edges::Calendar(_) => 367 * 86_400 * 1_000_000_000,
+            },
+            Self::SlidingLog(log) => log.window_ns,
+            Self::SlidingSlots(slots) => (u64::from(slots.slots) + 1) * slots.slot_ns(),
+            Self::SlidingApproximate(pair) => 2 * pair.window_ns,
+        }
+    }
+
+    /// When a limit that replaces this one may begin: no unit that was spent under this one can
+    /// then be spent again. Wall clock, in nanoseconds.
+    pub fn succession_at(&self, now: Now) -> u64 {
+        match self {
+            Self::FixedWindow(window @ FixedWindow { edges: Edges::Calendar(_), .. })
+            | Self::FixedWindow(window @ FixedWindow { edges: Edges::Every { stagger: false, .. }, .. }) => {
+                window.end_after(now.wall_ns, 0)
+            }
+            _ => now.wall_ns.saturating_add(self.horizon_ns()),
+        }
+    }
+
+    /// Whether windows begin at edges that all cells share, so that a successor can wait for one.
+    pub const fn has_common_edges(&self) -> bool {
+        match self {
+            Self::FixedWindow(window) => !matches!(window.edges, Edges::Every { stagger: true, .. }),
+            _ => false,
+        }
+    }
+
+    /// The most words that a state can take.
+    pub const fn words_max(&self) -> usize {
+        match self {
+            // Below LOG_UNITS_MAX, and SLOTS_MAX.
+            Self::SlidingLog(log) => 2 * log.limit as usize,
+            Self::SlidingSlots(slots) => slots.slots as usize + 2,
+            _ => 2,
+        }
+    }
+
+    /// The largest cost that can ever pass: the number an operator wrote.
+    pub const fn budget(&self) -> u64 {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.capacity(),
+            Self::FixedWindow(window) => window.limit,
+            Self::SlidingLog(log) => log.limit,
+            Self::SlidingSlots(slots) => slots.limit,
+            Self::SlidingApproximate(pair) => pair.limit,
+        }
+    }
+
+    /// The state under these numbers that owes what `words` owe under `old`, as of `then`: nothing
+    /// is minted by a change of numbers. Both algorithms are of one limit, so of one kind.
+    pub fn convert(&self, old: &Self, words: &[u64], then: Now) -> State {
+        match (self, old) {
+            (
+                Self::TokenBucket(new) | Self::LeakyBucket(new),
+                Self::TokenBucket(old) | Self::LeakyBucket(old),
+            ) => State::Inline(split(new.convert(old, tat(words), then.steady_ns))),
+            (Self::FixedWindow(_), _) | (Self::SlidingApproximate(_), _) => State::Inline(inline(words)),
+            _ => {
+                let mut state = Vec::new();
+                for (at_ns, units) in old.charges(words, then) {
+                    let at = Now { steady_ns: at_ns, ..then };
+                    self.charge_heap(&mut state, at, units, 0);
+                }
+                State::Heap(state)
+            }
+        }
+    }
+
+    /// As [`Algorithm::convert`], where it is not known when between the state's first charge and
+    /// `now` the numbers changed: the larger debt counts.
+    pub fn convert_sometime(&self, old: &Self, words: &[u64], now: Now) -> State {
+        let late = self.convert(old, words, now);
+        let (Self::TokenBucket(meter) | Self::LeakyBucket(meter)) = old else { return late };
+        let since = Now { steady_ns: meter.spent_since_ns(tat(words)), ..now };
+        let early = self.convert(old, words, since.min(now));
+        if self.covers(early.words(), late.words(), now) { early } else { late }
+    }
+
+    /// The state, owing no more than one that was spent at `now`: a clock may have been set back
+    /// since it was written.
+    pub fn capped(&self, words: &[u64], now: Now) -> State {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
+                State::Inline(split(meter.capped(tat(words), now.steady_ns)))
+            }
+            Self::SlidingLog(log) => {
+                let mut state = Vec::new();
+                for charge in words.chunks_exact(2) {
+                    log.charge(&mut state, charge[0].min(now.steady_ns), charge[1]);
+                }
+                State::Heap(state)
+            }
+            Self::SlidingApproximate(pair) => {
+                let [number, counts] = inline(words);
+                State::Inline([number.min(now.steady_ns / pair.window_ns), counts])
+            }
+            Self::FixedWindow(_) | Self::SlidingSlots(_) => self.convert(self, words, now),
+        }
+    }
+
+    /// Whether `reserved`, which is on disk, owes at least what `words` owe, now and later: then a
+    /// restart that reads `reserved` gives nothing back.
+    pub fn covers(&self, reserved: &[u64], words: &[u64], now: Now) -> bool {
+        match self {
+            Self::TokenBucket(_) | Self::LeakyBucket(_) => tat(reserved) >= tat(words),
+            Self::FixedWindow(_) => {
+                let (reserved, actual) = (usage(reserved), usage(words));
+                reserved.end_ns == actual.end_ns && reserved.used >= actual.used
+            }
+            Self::SlidingApproximate(_) => {
+                let ([at, counts], [number, used]) = (inline(reserved), inline(words));
+                at == number
+                    && counts >> 32 >= used >> 32
+                    && counts & u64::from(u32::MAX) >= used & u64::from(u32::MAX)
+            }
+            Self::SlidingLog(_) => reserved == words,
+            Self::SlidingSlots(slots) => slots.live(words, now.steady_ns).all(|(slot, units)| {
+                slots.live(reserved, now.steady_ns).any(|(at, held)| at == slot && held >= units)
+            }),
+        }
+    }
+
+    /// Units to reserve on disk ahead of use: a restart wastes at most this much of a cell.
+    pub fn chunk(&self) -> u64 {
+        /// One part in so many: at most 1.6 % of a limit is wasted by a crash.
+        const PARTS: u64 = 64;
+        match self {
+            // A log on disk must be the log in memory: charges that leave the window later than
+            // their reservation would be forgotten too soon.
+            Self::SlidingLog(_) => 0,
+            _ => self.budget() / PARTS,
+        }
+    }
+
+    /// The algorithm's name in a config.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::TokenBucket(_) => "token_bucket",
+            Self::LeakyBucket(_) => "leaky_bucket",
+            Self::FixedWindow(FixedWindow { edges: Edges::Calendar(_), .. }) => "quota",
+            Self::FixedWindow(_) => "fixed_window",
+            Self::SlidingLog(_) | Self::SlidingSlots(_) | Self::SlidingApproximate(_) => "sliding_window",
+        }
+    }
+
+    /// Nanoseconds over which the budget holds: the window, or the time in which a bucket refills.
+    /// Calendar windows give the longest.
+    pub fn period_ns(&self) -> u64 {
+        match self {
+            Self::FixedWindow(FixedWindow { edges: Edges::Calendar(calendar), .. }) => {
+                use crate::calendar::Period;
+                let days = match calendar.period {
+                    Period::Day => 1,
+                    Period::Week => 7,
+                    Period::Month => 31,
+                    Period::Year => 366,
+                };
+                days * 86_400 * 1_000_000_000
+            }
+            Self::SlidingSlots(slots) => slots.window_ns,
+            Self::SlidingApproximate(pair) => pair.window_ns,
+            _ => self.horizon_ns(),
+        }
+    }
+
+    /// The charges that a sliding state still holds: steady time and units, oldest first, each at
+    /// the latest time it may have happened.
+    fn charges(&self, words: &[u64], now: Now) -> Vec<(u64, u64)> {
+        match self {
+            Self::SlidingLog(_) => words.chunks_exact(2).map(|charge| (charge[0], charge[1])).collect(),
+            Self::SlidingSlots(slots) => slots
+                .live(words, now.steady_ns)
+                .map(|(slot, units)| (((slot + 1) * slots.slot_ns() - 1).min(now.steady_ns), units))
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Whether a wait of so many nanoseconds will never end.
+pub const fn is_never(ns: u64) -> bool {
+    ns == NEVER
+}
+
+fn inline(words: &[u64]) -> Inline {
+    match words {
+        [a, b, ..] => [*a, *b],
+        _ => [0, 0],
+    }
+}
+
+fn tat(words: &[u64]) -> u128 {
+    let [high, low] = inline(words);
+    u128::from(high) << 64 | u128::from(low)
+}
+
+fn split(tat: u128) -> Inline {
+    // The two halves of a 128-bit number.
+    [(tat >> 64) as u64, tat as u64]
+}
+
+fn usage(words: &[u64]) -> Usage {
+    let [end_ns, used] = inline(words);
+    Usage { end_ns, used }
+}

@@ -1,0 +1,84 @@
+//! What a request says about itself, borrowed from the bytes it came in.
+
+use smallvec::SmallVec;
+
+/// Descriptors in a request that need no allocation.
+const DESCRIPTORS_INLINE: usize = 4;
+/// Entries in a request that need no allocation.
+const ENTRIES_INLINE: usize = 8;
+
+/// A (key, value) pair. Bytes, not text: an HTTP header need not be UTF-8, and refusing to decide
+/// on it would let it through a proxy that fails open.
+pub type Entry<'a> = (&'a [u8], &'a [u8]);
+
+/// One question: may this pass?
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// The domain whose limits apply.
+    pub domain: &'a [u8],
+    /// What the request weighs, in each limit's units; at least 1.
+    pub cost: u64,
+    /// The entries of all descriptors, one after another.
+    pub entries: SmallVec<[Entry<'a>; ENTRIES_INLINE]>,
+    /// Where each descriptor's entries are. All descriptors must pass.
+    pub spans: SmallVec<[Span; DESCRIPTORS_INLINE]>,
+}
+
+/// Where a descriptor's entries are in its request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Its first entry.
+    pub start: u32,
+    /// The first entry that is not its own any more.
+    pub end: u32,
+    /// What the request weighs for this descriptor: [`Request::cost`] where absent, and 0 to look
+    /// without charging.
+    pub cost: Option<u64>,
+}
+
+/// One thing that is to be counted: its entries in any order. Where a key comes twice, the first
+/// counts.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor<'a> {
+    /// At least one.
+    pub entries: &'a [Entry<'a>],
+    /// As [`Span::cost`].
+    pub cost: Option<u64>,
+}
+
+impl<'a> Request<'a> {
+    /// A request of cost 1 with one descriptor.
+    #[inline]
+    pub fn new(domain: &'a str, pairs: &[(&'a str, &'a str)]) -> Self {
+        let mut request = Self { domain: domain.as_bytes(), cost: 1, ..Self::default() };
+        request.push(pairs.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())), None);
+        request
+    }
+
+    /// Adds a descriptor.
+    #[inline]
+    pub fn push(&mut self, entries: impl IntoIterator<Item = Entry<'a>>, cost: Option<u64>) {
+        let start = self.entries.len() as u32;
+        // One by one: `extend` costs more than it saves on so few.
+        for entry in entries {
+            self.entries.push(entry);
+        }
+        self.spans.push(Span { start, end: self.entries.len() as u32, cost });
+    }
+
+    /// The descriptors, in order.
+    pub fn descriptors(&self) -> impl ExactSizeIterator<Item = Descriptor<'_>> {
+        self.spans.iter().map(|span| Descriptor {
+            entries: &self.entries[span.start as usize..span.end as usize],
+            cost: span.cost,
+        })
+    }
+}
+
+impl<'a> Descriptor<'a> {
+    /// The value of a key.
+    #[inline]
+    pub fn value(&self, key: &[u8]) -> Option<&'a [u8]> {
+        self.entries.iter().find(|(k, _)| *k == key).map(|(_, v)| *v)
+    }
+}

@@ -1,0 +1,44 @@
+//! What a limit is. **A cell never admits more than its limit**: per window for windows and
+//! quotas, in any trailing window for sliding ones, `burst + rate · t` over any interval `t` for
+//! buckets. That sentence is true for every sequence of calls in this crate, or it is a bug.
+//!
+//! The crate knows descriptors, costs, windows, algorithms and verdicts. It does not know who is
+//! asking, where cells are kept, what time it is or how many regions share a limit: time is an
+//! argument ([`Now`]), state is a few words that the caller keeps, and nothing here does I/O,
+//! draws a random number or iterates in an order that is not fixed.
+//!
+//! Where to read: [`limit`] for what an operator writes, [`Algorithm`] for how it is decided, one
+//! file for each algorithm, [`selector`] for which requests a limit is about.
+//!
+//! To add an algorithm: a file with its `probe`, `charge` and `spent_at`, a variant of
+//! [`Algorithm`], and its naive reference in `tests/algorithms.rs`.
+
+pub mod algorithm;
+pub mod calendar;
+pub mod cell;
+pub mod descriptor;
+pub mod limit;
+pub mod meter;
+pub mod notation;
+pub mod pattern;
+pub mod selector;
+pub mod sliding;
+pub mod time;
+pub mod verdict;
+pub mod window;
+
+pub use algorithm::Algorithm;
+pub use cell::{CellTag, HashKey};
+pub use descriptor::{Descriptor, Request};
+pub use limit::{Charge, Fault, Limit, LimitId, Mode, Override};
+pub use notation::Rate;
+pub use time::Now;
+pub use verdict::{Reason, Verdict};
+
+/// The largest number of units in a limit, a burst, a queue or a cost: 2^53, the largest integer
+/// that JSON numbers and Lua keep exact. Larger costs are treated as this one and so denied.
+pub const UNITS_MAX: u64 = 1 << 53;
+
+/// The longest window, and the longest time in which a bucket may refill: 400 days, in
+/// nanoseconds. It keeps every product of units and time below 2^128.
+pub const PERIOD_NS_MAX: u64 = 400 * 86_400 * 1_000_000_000;

@@ -1,0 +1,324 @@
+//! Windows that slide: a limit for *every* stretch of time as long as the window.
+//!
+//! Three ways to count, all on the steady clock:
+//! - [`SlidingLog`] remembers every charge, and is exact. Its cells grow with the limit, so it
+//!   serves limits up to [`LOG_UNITS_MAX`].
+//! - [`SlidingSlots`] counts in `m` slots and lets a slot go only when the whole of it has left the
+//!   window: it never exceeds the limit, and holds units back for up to one slot too long.
+//! - [`SlidingApproximate`] is the popular pair of counters, weighted by the time left of the
+//!   older. It assumes that the older window's charges were spread evenly; where they were not, it
+//!   admits up to twice the limit, and so it is offered only by the name `approximate`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::verdict::{NEVER, Verdict};
+
+/// The largest limit that is counted by an exact log unless the config sets `slots`. A log of 64
+/// charges takes 1 KiB, four times what 32 slots take.
+pub const LOG_UNITS_MAX: u64 = 64;
+
+/// Slots where the config sets none. A cell takes 8 bytes a slot; under constant load about
+/// `1 / (slots + 1)` of the limit is held back.
+pub const SLOTS_DEFAULT: u32 = 32;
+
+/// The most slots a config may ask for: beyond this a cell costs more than it can gain.
+pub const SLOTS_MAX: u32 = 1_024;
+
+/// The largest limit of [`SlidingApproximate`], which keeps two counters in one word.
+pub const APPROXIMATE_UNITS_MAX: u64 = u32::MAX as u64;
+
+/// Remembers every charge in the window. State: pairs of (time, units), oldest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlidingLog {
+    /// Units in any window.
+    pub limit: u64,
+    /// Length of the window in nanoseconds, above 0.
+    pub window_ns: u64,
+}
+
+impl SlidingLog {
+    /// Whether `cost` fits beside the charges of the last window.
+    pub fn probe(&self, log: &[u64], steady_ns: u64, cost: u64) -> Verdict {
+        let live = &log[self.expired(log, steady_ns)..];
+        let used: u64 = live.chunks_exact(2).map(|charge| charge[1]).sum();
+        let left = self.limit.saturating_sub(used);
+        let newest = live.chunks_exact(2).next_back().map_or(steady_ns, |charge| charge[0]);
+        let reset_after_ns = if used == 0 { 0 } else { newest + self.window_ns - steady_ns };
+        if cost <= left {
+            let reset_after_ns = if cost > 0 { self.window_ns } else { reset_after_ns };
+            return Verdict {
+                allowed: true,
+                remaining: left - cost,
+                retry_after_ns: 0,
+                delay_ns: 0,
+                reset_after_ns,
+            };
+        }
+        let mut retry_after_ns = NEVER;
+        if cost <= self.limit {
+            let mut surplus = used + cost - self.limit;
+            for charge in live.chunks_exact(2) {
+                surplus = surplus.saturating_sub(charge[1]);
+                if surplus == 0 {
+                    retry_after_ns = charge[0] + self.window_ns - steady_ns;
+                    break;
+                }
+            }
+        }
+        Verdict { allowed: false, remaining: left, retry_after_ns, delay_ns: 0, reset_after_ns }
+    }
+
+    /// Adds a charge that [`SlidingLog::probe`] allowed, and forgets those that left the window.
+    pub fn charge(&self, log: &mut Vec<u64>, steady_ns: u64, cost: u64) {
+        log.drain(..self.expired(log, steady_ns));
+        match log.len().checked_sub(2) {
+            Some(last) if log[last] >= steady_ns => log[last + 1] += cost,
+            _ => log.extend([steady_ns, cost]),
+        }
+    }
+
+    /// Whether every charge has left the window.
+    pub fn is_idle(&self, log: &[u64], steady_ns: u64) -> bool {
+        self.expired(log, steady_ns) == log.len()
+    }
+
+    /// Words at the front of the log that are out of the window: charges at or before `now − window`.
+    fn expired(&self, log: &[u64], steady_ns: u64) -> usize {
+        log.chunks_exact(2).take_while(|charge| charge[0] + self.window_ns <= steady_ns).count() * 2
+    }
+}
+
+/// Counts in slots. State: the newest slot's number, then one count for each of the `m + 1` slots
+/// that a window can touch, slot `i` at place `i mod (m + 1)`. An empty state is a fresh one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlidingSlots {
+    /// Units in any window.
+    pub limit: u64,
+    /// Length of the window in nanoseconds, above 0.
+    pub window_ns: u64,
+    /// Slots in a window: 1 to [`SLOTS_MAX`].
+    pub slots: u32,
+}
+
+impl SlidingSlots {
+    /// Whether `cost` fits beside the charges of every slot that the last window touches.
+    pub fn probe(&self, words: &[u64], steady_ns: u64, cost: u64) -> Verdict {
+        let used: u64 = self.live(words, steady_ns).map(|(_, units)| units).sum();
+        let left = self.limit.saturating_sub(used);
+        let newest = self.live(words, steady_ns).map(|(slot, _)| slot).last();
+        let now_slot = steady_ns / self.slot_ns();
+        if cost <= left {
+            let newest = if cost > 0 { Some(now_slot) } else { newest };
+            return Verdict {
+                allowed: true,
+                remaining: left - cost,
+                retry_after_ns: 0,
+                delay_ns: 0,
+                reset_after_ns: newest.map_or(0, |slot| self.gone_at(slot) - steady_ns),
+            };
+        }
+        let mut retry_after_ns = NEVER;
+        if cost <= self.limit {
+            let mut surplus = used + cost - self.limit;
+            for (slot, units) in self.live(words, steady_ns) {
+                surplus = surplus.saturating_sub(units);
+                if surplus == 0 {
+                    retry_after_ns = self.gone_at(slot) - steady_ns;
+                    break;
+                }
+            }
+        }
+        Verdict {
+            allowed: false,
+            remaining: left,
+            retry_after_ns,
+            delay_ns: 0,
+            reset_after_ns: newest.map_or(0, |slot| self.gone_at(slot) - steady_ns),
+        }
+    }
+
+    /// Adds a charge that [`SlidingSlots::probe`] allowed.
+    pub fn charge(&self, words: &mut Vec<u64>, steady_ns: u64, cost: u64) {
+        let places = u64::from(self.slots) + 1;
+        words.resize(1 + self.places(), 0);
+        let slot = steady_ns / self.slot_ns();
+        let newest = words[0];
+        if slot > newest {
+            if slot - newest >= places {
+                words[1..].fill(0);
+            } else {
+                for passed in newest + 1..=slot {
+                    words[place(passed, places)] = 0;
+                }
+            }
+            words[0] = slot;
+        }
+        // A slot in the future (a clock that went back over a restart) takes the charge: later is safe.
+        words[place(slot.max(newest), places)] += cost;
+    }
+
+    /// Whether every slot with a charge has left the window.
+    pub fn is_idle(&self, words: &[u64], steady_ns: u64) -> bool {
+        self.live(words, steady_ns).next().is_none()
+    }
+
+    /// The slots with charges that the window touches, oldest first, and their units.
+    pub fn live<'a>(&self, words: &'a [u64], steady_ns: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
+        let places = u64::from(self.slots) + 1;
+        let now_slot = steady_ns / self.slot_ns();
+        let newest = words.first().copied().unwrap_or(0);
+        let oldest = now_slot.saturating_sub(places - 1).max(newest.saturating_sub(places - 1));
+        let counted = if words.is_empty() { 0..0 } else { oldest..newest + 1 };
+        counted.map(move |slot| (slot, words[place(slot, places)])).filter(|(_, units)| *units > 0)
+    }
+
+    /// Whether a state read from a disk is one of these numbers.
+    pub fn is_sound(&self, words: &[u64]) -> bool {
+        let slots = (1..=SLOTS_MAX).contains(&self.slots) && self.window_ns > 0;
+        slots && (words.is_empty() || words.len() == 1 + self.places())
+    }
+
+    /// Nanoseconds in a slot, rounded up: `m` slots are never shorter than the window.
+    pub fn slot_ns(&self) -> u64 {
+        self.window_ns.div_ceil(u64::from(self.slots))
+    }
+
+    /// When a slot has wholly left the window.
+    fn gone_at(&self, slot: u64) -> u64 {
+        (slot + u64::from(self.slots) + 1) * self.slot_ns()
+    }
+
+    fn places(&self) -> usize {
+        self.slots as usize + 1
+    }
+}
+
+/// Where a slot's count is kept.
+fn place(slot: u64, places: u64) -> usize {
+    // Below `places`, at most SLOTS_MAX + 1.
+    1 + (slot % places) as usize
+}
+
+/// Two counters, the older weighted by what is left of it in the window. **Not a bound**: it admits
+/// up to twice the limit in some window. State: the current window's number, and
+/// `older << 32 | current`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlidingApproximate {
+    /// Units in a window, as estimated: at most [`APPROXIMATE_UNITS_MAX`].
+    pub limit: u64,
+    /// Length of the window in nanoseconds, above 0.
+    pub window_ns: u64,
+}
+
+impl SlidingApproximate {
+    /// Whether `cost` fits beside the estimate.
+    pub fn probe(&self, state: [u64; 2], steady_ns: u64, cost: u64) -> Verdict {
+        let (older, current) = self.counters(state, steady_ns);
+        let window = u128::from(self.window_ns);
+        let elapsed = steady_ns % self.window_ns;
+        let estimate =
+            u128::from(older) * u128::from(self.window_ns - elapsed) + u128::from(current) * window;
+        let limit = u128::from(self.limit) * window;
+        let left = u64::try_from(limit.saturating_sub(estimate) / window).unwrap_or(0);
+        let allowed = cost <= left;
+        let reset_after_ns = if current > 0 || (allowed && cost > 0) {
+            2 * self.window_ns - elapsed
+        } else if older > 0 {
+            self.window_ns - elapsed
+        } else {
+            0
+        };
+        let retry_after_ns = if allowed {
+            0
+        } else if cost > self.limit {
+            NEVER
+        } else if current + cost <= self.limit {
+            self.fits_at(older, self.limit - current - cost) - elapsed
+        } else {
+            self.window_ns - elapsed + self.fits_at(current, self.limit - cost)
+        };
+        let remaining = if allowed { left - cost } else { left };
+        Verdict { allowed, remaining, retry_after_ns, delay_ns: 0, reset_after_ns }
+    }
+
+    /// The state after a charge that [`SlidingApproximate::probe`] allowed.
+    #[must_use]
+    pub fn charge(&self, state: [u64; 2], steady_ns: u64, cost: u64) -> [u64; 2] {
+        let (older, current) = self.counters(state, steady_ns);
+        [(steady_ns / self.window_ns).max(state[0]), older << 32 | (current + cost)]
+    }
+
+    /// Whether both counters are out of the window.
+    pub fn is_idle(&self, state: [u64; 2], steady_ns: u64) -> bool {
+        self.counters(state, steady_ns) == (0, 0)
+    }
+
+    fn counters(&self, [number, packed]: [u64; 2], steady_ns: u64) -> (u64, u64) {
+        let (older, current) = (packed >> 32, packed & u64::from(u32::MAX));
+        match (steady_ns / self.window_ns).checked_sub(number) {
+            None | Some(0) => (older, current),
+            Some(1) => (current, 0),
+            Some(_) => (0, 0),
+        }
+    }
+
+    /// The earliest time within a window at which `older` weighs at most `room` units.
+    fn fits_at(&self, older: u64, room: u64) -> u64 {
+        if older <= room {
+            return 0;
+        }
+        let window = u128::from(self.window_ns);
+        let weight = u128::from(room) * window / u128::from(older);
+        self.window_ns - u64::try_from(weight).unwrap_or(self.window_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn the_log_frees_units_one_window_after_they_were_spent() {
+        let log = SlidingLog { limit: 3, window_ns: 10 * S };
+        let mut words = Vec::new();
+        log.charge(&mut words, 100 * S, 2);
+        log.charge(&mut words, 104 * S, 1);
+        let v = log.probe(&words, 105 * S, 1);
+        assert_eq!((v.allowed, v.remaining, v.retry_after_ns), (false, 0, 5 * S));
+        assert_eq!(log.probe(&words, 105 * S, 3).retry_after_ns, 9 * S);
+        assert!(!log.probe(&words, 110 * S - 1, 1).allowed);
+        assert!(log.probe(&words, 110 * S, 2).allowed);
+        assert!(log.is_idle(&words, 114 * S) && !log.is_idle(&words, 114 * S - 1));
+    }
+
+    #[test]
+    fn slots_hold_back_at_most_one_slot_too_long() {
+        let slots = SlidingSlots { limit: 10, window_ns: 10 * S, slots: 5 };
+        let mut words = Vec::new();
+        slots.charge(&mut words, 101 * S, 10);
+        let v = slots.probe(&words, 101 * S, 1);
+        // Spent in the slot 100..102; that slot has left the window at 112.
+        assert_eq!(v.retry_after_ns, 11 * S);
+        assert!(!slots.probe(&words, 112 * S - 1, 1).allowed);
+        assert!(slots.probe(&words, 112 * S, 10).allowed);
+        slots.charge(&mut words, 112 * S, 10);
+        assert_eq!(slots.probe(&words, 113 * S, 1).remaining, 0);
+        slots.charge(&mut words, 500 * S, 1);
+        assert_eq!(slots.probe(&words, 500 * S, 1).remaining, 8);
+    }
+
+    #[test]
+    fn the_approximate_counter_says_when_exactly() {
+        let pair = SlidingApproximate { limit: 10, window_ns: 10 * S };
+        let mut state = pair.charge([0, 0], 100 * S, 10);
+        let v = pair.probe(state, 109 * S, 4);
+        assert_eq!((v.allowed, v.retry_after_ns), (false, S + 4 * S));
+        assert!(!pair.probe(state, 114 * S - 1, 4).allowed);
+        assert!(pair.probe(state, 114 * S, 4).allowed);
+        state = pair.charge(state, 114 * S, 4);
+        assert!(!pair.probe(state, 114 * S, 1).allowed);
+        assert!(pair.is_idle(state, 130 * S));
+    }
+}
