@@ -1,0 +1,779 @@
+//! One question from one thread: find the limits, find the cells, decide, charge all or nothing.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, MutexGuard, atomic::Ordering},
+};
+
+use acequia_limits::{
+    Algorithm, CellTag, Charge, Descriptor, Mode, Now, Reason, Request, Verdict, algorithm::State,
+    limit::NoWait, selector::Canonical,
+};
+use smallvec::SmallVec;
+
+use crate::{
+    Active, Catalogue, Kept, Node, OverflowKey, Row, is_idle,
+    journal::{HeapCell, overflow_tag},
+    journal_tag, lock,
+    shard::{Cells, NewCell},
+    shard_of,
+};
+
+/// Limits that match a request without an allocation.
+const HITS_INLINE: usize = 4;
+/// The most descriptors in a request: their set is kept in one word.
+pub const DESCRIPTORS_MAX: usize = 64;
+
+/// How a question is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Whether to charge what is allowed. A peek never changes anything.
+    pub charge: bool,
+    /// Whether the caller can wait for a leaky bucket's delay. One that cannot is denied instead,
+    /// unless the limit says otherwise.
+    pub can_wait: bool,
+}
+
+impl Ask {
+    /// Charges, and can wait.
+    pub const CHECK: Self = Self { charge: true, can_wait: true };
+    /// Charges, and cannot wait.
+    pub const CHECK_NOW: Self = Self { charge: true, can_wait: false };
+    /// Looks.
+    pub const PEEK: Self = Self { charge: false, can_wait: true };
+}
+
+/// What the node says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// May it pass?
+    pub allowed: bool,
+    /// Why.
+    pub reason: Reason,
+    /// The limit that decided, as a place in `limits`: the one that denied with the longest wait,
+    /// or else the one with the least left.
+    pub decisive: Option<usize>,
+    /// Nanoseconds until the request would fit if nothing else is charged; 0 where allowed,
+    /// [`acequia_limits::verdict::NEVER`] where no wait helps.
+    pub retry_after_ns: u64,
+    /// Nanoseconds that an allowed request shall wait before going on.
+    pub delay_ns: u64,
+    /// Every limit that matched, by cell.
+    pub limits: SmallVec<[LimitAnswer; HITS_INLINE]>,
+    /// The descriptors, as a set of bits, that no limit counted or exempted.
+    pub unmatched: u64,
+    /// The batch that must be on disk before this answer leaves; 0 for none.
+    pub after_batch: u64,
+}
+
+/// What one limit says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitAnswer {
+    /// Which limit, in [`Catalogue::limits`].
+    pub limit: u32,
+    /// Which of its cells.
+    pub tag: CellTag,
+    /// What its algorithm says of the cost. `remaining` is after the request: less its cost only
+    /// where that was charged.
+    pub verdict: Verdict,
+    /// What that means for the request.
+    pub outcome: Outcome,
+    /// Why.
+    pub reason: Reason,
+    /// The descriptors that hit this cell, as a set of bits.
+    pub descriptors: u64,
+    /// Units asked for, over all those descriptors.
+    pub units: u64,
+    /// The budget of this cell: its override's where it has one.
+    pub budget: u64,
+}
+
+/// What a limit's verdict means for the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// It may pass.
+    Allow,
+    /// It may not.
+    Deny,
+    /// It might not, but the limit only watches.
+    ShadowDeny,
+    /// It is exempt.
+    Unlimited,
+}
+
+/// Asks a node, for one thread: it keeps that thread's view of the catalogue, so that threads
+/// share nothing but the cells they meet in.
+#[derive(Debug)]
+pub struct Asker {
+    node: Arc<Node>,
+    catalogue: Arc<Catalogue>,
+    /// Kept between questions for their memory.
+    hits: Vec<Hit>,
+    answer: Answer,
+}
+
+impl Asker {
+    pub(crate) fn new(node: Arc<Node>) -> Self {
+        let catalogue = node.catalogue();
+        Self { node, catalogue, hits: Vec::new(), answer: Answer::default() }
+    }
+
+    /// The limits that the numbers of the last answer refer to.
+    pub fn catalogue(&self) -> &Arc<Catalogue> {
+        &self.catalogue
+    }
+
+    /// The last answer, and the limits that its numbers refer to.
+    pub fn last(&self) -> (&Answer, &Arc<Catalogue>) {
+        (&self.answer, &self.catalogue)
+    }
+
+    /// May it pass? At most [`DESCRIPTORS_MAX`] descriptors are looked at; callers refuse more.
+    pub fn check(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
+        loop {
+            if self.node.version.load(Ordering::Acquire) != self.catalogue.version {
+                self.catalogue = self.node.catalogue();
+            }
+            let now = self.node.not_before(now);
+            let check = Check { node: &self.node, catalogue: &self.catalogue, request, now, ask };
+            match check.answer(&mut self.hits, &mut self.answer) {
+                Ok(()) => return &self.answer,
+                // Nothing has been changed, and the newer catalogue is there to be loaded.
+                Err(Stale) => std::hint::spin_loop(),
+            }
+        }
+    }
+}
+
+impl Answer {
+    /// Turns it into a denial, because what it charged did not reach the disk in time. The charge
+    /// stands: whether it is on disk is not known.
+    pub fn deny_unwritten(&mut self, catalogue: &Catalogue) {
+        for limit in &mut self.limits {
+            let active = &catalogue.limits[limit.limit as usize];
+            if active.durable && limit.outcome == Outcome::Allow && active.limit.spec.mode == Mode::Enforce {
+                limit.outcome = Outcome::Deny;
+                limit.reason = Reason::Journal;
+                limit.verdict = denied(limit.verdict, 0, JOURNAL_RETRY_NS);
+            }
+        }
+        decide(self, catalogue);
+    }
+}
+
+impl Default for Answer {
+    fn default() -> Self {
+        Self {
+            allowed: true,
+            reason: Reason::NoMatch,
+            decisive: None,
+            retry_after_ns: 0,
+            delay_ns: 0,
+            limits: SmallVec::new(),
+            unmatched: 0,
+            after_batch: 0,
+        }
+    }
+}
+
+/// A cell was already carried over to numbers newer than this thread's catalogue.
+#[derive(Debug)]
+struct Stale;
+
+/// A cell that the request hits.
+#[derive(Debug)]
+struct Hit {
+    limit: u32,
+    tag: CellTag,
+    units: u64,
+    /// Whether any descriptor charges it, rather than looks.
+    charges: bool,
+    exempt: bool,
+    numbers: u16,
+    descriptors: u64,
+    place: Place,
+}
+
+/// Where a hit's state is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// In the table of its shard.
+    At(usize),
+    /// Nowhere yet; there is room for it.
+    Absent,
+    /// In the cell that new cells of its limit share: there is no room.
+    Shared,
+}
+
+/// The shards of a request, locked in the order of their numbers.
+type Guards<'a> = SmallVec<[(usize, MutexGuard<'a, Cells>); HITS_INLINE]>;
+type Shared = BTreeMap<OverflowKey, HeapCell>;
+
+/// One question.
+struct Check<'a, 'r> {
+    node: &'a Node,
+    catalogue: &'a Catalogue,
+    request: &'a Request<'r>,
+    now: Now,
+    ask: Ask,
+}
+
+impl<'a> Check<'a, '_> {
+    fn answer(&self, hits: &mut Vec<Hit>, answer: &mut Answer) -> Result<(), Stale> {
+        answer.unmatched = self.gather(self.request, hits);
+        answer.limits.clear();
+        answer.after_batch = 0;
+        match hits.as_mut_slice() {
+            [] => decide(answer, self.catalogue),
+            [hit] if !hit.exempt => self.answer_one(hit, answer)?,
+            hits => self.answer_all(hits, answer)?,
+        }
+        Ok(())
+    }
+
+    /// The plain case: one cell, one lock.
+    #[inline]
+    fn answer_one(&self, hit: &mut Hit, answer: &mut Answer) -> Result<(), Stale> {
+        let shard = shard_of(hit.tag);
+        let mut cells = self.node.shards[shard].lock();
+        if !self.find(hit, &mut cells)? && self.ask.charge {
+            self.make_room(std::slice::from_mut(hit), shard, 1, &mut cells);
+        }
+        let mut shared = self.lock_shared(std::slice::from_ref(hit));
+        let state = self.probe(hit, 0, &mut cells, shared.as_deref_mut(), answer);
+        decide_one(answer, self.catalogue);
+        if self.is_due(hit, answer, 0) {
+            let left = answer.limits[0].verdict.remaining;
+            answer.after_batch = self.charge(hit, state, left, &mut cells, shared.as_deref_mut());
+        } else {
+            self.leave(hit, state.as_ref(), &cells, &mut answer.limits[0]);
+        }
+        Ok(())
+    }
+
+    fn answer_all(&self, hits: &mut [Hit], answer: &mut Answer) -> Result<(), Stale> {
+        let mut guards = self.lock_shards(hits);
+        self.locate(hits, &mut guards)?;
+        let mut shared = self.lock_shared(hits);
+        let mut states: SmallVec<[Option<State>; HITS_INLINE]> = SmallVec::new();
+        for (number, hit) in hits.iter().enumerate() {
+            if hit.exempt {
+                answer.limits.push(self.exempt(hit));
+                states.push(None);
+            } else {
+                let cells = cells_of(&mut guards, hit.tag);
+                let before = self.before(hit, &hits[..number]);
+                states.push(self.probe(hit, before, cells, shared.as_deref_mut(), answer));
+            }
+        }
+        decide(answer, self.catalogue);
+        for (number, (hit, state)) in hits.iter().zip(states).enumerate() {
+            if self.is_due(hit, answer, number) {
+                let left = answer.limits[number].verdict.remaining;
+                // Adding a cell leaves all others in their places.
+                let cells = cells_of(&mut guards, hit.tag);
+                let batch = self.charge(hit, state, left, cells, shared.as_deref_mut());
+                answer.after_batch = answer.after_batch.max(batch);
+            } else if !hit.exempt {
+                let cells = cells_of(&mut guards, hit.tag);
+                self.leave(hit, state.as_ref(), cells, &mut answer.limits[number]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a hit is to be charged.
+    fn is_due(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
+        self.ask.charge
+            && hit.charges
+            && !hit.exempt
+            && answer.limits[number].verdict.allowed
+            && (answer.allowed || self.limit(hit).limit.spec.charge == Charge::Each)
+    }
+
+    /// Every cell that the request hits, once; gives the descriptors that hit none.
+    fn gather(&self, request: &Request<'_>, hits: &mut Vec<Hit>) -> u64 {
+        hits.clear();
+        let mut unmatched = 0;
+        let domain = self.catalogue.domain(request.domain);
+        for (number, descriptor) in request.descriptors().take(DESCRIPTORS_MAX).enumerate() {
+            let bit = 1 << number;
+            let mut matched = false;
+            if let Some(domain) = domain {
+                domain.index.candidates(&descriptor, |limit| {
+                    if let Some(hit) = self.hit(limit, &descriptor, request.cost, bit) {
+                        matched = true;
+                        merge(hits, hit);
+                    }
+                });
+            }
+            unmatched |= if matched { 0 } else { bit };
+        }
+        unmatched
+    }
+
+    #[inline]
+    fn hit(&self, number: u32, descriptor: &Descriptor<'_>, cost: u64, bit: u64) -> Option<Hit> {
+        let active = &self.catalogue.limits[number as usize];
+        let limit = &active.limit;
+        if !active.is_in_force(self.now.wall_ns) || !limit.when.iter().all(|c| c.holds(descriptor)) {
+            return None;
+        }
+        let tag = match limit.by.as_slice() {
+            [by] => active.tagger.one(by.canonical(descriptor.value(by.key.as_bytes())?).bytes()),
+            all => {
+                let mut values: SmallVec<[Canonical<'_>; HITS_INLINE]> = SmallVec::new();
+                for by in all {
+                    values.push(by.canonical(descriptor.value(by.key.as_bytes())?));
+                }
+                active.tagger.all(values.iter().map(Canonical::bytes))
+            }
+        };
+        let cost = descriptor.cost.unwrap_or(cost);
+        let numbers = match limit.override_for(descriptor, self.now.wall_ns) {
+            Some(number) => active.override_numbers[number],
+            None => active.numbers,
+        };
+        Some(Hit {
+            limit: number,
+            tag,
+            // A look asks whether the least request would pass.
+            units: limit.units(cost.max(1)),
+            charges: cost > 0,
+            exempt: limit.unlimited.iter().any(|c| c.holds(descriptor)),
+            numbers,
+            descriptors: bit,
+            place: Place::Absent,
+        })
+    }
+
+    fn lock_shards(&self, hits: &[Hit]) -> Guards<'a> {
+        let mut shards: SmallVec<[usize; HITS_INLINE]> =
+            hits.iter().filter(|hit| !hit.exempt).map(|hit| shard_of(hit.tag)).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        shards.into_iter().map(|shard| (shard, self.node.shards[shard].lock())).collect()
+    }
+
+    /// The shared cells, if one of these hits may be in them.
+    #[inline]
+    fn lock_shared(&self, hits: &[Hit]) -> Option<MutexGuard<'a, Shared>> {
+        let crowded = || self.node.overflowing.load(Ordering::Acquire);
+        let shares = |hit: &Hit| match hit.place {
+            Place::At(_) => false,
+            Place::Absent => !hit.exempt && crowded(),
+            Place::Shared => true,
+        };
+        hits.iter().any(shares).then(|| lock(&self.node.overflow))
+    }
+
+    /// Finds each hit's cell, and makes room for those that have none.
+    fn locate(&self, hits: &mut [Hit], guards: &mut Guards<'_>) -> Result<(), Stale> {
+        let mut absent: SmallVec<[usize; HITS_INLINE]> = SmallVec::new();
+        for hit in hits.iter_mut().filter(|hit| !hit.exempt) {
+            if !self.find(hit, cells_of(guards, hit.tag))? {
+                absent.push(shard_of(hit.tag));
+            }
+        }
+        if self.ask.charge && !absent.is_empty() {
+            for (shard, cells) in guards.iter_mut() {
+                if absent.contains(shard) {
+                    // Those that are there may be idle, and be forgotten for the others' sake.
+                    let all = |hit: &&Hit| !hit.exempt && shard_of(hit.tag) == *shard;
+                    let more = hits.iter().filter(all).count();
+                    self.make_room(hits, *shard, more, cells);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds a hit's cell and brings it up to date; says whether there is one.
+    #[inline]
+    fn find(&self, hit: &mut Hit, cells: &mut Cells) -> Result<bool, Stale> {
+        match cells.table.find(hit.tag, self.limit(hit).slot) {
+            Some(place) => {
+                self.refresh(hit, cells, place)?;
+                hit.place = Place::At(place);
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Makes room in a shard for cells of these hits that are not there yet. It may move cells, and
+    /// forget idle ones, so the places of the shard's hits are found anew.
+    fn make_room(&self, hits: &mut [Hit], shard: usize, more: usize, cells: &mut Cells) {
+        let bytes_max = self.node.shard_bytes_max();
+        // A cell in the journal is forgotten by `Node::sweep` alone, which writes that down.
+        let roomy = cells.make_room(more, bytes_max, self.now.steady_ns, |cell, heap| {
+            heap.is_unwritten(cell) && is_idle(self.catalogue, cell, heap, self.now)
+        });
+        for hit in hits.iter_mut().filter(|hit| !hit.exempt && shard_of(hit.tag) == shard) {
+            hit.place = match cells.table.find(hit.tag, self.limit(hit).slot) {
+                Some(place) => Place::At(place),
+                None if roomy => Place::Absent,
+                None => Place::Shared,
+            };
+        }
+    }
+
+    /// Brings a cell to the numbers and the place that its limit has today.
+    #[inline]
+    fn refresh(&self, hit: &Hit, cells: &mut Cells, place: usize) -> Result<(), Stale> {
+        let active = self.limit(hit);
+        let cell = cells.table.at(place);
+        if cell.numbers() != hit.numbers {
+            if self.catalogue.algorithm(active.slot, cell.numbers()).is_none() {
+                return Err(Stale);
+            }
+            let words = cells.words(cell);
+            let state = self.carry(hit, cell.numbers(), words);
+            cells.rewrite(place, hit.numbers, state);
+        }
+        if active.durable && cells.table.at(place).heap_place().is_none() {
+            cells.move_to_heap(place);
+        }
+        Ok(())
+    }
+
+    /// A state of the hit's limit under the numbers that the hit has.
+    #[cold]
+    fn carry(&self, hit: &Hit, from: u16, words: &[u64]) -> State {
+        let first = hit.descriptors.trailing_zeros() as usize;
+        let descriptor = self.request.descriptors().nth(first).expect("a hit has a descriptor");
+        self.catalogue.carry(self.limit(hit).slot, from, hit.numbers, words, self.now, &descriptor)
+    }
+
+    /// Units that earlier hits of the request take from the cell that this one shares with them.
+    fn before(&self, hit: &Hit, earlier: &[Hit]) -> u64 {
+        let slot = self.limit(hit).slot;
+        let shares = |h: &&Hit| {
+            h.place == Place::Shared && h.charges && h.numbers == hit.numbers && self.limit(h).slot == slot
+        };
+        let units = earlier.iter().filter(shares).map(|h| h.units);
+        if hit.place == Place::Shared { units.fold(0, u64::saturating_add) } else { 0 }
+    }
+
+    fn exempt(&self, hit: &Hit) -> LimitAnswer {
+        LimitAnswer {
+            limit: hit.limit,
+            tag: hit.tag,
+            verdict: UNLIMITED,
+            outcome: Outcome::Unlimited,
+            reason: Reason::Unlimited,
+            descriptors: hit.descriptors,
+            units: hit.units,
+            budget: self.algorithm(hit).budget(),
+        }
+    }
+
+    /// Adds what the limit says to the answer; gives the state of a cell that is not there yet.
+    /// `before`: units that the request takes from the same shared cell already.
+    #[inline]
+    fn probe(
+        &self,
+        hit: &Hit,
+        before: u64,
+        cells: &mut Cells,
+        shared: Option<&mut Shared>,
+        answer: &mut Answer,
+    ) -> Option<State> {
+        let algorithm = self.algorithm(hit);
+        let salt = hit.tag.salt();
+        let active = self.limit(hit);
+        let mut state = None;
+        let mut over = Reason::OverLimit;
+        let verdict = match hit.place {
+            Place::At(place) => {
+                algorithm.probe(cells.words(cells.table.at(place)), self.now, hit.units, salt)
+            }
+            Place::Absent | Place::Shared => {
+                let usage = shared.and_then(|shared| self.shared_cell(hit, shared));
+                over = if usage.is_some() { Reason::Overflow } else { over };
+                let initial = match usage {
+                    Some(cell) if algorithm.is_inline() => State::Inline([cell.words[0], cell.words[1]]),
+                    Some(cell) => State::Heap(cell.words.clone()),
+                    None => self.initial(hit),
+                };
+                let units = hit.units.saturating_add(before);
+                let verdict = algorithm.probe(initial.words(), self.now, units, salt);
+                state = Some(initial);
+                verdict
+            }
+        };
+        let (verdict, reason) = if !verdict.allowed {
+            (verdict, self.why_denied(hit, algorithm, over))
+        } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {
+            (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
+        } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
+            (denied(verdict, hit.units, verdict.delay_ns), Reason::OverLimit)
+        } else {
+            (verdict, Reason::WithinLimit)
+        };
+        let outcome = match (verdict.allowed, active.limit.spec.mode) {
+            (true, _) => Outcome::Allow,
+            (false, Mode::Shadow) => Outcome::ShadowDeny,
+            (false, _) => Outcome::Deny,
+        };
+        answer.limits.push(LimitAnswer {
+            limit: hit.limit,
+            tag: hit.tag,
+            verdict,
+            outcome,
+            reason,
+            descriptors: hit.descriptors,
+            units: hit.units,
+            budget: algorithm.budget(),
+        });
+        state
+    }
+
+    #[cold]
+    fn why_denied(&self, hit: &Hit, algorithm: &Algorithm, over: Reason) -> Reason {
+        if hit.units > algorithm.budget() {
+            Reason::CostTooHigh
+        } else if self.spent_before_start(hit).is_some() {
+            Reason::Restarted
+        } else {
+            over
+        }
+    }
+
+    /// While the journal cannot be written, only what it already holds may be spent.
+    fn must_be_held(&self, active: &Active) -> bool {
+        active.durable && self.ask.charge && self.node.is_journal_down()
+    }
+
+    #[cold]
+    fn is_held(&self, hit: &Hit, algorithm: &Algorithm, cells: &mut Cells) -> bool {
+        let Place::At(place) = hit.place else { return false };
+        let Some(at) = cells.table.at(place).heap_place() else { return false };
+        let progress = self.node.progress();
+        cells.with_heap_cell(at, |cell| {
+            cell.would_hold(algorithm, self.now, hit.units, hit.tag.salt(), progress)
+        })
+    }
+
+    /// Says what is left where nothing was charged.
+    fn leave(&self, hit: &Hit, state: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
+        let words = match (state, hit.place) {
+            (Some(state), _) => state.words(),
+            (None, Place::At(place)) => cells.words(cells.table.at(place)),
+            (None, Place::Absent | Place::Shared) => return,
+        };
+        let untouched = self.algorithm(hit).probe(words, self.now, 0, hit.tag.salt());
+        limit.verdict.remaining = untouched.remaining;
+        limit.verdict.reset_after_ns = untouched.reset_after_ns;
+    }
+
+    /// Charges one hit; gives the batch that must be on disk first, or 0.
+    fn charge(
+        &self,
+        hit: &Hit,
+        state: Option<State>,
+        left: u64,
+        cells: &mut Cells,
+        shared: Option<&mut Shared>,
+    ) -> u64 {
+        let (algorithm, salt, active) = (self.algorithm(hit), hit.tag.salt(), self.limit(hit));
+        let on_heap = |cell: &mut HeapCell, tag: CellTag| {
+            algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
+            // A cell that the journal knows must be written even by a thread that does not know yet.
+            let kept = active.durable || !cell.is_unwritten();
+            if kept { self.settle(cell, active, algorithm, tag, salt, left) } else { 0 }
+        };
+        match hit.place {
+            Place::At(place) => match cells.table.at(place).heap_place() {
+                Some(at) => cells.with_heap_cell(at, |cell| on_heap(cell, journal_tag(hit.tag))),
+                None => {
+                    let words = &mut cells.table.at_mut(place).words;
+                    algorithm.charge_inline(words, self.now, hit.units, salt);
+                    0
+                }
+            },
+            Place::Absent => {
+                let mut new =
+                    NewCell::new(state.unwrap_or_else(|| algorithm.fresh()), algorithm, active.durable);
+                let batch = match &mut new {
+                    NewCell::Inline(words) => {
+                        algorithm.charge_inline(words, self.now, hit.units, salt);
+                        0
+                    }
+                    NewCell::Heap(cell) => on_heap(cell, journal_tag(hit.tag)),
+                };
+                cells.insert(hit.tag, active.slot, hit.numbers, new);
+                batch
+            }
+            Place::Shared => {
+                let Some(shared) = shared else { unreachable!("locked for every shared hit") };
+                self.node.overflowing.store(true, Ordering::Release);
+                let key = OverflowKey { slot: active.slot, numbers: hit.numbers };
+                let cell = shared.entry(key).or_insert_with(|| {
+                    let state = state.unwrap_or_else(|| algorithm.fresh());
+                    HeapCell::new(state.words().to_vec())
+                });
+                on_heap(cell, overflow_tag(hit.numbers))
+            }
+        }
+    }
+
+    fn settle(
+        &self,
+        cell: &mut HeapCell,
+        active: &Active,
+        algorithm: &Algorithm,
+        tag: CellTag,
+        salt: u32,
+        left: u64,
+    ) -> u64 {
+        let mut rows = None;
+        let progress = self.node.progress();
+        let wait = cell.settle(algorithm, self.now, left, salt, progress, |words| {
+            let state = Some(Kept::new(algorithm, words));
+            rows = Some(Row { limit: active.limit.id, tag, state });
+        });
+        let wait = match rows {
+            Some(row) => {
+                let batch = self.node.push_row(row);
+                cell.sent_in(batch);
+                if wait > 0 { batch } else { 0 }
+            }
+            None => wait,
+        };
+        // Nobody is denied by a limit that only watches, so nobody waits for its rows.
+        if active.limit.spec.mode == Mode::Enforce { wait } else { 0 }
+    }
+
+    /// The state of a cell that was never charged since the start.
+    fn initial(&self, hit: &Hit) -> State {
+        let algorithm = self.algorithm(hit);
+        match self.spent_before_start(hit) {
+            Some(then) => algorithm.spent_at(then, hit.tag.salt()),
+            None => algorithm.fresh(),
+        }
+    }
+
+    /// When the cell must be taken to have been spent, if a restart forgot what was.
+    fn spent_before_start(&self, hit: &Hit) -> Option<Now> {
+        let then = self.node.config.empty_handed?;
+        let recent = self.now.steady_ns < then.steady_ns.saturating_add(self.algorithm(hit).horizon_ns())
+            || self.now.wall_ns < then.wall_ns.saturating_add(self.algorithm(hit).horizon_ns());
+        (recent && self.catalogue.is_empty_handed(self.limit(hit).slot)).then_some(then)
+    }
+
+    /// The cell that new cells of the hit's limit share, if it has been charged.
+    fn shared_cell<'s>(&self, hit: &Hit, shared: &'s mut Shared) -> Option<&'s HeapCell> {
+        let slot = self.limit(hit).slot;
+        let key = OverflowKey { slot, numbers: hit.numbers };
+        if !shared.contains_key(&key) {
+            let heirs: SmallVec<[OverflowKey; 4]> = shared
+                .range(OverflowKey { slot, numbers: 0 }..=OverflowKey { slot, numbers: u16::MAX })
+                .map(|(key, _)| *key)
+                .filter(|key| self.catalogue.is_over(slot, key.numbers, self.now))
+                .collect();
+            for old in heirs {
+                if let Some(cell) = shared.remove(&old) {
+                    let state = self.carry(hit, old.numbers, &cell.words);
+                    shared.insert(key, HeapCell::new(state.words().to_vec()));
+                }
+            }
+        }
+        shared.get(&key)
+    }
+
+    fn limit(&self, hit: &Hit) -> &'a Active {
+        &self.catalogue.limits[hit.limit as usize]
+    }
+
+    #[inline]
+    fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
+        let active = self.limit(hit);
+        if hit.numbers == active.numbers {
+            return &active.limit.algorithm;
+        }
+        let own = self.catalogue.algorithm(active.slot, hit.numbers);
+        own.expect("a catalogue has the numbers of its own limits")
+    }
+}
+
+/// As [`decide`], where one limit has spoken.
+#[inline]
+fn decide_one(answer: &mut Answer, catalogue: &Catalogue) {
+    let limit = &answer.limits[0];
+    let enforced = || catalogue.limits[limit.limit as usize].limit.spec.mode == Mode::Enforce;
+    answer.allowed = limit.outcome != Outcome::Deny;
+    answer.decisive = (!answer.allowed || (limit.outcome == Outcome::Allow && enforced())).then_some(0);
+    answer.reason = if answer.allowed { Reason::WithinLimit } else { limit.reason };
+    answer.retry_after_ns = if answer.allowed { 0 } else { limit.verdict.retry_after_ns };
+    answer.delay_ns = if answer.allowed && enforced() { limit.verdict.delay_ns } else { 0 };
+}
+
+/// Draws the verdict from what the limits say.
+fn decide(answer: &mut Answer, catalogue: &Catalogue) {
+    let mut denied: Option<usize> = None;
+    let mut least: Option<usize> = None;
+    let (mut exempt, mut delay_ns) = (true, 0);
+    let limits = &answer.limits;
+    for (number, limit) in limits.iter().enumerate() {
+        let LimitAnswer { verdict, outcome, .. } = limit;
+        let enforced = || catalogue.limits[limit.limit as usize].limit.spec.mode == Mode::Enforce;
+        let longer = |than: usize| verdict.retry_after_ns > limits[than].verdict.retry_after_ns;
+        let less = |than: usize| verdict.remaining < limits[than].verdict.remaining;
+        exempt &= *outcome == Outcome::Unlimited;
+        if verdict.delay_ns > delay_ns && enforced() {
+            delay_ns = verdict.delay_ns;
+        }
+        if *outcome == Outcome::Deny && denied.is_none_or(longer) {
+            denied = Some(number);
+        }
+        if *outcome == Outcome::Allow && least.is_none_or(less) && enforced() {
+            least = Some(number);
+        }
+    }
+    answer.allowed = denied.is_none();
+    answer.decisive = denied.or(least);
+    answer.reason = match denied {
+        Some(number) => limits[number].reason,
+        None if limits.is_empty() => Reason::NoMatch,
+        None if exempt => Reason::Unlimited,
+        None => Reason::WithinLimit,
+    };
+    answer.retry_after_ns = denied.map_or(0, |number| limits[number].verdict.retry_after_ns);
+    answer.delay_ns = if answer.allowed { delay_ns } else { 0 };
+}
+
+/// Nanoseconds to wait while the journal cannot be written: it is tried again about as often.
+const JOURNAL_RETRY_NS: u64 = 1_000_000_000;
+
+/// What would be allowed, denied for another reason than the limit itself.
+fn denied(verdict: Verdict, units: u64, retry_after_ns: u64) -> Verdict {
+    Verdict { allowed: false, remaining: verdict.remaining + units, retry_after_ns, delay_ns: 0, ..verdict }
+}
+
+/// What a limit says of a request that it exempts.
+const UNLIMITED: Verdict =
+    Verdict { allowed: true, remaining: u64::MAX, retry_after_ns: 0, delay_ns: 0, reset_after_ns: 0 };
+
+/// Descriptors that hit one cell charge it once, with the sum of their costs.
+#[inline]
+fn merge(hits: &mut Vec<Hit>, hit: Hit) {
+    let same = |h: &&mut Hit| h.tag == hit.tag && h.limit == hit.limit && h.exempt == hit.exempt;
+    match hits.iter_mut().find(same) {
+        None => hits.push(hit),
+        Some(first) => {
+            first.descriptors |= hit.descriptors;
+            if hit.charges {
+                first.units = if first.charges { first.units.saturating_add(hit.units) } else { hit.units };
+                first.charges = true;
+            }
+        }
+    }
+}
+
+#[inline]
+fn cells_of<'g>(guards: &'g mut Guards<'_>, tag: CellTag) -> &'g mut Cells {
+    let shard = shard_of(tag);
+    let found = guards.iter_mut().find(|(at, _)| *at == shard);
+    &mut found.expect("every hit's shard is locked").1
+}

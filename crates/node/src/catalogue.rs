@@ -1,0 +1,555 @@
+//! The limits in force, and how one set of them gives way to the next.
+//!
+//! A catalogue is a snapshot: checks read one without a lock, a change makes another. Cells outlive
+//! both. What ties them to limits is the *slot*, one for each [`LimitId`] ever seen, and the
+//! *numbers*: every set of numbers a slot has had, so that a cell written under old ones is carried
+//! over, debt and all, when it is next touched.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use acequia_limits::{
+    Algorithm, Descriptor, HashKey, Limit, LimitId, Mode, Now, algorithm::State, cell::Tagger,
+    selector::Condition,
+};
+
+use crate::index::Index;
+
+/// The most limits, counting every one since the start: slots are 16 bits in a cell.
+pub(crate) const LIMITS_MAX: usize = u16::MAX as usize - 1;
+/// The most sets of numbers that one limit may have had since the start: 15 bits in a cell.
+pub(crate) const NUMBERS_MAX: usize = 1 << 15;
+
+/// The limits in force.
+#[derive(Debug, Default)]
+pub struct Catalogue {
+    /// Every limit, in the order of the file; what [`crate::LimitAnswer::limit`] counts in.
+    pub limits: Vec<Active>,
+    /// Counts up with every change.
+    pub(crate) version: u64,
+    domains: BTreeMap<Box<[u8]>, Domain>,
+    /// By slot; slot 0 is none.
+    slots: Vec<Slot>,
+}
+
+/// The limits of one domain.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) index: Index,
+    /// All of them, those that are off or not yet in force too.
+    pub(crate) limits: Vec<u32>,
+}
+
+/// A limit in a catalogue.
+#[derive(Clone, Debug)]
+pub struct Active {
+    /// The limit.
+    pub limit: Limit,
+    /// In force from this time on (wall clock, nanoseconds): a successor waits for the window of
+    /// the limit it replaces to end.
+    pub from_ns: Option<u64>,
+    /// In force before this time.
+    pub until_ns: Option<u64>,
+    /// Whether its cells are kept in the journal.
+    pub durable: bool,
+    pub(crate) slot: u16,
+    pub(crate) tagger: Tagger,
+    pub(crate) numbers: u16,
+    pub(crate) override_numbers: Vec<u16>,
+}
+
+impl Active {
+    /// A number that this limit keeps as long as the node runs, through every reload: from 1.
+    pub const fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    /// Whether it counts now.
+    pub fn is_in_force(&self, wall_ns: u64) -> bool {
+        self.from_ns.is_none_or(|from| wall_ns >= from) && self.until_ns.is_none_or(|until| wall_ns < until)
+    }
+
+    /// Every set of numbers that its cells may have: its own, and its overrides'.
+    pub(crate) fn all_numbers(&self) -> impl Iterator<Item = (u16, &Algorithm)> {
+        let others =
+            self.override_numbers.iter().copied().zip(self.limit.overrides.iter().map(|o| &o.algorithm));
+        std::iter::once((self.numbers, &self.limit.algorithm)).chain(others)
+    }
+
+    fn scheduled(&self) -> Scheduled {
+        Scheduled { limit: self.limit.clone(), from_ns: self.from_ns, until_ns: self.until_ns }
+    }
+
+    /// Limits of one name are told apart by when they are in force.
+    fn is_named_as(&self, limit: &Limit) -> bool {
+        self.limit.spec.domain == limit.spec.domain && self.limit.spec.name == limit.spec.name
+    }
+}
+
+/// Everything that cells of one [`LimitId`] have in common.
+#[derive(Clone, Debug)]
+struct Slot {
+    id: LimitId,
+    numbers: Vec<Numbers>,
+    /// Whether it was served before a restart, unjournalled.
+    empty_handed: bool,
+    /// Whether its cells are kept in the journal.
+    durable: bool,
+}
+
+/// One set of numbers of a limit.
+#[derive(Clone, Debug)]
+struct Numbers {
+    algorithm: Algorithm,
+    began: Now,
+    /// Whose they are: an override's conditions; none for the limit's own numbers.
+    whose: Vec<Condition>,
+    /// When they were replaced by the next generation.
+    ended: Option<Now>,
+    /// Counts up whenever any of a limit's numbers change: all of them begin anew.
+    generation: u32,
+    /// An override's end, known beforehand (wall clock, nanoseconds).
+    until_ns: Option<u64>,
+}
+
+/// A limit and when it is in force: what a node must remember over a restart.
+#[derive(Clone, Debug)]
+pub struct Scheduled {
+    /// The limit.
+    pub limit: Limit,
+    /// As [`Active::from_ns`].
+    pub from_ns: Option<u64>,
+    /// As [`Active::until_ns`].
+    pub until_ns: Option<u64>,
+}
+
+impl Scheduled {
+    fn is_in_force(&self, wall_ns: u64) -> bool {
+        self.from_ns.is_none_or(|from| wall_ns >= from) && self.until_ns.is_none_or(|until| wall_ns < until)
+    }
+
+    /// When nothing that was spent under the limit can be spent again under another: its window's
+    /// end, or when all its cells are idle.
+    fn succession_at(&self, now: Now) -> u64 {
+        if self.limit.algorithm.has_common_edges() {
+            self.limit.algorithm.succession_at(now)
+        } else {
+            now.wall_ns.saturating_add(self.limit.horizon_ns())
+        }
+    }
+}
+
+/// What became of a limit when the catalogue changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// `domain/name`.
+    pub limit: String,
+    /// What became of it.
+    pub kind: ChangeKind,
+}
+
+/// The kinds of change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It was not there before.
+    Added,
+    /// It is enforced no more; its cells live until their windows end.
+    Removed,
+    /// It has new numbers, a new mode or new overrides, and keeps its cells.
+    Renumbered,
+    /// It measures something else, and replaces the limit of its name, which holds on until this
+    /// time: its window's end, or when its cells are idle.
+    Succeeds {
+        /// Wall clock, nanoseconds.
+        at_ns: u64,
+    },
+}
+
+/// Why a catalogue was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CatalogueFault {
+    /// Two limits of one name.
+    #[error("two limits are named {0}: names are unique in a domain, rename one")]
+    Twice(String),
+    /// Too many limits since the start.
+    #[error("more than {LIMITS_MAX} different limits since the start: restart the node")]
+    TooManyLimits,
+    /// Too many changes of one limit since the start.
+    #[error("{0} has had more than {NUMBERS_MAX} sets of numbers since the start: restart the node")]
+    TooManyNumbers(String),
+}
+
+impl Catalogue {
+    pub(crate) fn domain(&self, domain: &[u8]) -> Option<&Domain> {
+        self.domains.get(domain)
+    }
+
+    /// The limits of a domain, by their number in [`Catalogue::limits`].
+    pub fn limits_of(&self, domain: &[u8]) -> &[u32] {
+        self.domains.get(domain).map_or(&[], |domain| &domain.limits)
+    }
+
+    /// The algorithm that a cell was written under.
+    #[inline]
+    pub(crate) fn algorithm(&self, slot: u16, numbers: u16) -> Option<&Algorithm> {
+        Some(&self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.algorithm)
+    }
+
+    /// The limit of a slot, in force or not.
+    pub(crate) fn id(&self, slot: u16) -> Option<LimitId> {
+        self.slots.get(usize::from(slot)).map(|slot| slot.id)
+    }
+
+    /// Whether a slot may have been charged before a restart that forgot it.
+    pub(crate) fn is_empty_handed(&self, slot: u16) -> bool {
+        self.slots.get(usize::from(slot)).is_some_and(|slot| slot.empty_handed)
+    }
+
+    /// Whether numbers were replaced, or are those of an override that has ended: cells under them
+    /// are another set's now.
+    pub(crate) fn is_over(&self, slot: u16, numbers: u16, now: Now) -> bool {
+        let list = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers);
+        list.and_then(|list| list.get(usize::from(numbers)))
+            .is_some_and(|n| n.ended.is_some() || n.until_ns.is_some_and(|until| now.wall_ns >= until))
+    }
+
+    /// Carries a state over from the numbers it was written under to those that its descriptor has
+    /// now, through all that it had in between. Where it cannot be known when numbers changed, the
+    /// larger debt counts.
+    pub(crate) fn carry(
+        &self,
+        slot: u16,
+        from: u16,
+        to: u16,
+        words: &[u64],
+        now: Now,
+        descriptor: &Descriptor<'_>,
+    ) -> State {
+        let list = &self.slots[usize::from(slot)].numbers;
+        let (mut at, mut words, mut since) = (from, words.to_vec(), Now::at(0));
+        loop {
+            let old = &list[usize::from(at)];
+            let until = old.until_ns.filter(|until| now.wall_ns >= *until).map(|until| {
+                let ago = now.wall_ns - until;
+                Now { steady_ns: now.steady_ns.saturating_sub(ago), wall_ns: until }
+            });
+            let (then, generation) = match (old.ended, until) {
+                (Some(ended), Some(until)) if until.wall_ns < ended.wall_ns => (until, old.generation),
+                (Some(ended), _) => (ended, old.generation + 1),
+                (None, Some(until)) => (until, old.generation),
+                (None, None) => (now, old.generation),
+            };
+            let whose = |n: &&u16| {
+                let n = &list[usize::from(**n)];
+                n.until_ns.is_none_or(|until| then.wall_ns < until)
+                    && n.whose.iter().all(|c| c.holds(descriptor))
+            };
+            // A limit's own numbers come first in a generation, and count last.
+            let all: Vec<u16> =
+                (0..list.len() as u16).filter(|n| list[usize::from(*n)].generation == generation).collect();
+            let next = match (old.ended, until) {
+                (None, None) => to,
+                _ => all[1..].iter().find(whose).or(all.first()).copied().unwrap_or(to),
+            };
+            let algorithm = &list[usize::from(next)].algorithm;
+            let then = then.max(since).min(now);
+            let mut state = algorithm.convert(&old.algorithm, &words, then);
+            if old.ended.is_none() && until.is_none() {
+                // The clock went back, or the cell has two names: nobody knows when this was.
+                let began = list[usize::from(next)].began.min(now);
+                let early = algorithm.convert(&old.algorithm, &words, began);
+                if algorithm.covers(early.words(), state.words(), now) {
+                    state = early;
+                }
+            }
+            if next == to {
+                return state;
+            }
+            words = state.words().to_vec();
+            since = then;
+            at = next;
+        }
+    }
+
+    /// Whether a cell says no more than an absent one, under the numbers it was written under and
+    /// under any of those that have come after.
+    pub(crate) fn is_idle(&self, slot: u16, numbers: u16, words: &[u64], now: Now) -> bool {
+        let Some(list) = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers) else { return false };
+        let Some(own) = list.get(usize::from(numbers)) else { return false };
+        let idle = own.algorithm.is_idle(words, now);
+        if !idle || !self.is_over(slot, numbers, now) {
+            return idle;
+        }
+        let until = own.until_ns.filter(|until| now.wall_ns >= *until).map(|until| {
+            let ago = now.wall_ns - until;
+            Now { steady_ns: now.steady_ns.saturating_sub(ago), wall_ns: until }
+        });
+        let over = match (own.ended, until) {
+            (Some(ended), Some(until)) => ended.min(until),
+            (Some(then), None) | (None, Some(then)) => then,
+            (None, None) => now,
+        };
+        own.algorithm.is_idle(words, over)
+            || list.iter().filter(|n| n.generation >= own.generation).all(|n| {
+                let state = n.algorithm.convert(&own.algorithm, words, over);
+                n.algorithm.is_idle(state.words(), now)
+            })
+    }
+}
+
+/// Makes catalogues, and remembers what must outlive them.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    key: HashKey,
+    durable: bool,
+    slots: Vec<Slot>,
+    by_id: BTreeMap<LimitId, u16>,
+    active: Vec<Active>,
+    /// Limits that were in force so lately that their cells may not be idle yet.
+    retired: Vec<Scheduled>,
+    /// Slots whose cells must be written to the journal, because from now on they are kept there.
+    unwritten: Vec<u16>,
+}
+
+impl Registry {
+    /// `durable`: there is a journal to keep long-lived cells in.
+    pub(crate) fn new(key: &HashKey, durable: bool) -> Self {
+        let none = Slot { id: LimitId(0), numbers: Vec::new(), empty_handed: false, durable: false };
+        Self {
+            key: *key,
+            durable,
+            slots: vec![none],
+            by_id: BTreeMap::new(),
+            active: Vec::new(),
+            retired: Vec::new(),
+            unwritten: Vec::new(),
+        }
+    }
+
+    /// Takes over what was in force before a restart.
+    pub(crate) fn resume(&mut self, schedule: Vec<Scheduled>, now: Now) -> Result<(), CatalogueFault> {
+        for scheduled in &schedule {
+            let slot = self.slot(&scheduled.limit)?;
+            self.slots[usize::from(slot)].empty_handed = !self.is_durable(&scheduled.limit);
+        }
+        let over = |s: &Scheduled| s.until_ns.is_some_and(|until| until <= now.wall_ns);
+        let (retired, schedule) = schedule.into_iter().partition(over);
+        self.retired = retired;
+        self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
+        self.unwritten.clear();
+        Ok(())
+    }
+
+    /// Puts other limits in force, and says what that changes.
+    pub(crate) fn apply(&mut self, limits: Vec<Limit>, now: Now) -> Result<Vec<Change>, CatalogueFault> {
+        self.refuse(&limits)?;
+        let mut changes = Vec::new();
+        let mut schedule: Vec<Scheduled> = Vec::new();
+        for limit in &limits {
+            let named = self.active.iter().filter(|a| a.is_named_as(limit));
+            let named: Vec<Scheduled> = named.map(Active::scheduled).collect();
+            let in_force = |s: &&Scheduled| s.is_in_force(now.wall_ns);
+            let same = named.iter().filter(in_force).find(|s| s.limit.id == limit.id);
+            let pending = named.iter().find(|s| s.from_ns.is_some_and(|from| now.wall_ns < from));
+            // Limits of this name and another shape: they hold on until nothing spent under them can
+            // be spent again.
+            let mut others: Vec<Scheduled> = named
+                .iter()
+                .filter(in_force)
+                .filter(|s| s.limit.id != limit.id)
+                .map(|s| Scheduled {
+                    until_ns: Some(s.until_ns.unwrap_or(s.succession_at(now))),
+                    ..s.clone()
+                })
+                .collect();
+            if named.is_empty() {
+                others.extend(self.unfinished(limit, now));
+            }
+            // One with edges ends where its successor begins; beside any other, it begins at once.
+            let edges = others.iter().filter(|s| s.limit.algorithm.has_common_edges());
+            let edge_ns = edges.filter_map(|s| s.until_ns).max();
+            let from_ns = same.map_or(edge_ns, |same| same.from_ns);
+            let kind = match (same, pending, others.iter().filter_map(|s| s.until_ns).max()) {
+                (Some(same), pending, _) => {
+                    let changed = same.limit != *limit || same.until_ns.is_some() || pending.is_some();
+                    changed.then_some(ChangeKind::Renumbered)
+                }
+                (None, Some(pending), _) if pending.limit == *limit => None,
+                (None, _, Some(at_ns)) => Some(ChangeKind::Succeeds { at_ns }),
+                (None, Some(_), None) => Some(ChangeKind::Renumbered),
+                (None, None, None) => Some(ChangeKind::Added),
+            };
+            schedule.extend(others);
+            schedule.push(Scheduled { limit: limit.clone(), from_ns, until_ns: None });
+            changes.extend(kind.map(|kind| Change { limit: limit.path(), kind }));
+        }
+        let mut removed: BTreeSet<String> = self.active.iter().map(|a| a.limit.path()).collect();
+        for limit in &limits {
+            removed.remove(&limit.path());
+        }
+        changes.extend(removed.into_iter().map(|limit| Change { limit, kind: ChangeKind::Removed }));
+        self.retire(&schedule, now);
+        self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
+        Ok(changes)
+    }
+
+    /// A snapshot of what is in force.
+    pub(crate) fn catalogue(&self, version: u64) -> Catalogue {
+        let mut by_domain: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+        for (number, active) in (0..).zip(&self.active) {
+            by_domain.entry(&active.limit.spec.domain).or_default().push(number);
+        }
+        let domains = by_domain.into_iter().map(|(domain, limits)| {
+            let on = limits
+                .iter()
+                .map(|number| (*number, &self.active[*number as usize].limit))
+                .filter(|(_, limit)| limit.spec.mode != Mode::Off);
+            (domain.as_bytes().into(), Domain { index: Index::new(on), limits: limits.clone() })
+        });
+        Catalogue {
+            version,
+            domains: domains.collect(),
+            limits: self.active.clone(),
+            slots: self.slots.clone(),
+        }
+    }
+
+    /// What a node must remember over a restart.
+    pub(crate) fn schedule(&self) -> Vec<Scheduled> {
+        self.active.iter().map(Active::scheduled).chain(self.retired.iter().cloned()).collect()
+    }
+
+    /// The slots whose cells must be written to the journal now, each given once.
+    pub(crate) fn take_unwritten(&mut self) -> Vec<u16> {
+        std::mem::take(&mut self.unwritten)
+    }
+
+    /// A limit of this name and another shape that was removed lately, back in force until nothing
+    /// spent under it can be spent again: removing it first gains nothing.
+    fn unfinished(&self, limit: &Limit, now: Now) -> Option<Scheduled> {
+        let named = |old: &&Scheduled| old.limit.path() == limit.path() && old.limit.id != limit.id;
+        let old = self.retired.iter().find(named)?;
+        let removed_ns = old.until_ns?;
+        let ago_ns = now.wall_ns.saturating_sub(removed_ns);
+        let removed = Now { steady_ns: now.steady_ns.saturating_sub(ago_ns), wall_ns: removed_ns };
+        let at_ns = old.succession_at(removed);
+        let back = Scheduled { limit: old.limit.clone(), from_ns: None, until_ns: Some(at_ns) };
+        (at_ns > now.wall_ns).then_some(back)
+    }
+
+    /// Remembers the limits that are in force no more, until their cells are surely idle.
+    fn retire(&mut self, schedule: &[Scheduled], now: Now) {
+        let gone = self.active.iter().map(|active| Scheduled {
+            limit: active.limit.clone(),
+            from_ns: active.from_ns,
+            until_ns: Some(active.until_ns.map_or(now.wall_ns, |until| until.min(now.wall_ns))),
+        });
+        let all: Vec<Scheduled> = self.retired.drain(..).chain(gone).collect();
+        self.retired = all
+            .into_iter()
+            .filter(|old| !schedule.iter().any(|new| new.limit.id == old.limit.id))
+            .filter(|old| {
+                let idle_ns = old.until_ns.unwrap_or(0).saturating_add(old.limit.horizon_ns());
+                now.wall_ns < idle_ns
+            })
+            .collect();
+    }
+
+    /// The limits in the catalogue, and whether each is kept in the journal.
+    pub(crate) fn active(&self) -> &[Active] {
+        &self.active
+    }
+
+    /// Whether the limit has been in force since the start, so that its cells are in memory.
+    pub(crate) fn knows(&self, id: LimitId) -> bool {
+        let slot = self.by_id.get(&id);
+        slot.is_some_and(|slot| !self.slots[usize::from(*slot)].numbers.is_empty())
+    }
+
+    /// Everything that could go wrong, before anything is changed.
+    fn refuse(&self, limits: &[Limit]) -> Result<(), CatalogueFault> {
+        let mut names = BTreeSet::new();
+        let mut fresh = 0;
+        for limit in limits {
+            if !names.insert(limit.path()) {
+                return Err(CatalogueFault::Twice(limit.path()));
+            }
+            match self.by_id.get(&limit.id) {
+                None => fresh += 1,
+                Some(slot) => {
+                    let had = self.slots[usize::from(*slot)].numbers.len();
+                    if had + 1 + limit.overrides.len() > NUMBERS_MAX {
+                        return Err(CatalogueFault::TooManyNumbers(limit.path()));
+                    }
+                }
+            }
+        }
+        if self.slots.len() + fresh > LIMITS_MAX {
+            return Err(CatalogueFault::TooManyLimits);
+        }
+        Ok(())
+    }
+
+    fn is_durable(&self, limit: &Limit) -> bool {
+        self.durable && limit.is_durable()
+    }
+
+    fn slot(&mut self, limit: &Limit) -> Result<u16, CatalogueFault> {
+        if let Some(slot) = self.by_id.get(&limit.id) {
+            return Ok(*slot);
+        }
+        if self.slots.len() > LIMITS_MAX {
+            return Err(CatalogueFault::TooManyLimits);
+        }
+        let slot = self.slots.len() as u16;
+        self.slots.push(Slot { id: limit.id, numbers: Vec::new(), empty_handed: false, durable: false });
+        self.by_id.insert(limit.id, slot);
+        Ok(slot)
+    }
+
+    fn activate(&mut self, scheduled: Scheduled, now: Now) -> Result<Active, CatalogueFault> {
+        let Scheduled { limit, from_ns, until_ns } = scheduled;
+        let slot = self.slot(&limit)?;
+        let durable = self.is_durable(&limit);
+        let own = (&limit.algorithm, None, &[][..]);
+        let others = limit.overrides.iter().map(|o| (&o.algorithm, o.until_ns, &o.when[..]));
+        let list = &mut self.slots[usize::from(slot)].numbers;
+        let wanted: Vec<_> = std::iter::once(own).chain(others).collect();
+        let live: Vec<u16> =
+            (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none()).collect();
+        let same = |(number, wanted): (&u16, &(&Algorithm, Option<u64>, &[Condition]))| {
+            let n = &list[usize::from(*number)];
+            n.algorithm == *wanted.0 && n.until_ns == wanted.1 && n.whose == wanted.2
+        };
+        let used = if live.len() == wanted.len() && live.iter().zip(&wanted).all(same) {
+            live
+        } else {
+            // All of them begin anew, so that it is known of every cell when it changed numbers.
+            let generation = list.iter().map(|n| n.generation).max().map_or(1, |last| last + 1);
+            let used: Vec<u16> = (list.len()..list.len() + wanted.len()).map(|n| n as u16).collect();
+            for (algorithm, until_ns, whose) in wanted {
+                let (algorithm, whose) = (algorithm.clone(), whose.to_vec());
+                list.push(Numbers { algorithm, began: now, whose, ended: None, until_ns, generation });
+            }
+            for number in live {
+                list[usize::from(number)].ended = Some(now);
+            }
+            used
+        };
+        let kept = &mut self.slots[usize::from(slot)];
+        if durable && !kept.durable {
+            self.unwritten.push(slot);
+        }
+        kept.durable = durable;
+        let tagger = Tagger::new(&self.key, limit.id);
+        Ok(Active {
+            limit,
+            from_ns,
+            until_ns,
+            durable,
+            slot,
+            tagger,
+            numbers: used[0],
+            override_numbers: used[1..].to_vec(),
+        })
+    }
+}

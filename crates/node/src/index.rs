@@ -1,0 +1,152 @@
+//! Which limits a descriptor may match, without asking each of them.
+//!
+//! Every limit of a domain is filed in one place: under a value that one of its conditions needs,
+//! under a prefix that a value needs, under a key it needs, or, if it needs nothing, always. A
+//! descriptor visits the places its own entries lead to. So a thousand limits on a thousand routes
+//! cost a search, and only limits that the entries cannot tell apart are tried one by one.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::{Descriptor, Limit, pattern::Pattern, selector::Condition};
+
+/// The limits of a domain, by what they need. Numbers are places in the catalogue.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    always: Vec<u32>,
+    /// Sorted by key.
+    keys: Vec<(Box<[u8]>, ByKey)>,
+}
+
+/// Up to so many keys, looking at each is quicker than a search.
+const KEYS_SCANNED: usize = 12;
+
+/// The limits that need a key.
+#[derive(Debug, Default)]
+struct ByKey {
+    /// Whatever its value.
+    any: Vec<u32>,
+    /// With this value.
+    literals: BTreeMap<Box<[u8]>, Vec<u32>>,
+    /// With a value that begins so: by length, so that each length is one search.
+    prefixes: BTreeMap<usize, BTreeMap<Box<[u8]>, Vec<u32>>>,
+}
+
+/// Where a limit is filed.
+enum Place<'a> {
+    Always,
+    Key(&'a str),
+    Values(&'a Condition),
+}
+
+impl Index {
+    /// Files the limits of one domain.
+    pub(crate) fn new<'a>(limits: impl Iterator<Item = (u32, &'a Limit)> + Clone) -> Self {
+        let mut needed: BTreeMap<&str, usize> = BTreeMap::new();
+        for (_, limit) in limits.clone() {
+            for key in keys(limit) {
+                *needed.entry(key).or_default() += 1;
+            }
+        }
+        let mut index = Self::default();
+        for (number, limit) in limits {
+            match place(limit, &needed) {
+                Place::Always => index.always.push(number),
+                Place::Key(key) => index.key(key).any.push(number),
+                Place::Values(condition) => {
+                    let by_key = index.key(&condition.key);
+                    if condition.any.iter().all(|pattern| matches!(pattern, Pattern::Literal(_))) {
+                        for pattern in &condition.any {
+                            file(&mut by_key.literals, pattern.prefix(), number);
+                        }
+                    } else {
+                        for prefix in shortest_prefixes(condition) {
+                            file(by_key.prefixes.entry(prefix.len()).or_default(), prefix, number);
+                        }
+                    }
+                }
+            }
+        }
+        index
+    }
+
+    /// Visits each limit that the descriptor may match, once.
+    #[inline]
+    pub(crate) fn candidates(&self, descriptor: &Descriptor<'_>, mut visit: impl FnMut(u32)) {
+        self.always.iter().copied().for_each(&mut visit);
+        for (place, (key, value)) in descriptor.entries.iter().enumerate() {
+            let Some(by_key) = self.find(key) else { continue };
+            if descriptor.entries[..place].iter().any(|(earlier, _)| earlier == key) {
+                continue;
+            }
+            by_key.any.iter().copied().for_each(&mut visit);
+            if let Some(found) = by_key.literals.get(*value) {
+                found.iter().copied().for_each(&mut visit);
+            }
+            for (length, prefixes) in &by_key.prefixes {
+                let Some(prefix) = value.get(..*length) else { break };
+                if let Some(found) = prefixes.get(prefix) {
+                    found.iter().copied().for_each(&mut visit);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn find(&self, key: &[u8]) -> Option<&ByKey> {
+        if self.keys.len() <= KEYS_SCANNED {
+            return self.keys.iter().find(|(known, _)| **known == *key).map(|(_, by_key)| by_key);
+        }
+        let place = self.keys.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
+        Some(&self.keys[place].1)
+    }
+
+    fn key(&mut self, key: &str) -> &mut ByKey {
+        let key = key.as_bytes();
+        let place = self.keys.binary_search_by(|(known, _)| (**known).cmp(key)).unwrap_or_else(|place| {
+            self.keys.insert(place, (key.into(), ByKey::default()));
+            place
+        });
+        &mut self.keys[place].1
+    }
+}
+
+fn file(values: &mut BTreeMap<Box<[u8]>, Vec<u32>>, value: &str, number: u32) {
+    let numbers = values.entry(value.as_bytes().into()).or_default();
+    if numbers.last() != Some(&number) {
+        numbers.push(number);
+    }
+}
+
+/// The keys that a descriptor must have for a limit to match.
+fn keys(limit: &Limit) -> impl Iterator<Item = &str> {
+    limit.when.iter().map(|c| c.key.as_str()).chain(limit.by.iter().map(|by| by.key.as_str()))
+}
+
+/// The condition with the fewest values tells limits apart best; else the key that the fewest need.
+fn place<'a>(limit: &'a Limit, needed: &BTreeMap<&str, usize>) -> Place<'a> {
+    let telling = |condition: &&Condition| {
+        !condition.any.is_empty() && condition.any.iter().all(|pattern| !pattern.prefix().is_empty())
+    };
+    if let Some(condition) = limit.when.iter().filter(telling).min_by_key(|condition| condition.any.len()) {
+        return Place::Values(condition);
+    }
+    match keys(limit).min_by_key(|key| needed.get(key).copied().unwrap_or(0)) {
+        Some(key) => Place::Key(key),
+        None => Place::Always,
+    }
+}
+
+/// Prefixes of a condition of which none begins another, so that a value finds the limit once.
+fn shortest_prefixes(condition: &Condition) -> Vec<&str> {
+    let mut prefixes: Vec<&str> = condition.any.iter().map(Pattern::prefix).collect();
+    prefixes.sort_unstable();
+    prefixes.dedup();
+    let mut kept: Vec<&str> = Vec::new();
+    for prefix in prefixes {
+        // Sorted: whatever begins this prefix was kept just before it.
+        if !kept.last().is_some_and(|shorter| prefix.starts_with(shorter)) {
+            kept.push(prefix);
+        }
+    }
+    kept
+}

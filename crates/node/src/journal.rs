@@ -1,0 +1,234 @@
+//! What must be on disk before a reply leaves, so that a restart gives nothing back.
+//!
+//! A cell that must survive a crash keeps, beside its state, the state that is *held* on disk,
+//! which owes at least as much. A charge that the held state covers is answered at once. One that
+//! it does not cover *asks* for more: the state after a further chunk goes to the journal, and the
+//! reply waits until it is there. A busy cell asks when half of its chunk is left, and so never waits.
+
+use acequia_limits::{Algorithm, CellTag, LimitId, Now};
+
+use crate::kept::Kept;
+
+/// A line of the journal: what a cell owes from now on, or that it owes nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Whose cell it is.
+    pub limit: LimitId,
+    /// Which of its cells. The last 65536 tags are the cells that new ones share when memory is full.
+    pub tag: CellTag,
+    /// What it owes. Nothing: the row may be forgotten.
+    pub state: Option<Kept>,
+}
+
+/// The limit, which cannot be, under which the journal keeps a time: the latest wall clock at which a
+/// row was forgotten.
+pub const WALL: LimitId = LimitId(0);
+
+/// A row of [`WALL`].
+pub(crate) fn wall_row(wall_ns: u64) -> Row {
+    Row { limit: WALL, tag: CellTag(0), state: Some(Kept::of_wall(wall_ns)) }
+}
+
+impl Row {
+    /// What a row of [`WALL`] says.
+    pub(crate) fn wall_ns(&self) -> Option<u64> {
+        self.state.as_ref().and_then(Kept::wall_ns)
+    }
+}
+
+/// The tag of an overflow cell in the journal: the last of all tags, one for each set of numbers.
+pub(crate) const fn overflow_tag(numbers: u16) -> CellTag {
+    CellTag(u128::MAX - numbers as u128)
+}
+
+/// Whether a tag is an overflow cell's.
+pub(crate) const fn is_overflow(tag: CellTag) -> bool {
+    tag.0 >= overflow_tag(u16::MAX).0
+}
+
+/// A state on the heap, and what the journal knows of it.
+#[derive(Debug, Default)]
+pub(crate) struct HeapCell {
+    /// The state.
+    pub(crate) words: Vec<u64>,
+    /// A state that is surely on disk. Empty where nothing is.
+    held: Vec<u64>,
+    /// A state on its way to the disk, and the batch it travels in. 0 where none is.
+    asked: Vec<u64>,
+    asked_in: u64,
+    /// Whether the disk has a row of it, or will: even one that says nothing any more must go.
+    written: bool,
+    /// What it is accounted as from its first day: what it may grow to.
+    bytes_max: usize,
+}
+
+/// What the journal is doing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    /// The last batch that is surely on disk.
+    pub(crate) committed: u64,
+    /// The batch that rows go to now.
+    pub(crate) open: u64,
+}
+
+impl HeapCell {
+    pub(crate) fn new(words: Vec<u64>) -> Self {
+        Self { words, ..Self::default() }
+    }
+
+    /// A cell that may grow to as many words as the algorithm ever needs; what the journal knows of
+    /// it takes as much again, twice.
+    pub(crate) fn sized(words: Vec<u64>, algorithm: &Algorithm, durable: bool) -> Self {
+        let states = if durable { 3 } else { 1 };
+        let bytes_max = size_of::<Self>() + states * algorithm.words_max() * 8;
+        Self { words, bytes_max, ..Self::default() }
+    }
+
+    /// A cell that was read from the journal.
+    pub(crate) fn restored(words: Vec<u64>) -> Self {
+        Self { held: words.clone(), words, written: true, ..Self::default() }
+    }
+
+    /// Bytes it takes, its vectors included.
+    pub(crate) fn bytes(&self) -> usize {
+        let words = self.words.capacity() + self.held.capacity() + self.asked.capacity();
+        (size_of::<Self>() + words * 8).max(self.bytes_max)
+    }
+
+    /// Forgets what the disk holds: the numbers changed, and with them what the words mean.
+    pub(crate) fn rewrite(&mut self, words: Vec<u64>) {
+        *self = Self { written: self.written, bytes_max: self.bytes_max, ..Self::new(words) };
+    }
+
+    /// Whether nothing of it is, or will be, on disk.
+    pub(crate) fn is_unwritten(&self) -> bool {
+        !self.written
+    }
+
+    /// Whether a charge of `units` would be covered by what is surely on disk.
+    pub(crate) fn would_hold(
+        &mut self,
+        algorithm: &Algorithm,
+        now: Now,
+        units: u64,
+        salt: u32,
+        progress: Progress,
+    ) -> bool {
+        self.learn(progress);
+        let mut after = self.words.clone();
+        algorithm.charge_heap(&mut after, now, units, salt);
+        algorithm.covers(&self.held, &after, now)
+    }
+
+    /// After a charge: gives the batch that the reply must wait for (0: none), and through `ask`
+    /// the state that must be written in the open batch, if any. `left` bounds what is reserved.
+    pub(crate) fn settle(
+        &mut self,
+        algorithm: &Algorithm,
+        now: Now,
+        left: u64,
+        salt: u32,
+        progress: Progress,
+        ask: impl FnOnce(&[u64]),
+    ) -> u64 {
+        self.learn(progress);
+        let chunk = algorithm.chunk().min(left);
+        let ahead = |units: u64| {
+            let mut words = self.words.clone();
+            if units > 0 {
+                algorithm.charge_heap(&mut words, now, units, salt);
+            }
+            words
+        };
+        let held = algorithm.covers(&self.held, &self.words, now);
+        if held {
+            let plenty = chunk == 0
+                || self.asked_in > 0
+                || algorithm.covers(&self.held, &ahead(chunk.div_ceil(2)), now);
+            if plenty {
+                return 0;
+            }
+        } else if self.asked_in > 0 && algorithm.covers(&self.asked, &self.words, now) {
+            return self.asked_in;
+        }
+        let words = ahead(chunk);
+        ask(&words);
+        self.asked = words;
+        self.asked_in = progress.open;
+        if held { 0 } else { progress.open }
+    }
+
+    /// The state as it is was written to a batch.
+    pub(crate) fn ask_as_is(&mut self, batch: u64) {
+        self.asked.clone_from(&self.words);
+        self.sent_in(batch);
+    }
+
+    /// The batch that the asked state really travels in: the open one may have been taken since.
+    pub(crate) fn sent_in(&mut self, batch: u64) {
+        self.asked_in = batch;
+        self.written = true;
+    }
+
+    fn learn(&mut self, progress: Progress) {
+        if self.asked_in > 0 && self.asked_in <= progress.committed {
+            self.held = std::mem::take(&mut self.asked);
+            self.asked_in = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_limits::{Rate, meter::Meter};
+
+    use super::*;
+
+    fn bucket() -> Algorithm {
+        let rate = Rate::parse("640/h").expect("a rate");
+        Algorithm::TokenBucket(Meter::new(rate, 640))
+    }
+
+    /// Charges one unit, and gives what the reply waits for and whether a row was written.
+    fn charge(cell: &mut HeapCell, now: Now, progress: Progress) -> (u64, bool) {
+        let algorithm = bucket();
+        let left = algorithm.probe(&cell.words, now, 1, 0).remaining;
+        algorithm.charge_heap(&mut cell.words, now, 1, 0);
+        let mut written = false;
+        let wait = cell.settle(&algorithm, now, left, 0, progress, |_| written = true);
+        (wait, written)
+    }
+
+    #[test]
+    fn a_chunk_is_reserved_once_and_renewed_ahead_of_use() {
+        let mut cell = HeapCell::default();
+        let now = Now::at(1 << 60);
+        // The first charge waits for the disk, and so do those that come before it is there.
+        assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, true));
+        assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 2 }), (1, false));
+        // Ten more units were reserved: the charges that follow wait for no disk.
+        let mut writes = Vec::new();
+        for _ in 0..9 {
+            let (wait, written) = charge(&mut cell, now, Progress { committed: 1, open: 2 });
+            assert_eq!(wait, 0);
+            writes.push(written);
+        }
+        assert_eq!(writes.iter().filter(|written| **written).count(), 1, "one renewal, ahead of use");
+        // The renewal is there in time, so a busy cell never waits.
+        for _ in 0..6 {
+            assert_eq!(charge(&mut cell, now, Progress { committed: 2, open: 3 }).0, 0);
+        }
+    }
+
+    #[test]
+    fn what_the_disk_does_not_hold_is_not_covered() {
+        let mut cell = HeapCell::default();
+        let now = Now::at(1 << 60);
+        let progress = Progress { committed: 0, open: 1 };
+        assert!(!cell.would_hold(&bucket(), now, 1, 0, progress));
+        charge(&mut cell, now, progress);
+        assert!(!cell.would_hold(&bucket(), now, 1, 0, progress), "asked is not held");
+        assert!(cell.would_hold(&bucket(), now, 10, 0, Progress { committed: 1, open: 2 }));
+        assert!(!cell.would_hold(&bucket(), now, 11, 0, Progress { committed: 1, open: 2 }));
+    }
+}

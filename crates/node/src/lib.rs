@@ -1,0 +1,477 @@
+//! One node's brain: which cells a request hits, and whether it may pass. **No cell admits more
+//! than its limit, and a denied request has charged nothing** (but limits that say `charge: each`).
+//!
+//! The crate knows limits, cells and what must be on disk before a reply leaves. It does not know
+//! gRPC, files, or what time it is: every call takes [`Now`], and what has to be written is handed
+//! out by [`Node::take_rows`] and confirmed by [`Node::committed`].
+//!
+//! The way of a request: [`Asker::check`] → `index` finds the limits that may match → each gives a
+//! tag → `shard` and `table` find the cells → the limits' algorithms decide → all are charged, or
+//! none. `catalogue` says what happens when limits change, [`journal`] what survives a crash.
+
+mod asker;
+mod catalogue;
+mod explain;
+mod index;
+pub mod journal;
+mod kept;
+mod shard;
+mod table;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use acequia_limits::{Algorithm, CellTag, HashKey, Limit, LimitId, Now, algorithm::State};
+
+pub use crate::{
+    asker::{Answer, Ask, Asker, DESCRIPTORS_MAX, LimitAnswer, Outcome},
+    catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
+    explain::Unmatched,
+    journal::{Row, WALL},
+    kept::Kept,
+};
+use crate::{
+    catalogue::Registry,
+    journal::{HeapCell, Progress, is_overflow, overflow_tag},
+    shard::{HeapCells, NewCell, Shard},
+    table::Cell,
+};
+
+/// Locks over the cells: enough that two threads seldom meet, few enough to stay in a core's cache.
+pub const SHARDS: usize = 256;
+
+/// The least memory for cells, in bytes: a few thousand cells.
+pub const MEMORY_BYTES_MIN: usize = 1 << 20;
+
+/// How a node is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The secret that cells are hashed with. With a journal, the same after every restart.
+    pub key: HashKey,
+    /// Memory for cells, in bytes: at least [`MEMORY_BYTES_MIN`]. Past it, new cells of a limit
+    /// share one. A plain cell takes 43 to 64 bytes.
+    pub memory_bytes: usize,
+    /// Whether there is a journal: cells that need a minute or more to be idle are kept in it.
+    pub durable: bool,
+    /// The start of a node that takes over from one that crashed: cells that were not journalled
+    /// count as wholly spent at this time. Nothing for a node that never served, or that stopped
+    /// cleanly and gets its cells back.
+    pub empty_handed: Option<Now>,
+}
+
+/// The cells and limits of one node. Shared by threads; each asks through an [`Asker`] of its own.
+#[derive(Debug)]
+pub struct Node {
+    config: Config,
+    shards: Box<[Shard]>,
+    catalogue: Mutex<Arc<Catalogue>>,
+    /// The catalogue's version, for askers to see that theirs is old.
+    version: AtomicU64,
+    registry: Mutex<Registry>,
+    /// The cells that stand in for new ones when memory is full. Locked after any shard.
+    overflow: Mutex<BTreeMap<OverflowKey, HeapCell>>,
+    overflowing: AtomicBool,
+    /// Rows for the journal, in the order of the changes. Locked after any shard.
+    rows: Mutex<Vec<Row>>,
+    /// The latest wall clock at which a cell with a window was forgotten: time does not go back
+    /// behind it, or the window would open again.
+    forgotten_wall_ns: AtomicU64,
+    open_batch: AtomicU64,
+    committed_batch: AtomicU64,
+    journal_down: AtomicBool,
+}
+
+/// Whose new cells share one: those of a limit under one set of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct OverflowKey {
+    slot: u16,
+    numbers: u16,
+}
+
+/// What a node holds, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Cells in memory.
+    pub cells: u64,
+    /// Bytes they take.
+    pub bytes: u64,
+    /// Idle cells forgotten since the start.
+    pub evicted: u64,
+    /// Limits whose new cells share one now.
+    pub overflowing: u64,
+}
+
+impl Node {
+    /// A node without limits: everything is allowed until [`Node::apply`].
+    pub fn new(config: Config) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            catalogue: Mutex::default(),
+            version: AtomicU64::new(0),
+            registry: Mutex::new(Registry::new(&config.key, config.durable)),
+            overflow: Mutex::default(),
+            overflowing: AtomicBool::new(false),
+            rows: Mutex::default(),
+            forgotten_wall_ns: AtomicU64::new(0),
+            open_batch: AtomicU64::new(1),
+            committed_batch: AtomicU64::new(0),
+            journal_down: AtomicBool::new(false),
+            config,
+        }
+    }
+
+    /// Takes over the limits that were in force before a restart; [`Node::apply`] then says what
+    /// the file has changed since.
+    ///
+    /// # Errors
+    /// More limits than a node can have.
+    pub fn resume(&self, schedule: Vec<Scheduled>, now: Now) -> Result<(), CatalogueFault> {
+        let mut registry = lock(&self.registry);
+        registry.resume(schedule, now)?;
+        self.publish(&registry);
+        Ok(())
+    }
+
+    /// Puts a set of limits in force. `rows` reads what the journal holds of a limit that this
+    /// node does not know yet, so that removing and adding it, or a restart, gives nothing back.
+    ///
+    /// # Errors
+    /// The set contradicts itself, or exceeds what a node can count; then nothing has changed.
+    pub fn apply(
+        &self,
+        limits: Vec<Limit>,
+        now: Now,
+        mut rows: impl FnMut(LimitId) -> Vec<Row>,
+    ) -> Result<Vec<Change>, CatalogueFault> {
+        let mut registry = lock(&self.registry);
+        let unknown: Vec<LimitId> =
+            limits.iter().map(|limit| limit.id).filter(|id| !registry.knows(*id)).collect();
+        let changes = registry.apply(limits, now)?;
+        self.restore(&registry, &unknown, now, false, &mut rows);
+        self.publish(&registry);
+        let unwritten = registry.take_unwritten();
+        drop(registry);
+        self.write_cells(&unwritten, now);
+        Ok(changes)
+    }
+
+    /// Reads the cells of the limits in force from the journal: once, after [`Node::resume`].
+    pub fn restore_all(&self, now: Now, mut rows: impl FnMut(LimitId) -> Vec<Row>) {
+        let wall_ns = rows(journal::WALL).iter().filter_map(Row::wall_ns).max().unwrap_or(0);
+        self.forgotten_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
+        let registry = lock(&self.registry);
+        let ids: Vec<LimitId> = registry.active().iter().map(|active| active.limit.id).collect();
+        let crashed = self.config.empty_handed.is_some();
+        self.restore(&registry, &ids, now, crashed, &mut rows);
+        self.publish(&registry);
+    }
+
+    /// The limits in force, and when: what [`Node::resume`] needs after a restart.
+    pub fn schedule(&self) -> Vec<Scheduled> {
+        lock(&self.registry).schedule()
+    }
+
+    /// The limits in force.
+    pub fn catalogue(&self) -> Arc<Catalogue> {
+        Arc::clone(&lock(&self.catalogue))
+    }
+
+    /// A way to ask, for one thread.
+    pub fn asker(self: &Arc<Self>) -> Asker {
+        Asker::new(Arc::clone(self))
+    }
+
+    /// Takes the rows that wait for the disk, as one batch: write them in this order, then tell
+    /// [`Node::committed`]. Gives nothing where none wait.
+    pub fn take_rows(&self) -> Option<(u64, Vec<Row>)> {
+        let mut rows = lock(&self.rows);
+        if rows.is_empty() {
+            return None;
+        }
+        let batch = self.open_batch.fetch_add(1, Ordering::AcqRel);
+        Some((batch, std::mem::take(&mut *rows)))
+    }
+
+    /// Adds a row to the open batch, and says which that is.
+    fn push_row(&self, row: Row) -> u64 {
+        let mut rows = lock(&self.rows);
+        rows.push(row);
+        self.open_batch.load(Ordering::Acquire)
+    }
+
+    fn publish(&self, registry: &Registry) {
+        let version = self.version.load(Ordering::Acquire) + 1;
+        *lock(&self.catalogue) = Arc::new(registry.catalogue(version));
+        self.version.store(version, Ordering::Release);
+    }
+
+    /// Every batch up to this one is on disk, and stays there.
+    pub fn committed(&self, batch: u64) {
+        self.committed_batch.fetch_max(batch, Ordering::AcqRel);
+        self.journal_down.store(false, Ordering::Release);
+    }
+
+    /// The journal cannot be written for now: what is not yet held on disk cannot be spent.
+    pub fn journal_failed(&self) {
+        self.journal_down.store(true, Ordering::Release);
+    }
+
+    /// Whether the journal was last seen failing.
+    pub fn is_journal_down(&self) -> bool {
+        self.journal_down.load(Ordering::Acquire)
+    }
+
+    /// Forgets the idle cells of one shard (`shard` modulo [`SHARDS`]), in memory and in the
+    /// journal. Called round robin: each shard every few seconds.
+    pub fn sweep(&self, shard: usize, now: Now) {
+        let catalogue = self.catalogue();
+        let at = shard % SHARDS;
+        let now = self.not_before(now);
+        let mut rows = Vec::new();
+        let mut forgotten = false;
+        let mut cells = self.shards[at].lock();
+        cells.sweep(|cell, heap| {
+            let gone = is_idle(&catalogue, cell, heap, now);
+            forgotten |= gone;
+            if gone && !heap.is_unwritten(cell) {
+                rows.extend(catalogue.id(cell.limit).map(|limit| Row {
+                    limit,
+                    tag: whole_tag(at, cell),
+                    state: None,
+                }));
+            }
+            gone
+        });
+        if forgotten {
+            self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
+        }
+        if !rows.is_empty() {
+            rows.push(journal::wall_row(now.wall_ns));
+        }
+        lock(&self.rows).append(&mut rows);
+        drop(cells);
+        if at == 0 {
+            self.sweep_overflow(&catalogue, now);
+        }
+    }
+
+    /// The exact state of every cell, journalled or not: written on a clean stop, it loses nothing,
+    /// and gives back what was reserved and not used. Nothing may be charged after it.
+    pub fn close(&self, mut write: impl FnMut(Row)) {
+        let catalogue = self.catalogue();
+        let mut write = |slot: u16, numbers: u16, tag: CellTag, words: &[u64]| {
+            if let (Some(limit), Some(algorithm)) = (catalogue.id(slot), catalogue.algorithm(slot, numbers)) {
+                write(Row { limit, tag, state: Some(Kept::new(algorithm, words)) });
+            }
+        };
+        for (at, shard) in self.shards.iter().enumerate() {
+            let cells = shard.lock();
+            for cell in cells.table.iter() {
+                write(cell.limit, cell.numbers(), whole_tag(at, cell), cells.words(cell));
+            }
+        }
+        let shared = lock(&self.overflow);
+        for (key, cell) in shared.iter() {
+            write(key.slot, key.numbers, overflow_tag(key.numbers), &cell.words);
+        }
+        // What a crash forgot is not known yet: cells that are not there count as spent at that time,
+        // as new cells count what others spent in a shared one.
+        let Some(crashed) = self.config.empty_handed else { return };
+        let forgotten = |active: &&Active| !active.durable && catalogue.is_empty_handed(active.slot);
+        for active in catalogue.limits.iter().filter(forgotten) {
+            for (numbers, algorithm) in active.all_numbers() {
+                if !shared.contains_key(&OverflowKey { slot: active.slot, numbers }) {
+                    let spent = algorithm.spent_at(crashed, 0);
+                    write(active.slot, numbers, overflow_tag(numbers), spent.words());
+                }
+            }
+        }
+    }
+
+    /// What the cells take.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage { overflowing: lock(&self.overflow).len() as u64, ..Usage::default() };
+        for shard in &self.shards {
+            let cells = shard.lock();
+            usage.cells += cells.table.len() as u64;
+            usage.bytes += cells.bytes() as u64;
+            usage.evicted += cells.evicted;
+        }
+        usage
+    }
+
+    /// Queues the cells of these slots for the journal: they are kept there from now on, and those
+    /// that are not charged again before a crash must be there too.
+    fn write_cells(&self, slots: &[u16], now: Now) {
+        if slots.is_empty() {
+            return;
+        }
+        let catalogue = self.catalogue();
+        for (at, shard) in self.shards.iter().enumerate() {
+            let mut cells = shard.lock();
+            for place in cells.table.places_of(slots) {
+                let cell = *cells.table.at(place);
+                let Some(algorithm) = catalogue.algorithm(cell.limit, cell.numbers()) else { continue };
+                let Some(limit) = catalogue.id(cell.limit) else { continue };
+                if cell.heap_place().is_none() {
+                    cells.move_to_heap(place);
+                }
+                if let Some(heap) = cells.table.at(place).heap_place() {
+                    cells.with_heap_cell(heap, |state| {
+                        let kept = Some(Kept::new(algorithm, &state.words));
+                        let batch = self.push_row(Row { limit, tag: whole_tag(at, &cell), state: kept });
+                        state.ask_as_is(batch);
+                    });
+                }
+            }
+        }
+        let mut shared = lock(&self.overflow);
+        for (key, cell) in shared.iter_mut().filter(|(key, _)| slots.contains(&key.slot)) {
+            let Some(algorithm) = catalogue.algorithm(key.slot, key.numbers) else { continue };
+            if algorithm.is_idle(&cell.words, now) {
+                continue;
+            }
+            if let Some(limit) = catalogue.id(key.slot) {
+                let kept = Some(Kept::new(algorithm, &cell.words));
+                let batch = self.push_row(Row { limit, tag: overflow_tag(key.numbers), state: kept });
+                cell.ask_as_is(batch);
+            }
+        }
+    }
+
+    /// The time, its wall not before that of the last window that was forgotten.
+    fn not_before(&self, now: Now) -> Now {
+        Now { wall_ns: now.wall_ns.max(self.forgotten_wall_ns.load(Ordering::Acquire)), ..now }
+    }
+
+    fn progress(&self) -> Progress {
+        Progress {
+            committed: self.committed_batch.load(Ordering::Acquire),
+            open: self.open_batch.load(Ordering::Acquire),
+        }
+    }
+
+    fn shard_bytes_max(&self) -> usize {
+        self.config.memory_bytes.max(MEMORY_BYTES_MIN) / SHARDS
+    }
+
+    /// Puts journalled cells back in memory. They are real debts, so the memory cap does not stop
+    /// them: a node that is given less memory than it had starts full.
+    fn restore(
+        &self,
+        registry: &Registry,
+        ids: &[LimitId],
+        now: Now,
+        crashed: bool,
+        rows: &mut impl FnMut(LimitId) -> Vec<Row>,
+    ) {
+        for id in ids {
+            let found = registry.active().iter().find(|active| active.limit.id == *id);
+            let Some(active) = found else { continue };
+            let (slot, like, durable) = (active.slot, active.limit.algorithm.clone(), active.durable);
+            let all: Vec<(u16, Algorithm)> = active.all_numbers().map(|(n, a)| (n, a.clone())).collect();
+            let mut shared: Vec<Kept> = Vec::new();
+            for row in rows(*id) {
+                // Charged since the row was written, perhaps: the limit starts empty-handed instead.
+                if crashed && !durable {
+                    continue;
+                }
+                let Some(kept) = row.state else { continue };
+                let Some(algorithm) = kept.algorithm(&like) else { continue };
+                let state = kept.state(&algorithm, now);
+                // Under numbers of today where they are the same. Else nobody knows when they changed.
+                let (numbers, state) = match all.iter().find(|(_, live)| *live == algorithm) {
+                    Some((numbers, _)) => (*numbers, state),
+                    None => (all[0].0, all[0].1.convert_sometime(&algorithm, state.words(), now)),
+                };
+                if is_overflow(row.tag) {
+                    shared.push(kept);
+                    continue;
+                }
+                let mut cells = self.shards[shard_of(row.tag)].lock();
+                if cells.table.find(row.tag, slot).is_none() {
+                    while !cells.table.has_room(1) {
+                        cells.table.grow();
+                    }
+                    let cell = if durable {
+                        NewCell::Heap(HeapCell::restored(state.words().to_vec()))
+                    } else {
+                        NewCell::new(state, &like, false)
+                    };
+                    cells.insert(row.tag, slot, numbers, cell);
+                }
+            }
+            self.restore_shared(slot, &all, &shared, now);
+        }
+    }
+
+    /// The cells that new ones shared stand for every set of numbers that the limit has now: a row
+    /// does not say whose keys were in it.
+    fn restore_shared(&self, slot: u16, all: &[(u16, Algorithm)], shared: &[Kept], now: Now) {
+        for (numbers, algorithm) in all {
+            let mut joined: Option<State> = None;
+            for kept in shared {
+                let Some(old) = kept.algorithm(algorithm) else { continue };
+                let state = algorithm.convert_sometime(&old, kept.state(&old, now).words(), now);
+                joined = Some(match joined {
+                    None => state,
+                    Some(first) if algorithm.covers(first.words(), state.words(), now) => first,
+                    Some(first) if algorithm.covers(state.words(), first.words(), now) => state,
+                    Some(_) => algorithm.spent_at(now, 0),
+                });
+            }
+            if let Some(state) = joined {
+                let cell = HeapCell::restored(state.words().to_vec());
+                lock(&self.overflow).insert(OverflowKey { slot, numbers: *numbers }, cell);
+                self.overflowing.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    fn sweep_overflow(&self, catalogue: &Catalogue, now: Now) {
+        let mut shared = lock(&self.overflow);
+        shared.retain(|key, cell| {
+            let idle = catalogue.is_idle(key.slot, key.numbers, &cell.words, now);
+            if idle
+                && !cell.is_unwritten()
+                && let Some(limit) = catalogue.id(key.slot)
+            {
+                lock(&self.rows).push(Row { limit, tag: overflow_tag(key.numbers), state: None });
+            }
+            !idle
+        });
+        self.overflowing.store(!shared.is_empty(), Ordering::Release);
+    }
+}
+
+/// Whether a cell says no more than an absent one. Cells written under numbers that this snapshot
+/// does not know yet are kept.
+fn is_idle(catalogue: &Catalogue, cell: &Cell, heap: &HeapCells<'_>, now: Now) -> bool {
+    catalogue.is_idle(cell.limit, cell.numbers(), heap.words(cell), now)
+}
+
+/// The shard of a tag: its top bits, which the table does not keep.
+fn shard_of(tag: CellTag) -> usize {
+    (tag.0 >> (128 - SHARDS.trailing_zeros())) as usize
+}
+
+/// A cell's tag again, as far as it is known: the shard's bits and the low 96.
+fn whole_tag(shard: usize, cell: &Cell) -> CellTag {
+    CellTag((shard as u128) << (128 - SHARDS.trailing_zeros()) | cell.tag_low())
+}
+
+/// A tag as the journal knows it: as [`whole_tag`] gives it back.
+fn journal_tag(tag: CellTag) -> CellTag {
+    const LOW: u128 = (1 << 96) - 1;
+    CellTag((shard_of(tag) as u128) << (128 - SHARDS.trailing_zeros()) | tag.0 & LOW)
+}
+
+/// Takes a lock whether or not a thread panicked under it: every change under these locks is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,199 @@
+//! A part of the cells under one lock, with a bound on its memory.
+
+use std::sync::{Mutex, MutexGuard};
+
+use acequia_limits::{Algorithm, CellTag, algorithm::State};
+
+use crate::{
+    journal::HeapCell,
+    table::{Cell, Table},
+};
+
+/// A sweep that frees less than one cell in so many is not worth repeating soon.
+const SWEEP_WORTH: usize = 8;
+/// Nanoseconds until a sweep that freed too little is tried again. A flood of new keys would
+/// otherwise pay for one sweep a key.
+const SWEEP_AGAIN_NS: u64 = 100_000_000;
+
+/// One lock's worth of cells.
+#[derive(Debug, Default)]
+pub(crate) struct Shard(Mutex<Cells>);
+
+/// The cells of a shard.
+#[derive(Debug, Default)]
+pub(crate) struct Cells {
+    pub(crate) table: Table,
+    heap: Vec<HeapCell>,
+    free: Vec<usize>,
+    heap_bytes: usize,
+    sweep_again_ns: u64,
+    /// Idle cells forgotten since the start.
+    pub(crate) evicted: u64,
+}
+
+impl Shard {
+    /// Takes the lock. A thread that panicked under it left whole words behind, so the cells are
+    /// still good.
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Cells> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Cells {
+    /// The words of a cell's state.
+    #[inline]
+    pub(crate) fn words<'a>(&'a self, cell: &'a Cell) -> &'a [u64] {
+        match cell.heap_place() {
+            Some(place) => &self.heap[place].words,
+            None => &cell.words,
+        }
+    }
+
+    /// Runs a change on a state on the heap, and accounts for its size.
+    pub(crate) fn with_heap_cell<R>(&mut self, place: usize, change: impl FnOnce(&mut HeapCell) -> R) -> R {
+        let cell = &mut self.heap[place];
+        let before = cell.bytes();
+        let result = change(cell);
+        self.heap_bytes = self.heap_bytes + cell.bytes() - before;
+        result
+    }
+
+    /// Replaces a cell's state by one under other numbers.
+    pub(crate) fn rewrite(&mut self, place: usize, numbers: u16, state: State) {
+        let heap = self.table.at(place).heap_place();
+        match (heap, state) {
+            (Some(at), state) => {
+                let words = match state {
+                    State::Heap(words) => words,
+                    State::Inline(words) => words.to_vec(),
+                };
+                self.with_heap_cell(at, |cell| cell.rewrite(words));
+            }
+            (None, State::Inline(words)) => self.table.at_mut(place).words = words,
+            (None, State::Heap(_)) => unreachable!("one limit's states are kept in one way"),
+        }
+        self.table.at_mut(place).set_numbers(numbers);
+    }
+
+    /// Moves a state out of its cell: its limit is kept in the journal from now on.
+    pub(crate) fn move_to_heap(&mut self, place: usize) {
+        let words = self.table.at(place).words.to_vec();
+        let at = self.add_to_heap(HeapCell::new(words));
+        self.table.at_mut(place).set_heap_place(at);
+    }
+
+    /// Adds a cell for which room was made.
+    pub(crate) fn insert(&mut self, tag: CellTag, limit: u16, numbers: u16, state: NewCell) -> usize {
+        let cell = match state {
+            NewCell::Inline(words) => Cell::inline(tag, limit, numbers, words),
+            NewCell::Heap(state) => Cell::heap(tag, limit, numbers, self.add_to_heap(state)),
+        };
+        self.table.insert(cell)
+    }
+
+    fn add_to_heap(&mut self, state: HeapCell) -> usize {
+        self.heap_bytes += state.bytes();
+        match self.free.pop() {
+            Some(at) => {
+                self.heap[at] = state;
+                at
+            }
+            None => {
+                self.heap.push(state);
+                self.heap.len() - 1
+            }
+        }
+    }
+
+    /// Makes room for `more` cells within `bytes_max`, forgetting idle cells before it grows.
+    /// Cells may change places. Says whether there is room.
+    pub(crate) fn make_room(
+        &mut self,
+        more: usize,
+        bytes_max: usize,
+        now_ns: u64,
+        gone: impl FnMut(&Cell, &HeapCells<'_>) -> bool,
+    ) -> bool {
+        if self.table.has_room(more) && self.bytes() <= bytes_max {
+            return true;
+        }
+        if now_ns >= self.sweep_again_ns {
+            let before = self.table.len();
+            self.sweep(gone);
+            if (before - self.table.len()) * SWEEP_WORTH < before {
+                self.sweep_again_ns = now_ns + SWEEP_AGAIN_NS;
+            }
+        }
+        while !self.table.has_room(more) {
+            if self.table.bytes_grown() + self.heap_bytes > bytes_max {
+                return false;
+            }
+            self.table.grow();
+        }
+        self.bytes() <= bytes_max
+    }
+
+    /// Forgets the cells that `gone` chooses.
+    pub(crate) fn sweep(&mut self, mut gone: impl FnMut(&Cell, &HeapCells<'_>) -> bool) {
+        let before = self.table.len();
+        let heap = HeapCells(&self.heap);
+        let mut freed = Vec::new();
+        self.table.remove_if(|cell| {
+            let gone = gone(cell, &heap);
+            if gone {
+                freed.extend(cell.heap_place());
+            }
+            gone
+        });
+        for at in freed {
+            self.heap_bytes -= self.heap[at].bytes();
+            self.heap[at] = HeapCell::default();
+            self.free.push(at);
+        }
+        self.evicted += (before - self.table.len()) as u64;
+    }
+
+    /// Bytes that the cells take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.table.bytes() + self.heap_bytes
+    }
+}
+
+/// The states on the heap, for those who look at cells.
+pub(crate) struct HeapCells<'a>(&'a [HeapCell]);
+
+impl HeapCells<'_> {
+    /// The words of a cell's state.
+    pub(crate) fn words<'a>(&'a self, cell: &'a Cell) -> &'a [u64] {
+        match cell.heap_place() {
+            Some(place) => &self.0[place].words,
+            None => &cell.words,
+        }
+    }
+
+    /// Whether nothing of a cell is, or will be, on disk.
+    pub(crate) fn is_unwritten(&self, cell: &Cell) -> bool {
+        cell.heap_place().is_none_or(|place| self.0[place].is_unwritten())
+    }
+}
+
+/// The state of a cell to be added.
+#[derive(Debug)]
+pub(crate) enum NewCell {
+    /// In the cell.
+    Inline([u64; 2]),
+    /// On the heap.
+    Heap(HeapCell),
+}
+
+impl NewCell {
+    /// On the heap where the algorithm needs it, or the journal must know of it.
+    pub(crate) fn new(state: State, algorithm: &Algorithm, durable: bool) -> Self {
+        match state {
+            State::Inline(words) if durable => Self::Heap(HeapCell::sized(words.to_vec(), algorithm, true)),
+            State::Inline(words) => Self::Inline(words),
+            State::Heap(words) => Self::Heap(HeapCell::sized(words, algorithm, durable)),
+        }
+    }
+}

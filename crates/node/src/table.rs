@@ -1,0 +1,266 @@
+//! Cells by tag: open addressing with linear probing, one allocation, 32 bytes a place.
+//!
+//! A check on a random cell costs about one cache miss here, because the tag, the limit and the
+//! state lie in one half of a cache line; every pointer on the way would cost another. Places are
+//! in the order of the tags' low halves, so growing copies front to back.
+
+use acequia_limits::{CellTag, algorithm::Inline};
+
+/// Places of an empty table that has had its first cell.
+const PLACES_MIN: usize = 16;
+
+/// What a place holds. `limit` is 0 in an empty one.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
+pub(crate) struct Cell {
+    /// The tag's low 96 bits; the shard accounts for the rest.
+    tag: [u32; 3],
+    /// The limit's slot in the catalogue, from 1.
+    pub(crate) limit: u16,
+    /// Which numbers of the limit `words` were written under, and whether they lie on the heap.
+    numbers: u16,
+    /// The state itself, or in the first word its place on the heap.
+    pub(crate) words: Inline,
+}
+
+const HEAP: u16 = 1 << 15;
+const EMPTY: Cell = Cell { tag: [0; 3], limit: 0, numbers: 0, words: [0; 2] };
+
+impl Cell {
+    /// A cell whose state is in the cell itself.
+    pub(crate) fn inline(tag: CellTag, limit: u16, numbers: u16, words: Inline) -> Self {
+        Self { tag: short(tag), limit, numbers, words }
+    }
+
+    /// A cell whose state is at a place on the heap.
+    pub(crate) fn heap(tag: CellTag, limit: u16, numbers: u16, place: usize) -> Self {
+        Self { tag: short(tag), limit, numbers: numbers | HEAP, words: [place as u64, 0] }
+    }
+
+    pub(crate) fn numbers(&self) -> u16 {
+        self.numbers & !HEAP
+    }
+
+    pub(crate) fn set_numbers(&mut self, numbers: u16) {
+        self.numbers = numbers | (self.numbers & HEAP);
+    }
+
+    /// The state's place on the heap, if it is there.
+    pub(crate) fn heap_place(&self) -> Option<usize> {
+        (self.numbers & HEAP != 0).then_some(self.words[0] as usize)
+    }
+
+    pub(crate) fn set_heap_place(&mut self, place: usize) {
+        self.numbers |= HEAP;
+        self.words = [place as u64, 0];
+    }
+
+    /// The low 96 bits of the tag.
+    pub(crate) fn tag_low(&self) -> u128 {
+        let [a, b, c] = self.tag;
+        u128::from(a) | u128::from(b) << 32 | u128::from(c) << 64
+    }
+
+    fn is_empty(&self) -> bool {
+        self.limit == 0
+    }
+
+    /// What the place in the table is made from.
+    fn order(&self) -> u64 {
+        u64::from(self.tag[0]) | u64::from(self.tag[1]) << 32
+    }
+}
+
+fn short(tag: CellTag) -> [u32; 3] {
+    [tag.0 as u32, (tag.0 >> 32) as u32, (tag.0 >> 64) as u32]
+}
+
+/// The cells of a shard.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    places: Vec<Cell>,
+    len: usize,
+}
+
+impl Table {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes allocated.
+    pub(crate) fn bytes(&self) -> usize {
+        bytes_of(self.places.len())
+    }
+
+    /// Bytes that would be allocated after one more [`Table::grow`].
+    pub(crate) fn bytes_grown(&self) -> usize {
+        bytes_of(self.places_grown())
+    }
+
+    /// Whether `more` cells fit without growing: three quarters of the places, beyond which probes
+    /// get long.
+    pub(crate) fn has_room(&self, more: usize) -> bool {
+        (self.len + more) * 4 <= self.places.len() * 3
+    }
+
+    /// The place of a cell.
+    #[inline]
+    pub(crate) fn find(&self, tag: CellTag, limit: u16) -> Option<usize> {
+        if self.places.is_empty() {
+            return None;
+        }
+        let tag = short(tag);
+        let mut at = self.home(u64::from(tag[0]) | u64::from(tag[1]) << 32);
+        loop {
+            let cell = &self.places[at];
+            if cell.tag == tag && cell.limit == limit {
+                return Some(at);
+            }
+            if cell.is_empty() {
+                return None;
+            }
+            at = self.after(at);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn at(&self, place: usize) -> &Cell {
+        &self.places[place]
+    }
+
+    #[inline]
+    pub(crate) fn at_mut(&mut self, place: usize) -> &mut Cell {
+        &mut self.places[place]
+    }
+
+    /// Adds a cell that is not there; other cells keep their places. There must be room.
+    pub(crate) fn insert(&mut self, cell: Cell) -> usize {
+        assert!(self.has_room(1), "room is made before a cell is added");
+        let mut at = self.home(cell.order());
+        while !self.places[at].is_empty() {
+            at = self.after(at);
+        }
+        self.places[at] = cell;
+        self.len += 1;
+        at
+    }
+
+    /// Half as many places again.
+    pub(crate) fn grow(&mut self) {
+        let old = std::mem::take(&mut self.places);
+        self.places = vec![EMPTY; old.len().max(PLACES_MIN * 2 / 3) * 3 / 2];
+        self.len = 0;
+        for cell in old.into_iter().filter(|cell| !cell.is_empty()) {
+            self.insert(cell);
+        }
+    }
+
+    /// Removes the cells that `gone` chooses, and hands each to `gone` once.
+    pub(crate) fn remove_if(&mut self, mut gone: impl FnMut(&Cell) -> bool) {
+        if self.places.is_empty() {
+            return;
+        }
+        // Rebuilding in place would meet cells twice where probes wrap; a copy is simple, and as
+        // quick as the removals it replaces.
+        let mut kept = Vec::with_capacity(self.len);
+        for cell in self.places.iter().filter(|cell| !cell.is_empty()) {
+            if !gone(cell) {
+                kept.push(*cell);
+            }
+        }
+        if kept.len() == self.len {
+            return;
+        }
+        self.places.fill(EMPTY);
+        self.len = 0;
+        for cell in kept {
+            self.insert(cell);
+        }
+    }
+
+    /// The places of the cells of these limits.
+    pub(crate) fn places_of(&self, limits: &[u16]) -> Vec<usize> {
+        let cells = self.places.iter().enumerate();
+        cells.filter(|(_, cell)| !cell.is_empty() && limits.contains(&cell.limit)).map(|(at, _)| at).collect()
+    }
+
+    /// Every cell, in the order of their places.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Cell> {
+        self.places.iter().filter(|cell| !cell.is_empty())
+    }
+
+    fn places_grown(&self) -> usize {
+        self.places.len().max(PLACES_MIN * 2 / 3) * 3 / 2
+    }
+
+    /// Where a cell's search begins: the order scaled to the number of places.
+    fn home(&self, order: u64) -> usize {
+        ((u128::from(order) * self.places.len() as u128) >> 64) as usize
+    }
+
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.places.len() { 0 } else { at + 1 }
+    }
+}
+
+fn bytes_of(places: usize) -> usize {
+    places * size_of::<Cell>()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tag(n: u64) -> CellTag {
+        // Crowded on purpose: many tags share a home.
+        CellTag(u128::from(n % 7) << 62 | u128::from(n) << 64)
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_is_a_map(steps in prop::collection::vec((0..4u8, 0..200u64), 1..400)) {
+            let mut table = Table::default();
+            let mut map = BTreeMap::new();
+            for (step, n) in steps {
+                match step {
+                    0 | 1 => {
+                        if !table.has_room(1) {
+                            table.grow();
+                        }
+                        match table.find(tag(n), 1) {
+                            Some(place) => table.at_mut(place).words[1] += 1,
+                            None => {
+                                table.insert(Cell::inline(tag(n), 1, 3, [n, 1]));
+                            }
+                        }
+                        *map.entry(n).or_insert(0) += 1;
+                    }
+                    2 => {
+                        table.remove_if(|cell| cell.words[0] % 5 == n % 5);
+                        map.retain(|m, _| m % 5 != n % 5);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(table.len(), map.len());
+                let found = table.find(tag(n), 1).map(|place| table.at(place).words);
+                prop_assert_eq!(found, map.get(&n).map(|count| [n, *count]));
+                prop_assert_eq!(table.find(tag(n), 2), None);
+            }
+            prop_assert_eq!(table.iter().count(), map.len());
+            for (n, count) in map {
+                let place = table.find(tag(n), 1).expect("every cell is found");
+                prop_assert_eq!(table.at(place).words, [n, count]);
+                prop_assert_eq!(table.at(place).numbers(), 3);
+            }
+        }
+    }
+
+    #[test]
+    fn a_cell_takes_half_a_cache_line() {
+        assert_eq!((size_of::<Cell>(), align_of::<Cell>()), (32, 32));
+    }
+}

@@ -1,0 +1,343 @@
+//! A node with the least memory and far more keys than fit. New cells of a limit then share one:
+//! they get less than they might, and nobody ever gets more.
+
+mod scene;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use acequia_limits::{
+    Now, Reason, Request,
+    limit::{LimitSpec, NoWait},
+};
+use acequia_node::{Ask, Asker, MEMORY_BYTES_MIN, Node, SHARDS};
+use proptest::{collection::vec, prelude::*, sample::select};
+use scene::{
+    HOUR, MINUTE, MS, S, START,
+    ledger::{Ledger, Promise, Terms},
+};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask { key: usize, cost: u64 },
+    Wait(u64),
+    Flood(usize),
+    Sweep,
+    Flush,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        20 => (0..24usize, 1..4u64).prop_map(|(key, cost)| Step::Ask { key, cost }),
+        4 => select(&[1, MS, S, 11 * S, 31 * S, MINUTE, 40 * MINUTE][..]).prop_map(Step::Wait),
+        2 => (1..400usize).prop_map(Step::Flood),
+        1 => Just(Step::Sweep),
+        1 => Just(Step::Flush),
+    ]
+}
+
+/// A limit of six units, and how many come back in an hour.
+fn six() -> impl Strategy<Value = (LimitSpec, u64)> {
+    select(vec![
+        (scene::bucket("b", "60/h", 6), 60),
+        (scene::bucket("b", "1/s", 6), 3_600),
+        (scene::leaky("l", "90/h", 6, NoWait::Allow), 90),
+        (scene::window("w", 6, "1h"), 0),
+        (scene::window("w", 6, "30s"), 0),
+        (scene::staggered("w", 6, "1m"), 0),
+        (scene::staggered("w", 6, "1m"), 0),
+        (scene::sliding("s", 6, "1m"), 0),
+        (scene::slots("s", 6, "1m", 4), 0),
+    ])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_flood_gives_a_key_more_than_its_limit(
+        (spec, hourly) in six(),
+        durable in any::<bool>(),
+        before in vec(step(), 0..20),
+        after in vec(step(), 1..200),
+    ) {
+        let node = scene::small_node(std::slice::from_ref(&spec), durable, START);
+        let mut crowd = Crowd::new(&node, spec, Terms { limit: 6, hourly });
+        before.iter().for_each(|step| crowd.act(step));
+        crowd.fill();
+        after.iter().for_each(|step| crowd.act(step));
+        // In time everything that was spent has come back, whoever spent it.
+        crowd.now = crowd.now.later(2 * HOUR);
+        scene::sweep_all(&node, crowd.now);
+        prop_assert_eq!((node.usage().overflowing, node.usage().cells), (0, 0));
+        for key in 0..24 {
+            prop_assert_eq!(scene::drain(&mut crowd.asker, &format!("key-{key}"), crowd.now), 6);
+        }
+    }
+}
+
+/// A few watched keys among many.
+struct Crowd {
+    node: Arc<Node>,
+    asker: Asker,
+    journal: scene::Journal,
+    ledgers: BTreeMap<usize, Ledger>,
+    spec: LimitSpec,
+    terms: Terms,
+    now: Now,
+    strangers: usize,
+}
+
+impl Crowd {
+    fn new(node: &Arc<Node>, spec: LimitSpec, terms: Terms) -> Self {
+        let (asker, journal) = (node.asker(), scene::Journal::default());
+        let ledgers = BTreeMap::new();
+        Self { node: Arc::clone(node), asker, journal, ledgers, spec, terms, now: START, strangers: 0 }
+    }
+
+    fn fill(&mut self) {
+        scene::flood(&self.node, "filling", self.now);
+        self.journal.flush(&self.node);
+        self.check_memory();
+    }
+
+    fn act(&mut self, step: &Step) {
+        match step {
+            Step::Wait(ns) => self.now = self.now.later(*ns),
+            Step::Sweep => scene::sweep_all(&self.node, self.now),
+            Step::Flush => self.journal.flush(&self.node),
+            Step::Flood(count) => {
+                for stranger in self.strangers..self.strangers + count {
+                    scene::passes(&mut self.asker, &format!("stranger-{stranger}"), 1, self.now);
+                }
+                self.strangers += count;
+                self.check_memory();
+            }
+            Step::Ask { key, cost } => self.ask(*key, *cost),
+        }
+    }
+
+    fn ask(&mut self, key: usize, cost: u64) {
+        let whose = format!("key-{key}");
+        let answer = scene::ask(&mut self.asker, &whose, cost, self.now);
+        if answer.allowed {
+            let promise = Promise::of(&self.spec, answer.limits[0].tag);
+            let ledger = self.ledgers.entry(key).or_insert_with(|| Ledger::new(promise, self.terms, START));
+            ledger.admit(&whose, cost, self.now);
+        }
+    }
+
+    /// A cell may be added to a shard that is not yet full, and a journalled state is kept up to
+    /// three times: so much is rounding. A log grows, and has a story of its own.
+    fn check_memory(&self) {
+        let rounding = SHARDS * 200 + MEMORY_BYTES_MIN / 8;
+        let usage = self.node.usage();
+        assert!(usage.bytes as usize <= MEMORY_BYTES_MIN + rounding, "{usage:?}");
+    }
+}
+
+#[test]
+fn hundreds_of_thousands_of_keys_take_no_more_memory_than_there_is() {
+    let node = scene::small_node(&[scene::bucket("b", "1/m", 10)], false, START);
+    let mut asker = node.asker();
+    for key in 0..100 {
+        assert_eq!(scene::drain(&mut asker, &format!("early-{key}"), START), 10);
+    }
+    let mut admitted = 0;
+    for key in 0..200_000 {
+        admitted += u64::from(scene::passes(&mut asker, &format!("late-{key}"), 1, START));
+    }
+    let usage = node.usage();
+    assert!(usage.bytes as usize <= MEMORY_BYTES_MIN, "{usage:?}");
+    assert_eq!(usage.overflowing, 1);
+    // Those with a cell, and ten more between all others.
+    assert_eq!(admitted + 100, usage.cells + 10);
+    for key in 0..100 {
+        assert!(!scene::passes(&mut asker, &format!("early-{key}"), 1, START), "what is spent stays spent");
+    }
+    scene::sweep_all(&node, START);
+    let answer = scene::ask(&mut asker, "another", 1, START);
+    assert_eq!((answer.allowed, answer.reason), (false, Reason::Overflow));
+}
+
+#[test]
+fn idle_cells_make_room_before_any_cell_is_shared() {
+    let node = scene::small_node(&[scene::bucket("b", "1/m", 10)], false, START);
+    let mut asker = node.asker();
+    scene::drain(&mut asker, "busy", START);
+    for day in 0..10 {
+        // Each spends one unit, and a minute later is as if it had never been.
+        let now = START.later(day * 61 * S);
+        for key in 0..10_000 {
+            assert!(scene::passes(&mut asker, &format!("{day}-{key}"), 1, now));
+        }
+    }
+    let usage = node.usage();
+    assert_eq!(usage.overflowing, 0, "{usage:?}");
+    assert!(usage.evicted > 50_000, "{usage:?}");
+    assert_eq!(scene::drain(&mut asker, "busy", START.later(9 * 61 * S)), 9, "one a minute, and no more");
+}
+
+#[test]
+fn what_was_spent_together_is_not_spent_again_alone() {
+    let node = scene::small_node(&[scene::bucket("b", "1/m", 10)], false, START);
+    scene::flood(&node, "flood", START);
+    // The flood has spent all that new cells have together. It comes back, and one key takes it.
+    let refilled = START.later(10 * MINUTE);
+    let mut asker = node.asker();
+    for key in 0..30_000 {
+        scene::passes(&mut asker, &format!("again-{key}"), 5, refilled.later(key % 7));
+    }
+    let later = refilled.later(10 * MINUTE);
+    let (victim, spent) = (0..500)
+        .map(|key| format!("victim-{key}"))
+        .map(|key| (key.clone(), scene::drain(&mut asker, &key, later)))
+        .find(|(_, spent)| *spent < 10)
+        .expect("a key that found no room");
+    // A minute gives the shared cell one unit back. Room appears; the key's own cell owes the rest.
+    let later = later.later(MINUTE);
+    scene::sweep_all(&node, later);
+    let again = scene::drain(&mut asker, &victim, later);
+    assert!(spent > 5 && spent + again <= 11, "{spent} and then {again}");
+}
+
+#[test]
+fn new_keys_in_one_request_start_with_what_new_keys_have_spent() {
+    let node = scene::small_node(&[scene::window("w", 10, "1h")], false, START);
+    scene::flood(&node, "flood", START);
+    scene::apply(&node, &[scene::window("w", 12, "1h")], START);
+    // Ten may have been spent by any of these through the shared cell: two are left, for each.
+    let keys: Vec<String> = (0..40).map(|key| format!("crowded-{key}")).collect();
+    let mut request = Request::new("shop", &[("key", &keys[0])]);
+    for key in &keys[1..] {
+        request.push([(&b"key"[..], key.as_bytes())], None);
+    }
+    let mut asker = node.asker();
+    let given = u64::from(asker.check(&request, START, Ask::CHECK).allowed);
+    for key in &keys {
+        assert!(given + scene::drain(&mut asker, key, START) <= 2, "{key}");
+    }
+}
+
+#[test]
+fn staggered_windows_that_share_a_cell_end_when_the_last_of_them_does() {
+    let node = scene::small_node(&[scene::staggered("w", 10, "1m")], false, START);
+    scene::flood(&node, "flood", START);
+    let mut asker = node.asker();
+    let shared = |key: &String| {
+        let answer = scene::ask(&mut asker, key, 1, START);
+        (answer.reason == Reason::Overflow).then(|| (answer.limits[0].tag, answer.limits[0].verdict))
+    };
+    let keys: Vec<String> = (0..40).map(|key| format!("key-{key}")).collect();
+    let crowded: Vec<_> = keys.iter().map(shared).collect();
+    scene::apply(&node, &[scene::staggered("w", 100, "1m")], START);
+    for (key, found) in keys.iter().zip(crowded).filter_map(|(key, found)| Some((key, found?))).take(3) {
+        let (tag, verdict) = found;
+        let promise = Promise::of(&scene::staggered("w", 100, "1m"), tag);
+        let mut ledger = Ledger::new(promise, Terms { limit: 100, hourly: 0 }, START);
+        // Just before the shared cell's window ends, and just after: the key's own goes on.
+        let edge = START.later(verdict.reset_after_ns);
+        for now in [START.later(verdict.reset_after_ns - 1), edge, edge.later(MINUTE - 1), edge.later(MINUTE)]
+        {
+            let admitted = scene::drain(&mut node.asker(), key, now);
+            ledger.admit(key, admitted, now);
+        }
+    }
+}
+
+fn with_override(base: LimitSpec, limit: &str, until: Option<Now>) -> LimitSpec {
+    let mut fields = scene::fields(&[("key", &["big-*"]), ("limit", &[limit])]);
+    if let Some(until) = until {
+        fields.extend(scene::fields(&[("until", &[&scene::instant(until.wall_ns)])]));
+    }
+    LimitSpec { overrides: vec![fields], ..base }
+}
+
+/// A key with an override that has spent `wanted` through the cell that new keys share.
+fn spend_shared(node: &Arc<Node>, wanted: u64, now: Now) -> String {
+    let mut asker = node.asker();
+    // Before it is charged for the first time, a shared cell does not say that it is shared: so a
+    // key is used whose shard has no room.
+    let mut full = |key: &String| {
+        let cells = node.usage().cells;
+        let before = scene::drain(&mut asker, key, now);
+        (node.usage().cells == cells && before == wanted).then(|| key.clone())
+    };
+    (0..2_000).map(|key| format!("big-{key}")).find_map(|key| full(&key)).expect("a key without a cell")
+}
+
+#[test]
+fn an_override_that_ends_does_not_forget_what_its_keys_spent_together() {
+    let plain = scene::window("w", 10, "1h");
+    let until = START.later(MINUTE);
+    let node = scene::small_node(&[with_override(plain.clone(), "20", Some(until))], false, START);
+    scene::flood(&node, "big-flood", START);
+    scene::apply(&node, &[with_override(plain, "40", Some(until))], START);
+    let key = spend_shared(&node, 20, START);
+    assert_eq!(scene::drain(&mut node.asker(), &key, until), 0);
+}
+
+#[test]
+fn an_override_that_is_removed_does_not_forget_what_its_keys_spent_together() {
+    let with = |limit| with_override(scene::window("w", limit, "1h"), "20", None);
+    let node = scene::small_node(&[with(10)], false, START);
+    scene::apply(&node, &[with(11)], START);
+    // Two cells are shared: one by the keys of the override, and a fresher one by all others.
+    scene::flood(&node, "flood", START);
+    let key = spend_shared(&node, 20, START);
+    scene::apply(&node, &[scene::window("w", 40, "1h")], START);
+    let more = scene::drain(&mut node.asker(), &key, START);
+    assert!(20 + more <= 40, "20 and then {more}");
+}
+
+#[test]
+fn an_override_that_is_added_does_not_forget_what_its_keys_spent_before() {
+    let plain = scene::window("w", 10, "1h");
+    let node = scene::small_node(&[plain], false, START);
+    scene::flood(&node, "flood", START);
+    scene::apply(&node, &[scene::window("w", 30, "1h")], START);
+    let key = spend_shared(&node, 20, START);
+    scene::apply(&node, &[with_override(scene::window("w", 30, "1h"), "31", None)], START);
+    let more = scene::drain(&mut node.asker(), &key, START);
+    assert!(20 + more <= 31, "20 and then {more}");
+}
+
+#[test]
+fn logs_that_grow_stay_within_memory() {
+    let node = scene::small_node(&[scene::sliding("s", 64, "1m")], false, START);
+    let mut asker = node.asker();
+    for round in 0..64 {
+        for key in 0..3_000 {
+            scene::passes(&mut asker, &format!("key-{key}"), 1, START.later(round * MS));
+        }
+    }
+    let usage = node.usage();
+    assert!(usage.bytes as usize <= MEMORY_BYTES_MIN + SHARDS * 1_200, "{usage:?}");
+}
+
+#[test]
+fn what_is_forgotten_is_not_counted_any_more() {
+    let node = scene::small_node(&[scene::window("w", 6_400, "1m")], true, START);
+    let (mut asker, mut journal) = (node.asker(), scene::Journal::default());
+    let mut now = START;
+    for _ in 0..50 {
+        now = now.later(MINUTE);
+        for key in 0..500 {
+            // A chunk is reserved, then half of it spent: the next chunk is on its way to the disk...
+            let key = format!("key-{key}");
+            scene::passes(&mut asker, &key, 1, now);
+            journal.flush(&node);
+            scene::passes(&mut asker, &key, 60, now);
+            journal.flush(&node);
+            // ...and there, when the disk fails for a moment.
+            node.journal_failed();
+            scene::passes(&mut asker, &key, 1, now);
+            node.committed(0);
+        }
+        let next = now.later(MINUTE);
+        scene::sweep_all(&node, next);
+        journal.flush(&node);
+        assert_eq!((node.usage().cells, journal.len()), (0, 0));
+    }
+    // Nothing is left but the tables' places, and those of a few hundred cells.
+    assert!(node.usage().bytes < 256 * 700, "{:?}", node.usage());
+}

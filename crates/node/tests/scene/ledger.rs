@@ -1,0 +1,163 @@
+//! What a cell admitted, held against its limit in the simplest way there is: adding up.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::{CellTag, Now, limit::LimitSpec, notation::parse_duration_ns};
+
+use super::{HOUR, S, START};
+
+/// What a limit promises of each of its cells, but for the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Promise {
+    /// At most the limit from one edge to the next, on the wall clock. Edges are counted from an offset.
+    Window { window_ns: u64, offset_ns: u64 },
+    /// At most the limit in any stretch of this length, on the steady clock.
+    Trailing { window_ns: u64 },
+    /// At most `burst + rate · t` in any stretch `t`, on the steady clock.
+    Bucket,
+}
+
+impl Promise {
+    /// What a limit promises of one of its cells. Days are those of UTC.
+    pub(crate) fn of(spec: &LimitSpec, cell: CellTag) -> Self {
+        let ns = |text: &str| parse_duration_ns(text).expect("a duration");
+        if let Some(window) = &spec.fixed_window {
+            let window_ns = ns(&window.window);
+            let offset = (u128::from(window_ns) * u128::from(cell.salt())) >> 32;
+            let offset_ns = if window.stagger { u64::try_from(offset).expect("below the window") } else { 0 };
+            Self::Window { window_ns, offset_ns }
+        } else if let Some(sliding) = &spec.sliding_window {
+            Self::Trailing { window_ns: ns(&sliding.window) }
+        } else if spec.quota.as_ref().is_some_and(|quota| quota.per == "day") {
+            Self::Window { window_ns: 24 * HOUR, offset_ns: 0 }
+        } else {
+            assert!(
+                spec.token_bucket.is_some() || spec.leaky_bucket.is_some(),
+                "a limit that the ledger knows"
+            );
+            Self::Bucket
+        }
+    }
+}
+
+/// The numbers at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// Units in a window, or a bucket's burst.
+    pub(crate) limit: u64,
+    /// Units that come back in an hour: buckets alone.
+    pub(crate) hourly: u64,
+}
+
+/// Parts that a unit is counted in, so that an hourly rate is a whole number of them a nanosecond.
+const PARTS: i128 = HOUR as i128;
+
+/// One cell's admissions. What may be admitted at a time is bounded by the numbers of that time: in
+/// a window, together with what it has admitted already, by the limit; in every stretch that ends
+/// now, by the largest burst in force during it and all that came back, at the rate of each time.
+#[derive(Clone, Debug)]
+pub(crate) struct Ledger {
+    promise: Promise,
+    terms: Terms,
+    /// Units by the window's number, or by time where windows slide.
+    admitted: BTreeMap<u64, u64>,
+    /// All that was admitted, less all that could have come back by `at_ns`, in parts.
+    balance: i128,
+    at_ns: u64,
+    /// The lowest balance at which a stretch began, by the largest burst since.
+    stretches: BTreeMap<u64, i128>,
+    pub(crate) total: u64,
+}
+
+impl Ledger {
+    pub(crate) fn new(promise: Promise, terms: Terms, now: Now) -> Self {
+        let (admitted, stretches) = (BTreeMap::new(), BTreeMap::new());
+        Self { promise, terms, admitted, balance: 0, at_ns: now.steady_ns, stretches, total: 0 }
+    }
+
+    /// Other numbers from now on.
+    pub(crate) fn renumber(&mut self, terms: Terms, now: Now) {
+        self.pass(now);
+        self.terms = terms;
+        let below = self.stretches.range(..terms.limit).map(|(_, balance)| *balance).min();
+        self.stretches.retain(|burst, _| *burst >= terms.limit);
+        if let Some(balance) = below {
+            let lowest = self.stretches.entry(terms.limit).or_insert(balance);
+            *lowest = balance.min(*lowest);
+        }
+    }
+
+    /// Units that may be admitted now.
+    pub(crate) fn room(&mut self, now: Now) -> u64 {
+        let limit = self.terms.limit;
+        match self.promise {
+            Promise::Window { .. } => {
+                limit.saturating_sub(self.admitted.get(&self.window(now)).copied().unwrap_or(0))
+            }
+            Promise::Trailing { window_ns } => {
+                let since = (now.steady_ns + 1).saturating_sub(window_ns);
+                limit.saturating_sub(self.admitted.range(since..).map(|(_, units)| units).sum())
+            }
+            Promise::Bucket => {
+                self.pass(now);
+                let room = |(burst, began): (u64, i128)| i128::from(burst) * PARTS - (self.balance - began);
+                let stretches = self.stretches.iter().map(|(burst, began)| room((*burst, *began)));
+                let least = stretches.chain([room((limit, self.balance))]).min().unwrap_or(0);
+                u64::try_from(least.max(0) / PARTS).expect("at most the limit")
+            }
+        }
+    }
+
+    /// Units were admitted: a bug, if there was no room for them.
+    #[track_caller]
+    pub(crate) fn admit(&mut self, whose: &str, units: u64, now: Now) {
+        let room = self.room(now);
+        assert!(
+            units <= room,
+            "{whose}: admitted {units} where {room} were left ({:?}, {:?}, {} s after the start)",
+            self.promise,
+            self.terms,
+            (now.wall_ns as f64 - START.wall_ns as f64) / S as f64,
+        );
+        self.total += units;
+        match self.promise {
+            Promise::Window { .. } => *self.admitted.entry(self.window(now)).or_default() += units,
+            Promise::Trailing { .. } => *self.admitted.entry(now.steady_ns).or_default() += units,
+            Promise::Bucket => {
+                let lowest = self.stretches.entry(self.terms.limit).or_insert(self.balance);
+                *lowest = self.balance.min(*lowest);
+                self.balance += i128::from(units) * PARTS;
+            }
+        }
+    }
+
+    /// The node forgot the cell, and takes it to have been spent at this time.
+    pub(crate) fn forget(&mut self, then: Now) {
+        let limit = self.terms.limit;
+        match self.promise {
+            Promise::Window { .. } => {
+                // A clock that was set back shows windows again that nobody remembers.
+                self.admitted.clear();
+                self.admitted.insert(self.window(then), limit);
+            }
+            Promise::Trailing { .. } => *self.admitted.entry(then.steady_ns).or_default() += limit,
+            Promise::Bucket => {
+                self.pass(then);
+                self.stretches.insert(limit, self.balance - i128::from(limit) * PARTS);
+            }
+        }
+    }
+
+    /// The number of a window. A clock that was set back is still in the last one: none opens again.
+    fn window(&self, now: Now) -> u64 {
+        let Promise::Window { window_ns, offset_ns } = self.promise else { return 0 };
+        let last = self.admitted.last_key_value().map_or(0, |(window, _)| *window);
+        last.max((now.wall_ns + window_ns - offset_ns) / window_ns)
+    }
+
+    fn pass(&mut self, now: Now) {
+        let passed = now.steady_ns.saturating_sub(self.at_ns);
+        self.balance -= i128::from(passed) * i128::from(self.terms.hourly);
+        self.at_ns = self.at_ns.max(now.steady_ns);
+    }
+}
