@@ -1,0 +1,93 @@
+//! The wire contract: every message here means exactly what `proto/` says.
+//!
+//! Two ways to read and write it:
+//!
+//! - the generated types ([`acequia`], [`envoy`]): messages that own what they hold, with gRPC clients and
+//!   servers. For clients, tests, and every call that is not hot.
+//! - [`wire`]: borrowed views for the hot calls (Envoy's `ShouldRateLimit`, `Check` and `CheckStream`), which
+//!   decode and encode the same bytes without allocating. From the same bytes it reads what the generated
+//!   types read, but for three differences that it lists; the tests at the bottom of its files hold it to
+//!   that.
+//!
+//! This crate does not know what a limit is, and decides nothing: an unknown domain, a cost of 0 or an empty
+//! descriptor are for others to refuse.
+
+pub mod wire;
+
+/// Acequia's own API.
+pub mod acequia {
+    /// `acequia.v1`: may this request pass?
+    #[allow(missing_docs, unreachable_pub, rust_2018_idioms, rustdoc::all, clippy::all, clippy::use_self)]
+    pub mod v1 {
+        tonic::include_proto!("acequia.v1");
+    }
+}
+
+/// Envoy's API, v3: the rate limit service and what it imports.
+#[allow(missing_docs, unreachable_pub, rust_2018_idioms, rustdoc::all, clippy::all, clippy::use_self)]
+pub mod envoy {
+    pub mod config {
+        pub mod core {
+            pub mod v3 {
+                tonic::include_proto!("envoy.config.core.v3");
+            }
+        }
+    }
+    pub mod extensions {
+        pub mod common {
+            pub mod ratelimit {
+                pub mod v3 {
+                    tonic::include_proto!("envoy.extensions.common.ratelimit.v3");
+                }
+            }
+        }
+    }
+    pub mod service {
+        pub mod ratelimit {
+            pub mod v3 {
+                tonic::include_proto!("envoy.service.ratelimit.v3");
+            }
+        }
+    }
+    pub mod r#type {
+        pub mod v3 {
+            tonic::include_proto!("envoy.r#type.v3");
+        }
+    }
+}
+
+/// What Envoy's files import from the xDS project.
+#[allow(missing_docs, unreachable_pub, rust_2018_idioms, rustdoc::all, clippy::all, clippy::use_self)]
+pub mod xds {
+    pub mod core {
+        pub mod v3 {
+            tonic::include_proto!("xds.core.v3");
+        }
+    }
+}
+
+/// The encoded `FileDescriptorSet` of both APIs and all they import, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("descriptors");
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prost::Message;
+    use prost_types::FileDescriptorSet;
+
+    use super::FILE_DESCRIPTOR_SET;
+
+    #[test]
+    fn the_descriptor_set_names_the_services_and_every_import() {
+        let set = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).expect("a descriptor set");
+
+        let services: BTreeSet<_> =
+            set.file.iter().flat_map(|file| &file.service).map(|s| s.name()).collect();
+        assert_eq!(services, BTreeSet::from(["Limiter", "RateLimitService"]));
+
+        let files: BTreeSet<_> = set.file.iter().map(|file| file.name()).collect();
+        let imports = set.file.iter().flat_map(|file| &file.dependency);
+        assert_eq!(imports.filter(|import| !files.contains(import.as_str())).count(), 0);
+    }
+}

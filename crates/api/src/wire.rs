@@ -1,0 +1,28 @@
+//! Protobuf by hand for the hot calls: requests read where they lie, responses written straight into the
+//! buffer.
+//!
+//! A request of up to four descriptors and eight entries is read without allocating, and a response is
+//! written without allocating anything but the buffer's own growth. What is read is what the generated types
+//! would read from the same bytes, with three differences, all on purpose:
+//!
+//! - Text stays bytes. Envoy passes on header values that are not UTF-8, and lets a request through if the
+//!   rate limit service fails; an error here would be a way around every limit.
+//! - There are bounds: [`MAX_DESCRIPTORS`], [`MAX_ENTRIES`], [`MAX_CHECKS`].
+//! - Groups, which no proto3 message has, are refused rather than skipped.
+//!
+//! What is written is, byte for byte, what the generated types would write, if the fields of a response are
+//! given in their order.
+
+mod reader;
+mod request;
+mod response;
+
+pub use reader::{Field, Malformed, Reader, WireType};
+pub use request::{
+    Checks, Entry, LimitOverride, MAX_CHECKS, MAX_DESCRIPTORS, MAX_ENTRIES, WireDescriptor, WireRequest,
+    read_check_batch, read_check_request, read_rate_limit_request,
+};
+pub use response::{
+    CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue, RateLimitResponseWriter,
+    StatusOut, write_check_response, write_check_result,
+};
