@@ -1,0 +1,66 @@
+//! Why there is no answer.
+
+use std::{error::Error as _, time::Duration};
+
+use tonic::{Code, Status};
+
+use crate::Peer;
+
+/// Why there is no answer. A denial is none of these: it is an answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The node cannot be reached, or broke off. Unless no connection could be made, the question may have
+    /// been charged.
+    #[error(
+        "no answer from {address}: {why}. Is `acequia serve` running there, and is this its gRPC address (listen.grpc)?"
+    )]
+    Unreachable {
+        /// The address as it was given to [`Client::connect`](crate::Client::connect).
+        address: String,
+        /// What went wrong, as far as this side can tell.
+        why: String,
+    },
+    /// The node did not answer in time. The question may have been charged.
+    #[error(
+        "no answer from {address} in {deadline:?}, and what was asked may have been charged. Allow it more time, or see whether the node is overloaded or out of reach"
+    )]
+    Deadline {
+        /// The address as it was given to [`Client::connect`](crate::Client::connect).
+        address: String,
+        /// The time that it had: [`Options::deadline`](crate::Options::deadline).
+        deadline: Duration,
+    },
+    /// The question itself is wrong, and will be as wrong the next time. Nothing was charged.
+    #[error("refused: {what}")]
+    Refused {
+        /// What is wrong with it, and how to mend it.
+        what: String,
+    },
+}
+
+impl ClientError {
+    pub(crate) fn from_status(status: &Status, peer: &Peer) -> Self {
+        match status.code() {
+            // Resources run out for a message that is too large. A limit that is spent is an answer.
+            Code::InvalidArgument | Code::ResourceExhausted => {
+                Self::Refused { what: status.message().to_owned() }
+            }
+            Code::DeadlineExceeded => peer.late(),
+            _ => peer.unreachable(why(status)),
+        }
+    }
+}
+
+/// The first cause where this side knows it, or else what the other side said.
+fn why(status: &Status) -> String {
+    let mut first = None;
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        first = Some(error);
+        cause = error.source();
+    }
+    match first {
+        Some(error) => error.to_string(),
+        None => format!("it says {:?}, {}", status.code(), status.message()),
+    }
+}

@@ -1,0 +1,448 @@
+//! What an application embeds to ask a node: may this request pass?
+//!
+//! **Every call answers by its deadline**, with an answer or an error. What to do when nobody answers is the
+//! caller's to choose: [`ClientError`] says which of its variants may have been charged.
+//!
+//! This crate does not know what a limit is and never decides by itself. It does not retry either: a question
+//! that was charged but whose answer was lost would be charged twice.
+//!
+//! ```no_run
+//! use acequia_client::{Client, Options, Question};
+//!
+//! # async fn example() -> Result<(), acequia_client::ClientError> {
+//! let client = Client::connect("127.0.0.1:8081", Options::default())?;
+//!
+//! let question = Question::new("shop", [("api_key", "k1"), ("route", "/search")]);
+//! let answer = client.check(question).await?;
+//! if answer.allowed {
+//!     // Serve it.
+//! } else {
+//!     // Refuse it, with `Retry-After: answer.retry_after_ms`.
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod question;
+mod stream;
+
+use std::time::Duration;
+
+use acequia_api::acequia::v1::{CheckRequest, limiter_client::LimiterClient};
+pub use acequia_api::acequia::v1::{CheckResponse, LimitResult, Outcome, PeekResponse, Reason, Unmatched};
+use tokio::time::timeout;
+use tonic::{
+    Response, Status,
+    transport::{Channel, Endpoint, Uri},
+};
+
+pub use crate::{
+    error::ClientError,
+    question::Question,
+    stream::{BATCHES_IN_FLIGHT_MAX, CheckStream, QUESTIONS_IN_BATCH_MAX},
+};
+
+/// How long a connection may take to be made. Longer than any round trip on this planet, with one packet
+/// lost; a caller rarely waits for it, because the deadline is shorter.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long a connection may be quiet before the node is asked whether it is still there. Also without calls,
+/// so that the first call after a quiet hour does not find out that a firewall has forgotten the connection.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the node may take to say so before the connection is given up.
+const KEEP_ALIVE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How a [`Client`] asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The longest that a call may take, making the connection included.
+    ///
+    /// The default is 20 ms, which is Envoy's own for a rate limit service. A node decides in microseconds,
+    /// so this is time for the network and for a busy machine. Larger: a node that hangs holds up every request
+    /// for longer. Smaller: more calls end in [`ClientError::Deadline`] though the node may have charged them.
+    /// A node in another region needs at least its round trip, and three for the first call.
+    pub deadline: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { deadline: Duration::from_millis(20) }
+    }
+}
+
+/// Asks one node. Clones share one connection, which is made by the first call and made again when it is lost.
+#[derive(Clone, Debug)]
+pub struct Client {
+    limiter: LimiterClient<Channel>,
+    peer: Peer,
+}
+
+/// Whom a client asks, and for how long.
+#[derive(Clone, Debug)]
+struct Peer {
+    address: String,
+    deadline: Duration,
+}
+
+impl Client {
+    /// A client of the node whose gRPC address this is: `host:port` or `http://host:port`. Nothing is sent
+    /// before the first call. TLS is not supported yet.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if the address is none.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn connect(address: &str, options: Options) -> Result<Self, ClientError> {
+        let endpoint = Endpoint::from(read_address(address)?)
+            .connect_timeout(CONNECT_TIME_MAX)
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIME_MAX)
+            .keep_alive_while_idle(true)
+            .tcp_nodelay(true);
+        let peer = Peer { address: address.to_owned(), deadline: options.deadline };
+        Ok(Self { limiter: LimiterClient::new(endpoint.connect_lazy()), peer })
+    }
+
+    /// May it pass? What is allowed is charged. A denial is an answer, not an error.
+    ///
+    /// # Errors
+    /// Nobody answered, or the question is wrong: see [`ClientError`].
+    pub async fn check(&self, question: Question) -> Result<CheckResponse, ClientError> {
+        let mut limiter = self.limiter.clone();
+        self.peer.wait(limiter.check(CheckRequest::from(question))).await
+    }
+
+    /// What [`Client::check`] would answer now, with every limit that matches and why the others do not.
+    /// Charges nothing.
+    ///
+    /// # Errors
+    /// Nobody answered, or the question is wrong: see [`ClientError`].
+    pub async fn peek(&self, question: Question) -> Result<PeekResponse, ClientError> {
+        let mut limiter = self.limiter.clone();
+        self.peer.wait(limiter.peek(CheckRequest::from(question))).await
+    }
+
+    /// Opens a stream for many questions at once: the cheapest way to ask, by far, for who has more than a
+    /// few thousand a second.
+    ///
+    /// # Errors
+    /// Nobody answered: see [`ClientError`].
+    pub async fn check_stream(&self) -> Result<CheckStream, ClientError> {
+        let mut limiter = self.limiter.clone();
+        let (questions, batches) = stream::batches();
+        let answers = self.peer.wait(limiter.check_stream(batches)).await?;
+        Ok(CheckStream::new(questions, answers, self.peer.clone()))
+    }
+}
+
+impl Peer {
+    /// Waits for a call, but not for longer than the deadline.
+    async fn wait<T>(
+        &self,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, ClientError> {
+        match timeout(self.deadline, call).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(self.failed(&status)),
+            Err(_) => Err(self.late()),
+        }
+    }
+
+    fn late(&self) -> ClientError {
+        ClientError::Deadline { address: self.address.clone(), deadline: self.deadline }
+    }
+
+    fn failed(&self, status: &Status) -> ClientError {
+        ClientError::from_status(status, self)
+    }
+
+    fn unreachable(&self, why: impl Into<String>) -> ClientError {
+        ClientError::Unreachable { address: self.address.clone(), why: why.into() }
+    }
+}
+
+fn read_address(address: &str) -> Result<Uri, ClientError> {
+    let refused = |why: &str| ClientError::Refused {
+        what: format!(
+            "{address:?} is no address ({why}): write it as 127.0.0.1:8081, [::1]:8081 or node:8081"
+        ),
+    };
+    let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
+    let uri = Uri::try_from(url).map_err(|fault| refused(&fault.to_string()))?;
+    if uri.scheme_str() == Some("https") {
+        return Err(refused("TLS is not supported yet"));
+    }
+    if uri.scheme_str() != Some("http") {
+        return Err(refused("its scheme is not http"));
+    }
+    if uri.host().is_none_or(str::is_empty) {
+        return Err(refused("it has no host"));
+    }
+    if uri.port_u16().is_none() {
+        return Err(refused("it has no port"));
+    }
+    if uri.path_and_query().is_some_and(|path| path != "/") {
+        return Err(refused("it has a path"));
+    }
+    Ok(uri)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, net::SocketAddr, pin::Pin};
+
+    use acequia_api::acequia::v1::{
+        CheckBatch, CheckBatchResult,
+        limiter_server::{Limiter, LimiterServer},
+    };
+    use tokio::net::TcpListener;
+    use tokio_stream::{Stream, StreamExt as _, wrappers::TcpListenerStream};
+    use tonic::{Request, Streaming, transport::Server};
+
+    use super::*;
+
+    /// Long enough for a loaded machine: no test waits for it to pass.
+    const PATIENT: Options = Options { deadline: Duration::from_secs(60) };
+
+    #[tokio::test]
+    async fn a_check_is_asked_as_it_was_written_and_a_denial_is_an_answer() {
+        let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
+
+        let allowed = client.check(Question::new("shop", [("key", "k1")])).await.expect("an answer");
+        assert!(allowed.allowed);
+        assert_eq!(allowed.limit, "shop key=k1 cost=None detail=false");
+
+        let question = Question::new("deny", [("key", "k1"), ("route", "/")]).and([("ip", "::1")]);
+        let denied = client.check(question.cost(7).detail()).await.expect("an answer");
+        assert!(!denied.allowed);
+        assert_eq!(denied.limit, "deny key=k1,route=/+ip=::1 cost=Some(7) detail=true");
+    }
+
+    #[tokio::test]
+    async fn a_peek_answers_with_what_does_not_match() {
+        let client = Client::connect(&format!("http://{}", serve().await), PATIENT).expect("an address");
+        let peek = client.peek(Question::new("shop", [("key", "k1")])).await.expect("an answer");
+        assert_eq!(peek.unmatched[0].why, "no entry route");
+        assert!(peek.verdict.expect("a verdict").allowed);
+    }
+
+    #[tokio::test]
+    async fn a_wrong_question_is_refused_in_the_servers_words() {
+        let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
+        let refused = client.check(Question::new("", [("key", "k1")])).await.expect_err("no domain");
+        assert_eq!(refused.to_string(), "refused: the domain is empty");
+        assert!(matches!(refused, ClientError::Refused { what } if what == "the domain is empty"));
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_said_with_the_address_and_the_cause() {
+        let free = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = free.local_addr().expect("an address").to_string();
+        drop(free);
+        let client = Client::connect(&address, PATIENT).expect("an address");
+        let error = client.check(Question::new("shop", [("key", "k1")])).await.expect_err("nobody");
+        let text = error.to_string();
+        assert!(matches!(error, ClientError::Unreachable { .. }), "{text}");
+        assert!(text.starts_with(&format!("no answer from {address}: Connection refused")), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_does_not_speak_the_protocol_is_unreachable() {
+        let address = spawn(Server::builder().add_routes(tonic::service::Routes::default())).await;
+        let client = Client::connect(&address.to_string(), PATIENT).expect("an address");
+        let error = client.check(Question::new("shop", [("key", "k1")])).await.expect_err("no service");
+        assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains("listen.grpc"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_call_does_not_outlive_its_deadline() {
+        let options = Options { deadline: Duration::from_millis(30) };
+        let client = Client::connect(&serve().await.to_string(), options).expect("an address");
+        let error = client.check(Question::new("hang", [("key", "k1")])).await.expect_err("late");
+        assert!(matches!(error, ClientError::Deadline { deadline, .. } if deadline.as_millis() == 30));
+    }
+
+    #[tokio::test]
+    async fn a_lost_connection_is_made_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let client = Client::connect(&address.to_string(), PATIENT).expect("an address");
+        let question = || Question::new("shop", [("key", "k1")]);
+
+        // The first connection is accepted and closed.
+        let first = tokio::join!(client.check(question()), async { drop(listener.accept().await) }).0;
+        assert!(matches!(first, Err(ClientError::Unreachable { .. })), "{first:?}");
+
+        tokio::spawn(
+            Server::builder()
+                .add_service(LimiterServer::new(Echo))
+                .serve_with_incoming(TcpListenerStream::new(listener)),
+        );
+        assert!(client.check(question()).await.is_ok_and(|answer| answer.allowed));
+    }
+
+    #[tokio::test]
+    async fn batches_on_a_stream_are_answered_in_their_order() {
+        let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
+        let mut stream = client.check_stream().await.expect("a stream");
+        for batch in 0..BATCHES_IN_FLIGHT_MAX {
+            let name = batch.to_string();
+            let questions = ["a", "b"].map(|key| Question::new(&name, [("key", key)]));
+            stream.send(questions).expect("room");
+        }
+        assert!(stream.is_full());
+        let error = stream.send([Question::new("shop", [("key", "k1")])]).expect_err("no room");
+        assert!(matches!(error, ClientError::Refused { .. }), "{error}");
+
+        for batch in 0..BATCHES_IN_FLIGHT_MAX {
+            let answers = stream.next().await.expect("owed").expect("an answer");
+            let limits: Vec<_> = answers.iter().map(|answer| answer.limit.as_str()).collect();
+            let expected = ["a", "b"].map(|key| format!("{batch} key={key} cost=None detail=false"));
+            assert_eq!(limits, expected);
+        }
+        assert_eq!(stream.in_flight(), 0);
+        assert!(stream.next().await.is_none(), "nothing is owed");
+    }
+
+    #[tokio::test]
+    async fn a_batch_of_too_many_is_refused_before_it_is_sent() {
+        let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
+        let mut stream = client.check_stream().await.expect("a stream");
+        let question = Question::new("shop", [("key", "k1")]);
+        let many = vec![question; QUESTIONS_IN_BATCH_MAX + 1];
+        assert!(matches!(stream.send(many.clone()), Err(ClientError::Refused { .. })));
+        assert_eq!(stream.in_flight(), 0);
+        stream.send(many.into_iter().skip(1)).expect("as many as may be");
+        assert_eq!(stream.next().await.expect("owed").expect("answers").len(), QUESTIONS_IN_BATCH_MAX);
+    }
+
+    #[tokio::test]
+    async fn a_refused_batch_ends_the_stream_and_says_why_once() {
+        let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
+        let mut stream = client.check_stream().await.expect("a stream");
+        stream.send([Question::new("", [("key", "k1")])]).expect("room");
+        stream.send([Question::new("shop", [("key", "k1")])]).expect("room");
+        let error = stream.next().await.expect("owed").expect_err("no domain");
+        assert!(matches!(error, ClientError::Refused { .. }), "{error}");
+        assert!(stream.next().await.is_none());
+        let error = stream.send([Question::new("shop", [("key", "k1")])]).expect_err("ended");
+        assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn answers_that_do_not_fit_their_questions_are_not_handed_out() {
+        let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
+        let mut stream = client.check_stream().await.expect("a stream");
+        stream.send(["a", "lose"].map(|domain| Question::new(domain, [("key", "k1")]))).expect("room");
+        let error = stream.next().await.expect("owed").expect_err("one of two");
+        assert!(error.to_string().contains("1 answers to 2 questions"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_overdue_answer_is_still_owed() {
+        let options = Options { deadline: Duration::from_millis(200) };
+        let client = Client::connect(&serve().await.to_string(), options).expect("an address");
+        let mut stream = client.check_stream().await.expect("a stream");
+        stream.send([Question::new("hang", [("key", "k1")])]).expect("room");
+        for _ in 0..2 {
+            let error = stream.next().await.expect("owed").expect_err("late");
+            assert!(matches!(error, ClientError::Deadline { .. }), "{error}");
+            assert_eq!(stream.in_flight(), 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn addresses_are_read_and_faults_named() {
+        for good in ["127.0.0.1:8081", "[::1]:8081", "http://node:8081", "http://node:8081/"] {
+            assert!(Client::connect(good, PATIENT).is_ok(), "{good}");
+        }
+        for (bad, why) in [
+            ("node", "it has no port"),
+            ("", "is no address"),
+            ("https://node:8081", "TLS is not supported yet"),
+            ("ftp://node:8081", "its scheme is not http"),
+            ("http://node:8081/path", "it has a path"),
+            (":8081", "it has no host"),
+            ("two words:8081", "is no address"),
+        ] {
+            let error = Client::connect(bad, PATIENT).expect_err(bad).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    /// Answers with the question as the name of the limit. The domain says what it does.
+    struct Echo;
+
+    #[tonic::async_trait]
+    impl Limiter for Echo {
+        async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+            answer(request.into_inner()).await.map(Response::new)
+        }
+
+        type CheckStreamStream = Pin<Box<dyn Stream<Item = Result<CheckBatchResult, Status>> + Send>>;
+
+        async fn check_stream(
+            &self,
+            request: Request<Streaming<CheckBatch>>,
+        ) -> Result<Response<Self::CheckStreamStream>, Status> {
+            let answers = request.into_inner().then(|batch| async {
+                let mut results = Vec::new();
+                for check in batch?.checks {
+                    if check.domain != "lose" {
+                        results.push(answer(check).await?);
+                    }
+                }
+                Ok(CheckBatchResult { results })
+            });
+            Ok(Response::new(Box::pin(answers)))
+        }
+
+        async fn peek(&self, request: Request<CheckRequest>) -> Result<Response<PeekResponse>, Status> {
+            let unmatched = Unmatched { name: "search".to_owned(), why: "no entry route".to_owned() };
+            let verdict = Some(answer(request.into_inner()).await?);
+            Ok(Response::new(PeekResponse { verdict, unmatched: vec![unmatched] }))
+        }
+    }
+
+    async fn answer(check: CheckRequest) -> Result<CheckResponse, Status> {
+        if check.domain.is_empty() {
+            return Err(Status::invalid_argument("the domain is empty"));
+        }
+        if check.domain == "hang" {
+            return pending().await;
+        }
+        let descriptors: Vec<String> = check
+            .descriptors
+            .iter()
+            .map(|descriptor| {
+                let pairs: Vec<_> =
+                    descriptor.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
+                pairs.join(",")
+            })
+            .collect();
+        Ok(CheckResponse {
+            allowed: check.domain != "deny",
+            limit: format!(
+                "{} {} cost={:?} detail={}",
+                check.domain,
+                descriptors.join("+"),
+                check.cost,
+                check.detail
+            ),
+            ..CheckResponse::default()
+        })
+    }
+
+    async fn serve() -> SocketAddr {
+        spawn(Server::builder().add_service(LimiterServer::new(Echo))).await
+    }
+
+    async fn spawn(router: tonic::transport::server::Router) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
+        address
+    }
+}

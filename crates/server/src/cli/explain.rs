@@ -1,0 +1,213 @@
+//! `acequia explain`: the same question, charging nothing: every limit that matches, and why others do not.
+
+use std::process::ExitCode;
+
+use acequia_client::{CheckResponse, ClientError, LimitResult, Outcome, PeekResponse, Unmatched};
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    ALLOWED, Asking, DENIED, Output, complain, json_line, mend,
+    people::{Align, Cell, Colour, Paint, duration, table},
+    verdict::{VerdictJson, come_back, headline, left, outcome_colour, outcome_word, reason_word},
+};
+
+/// Why would this request pass or not? Charges nothing.
+///
+/// Exits as `acequia check` would: with 0 where it is allowed, 1 where it is denied, 2 where nobody could say.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  acequia explain --domain shop api_key=k1 route=/search
+  acequia explain --domain shop api_key=k1 + ip=192.0.2.7    two descriptors: both must pass")]
+pub struct Explain {
+    #[command(flatten)]
+    asking: Asking,
+}
+
+impl Explain {
+    /// Asks, prints, and gives the exit code.
+    pub async fn run(self) -> ExitCode {
+        let PeekResponse { verdict, unmatched } = match self.ask().await {
+            Ok(peek) => peek,
+            Err(error) => return complain(&mend(&error)),
+        };
+        let Some(verdict) = verdict else {
+            return complain(&format!("{} gave no verdict: is it a node?", self.asking.address.address));
+        };
+        let output = Output::new();
+        let text = if self.asking.json {
+            json_line(&ExplainJson::new(&verdict, &unmatched))
+        } else {
+            for_people(&self.asking.domain, &verdict, &unmatched, output.paint)
+        };
+        output.end(&text, if verdict.allowed { ALLOWED } else { DENIED })
+    }
+
+    async fn ask(&self) -> Result<PeekResponse, ClientError> {
+        self.asking.client()?.peek(self.asking.question()?).await
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct ExplainJson<'a> {
+    verdict: VerdictJson<'a>,
+    unmatched: Vec<UnmatchedJson<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct UnmatchedJson<'a> {
+    name: &'a str,
+    why: &'a str,
+}
+
+impl<'a> ExplainJson<'a> {
+    fn new(verdict: &'a CheckResponse, unmatched: &'a [Unmatched]) -> Self {
+        let unmatched = unmatched.iter().map(|limit| UnmatchedJson { name: &limit.name, why: &limit.why });
+        Self { verdict: VerdictJson::new(verdict), unmatched: unmatched.collect() }
+    }
+}
+
+fn for_people(domain: &str, verdict: &CheckResponse, unmatched: &[Unmatched], paint: Paint) -> String {
+    let mut text = headline(verdict, paint);
+    if !verdict.limits.is_empty() {
+        text.push('\n');
+        text.push_str(&limits(&verdict.limits, paint));
+    }
+    if !unmatched.is_empty() {
+        text.push_str(&format!("\nDo not apply, of the limits of {domain}:\n"));
+        let row = |limit: &Unmatched| [Cell::new(&limit.name), Cell::new(&limit.why)];
+        let rows: Vec<_> = unmatched.iter().map(row).collect();
+        text.push_str(&table(&rows, [Align::Left; 2], 2, paint));
+    }
+    if verdict.limits.is_empty() && unmatched.is_empty() {
+        text.push_str(&format!("\nThe node has no limits for the domain {domain}.\n"));
+    }
+    text
+}
+
+fn limits(limits: &[LimitResult], paint: Paint) -> String {
+    const COLUMNS: [(&str, Align); 8] = [
+        ("limit", Align::Left),
+        ("algorithm", Align::Left),
+        ("budget", Align::Right),
+        ("left", Align::Right),
+        ("cost", Align::Right),
+        ("full again in", Align::Left),
+        ("verdict", Align::Left),
+        ("why", Align::Left),
+    ];
+    let title = COLUMNS.map(|(title, _)| Cell::new(title).coloured(Colour::Bold));
+    let rows: Vec<_> = std::iter::once(title).chain(limits.iter().map(row)).collect();
+    table(&rows, COLUMNS.map(|(_, align)| align), 0, paint)
+}
+
+fn row(limit: &LimitResult) -> [Cell; 8] {
+    let outcome = limit.outcome();
+    let left = left(limit);
+    let full_again = if left.is_some() { duration(limit.reset_after_ms) } else { "-".to_owned() };
+    [
+        Cell::new(&limit.name),
+        Cell::new(&limit.algorithm),
+        Cell::new(limit.budget.to_string()),
+        Cell::new(left.map_or("-".to_owned(), |units| units.to_string())),
+        Cell::new(limit.cost.to_string()),
+        Cell::new(full_again),
+        Cell::new(outcome_word(outcome)).coloured(outcome_colour(outcome)),
+        Cell::new(why(limit)),
+    ]
+}
+
+fn why(limit: &LimitResult) -> String {
+    let reason = reason_word(limit.reason());
+    match limit.outcome() {
+        Outcome::Deny => format!("{reason}, {}", come_back(limit.retry_after_ms)),
+        Outcome::ShadowDeny => format!("{reason}, only watches"),
+        _ if limit.delay_ms > 0 => format!("{reason}, wait {}", duration(limit.delay_ms)),
+        _ => reason.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_client::Reason;
+
+    use super::{
+        super::verdict::examples::{allowed, denied, per_key, search},
+        *,
+    };
+
+    fn unmatched(name: &str, why: &str) -> Unmatched {
+        Unmatched { name: name.to_owned(), why: why.to_owned() }
+    }
+
+    #[test]
+    fn every_limit_has_a_line_and_those_that_do_not_apply_a_reason() {
+        let exports = LimitResult {
+            name: "exports".to_owned(),
+            algorithm: "fixed_window".to_owned(),
+            reset_after_ms: 1_240_000,
+            outcome: Outcome::ShadowDeny.into(),
+            ..search()
+        };
+        let reports = LimitResult {
+            name: "reports".to_owned(),
+            algorithm: "leaky_bucket".to_owned(),
+            delay_ms: 1_500,
+            ..per_key()
+        };
+        let internal = LimitResult {
+            name: "internal".to_owned(),
+            remaining: u64::MAX,
+            outcome: Outcome::Unlimited.into(),
+            reason: Reason::Unlimited.into(),
+            ..per_key()
+        };
+        let mut verdict = denied();
+        verdict.limits.extend([exports, reports, internal]);
+        let others = [
+            unmatched("monthly-credits", "no entry tenant"),
+            unmatched("plans", "route is /search, wanted route=/plans"),
+        ];
+        assert_eq!(
+            for_people("shop", &verdict, &others, Paint::OFF),
+            "\
+denied   by search: 0 left, come back in 840 ms (over-limit)
+
+limit     algorithm       budget  left  cost  full again in  verdict      why
+per-key   token_bucket       120    59     1  1.1 s          allow        within-limit
+search    sliding_window      10     0     1  990 ms         deny         over-limit, come back in 840 ms
+exports   fixed_window        10     0     1  20 min 40 s    shadow-deny  over-limit, only watches
+reports   leaky_bucket       120    59     1  1.1 s          allow        within-limit, wait 1.5 s
+internal  token_bucket       120     -     1  -              unlimited    unlimited
+
+Do not apply, of the limits of shop:
+  monthly-credits  no entry tenant
+  plans            route is /search, wanted route=/plans
+"
+        );
+    }
+
+    #[test]
+    fn a_domain_without_limits_is_said_to_have_none() {
+        let verdict =
+            CheckResponse { allowed: true, reason: Reason::NoMatch.into(), ..CheckResponse::default() };
+        assert_eq!(
+            for_people("shpo", &verdict, &[], Paint::OFF),
+            "allowed  no limit matches (no-match)\n\nThe node has no limits for the domain shpo.\n"
+        );
+    }
+
+    #[test]
+    fn json_is_the_peek() {
+        let verdict = CheckResponse { limits: Vec::new(), ..allowed() };
+        assert_eq!(
+            json_line(&ExplainJson::new(&verdict, &[unmatched("search", "no entry route")])),
+            concat!(
+                r#"{"verdict":{"allowed":true,"limit":"per-key","remaining":59,"retry_after_ms":null,"#,
+                r#""delay_ms":0,"reason":"within-limit","limits":[]},"#,
+                r#""unmatched":[{"name":"search","why":"no entry route"}]}"#,
+                "\n"
+            )
+        );
+    }
+}

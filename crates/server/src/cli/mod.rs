@@ -1,0 +1,225 @@
+//! The command line's client side: commands that ask a node that is running somewhere.
+//!
+//! Each command is an argument struct with an async `run`. What it prints is made by functions that take an
+//! answer and give text; only `Output` touches the terminal. Answers go to standard output, what went wrong
+//! to standard error.
+
+mod bench;
+mod check;
+mod entries;
+mod explain;
+mod people;
+mod verdict;
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    net::SocketAddr,
+    process::ExitCode,
+    time::Duration,
+};
+
+use acequia_client::{Client, ClientError, Options, Question};
+use acequia_limits::notation::parse_duration_ns;
+use clap::{Args, value_parser};
+
+pub use self::{bench::Bench, check::Check, explain::Explain};
+use self::{
+    entries::{Word, groups, read_word},
+    people::Paint,
+};
+
+/// It is done.
+const SUCCESS: u8 = 0;
+/// The request may pass.
+const ALLOWED: u8 = 0;
+/// It may not.
+const DENIED: u8 = 1;
+/// Nobody could say; also what clap exits with where the arguments are wrong.
+const COULD_NOT_ASK: u8 = 2;
+
+/// What mends an address.
+const ANOTHER_NODE: &str = "Another node is asked with --address HOST:PORT, or with ACEQUIA_ADDR.";
+
+/// Which node is asked.
+#[derive(Args, Clone, Debug)]
+pub struct Address {
+    /// The node's gRPC address (listen.grpc).
+    #[arg(long, env = "ACEQUIA_ADDR", default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
+    address: String,
+}
+
+impl Address {
+    /// The first of the addresses that the host has, or what is wrong.
+    async fn resolve(&self) -> Result<SocketAddr, String> {
+        let host = self.address.strip_prefix("http://").unwrap_or(&self.address).trim_end_matches('/');
+        let fault = |why: &str| format!("{} has no address ({why}): --address HOST:PORT", self.address);
+        let mut found = tokio::net::lookup_host(host).await.map_err(|cause| fault(&cause.to_string()))?;
+        found.next().ok_or_else(|| fault("none found"))
+    }
+}
+
+/// What `check` and `explain` ask, and whom.
+#[derive(Args, Clone, Debug)]
+struct Asking {
+    #[command(flatten)]
+    address: Address,
+
+    /// The domain whose limits apply.
+    #[arg(long)]
+    domain: String,
+
+    /// What the request weighs, in each limit's own units.
+    #[arg(long, default_value_t = 1, value_name = "UNITS", value_parser = value_parser!(u64).range(1..))]
+    cost: u64,
+
+    /// How long to wait for an answer, such as 250ms or 2s.
+    #[arg(long, default_value = "1s", value_name = "TIME", value_parser = read_duration)]
+    deadline: Duration,
+
+    /// Print one JSON object, with the fields of the HTTP API.
+    #[arg(long)]
+    json: bool,
+
+    /// What the request says about itself. A word + begins another descriptor: all of them must pass.
+    #[arg(required = true, value_name = "KEY=VALUE", value_parser = read_word)]
+    entries: Vec<Word>,
+}
+
+impl Asking {
+    fn client(&self) -> Result<Client, ClientError> {
+        Client::connect(&self.address.address, Options { deadline: self.deadline })
+    }
+
+    /// The question with every limit in the answer; or what is wrong with it.
+    fn question(&self) -> Result<Question, ClientError> {
+        let mut groups = groups(&self.entries).map_err(|what| ClientError::Refused { what })?.into_iter();
+        let first = groups.next().unwrap_or_default();
+        let question = groups.fold(Question::new(&self.domain, first), Question::and);
+        Ok(question.cost(self.cost).detail())
+    }
+}
+
+/// Standard output.
+struct Output {
+    paint: Paint,
+}
+
+impl Output {
+    /// Colours only where a person looks at them, and has not said otherwise (<https://no-color.org>).
+    fn new() -> Self {
+        let refuses = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+        Self { paint: Paint::new(io::stdout().is_terminal() && !refuses && !is_dumb) }
+    }
+
+    /// Writes it all and gives the exit code; a reader that has gone away wants no more, and that is no fault.
+    fn end(self, text: &str, code: u8) -> ExitCode {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+            Err(fault) if fault.kind() != io::ErrorKind::BrokenPipe => {
+                complain(&format!("cannot write the answer: {fault}"))
+            }
+            Ok(()) | Err(_) => ExitCode::from(code),
+        }
+    }
+}
+
+/// Says on standard error what went wrong.
+fn complain(what: &str) -> ExitCode {
+    // Without a standard error, the exit code says it.
+    let _ = writeln!(io::stderr(), "acequia: {what}");
+    ExitCode::from(COULD_NOT_ASK)
+}
+
+/// What went wrong, with the arguments that would mend it.
+fn mend(error: &ClientError) -> String {
+    match error {
+        ClientError::Unreachable { .. } => {
+            format!("{error}\n{ANOTHER_NODE}")
+        }
+        ClientError::Deadline { .. } => format!("{error} (--deadline)."),
+        ClientError::Refused { what } => what.clone(),
+    }
+}
+
+/// JSON for programs: one line.
+fn json_line(answer: &impl serde::Serialize) -> String {
+    // Texts, numbers and lists of them: nothing that JSON cannot hold.
+    serde_json::to_string(answer).map(|line| line + "\n").unwrap_or_default()
+}
+
+fn read_duration(text: &str) -> Result<Duration, String> {
+    parse_duration_ns(text).map(Duration::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_api::acequia::v1::CheckRequest;
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        asking: Asking,
+    }
+
+    fn read(line: &str) -> Result<Asking, clap::Error> {
+        let words = ["check"].into_iter().chain(line.split(' '));
+        Line::try_parse_from(words).map(|line| line.asking)
+    }
+
+    #[test]
+    fn a_line_becomes_a_question() {
+        let asking = read("--domain shop api_key=k1 route=/search + ip=::1 --cost 3").expect("sound");
+        let request = CheckRequest::from(asking.question().expect("sound"));
+        assert_eq!((request.domain.as_str(), request.cost, request.detail), ("shop", Some(3), true));
+        let entries = |number: usize| -> Vec<(&str, &str)> {
+            let entries = &request.descriptors[number].entries;
+            entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())).collect()
+        };
+        assert_eq!(request.descriptors.len(), 2);
+        assert_eq!(entries(0), [("api_key", "k1"), ("route", "/search")]);
+        assert_eq!(entries(1), [("ip", "::1")]);
+        assert_eq!(asking.deadline, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn wrong_lines_are_refused_with_a_way_to_mend_them() {
+        for (line, why) in [
+            ("api_key=k1", "--domain"),
+            ("--domain shop", "<KEY=VALUE>"),
+            ("--domain shop api_key", "api_key=SOMETHING"),
+            ("--domain shop =k1", "no key"),
+            ("--domain shop api_key=k1 --cost 0", "0 is not in 1.."),
+            ("--domain shop api_key=k1 --deadline soon", "250ms"),
+        ] {
+            let error = read(line).expect_err(line).to_string();
+            assert!(error.contains(why), "{line}: {error}");
+        }
+        for line in ["--domain shop +", "--domain shop a=b +", "--domain shop a=b + + c=d"] {
+            let error = read(line).expect("words").question().expect_err(line).to_string();
+            assert!(error.contains("at least one KEY=VALUE"), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn faults_say_which_argument_mends_them() {
+        let address = "127.0.0.1:8081".to_owned();
+        let unreachable = ClientError::Unreachable { address: address.clone(), why: "nobody".to_owned() };
+        assert_eq!(
+            mend(&unreachable),
+            "no answer from 127.0.0.1:8081: nobody. Is `acequia serve` running there, and is this its gRPC \
+             address (listen.grpc)?\nAnother node is asked with --address HOST:PORT, or with ACEQUIA_ADDR."
+        );
+        let late = ClientError::Deadline { address, deadline: Duration::from_secs(1) };
+        assert_eq!(
+            mend(&late),
+            "no answer from 127.0.0.1:8081 in 1s, and what was asked may have been charged. Allow it more time, \
+             or see whether the node is overloaded or out of reach (--deadline)."
+        );
+        let refused = ClientError::Refused { what: "the domain is empty".to_owned() };
+        assert_eq!(mend(&refused), "the domain is empty");
+    }
+}

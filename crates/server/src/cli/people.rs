@@ -1,0 +1,176 @@
+//! Durations, tables and colours: what people read and programs do not.
+
+use std::fmt::Write as _;
+
+const SECOND: u64 = 1_000;
+const MINUTE: u64 = 60 * SECOND;
+const HOUR: u64 = 60 * MINUTE;
+const DAY: u64 = 24 * HOUR;
+
+/// A duration in at most two units. Rounded up: who waits for so long does not come too early.
+pub(super) fn duration(ms: u64) -> String {
+    // Rounding may reach the next unit: 59 min 59.5 s is 1 h.
+    let mut rounded = ms;
+    for (from, step) in [(0, 1), (SECOND, 100), (10 * SECOND, SECOND), (HOUR, MINUTE), (DAY, HOUR)] {
+        if rounded >= from {
+            rounded = rounded.div_ceil(step).saturating_mul(step);
+        }
+    }
+    if rounded < SECOND {
+        format!("{rounded} ms")
+    } else if rounded < MINUTE && rounded.is_multiple_of(SECOND) {
+        format!("{} s", rounded / SECOND)
+    } else if rounded < MINUTE {
+        format!("{}.{} s", rounded / SECOND, rounded % SECOND / 100)
+    } else if rounded < HOUR {
+        two_units(rounded, (MINUTE, "min"), (SECOND, "s"))
+    } else if rounded < DAY {
+        two_units(rounded, (HOUR, "h"), (MINUTE, "min"))
+    } else {
+        two_units(rounded, (DAY, "d"), (HOUR, "h"))
+    }
+}
+
+fn two_units(ms: u64, (large, name): (u64, &str), (small, small_name): (u64, &str)) -> String {
+    match ms % large / small {
+        0 => format!("{} {name}", ms / large),
+        rest => format!("{} {name} {rest} {small_name}", ms / large),
+    }
+}
+
+/// A word's colour on a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Colour {
+    Plain,
+    Bold,
+    Green,
+    Red,
+    Yellow,
+}
+
+/// Whether to colour.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paint {
+    is_on: bool,
+}
+
+impl Paint {
+    /// Without colours: for files, pipes and tests.
+    #[cfg(test)]
+    pub(super) const OFF: Self = Self { is_on: false };
+
+    pub(super) fn new(is_on: bool) -> Self {
+        Self { is_on }
+    }
+
+    pub(super) fn word(self, colour: Colour, text: &str) -> String {
+        let code = match colour {
+            Colour::Plain => None,
+            Colour::Bold => Some(1),
+            Colour::Red => Some(31),
+            Colour::Green => Some(32),
+            Colour::Yellow => Some(33),
+        };
+        match code {
+            Some(code) if self.is_on => format!("\x1b[{code}m{text}\x1b[0m"),
+            _ => text.to_owned(),
+        }
+    }
+}
+
+/// On which side the words of a column meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Align {
+    Left,
+    Right,
+}
+
+/// A field of a table.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    text: String,
+    colour: Colour,
+}
+
+impl Cell {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), colour: Colour::Plain }
+    }
+
+    pub(super) fn coloured(self, colour: Colour) -> Self {
+        Self { colour, ..self }
+    }
+
+    fn width(&self) -> usize {
+        self.text.chars().count()
+    }
+}
+
+/// Lines of cells under each other, two spaces between them, `indent` before them and none after.
+pub(super) fn table<const COLUMNS: usize>(
+    rows: &[[Cell; COLUMNS]],
+    align: [Align; COLUMNS],
+    indent: usize,
+    paint: Paint,
+) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].width()).max().unwrap_or(0);
+    let widths: [usize; COLUMNS] = std::array::from_fn(width);
+    let mut text = String::new();
+    for row in rows {
+        let mut line = " ".repeat(indent);
+        for (column, cell) in row.iter().enumerate() {
+            let gap = if column == 0 { "" } else { "  " };
+            let padding = " ".repeat(widths[column] - cell.width());
+            let word = paint.word(cell.colour, &cell.text);
+            // Writing to a string cannot fail.
+            let _ = match align[column] {
+                Align::Left => write!(line, "{gap}{word}{padding}"),
+                Align::Right => write!(line, "{gap}{padding}{word}"),
+            };
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_people_say_them_and_are_never_too_short() {
+        for (ms, text) in [
+            (0, "0 ms"),
+            (1, "1 ms"),
+            (840, "840 ms"),
+            (1_000, "1 s"),
+            (1_001, "1.1 s"),
+            (9_901, "10 s"),
+            (12_000, "12 s"),
+            (12_001, "13 s"),
+            (59_001, "1 min"),
+            (200_000, "3 min 20 s"),
+            (3_599_001, "1 h"),
+            (7_500_000, "2 h 5 min"),
+            (86_399_000, "1 d"),
+            (11 * DAY + 4 * HOUR, "11 d 4 h"),
+            (11 * DAY + 4 * HOUR + 1, "11 d 5 h"),
+            (30 * DAY, "30 d"),
+        ] {
+            assert_eq!(duration(ms), text, "{ms}");
+        }
+        assert!(duration(u64::MAX).ends_with(" h"), "no overflow");
+    }
+
+    #[test]
+    fn columns_line_up_with_and_without_colours() {
+        let rows = [
+            [Cell::new("limit").coloured(Colour::Bold), Cell::new("left"), Cell::new("why")],
+            [Cell::new("é"), Cell::new("7"), Cell::new("")],
+        ];
+        let align = [Align::Left, Align::Right, Align::Left];
+        assert_eq!(table(&rows, align, 2, Paint::OFF), "  limit  left  why\n  é         7\n");
+        assert_eq!(table(&rows, align, 0, Paint::new(true)), "\x1b[1mlimit\x1b[0m  left  why\né         7\n");
+    }
+}

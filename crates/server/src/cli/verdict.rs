@@ -1,0 +1,329 @@
+//! A verdict in words and as JSON: shared by `check` and `explain`.
+
+use acequia_client::{CheckResponse, LimitResult, Outcome, Reason};
+use serde::Serialize;
+
+use super::people::{Colour, Paint, duration};
+
+/// The width of "allowed" and "denied", so that what follows lines up.
+const VERDICT_WIDTH: usize = 9;
+
+/// A verdict with the fields of the HTTP API.
+#[derive(Debug, Serialize)]
+pub(super) struct VerdictJson<'a> {
+    allowed: bool,
+    /// Null where no limit decided.
+    limit: Option<&'a str>,
+    remaining: Option<u64>,
+    retry_after_ms: Option<u64>,
+    delay_ms: u64,
+    reason: &'static str,
+    limits: Vec<LimitJson<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct LimitJson<'a> {
+    name: &'a str,
+    algorithm: &'a str,
+    budget: u64,
+    /// Null where the limit exempts the request.
+    remaining: Option<u64>,
+    retry_after_ms: Option<u64>,
+    reset_after_ms: u64,
+    delay_ms: u64,
+    outcome: &'static str,
+    reason: &'static str,
+    cost: u64,
+    descriptors: &'a [u32],
+}
+
+impl<'a> VerdictJson<'a> {
+    pub(super) fn new(verdict: &'a CheckResponse) -> Self {
+        Self {
+            allowed: verdict.allowed,
+            limit: decisive(verdict),
+            remaining: verdict.remaining,
+            retry_after_ms: verdict.retry_after_ms,
+            delay_ms: verdict.delay_ms,
+            reason: reason_word(verdict.reason()),
+            limits: verdict.limits.iter().map(LimitJson::new).collect(),
+        }
+    }
+}
+
+impl<'a> LimitJson<'a> {
+    fn new(limit: &'a LimitResult) -> Self {
+        Self {
+            name: &limit.name,
+            algorithm: &limit.algorithm,
+            budget: limit.budget,
+            remaining: left(limit),
+            retry_after_ms: limit.retry_after_ms,
+            reset_after_ms: limit.reset_after_ms,
+            delay_ms: limit.delay_ms,
+            outcome: outcome_word(limit.outcome()),
+            reason: reason_word(limit.reason()),
+            cost: limit.cost,
+            descriptors: &limit.descriptors,
+        }
+    }
+}
+
+/// The verdict in one line, and one more for each thing that the line cannot say.
+pub(super) fn headline(verdict: &CheckResponse, paint: Paint) -> String {
+    let (word, colour) = if verdict.allowed { ("allowed", Colour::Green) } else { ("denied", Colour::Red) };
+    let padding = " ".repeat(VERDICT_WIDTH - word.len());
+    let mut text = format!("{}{padding}{}\n", paint.word(colour, word), decision(verdict));
+    let mut line = |more: &str| {
+        text.push_str(&" ".repeat(VERDICT_WIDTH));
+        text.push_str(more);
+        text.push('\n');
+    };
+    if verdict.delay_ms > 0 {
+        line(&format!("wait {} before going on", duration(verdict.delay_ms)));
+    }
+    if let Some(meaning) = meaning(verdict.reason()) {
+        line(meaning);
+    }
+    text
+}
+
+fn decision(verdict: &CheckResponse) -> String {
+    let reason = reason_word(verdict.reason());
+    let remaining = verdict.remaining.unwrap_or(0);
+    match (verdict.allowed, decisive(verdict)) {
+        (true, Some(limit)) => format!("{remaining} left in {limit}"),
+        (true, None) if verdict.reason() == Reason::NoMatch => format!("no limit matches ({reason})"),
+        (true, None) if verdict.reason() == Reason::Unlimited => {
+            format!("exempt from every limit that matches ({reason})")
+        }
+        (true, None) => format!("no limit that matches is enforced ({reason})"),
+        (false, limit) => {
+            let limit = limit.unwrap_or("a limit without a name");
+            format!("by {limit}: {remaining} left, {} ({reason})", come_back(verdict.retry_after_ms))
+        }
+    }
+}
+
+/// The limit that decided.
+fn decisive(verdict: &CheckResponse) -> Option<&str> {
+    Some(verdict.limit.as_str()).filter(|name| !name.is_empty())
+}
+
+/// What is left in a limit; nothing where it exempts the request, for that has no bound.
+pub(super) fn left(limit: &LimitResult) -> Option<u64> {
+    (limit.outcome() != Outcome::Unlimited).then_some(limit.remaining)
+}
+
+pub(super) fn come_back(retry_after_ms: Option<u64>) -> String {
+    match retry_after_ms {
+        Some(ms) => format!("come back in {}", duration(ms)),
+        None => "no wait helps".to_owned(),
+    }
+}
+
+/// What a reason means, where its word does not say enough.
+fn meaning(reason: Reason) -> Option<&'static str> {
+    match reason {
+        Reason::CostTooHigh => Some("the cost is above what the limit can ever hold"),
+        Reason::Restarted => {
+            Some("the node has restarted, and what it cannot know to be unspent counts as spent")
+        }
+        Reason::Overflow => Some("the node's memory for cells is full: new cells of the limit share one"),
+        Reason::Journal => {
+            Some("the node cannot write its journal: only what was reserved before may be spent")
+        }
+        Reason::Unspecified
+        | Reason::WithinLimit
+        | Reason::NoMatch
+        | Reason::Unlimited
+        | Reason::OverLimit => None,
+    }
+}
+
+/// The word for a reason in JSON, metrics and on the command line.
+pub(super) fn reason_word(reason: Reason) -> &'static str {
+    match reason {
+        Reason::WithinLimit => "within-limit",
+        Reason::NoMatch => "no-match",
+        Reason::Unlimited => "unlimited",
+        Reason::OverLimit => "over-limit",
+        Reason::CostTooHigh => "cost-too-high",
+        Reason::Restarted => "restarted",
+        Reason::Overflow => "overflow",
+        Reason::Journal => "journal",
+        // A newer node may know more reasons.
+        Reason::Unspecified => "unknown",
+    }
+}
+
+/// The word for an outcome in JSON and on the command line.
+pub(super) fn outcome_word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Allow => "allow",
+        Outcome::Deny => "deny",
+        Outcome::ShadowDeny => "shadow-deny",
+        Outcome::Unlimited => "unlimited",
+        // A newer node may know more outcomes.
+        Outcome::Unspecified => "unknown",
+    }
+}
+
+pub(super) fn outcome_colour(outcome: Outcome) -> Colour {
+    match outcome {
+        Outcome::Allow | Outcome::Unlimited => Colour::Green,
+        Outcome::Deny => Colour::Red,
+        Outcome::ShadowDeny => Colour::Yellow,
+        Outcome::Unspecified => Colour::Plain,
+    }
+}
+
+/// Answers for the tests of this folder.
+#[cfg(test)]
+pub(super) mod examples {
+    use super::*;
+
+    pub(in crate::cli) fn per_key() -> LimitResult {
+        LimitResult {
+            name: "per-key".to_owned(),
+            budget: 120,
+            remaining: 59,
+            reset_after_ms: 1_017,
+            outcome: Outcome::Allow.into(),
+            reason: Reason::WithinLimit.into(),
+            descriptors: vec![0],
+            cost: 1,
+            algorithm: "token_bucket".to_owned(),
+            ..LimitResult::default()
+        }
+    }
+
+    pub(in crate::cli) fn search() -> LimitResult {
+        LimitResult {
+            name: "search".to_owned(),
+            budget: 10,
+            retry_after_ms: Some(840),
+            reset_after_ms: 990,
+            outcome: Outcome::Deny.into(),
+            reason: Reason::OverLimit.into(),
+            descriptors: vec![0],
+            cost: 1,
+            algorithm: "sliding_window".to_owned(),
+            ..LimitResult::default()
+        }
+    }
+
+    pub(in crate::cli) fn allowed() -> CheckResponse {
+        CheckResponse {
+            allowed: true,
+            limit: "per-key".to_owned(),
+            remaining: Some(59),
+            reason: Reason::WithinLimit.into(),
+            limits: vec![per_key()],
+            ..CheckResponse::default()
+        }
+    }
+
+    pub(in crate::cli) fn denied() -> CheckResponse {
+        CheckResponse {
+            limit: "search".to_owned(),
+            remaining: Some(0),
+            retry_after_ms: Some(840),
+            reason: Reason::OverLimit.into(),
+            limits: vec![per_key(), search()],
+            ..CheckResponse::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        examples::{allowed, denied},
+        *,
+    };
+    use crate::cli::json_line;
+
+    #[test]
+    fn verdicts_say_what_is_left_or_when_to_come_back() {
+        assert_eq!(headline(&allowed(), Paint::OFF), "allowed  59 left in per-key\n");
+        assert_eq!(
+            headline(&denied(), Paint::OFF),
+            "denied   by search: 0 left, come back in 840 ms (over-limit)\n"
+        );
+        assert_eq!(
+            headline(&denied(), Paint::new(true)),
+            "\x1b[31mdenied\x1b[0m   by search: 0 left, come back in 840 ms (over-limit)\n"
+        );
+    }
+
+    #[test]
+    fn a_delay_has_its_own_line() {
+        let verdict = CheckResponse { delay_ms: 1_500, ..allowed() };
+        assert_eq!(
+            headline(&verdict, Paint::OFF),
+            "allowed  59 left in per-key\n         wait 1.5 s before going on\n"
+        );
+    }
+
+    #[test]
+    fn a_cost_that_never_fits_is_said_so() {
+        let verdict = CheckResponse {
+            remaining: Some(10),
+            retry_after_ms: None,
+            reason: Reason::CostTooHigh.into(),
+            ..denied()
+        };
+        assert_eq!(
+            headline(&verdict, Paint::OFF),
+            "denied   by search: 10 left, no wait helps (cost-too-high)\n         \
+             the cost is above what the limit can ever hold\n"
+        );
+    }
+
+    #[test]
+    fn allowed_without_a_limit_says_why() {
+        let none = CheckResponse { limit: String::new(), remaining: None, limits: Vec::new(), ..allowed() };
+        for (reason, line) in [
+            (Reason::NoMatch, "allowed  no limit matches (no-match)\n"),
+            (Reason::Unlimited, "allowed  exempt from every limit that matches (unlimited)\n"),
+            (Reason::WithinLimit, "allowed  no limit that matches is enforced (within-limit)\n"),
+        ] {
+            let verdict = CheckResponse { reason: reason.into(), ..none.clone() };
+            assert_eq!(headline(&verdict, Paint::OFF), line);
+        }
+    }
+
+    #[test]
+    fn json_has_every_field_and_null_for_what_is_absent() {
+        assert_eq!(
+            json_line(&VerdictJson::new(&denied())),
+            concat!(
+                r#"{"allowed":false,"limit":"search","remaining":0,"retry_after_ms":840,"delay_ms":0,"#,
+                r#""reason":"over-limit","limits":["#,
+                r#"{"name":"per-key","algorithm":"token_bucket","budget":120,"remaining":59,"#,
+                r#""retry_after_ms":null,"reset_after_ms":1017,"delay_ms":0,"outcome":"allow","#,
+                r#""reason":"within-limit","cost":1,"descriptors":[0]},"#,
+                r#"{"name":"search","algorithm":"sliding_window","budget":10,"remaining":0,"#,
+                r#""retry_after_ms":840,"reset_after_ms":990,"delay_ms":0,"outcome":"deny","#,
+                r#""reason":"over-limit","cost":1,"descriptors":[0]}]}"#,
+                "\n"
+            )
+        );
+        let exempt = LimitResult {
+            outcome: Outcome::Unlimited.into(),
+            reason: Reason::Unlimited.into(),
+            remaining: u64::MAX,
+            ..examples::per_key()
+        };
+        let verdict = CheckResponse {
+            allowed: true,
+            reason: Reason::Unlimited.into(),
+            limits: vec![exempt],
+            ..CheckResponse::default()
+        };
+        let line = json_line(&VerdictJson::new(&verdict));
+        assert!(line.starts_with(r#"{"allowed":true,"limit":null,"remaining":null,"#), "{line}");
+        assert!(line.contains(r#""budget":120,"remaining":null,"#), "{line}");
+    }
+}

@@ -1,0 +1,203 @@
+//! gRPC's framing over HTTP/2: a byte that says whether a message is compressed, four for its
+//! length, the message; the status in trailers.
+
+use std::{
+    fmt::Write as _,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tonic::Code;
+
+use super::stream::CheckStream;
+use crate::question::BadRequest;
+
+/// The largest message: a request with several values as long as they may be.
+pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// Bytes in front of a message.
+pub(super) const PREFIX: usize = 5;
+/// How long the rest of a request may take once it has begun.
+const READ_MAX: Duration = Duration::from_secs(10);
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// What goes back to a caller.
+pub(crate) enum GrpcBody {
+    /// Nothing: everything is in the headers.
+    Empty,
+    /// One message, then the status.
+    Unary(Option<Bytes>),
+    /// Many.
+    Stream(Box<CheckStream>),
+    /// A service of tonic's.
+    Tonic(tonic::body::Body),
+    /// The end of a message.
+    Done,
+}
+
+impl GrpcBody {
+    pub(super) fn unary(message: Bytes) -> Self {
+        Self::Unary(Some(message))
+    }
+
+    pub(super) fn stream(stream: CheckStream) -> Self {
+        Self::Stream(Box::new(stream))
+    }
+}
+
+impl Body for GrpcBody {
+    type Data = Bytes;
+    type Error = tonic::Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = self.get_mut();
+        match this {
+            Self::Empty | Self::Done => Poll::Ready(None),
+            Self::Unary(message) => match message.take() {
+                Some(message) => Poll::Ready(Some(Ok(Frame::data(message)))),
+                None => {
+                    *this = Self::Done;
+                    Poll::Ready(Some(Ok(Frame::trailers(ok()))))
+                }
+            },
+            Self::Stream(stream) => stream.poll_frame(cx).map(|frame| frame.map(Ok)),
+            Self::Tonic(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Empty | Self::Done => true,
+            Self::Tonic(body) => body.is_end_stream(),
+            Self::Unary(_) | Self::Stream(_) => false,
+        }
+    }
+}
+
+/// Trailers of a call that went well.
+pub(super) fn ok() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
+    trailers
+}
+
+/// Why a call went wrong.
+#[derive(Clone, Debug)]
+pub(crate) struct Status {
+    code: Code,
+    message: String,
+}
+
+impl Status {
+    pub(super) fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    pub(super) fn malformed(fault: impl std::fmt::Display) -> Self {
+        Self::new(Code::InvalidArgument, format!("the message is malformed: {fault}"))
+    }
+
+    /// As headers or trailers; the message percent-encoded, as gRPC has it.
+    pub(super) fn write(&self, headers: &mut HeaderMap) {
+        headers.insert(GRPC_STATUS, HeaderValue::from(self.code as i32));
+        let mut text = String::with_capacity(self.message.len());
+        for byte in self.message.bytes() {
+            if matches!(byte, b' '..=b'~') && byte != b'%' {
+                text.push(char::from(byte));
+            } else {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "%{byte:02X}");
+            }
+        }
+        if let Ok(value) = HeaderValue::try_from(text) {
+            headers.insert(GRPC_MESSAGE, value);
+        }
+    }
+
+    pub(super) fn trailers(&self) -> HeaderMap {
+        let mut trailers = HeaderMap::with_capacity(2);
+        self.write(&mut trailers);
+        trailers
+    }
+}
+
+impl From<BadRequest> for Status {
+    fn from(fault: BadRequest) -> Self {
+        Self::new(Code::InvalidArgument, fault.to_string())
+    }
+}
+
+/// The one message of a unary call, from all its bytes.
+pub(super) fn message_of(bytes: &Bytes) -> Result<Bytes, Status> {
+    match message_length(bytes)? {
+        Some(length) if bytes.len() == PREFIX + length => Ok(bytes.slice(PREFIX..)),
+        _ => Err(Status::new(Code::InvalidArgument, "the call carries more or less than one message")),
+    }
+}
+
+/// Reads the rest of a unary call, and gives its message.
+pub(super) async fn read_rest(first: Bytes, body: Incoming) -> Result<Bytes, Status> {
+    match tokio::time::timeout(READ_MAX, collect(first, body)).await {
+        Ok(bytes) => message_of(&bytes?),
+        Err(_) => Err(Status::new(Code::DeadlineExceeded, "the request did not end in 10 s: send it whole")),
+    }
+}
+
+async fn collect(first: Bytes, mut body: Incoming) -> Result<Bytes, Status> {
+    let mut all = BytesMut::from(first);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| Status::new(Code::Cancelled, e.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if all.len() + data.len() > PREFIX + MESSAGE_BYTES_MAX {
+            return Err(too_large());
+        }
+        all.extend_from_slice(&data);
+        if body.is_end_stream() {
+            break;
+        }
+    }
+    Ok(all.freeze())
+}
+
+/// The length of the message that begins here, if so much is here.
+pub(super) fn message_length(bytes: &[u8]) -> Result<Option<usize>, Status> {
+    let Some((prefix, _)) = bytes.split_first_chunk::<PREFIX>() else { return Ok(None) };
+    let [compressed, length @ ..] = *prefix;
+    if compressed != 0 {
+        return Err(Status::new(Code::Unimplemented, "compressed messages are not served: send them plain"));
+    }
+    let length = u32::from_be_bytes(length) as usize;
+    if length > MESSAGE_BYTES_MAX { Err(too_large()) } else { Ok(Some(length)) }
+}
+
+fn too_large() -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        format!("the message is larger than {MESSAGE_BYTES_MAX} bytes: send fewer or shorter descriptors"),
+    )
+}
+
+/// Frames a message that `write` appends.
+pub(super) fn framed(capacity: usize, write: impl FnOnce(&mut Vec<u8>)) -> Bytes {
+    let mut out = Vec::with_capacity(PREFIX + capacity);
+    out.put_bytes(0, PREFIX);
+    write(&mut out);
+    finish(out)
+}
+
+/// Fills in the length of a message that was written after [`PREFIX`] empty bytes.
+pub(super) fn finish(mut out: Vec<u8>) -> Bytes {
+    let length = u32::try_from(out.len() - PREFIX).unwrap_or(u32::MAX);
+    out[1..PREFIX].copy_from_slice(&length.to_be_bytes());
+    Bytes::from(out)
+}

@@ -1,0 +1,159 @@
+//! `envoy.service.ratelimit.v3`: a drop-in for the servers of that protocol.
+//!
+//! A status for every descriptor, in order. A denial is the answer OVER_LIMIT and never an error:
+//! an error lets the request through by Envoy's default.
+
+use std::{sync::Arc, time::Duration};
+
+use acequia_api::{
+    envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit::Unit},
+    wire::{
+        CurrentLimitOut, HeaderOut, MetadataOut, MetadataValue, RateLimitResponseWriter, StatusOut,
+        WireRequest, read_rate_limit_request,
+    },
+};
+use acequia_limits::{Algorithm, Mode, Now, verdict::NEVER};
+use acequia_node::{Answer, Ask, Catalogue, LimitAnswer, Outcome};
+
+use super::{
+    body::{Status, framed},
+    call::Reply,
+};
+use crate::{
+    headers::headers,
+    question::from_envoy,
+    respond::name,
+    worker::{Settings, Worker},
+};
+
+pub(super) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+pub(super) const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// Bytes of a response with one descriptor.
+const RESPONSE_BYTES: usize = 96;
+
+pub(super) fn should_rate_limit(worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
+    let mut wire = WireRequest::default();
+    read_rate_limit_request(message, &mut wire)
+        .inspect_err(|fault| worker.refuse(fault))
+        .map_err(Status::malformed)?;
+    let request = from_envoy(wire).inspect_err(|fault| worker.refuse(fault))?;
+    let descriptors = request.spans.len();
+    let mut held = worker.hold();
+    let now = held.now;
+    let (reply, unwritten) = held.ask(&request, Ask::CHECK_NOW, |answer, catalogue| {
+        let settings = worker.shared.settings();
+        framed(RESPONSE_BYTES, |out| write(out, descriptors, answer, catalogue, now, &settings))
+    });
+    drop(held);
+    let Some(unwritten) = unwritten else { return Ok(Reply::Now(reply)) };
+    let worker = Arc::clone(worker);
+    Ok(Reply::Later(Box::pin(async move {
+        match worker.settle(unwritten).await {
+            None => reply,
+            Some((denied, catalogue)) => {
+                let settings = worker.shared.settings();
+                framed(RESPONSE_BYTES, |out| write(out, descriptors, &denied, &catalogue, now, &settings))
+            }
+        }
+    })))
+}
+
+fn write(
+    out: &mut Vec<u8>,
+    descriptors: usize,
+    answer: &Answer,
+    catalogue: &Catalogue,
+    now: Now,
+    settings: &Settings,
+) {
+    let overall = if answer.allowed { Code::Ok } else { Code::OverLimit };
+    let mut writer = RateLimitResponseWriter::new(out, overall);
+    for descriptor in 0..descriptors {
+        writer.status(&status(descriptor, answer, catalogue));
+    }
+    if !settings.headers.envoy.is_empty() {
+        for (key, value) in headers(&settings.headers.envoy, answer, catalogue, now) {
+            writer.response_header(&HeaderOut { key, value: &value });
+        }
+    }
+    if let Some(limit) = answer.decisive.map(|number| &answer.limits[number]).filter(|_| !answer.allowed) {
+        // For access logs: which limit, and why.
+        writer.dynamic_metadata(&[
+            MetadataOut { key: "limit", value: MetadataValue::String(name(limit, catalogue)) },
+            MetadataOut { key: "reason", value: MetadataValue::String(limit.reason.as_str()) },
+        ]);
+    }
+}
+
+/// What is said of one descriptor: the limit that denies it the longest, or else the one with the
+/// least left.
+fn status<'c>(descriptor: usize, answer: &Answer, catalogue: &'c Catalogue) -> StatusOut<'c> {
+    let mut decisive: Option<&LimitAnswer> = None;
+    for limit in answer.limits.iter().filter(|limit| limit.descriptors >> descriptor & 1 == 1) {
+        let stricter = |than: &LimitAnswer| rank(limit) > rank(than);
+        // What only watches is nobody's to be told.
+        let enforced = catalogue.limits[limit.limit as usize].limit.spec.mode == Mode::Enforce;
+        if enforced && decisive.is_none_or(stricter) {
+            decisive = Some(limit);
+        }
+    }
+    let Some(limit) = decisive else {
+        return StatusOut {
+            code: Code::Ok,
+            current_limit: None,
+            limit_remaining: 0,
+            duration_until_reset: None,
+        };
+    };
+    let LimitAnswer { verdict, outcome, .. } = limit;
+    let denied = *outcome == Outcome::Deny;
+    let unlimited = *outcome == Outcome::Unlimited;
+    let wait_ns = if denied && verdict.retry_after_ns != NEVER {
+        verdict.retry_after_ns
+    } else {
+        verdict.reset_after_ns
+    };
+    StatusOut {
+        code: if denied { Code::OverLimit } else { Code::Ok },
+        current_limit: (!unlimited).then(|| current_limit(limit, catalogue)),
+        limit_remaining: saturate(verdict.remaining),
+        duration_until_reset: (!unlimited).then(|| Duration::from_nanos(wait_ns)),
+    }
+}
+
+/// Stricter is greater: denials by their wait, then the rest by how little is left.
+fn rank(limit: &LimitAnswer) -> (bool, u64, u64) {
+    let denied = limit.outcome == Outcome::Deny;
+    (denied, if denied { limit.verdict.retry_after_ns } else { 0 }, u64::MAX - limit.verdict.remaining)
+}
+
+/// A limit in Envoy's units. A bucket is shown by its rate, in the smallest unit in which that is
+/// whole; a period that Envoy has no unit for is shown by its number alone.
+fn current_limit<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> CurrentLimitOut<'c> {
+    const UNITS: [(Unit, u64); 7] = [
+        (Unit::Second, 1),
+        (Unit::Minute, 60),
+        (Unit::Hour, 3_600),
+        (Unit::Day, 86_400),
+        (Unit::Week, 7 * 86_400),
+        (Unit::Month, 31 * 86_400),
+        (Unit::Year, 366 * 86_400),
+    ];
+    let active = &catalogue.limits[limit.limit as usize].limit;
+    let found = match &active.algorithm {
+        Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
+            UNITS.iter().find_map(|(unit, seconds)| Some((meter.units_in(seconds * 1_000_000_000)?, *unit)))
+        }
+        window => UNITS
+            .iter()
+            .find(|(_, seconds)| window.period_ns() == seconds * 1_000_000_000)
+            .map(|(unit, _)| (limit.budget, *unit)),
+    };
+    let (units, unit) = found.unwrap_or((limit.budget, Unit::Unknown));
+    CurrentLimitOut { name: &active.spec.name, requests_per_unit: saturate(units), unit }
+}
+
+fn saturate(units: u64) -> u32 {
+    u32::try_from(units).unwrap_or(u32::MAX)
+}

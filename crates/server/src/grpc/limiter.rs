@@ -1,0 +1,99 @@
+//! `acequia.v1.Limiter`: Check and Peek. CheckStream is in `stream`.
+
+use std::sync::Arc;
+
+use acequia_api::{
+    acequia::v1 as api,
+    wire::{CheckOut, WireRequest, read_check_request, write_check_response},
+};
+use acequia_limits::Request;
+use acequia_node::{Answer, Ask, Catalogue};
+use bytes::Bytes;
+use prost::Message;
+
+use super::{
+    body::{Status, framed},
+    call::Reply,
+};
+use crate::{question::from_check, respond::with_check_out, worker::Worker};
+
+pub(super) const SERVICE: &str = "acequia.v1.Limiter";
+pub(super) const CHECK: &str = "/acequia.v1.Limiter/Check";
+pub(super) const CHECK_STREAM: &str = "/acequia.v1.Limiter/CheckStream";
+pub(super) const PEEK: &str = "/acequia.v1.Limiter/Peek";
+
+/// Bytes of a response without details.
+const RESPONSE_BYTES: usize = 64;
+
+/// Reads a check; says whether details are wanted.
+pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, bool), Status> {
+    let mut wire = WireRequest::default();
+    read_check_request(message, &mut wire)
+        .inspect_err(|fault| worker.refuse(fault))
+        .map_err(Status::malformed)?;
+    let detail = wire.detail;
+    Ok((from_check(wire).inspect_err(|fault| worker.refuse(fault))?, detail))
+}
+
+pub(super) fn check(worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
+    let (request, detail) = read(worker, message)?;
+    let respond = move |answer: &Answer, catalogue: &Catalogue| {
+        with_check_out(answer, catalogue, detail, |check| {
+            framed(RESPONSE_BYTES, |out| write_check_response(out, check))
+        })
+    };
+    let (reply, unwritten) = worker.hold().ask(&request, Ask::CHECK, respond);
+    let Some(unwritten) = unwritten else { return Ok(Reply::Now(reply)) };
+    let worker = Arc::clone(worker);
+    Ok(Reply::Later(Box::pin(async move {
+        match worker.settle(unwritten).await {
+            None => reply,
+            Some((denied, catalogue)) => respond(&denied, &catalogue),
+        }
+    })))
+}
+
+pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
+    let (request, _) = read(worker, message)?;
+    let mut held = worker.hold();
+    let now = held.now;
+    let (response, _) = held.ask(&request, Ask::PEEK, |answer, catalogue| {
+        let unmatched = catalogue.unmatched(&request, now.wall_ns);
+        let unmatched = unmatched.into_iter().map(|unmatched| api::Unmatched {
+            name: catalogue.limits[unmatched.limit as usize].limit.spec.name.clone(),
+            why: unmatched.why,
+        });
+        let verdict = with_check_out(answer, catalogue, true, owned);
+        api::PeekResponse { verdict: Some(verdict), unmatched: unmatched.collect() }
+    });
+    // A vector grows as it needs to, so encoding cannot fail.
+    Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
+}
+
+fn owned(check: &CheckOut<'_>) -> api::CheckResponse {
+    api::CheckResponse {
+        allowed: check.allowed,
+        limit: check.limit.to_owned(),
+        remaining: check.remaining,
+        retry_after_ms: check.retry_after_ms,
+        delay_ms: check.delay_ms,
+        reason: check.reason.into(),
+        limits: check
+            .limits
+            .iter()
+            .map(|limit| api::LimitResult {
+                name: limit.name.to_owned(),
+                budget: limit.budget,
+                remaining: limit.remaining,
+                retry_after_ms: limit.retry_after_ms,
+                reset_after_ms: limit.reset_after_ms,
+                delay_ms: limit.delay_ms,
+                outcome: limit.outcome.into(),
+                reason: limit.reason.into(),
+                descriptors: limit.descriptors.to_vec(),
+                cost: limit.cost,
+                algorithm: limit.algorithm.to_owned(),
+            })
+            .collect(),
+    }
+}

@@ -1,0 +1,151 @@
+//! `acequia.v1.Limiter/CheckStream`: many checks in flight, many in a message.
+//!
+//! The response is pulled: a message is read and decided when there is room for its answer, so a
+//! caller that does not read is not read from either, and memory has a bound.
+
+use std::{
+    ops::Range,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use acequia_api::wire::{read_check_batch, write_check_result};
+use acequia_limits::Request;
+use acequia_node::Ask;
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::future::BoxFuture;
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+
+use super::{
+    body::{PREFIX, Status, finish, message_length, ok},
+    limiter,
+};
+use crate::{
+    respond::with_check_out,
+    worker::{Unwritten, Worker},
+};
+
+/// Bytes of a result without details.
+const RESULT_BYTES: usize = 24;
+
+/// A stream of checks being answered.
+pub(crate) struct CheckStream {
+    worker: Arc<Worker>,
+    incoming: Incoming,
+    received: BytesMut,
+    /// No more will come.
+    is_ended: bool,
+    /// A message whose answer waits for the disk.
+    settling: Option<BoxFuture<'static, Bytes>>,
+    /// The trailers have gone out.
+    is_done: bool,
+}
+
+/// An answer to a message, and the results in it that may not leave yet.
+struct Decided {
+    out: Vec<u8>,
+    unwritten: Vec<(Range<usize>, Unwritten, bool)>,
+}
+
+impl CheckStream {
+    pub(super) fn new(worker: Arc<Worker>, incoming: Incoming) -> Self {
+        let received = BytesMut::new();
+        Self { worker, incoming, received, is_ended: false, settling: None, is_done: false }
+    }
+
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
+        if self.is_done {
+            return Poll::Ready(None);
+        }
+        match ready!(self.poll_message(cx)) {
+            Ok(Some(message)) => Poll::Ready(Some(Frame::data(message))),
+            Ok(None) => {
+                self.is_done = true;
+                Poll::Ready(Some(Frame::trailers(ok())))
+            }
+            Err(status) => {
+                self.is_done = true;
+                Poll::Ready(Some(Frame::trailers(status.trailers())))
+            }
+        }
+    }
+
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
+        loop {
+            if let Some(settling) = &mut self.settling {
+                let message = ready!(settling.as_mut().poll(cx));
+                self.settling = None;
+                return Poll::Ready(Ok(Some(message)));
+            }
+            match message_length(&self.received)? {
+                Some(length) if self.received.len() >= PREFIX + length => {
+                    let message = self.received.split_to(PREFIX + length).freeze();
+                    let decided = decide(&self.worker, &message[PREFIX..])?;
+                    if decided.unwritten.is_empty() {
+                        return Poll::Ready(Ok(Some(finish(decided.out))));
+                    }
+                    self.settling = Some(Box::pin(settle(Arc::clone(&self.worker), decided)));
+                }
+                _ if self.is_ended && self.received.is_empty() => return Poll::Ready(Ok(None)),
+                _ if self.is_ended => {
+                    return Poll::Ready(Err(Status::malformed("the stream ends within a message")));
+                }
+                _ => match ready!(Pin::new(&mut self.incoming).poll_frame(cx)) {
+                    Some(Ok(frame)) => {
+                        if let Ok(data) = frame.into_data() {
+                            self.received.extend_from_slice(&data);
+                        }
+                    }
+                    Some(Err(e)) => {
+                        return Poll::Ready(Err(Status::new(tonic::Code::Cancelled, e.to_string())));
+                    }
+                    None => self.is_ended = true,
+                },
+            }
+        }
+    }
+}
+
+/// Decides every check of a message at one time, under one lock. A message with a fault in it
+/// charges nothing.
+fn decide(worker: &Worker, message: &[u8]) -> Result<Decided, Status> {
+    let mut checks: Vec<(Request<'_>, bool)> = Vec::new();
+    for check in read_check_batch(message) {
+        let check = check.inspect_err(|fault| worker.refuse(fault)).map_err(Status::malformed)?;
+        checks.push(limiter::read(worker, check)?);
+    }
+    let mut out = Vec::with_capacity(PREFIX + checks.len() * RESULT_BYTES);
+    out.put_bytes(0, PREFIX);
+    let mut unwritten = Vec::new();
+    let mut held = worker.hold();
+    for (request, detail) in &checks {
+        let begin = out.len();
+        let ((), waits) = held.ask(request, Ask::CHECK, |answer, catalogue| {
+            with_check_out(answer, catalogue, *detail, |check| write_check_result(&mut out, check));
+        });
+        unwritten.extend(waits.map(|waits| (begin..out.len(), waits, *detail)));
+    }
+    Ok(Decided { out, unwritten })
+}
+
+/// Waits for the disk; results that it was too slow for leave as denials.
+async fn settle(worker: Arc<Worker>, decided: Decided) -> Bytes {
+    let Decided { out, unwritten } = decided;
+    let mut settled = Vec::with_capacity(out.len());
+    let mut at = 0;
+    let mut late = false;
+    for (place, unwritten, detail) in unwritten {
+        // A disk that was too slow for one result has had its time for all.
+        let denial = if late { Some(unwritten.deny()) } else { worker.settle(unwritten).await };
+        if let Some((denied, catalogue)) = denial {
+            late = true;
+            settled.extend_from_slice(&out[at..place.start]);
+            with_check_out(&denied, &catalogue, detail, |check| write_check_result(&mut settled, check));
+            at = place.end;
+        }
+    }
+    settled.extend_from_slice(&out[at..]);
+    finish(settled)
+}

@@ -1,0 +1,77 @@
+//! Limits in headers, in the dialects that clients know.
+//!
+//! - `draft-11`: draft-ietf-httpapi-ratelimit-headers-11 (May 2026), structured fields (RFC 9651):
+//!   every enforced limit, with `r` what is left here and `t` the seconds until more is.
+//! - `triple`: `RateLimit-Limit`, `-Remaining`, `-Reset`, as drafts up to 06 had them.
+//! - `x-ratelimit`, `x-ratelimit-epoch`: the same under older names; `Reset` is seconds to go, or the
+//!   time of day as seconds since the epoch.
+//!
+//! `Retry-After` (RFC 9110, section 10.2.3) goes with every denial that a wait can mend.
+
+use acequia_limits::{Mode, Now, time::seconds_rounded_up, verdict::NEVER};
+use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
+
+use crate::{config::Dialect, respond::name};
+
+/// A header's name, in lower case, and its value.
+pub type Header = (&'static str, String);
+
+/// `Retry-After` and the limits in each dialect.
+pub fn headers(dialects: &[Dialect], answer: &Answer, catalogue: &Catalogue, now: Now) -> Vec<Header> {
+    let mut headers = Vec::new();
+    if !answer.allowed && answer.retry_after_ns != NEVER {
+        headers.push(("retry-after", seconds_rounded_up(answer.retry_after_ns).to_string()));
+    }
+    let Some(decisive) = answer.decisive.map(|number| &answer.limits[number]) else { return headers };
+    for dialect in dialects {
+        match dialect {
+            Dialect::Draft11 => headers.extend(draft_11(answer, catalogue)),
+            Dialect::Triple => headers.extend(triple(
+                ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
+                decisive,
+                wait_s(decisive),
+            )),
+            Dialect::XRatelimit => headers.extend(triple(X_RATELIMIT, decisive, wait_s(decisive))),
+            Dialect::XRatelimitEpoch => {
+                let reset = seconds_rounded_up(now.wall_ns.saturating_add(wait_ns(decisive)));
+                headers.extend(triple(X_RATELIMIT, decisive, reset));
+            }
+        }
+    }
+    headers
+}
+
+const X_RATELIMIT: [&str; 3] = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
+
+fn triple(names: [&'static str; 3], limit: &LimitAnswer, reset: u64) -> [Header; 3] {
+    let values = [limit.budget, limit.verdict.remaining, reset];
+    std::array::from_fn(|i| (names[i], values[i].to_string()))
+}
+
+fn draft_11(answer: &Answer, catalogue: &Catalogue) -> [Header; 2] {
+    let enforced = answer.limits.iter().filter(|limit| {
+        let mode = catalogue.limits[limit.limit as usize].limit.spec.mode;
+        mode == Mode::Enforce && limit.outcome != Outcome::Unlimited
+    });
+    let (mut policies, mut limits) = (Vec::new(), Vec::new());
+    for limit in enforced {
+        // Names have no quotes and no backslashes, so they are structured strings as they stand.
+        let name = name(limit, catalogue);
+        let algorithm = &catalogue.limits[limit.limit as usize].limit.algorithm;
+        let window = seconds_rounded_up(algorithm.period_ns()).max(1);
+        policies.push(format!("\"{name}\";q={};w={window}", limit.budget));
+        limits.push(format!("\"{name}\";r={};t={}", limit.verdict.remaining, wait_s(limit)));
+    }
+    [("ratelimit-policy", policies.join(", ")), ("ratelimit", limits.join(", "))]
+}
+
+/// Seconds until the request may come again, or until everything is back.
+fn wait_s(limit: &LimitAnswer) -> u64 {
+    seconds_rounded_up(wait_ns(limit))
+}
+
+fn wait_ns(limit: &LimitAnswer) -> u64 {
+    let verdict = &limit.verdict;
+    let retry = !verdict.allowed && verdict.retry_after_ns != NEVER;
+    if retry { verdict.retry_after_ns } else { verdict.reset_after_ns }
+}

@@ -1,0 +1,319 @@
+//! The HTTP port: `POST /v1/check` for programs, `GET|HEAD /v1/authz` for proxies, `/metrics`,
+//! `/healthz`, `/readyz`.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use acequia_limits::{Now, Request, time::ms_rounded_up};
+use acequia_node::{Answer, Ask, Catalogue};
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Query, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::watch,
+};
+
+use crate::{
+    headers::{Header, headers},
+    metrics,
+    question::{BadRequest, check_request},
+    respond::{members, name, outcome_word, retry_after_ms},
+    worker::Worker,
+};
+
+/// Bytes of a body.
+const BODY_BYTES_MAX: usize = 1 << 20;
+/// How long a request may take to arrive.
+const READ_MAX: Duration = Duration::from_secs(10);
+
+/// The services of the port.
+pub fn router(worker: Arc<Worker>) -> Router {
+    Router::new()
+        .route("/v1/check", post(check))
+        .route("/v1/authz", get(authz))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .with_state(worker)
+}
+
+/// Serves a connection until its end, or until `stopping`: then requests in flight are still answered.
+pub async fn serve(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    mut stopping: watch::Receiver<bool>,
+) {
+    let mut builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(READ_MAX);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(READ_MAX)
+        .keep_alive_timeout(READ_MAX)
+        .max_concurrent_streams(256);
+    let called = Arc::new(AtomicBool::new(false));
+    let calls = Arc::clone(&called);
+    let service = TowerToHyperService::new(router);
+    let service = hyper::service::service_fn(move |request| {
+        calls.store(true, Ordering::Relaxed);
+        hyper::service::Service::call(&service, request)
+    });
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
+    // Before a first request it is not known which HTTP it is, and no other time runs.
+    let mut first_call = std::pin::pin!(tokio::time::sleep(READ_MAX));
+    let mut stop = std::pin::pin!(stopping.changed());
+    let mut draining = false;
+    std::future::poll_fn(move |cx| {
+        loop {
+            if connection.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            if !called.load(Ordering::Relaxed) && first_call.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            if draining || stop.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            draining = true;
+            connection.as_mut().graceful_shutdown();
+        }
+    })
+    .await;
+}
+
+/// The body of `POST /v1/check`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CheckBody {
+    domain: String,
+    descriptors: Vec<JsonDescriptor>,
+    cost: Option<u64>,
+}
+
+/// A descriptor as an object or a list of pairs; values are text, numbers or truths.
+#[derive(Debug)]
+struct JsonDescriptor(Vec<(String, String)>);
+
+/// The answer to `POST /v1/check`.
+#[derive(Debug, Serialize)]
+struct CheckAnswer<'a> {
+    allowed: bool,
+    limit: Option<&'a str>,
+    remaining: Option<u64>,
+    retry_after_ms: Option<u64>,
+    delay_ms: u64,
+    reason: &'static str,
+    limits: Vec<LimitJson<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct LimitJson<'a> {
+    name: &'a str,
+    algorithm: &'static str,
+    budget: u64,
+    /// Null where the limit exempts the request.
+    remaining: Option<u64>,
+    retry_after_ms: Option<u64>,
+    reset_after_ms: u64,
+    delay_ms: u64,
+    outcome: &'static str,
+    reason: &'static str,
+    cost: u64,
+    descriptors: Vec<u32>,
+}
+
+async fn check(State(worker): State<Arc<Worker>>, body: Body) -> Response {
+    let body = match tokio::time::timeout(READ_MAX, axum::body::to_bytes(body, BODY_BYTES_MAX)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) => {
+            return refuse(&worker, &format!("the body is cut off, or above {BODY_BYTES_MAX} bytes"));
+        }
+        Err(_) => return refuse(&worker, "the body did not end in 10 s: send it whole"),
+    };
+    let body: CheckBody = match serde_json::from_slice(&body) {
+        Ok(body) => body,
+        Err(fault) => return refuse(&worker, &format!("the body is no check: {fault}")),
+    };
+    let mut request = Request { domain: body.domain.as_bytes(), cost: 1, ..Request::default() };
+    for descriptor in &body.descriptors {
+        request.push(descriptor.0.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())), None);
+    }
+    let checked = match body.cost {
+        Some(0) => Err(BadRequest::ZeroCost),
+        cost => {
+            request.cost = cost.unwrap_or(1);
+            check_request(&request)
+        }
+    };
+    if let Err(fault) = checked {
+        return refuse(&worker, &fault.to_string());
+    }
+    let settings = worker.shared.settings();
+    let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
+        let json = Json(check_answer(answer, catalogue));
+        with_headers(json.into_response(), headers(&settings.headers.http, answer, catalogue, now))
+    };
+    worker.ask(&request, Ask::CHECK, respond).await
+}
+
+fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue) -> CheckAnswer<'a> {
+    let decisive = answer.decisive.map(|number| &answer.limits[number]);
+    let limits = answer.limits.iter().map(|limit| LimitJson {
+        name: name(limit, catalogue),
+        algorithm: catalogue.limits[limit.limit as usize].limit.algorithm.name(),
+        budget: limit.budget,
+        remaining: Some(limit.verdict.remaining).filter(|remaining| *remaining != u64::MAX),
+        retry_after_ms: retry_after_ms(limit.verdict.allowed, limit.verdict.retry_after_ns),
+        reset_after_ms: ms_rounded_up(limit.verdict.reset_after_ns),
+        delay_ms: ms_rounded_up(limit.verdict.delay_ns),
+        outcome: outcome_word(limit.outcome),
+        reason: limit.reason.as_str(),
+        cost: limit.units,
+        descriptors: members(limit.descriptors).to_vec(),
+    });
+    CheckAnswer {
+        allowed: answer.allowed,
+        limit: decisive.map(|limit| name(limit, catalogue)),
+        remaining: decisive.map(|limit| limit.verdict.remaining),
+        retry_after_ms: retry_after_ms(answer.allowed, answer.retry_after_ns),
+        delay_ms: ms_rounded_up(answer.delay_ns),
+        reason: answer.reason.as_str(),
+        limits: limits.collect(),
+    }
+}
+
+/// `GET /v1/authz?domain=shop&api_key=k1&header.route=x-forwarded-uri&deny_status=403`: every
+/// parameter but `domain`, `cost` and `deny_status` is an entry; `header.KEY=NAME` takes its value
+/// from a header of the request, and leaves the entry out where there is none.
+async fn authz(
+    State(worker): State<Arc<Worker>>,
+    Query(query): Query<Vec<(String, String)>>,
+    incoming: HeaderMap,
+) -> Response {
+    let mut request = Request { cost: 1, ..Request::default() };
+    let mut entries = Vec::new();
+    let mut deny = StatusCode::TOO_MANY_REQUESTS;
+    for (key, value) in &query {
+        match key.as_str() {
+            "domain" => request.domain = value.as_bytes(),
+            "cost" => match value.parse() {
+                Ok(cost) if cost > 0 => request.cost = cost,
+                _ => return refuse(&worker, "a cost is a whole number above 0"),
+            },
+            "deny_status" => match value.parse().ok().filter(|status| (400..600).contains(status)) {
+                Some(status) => deny = StatusCode::from_u16(status).unwrap_or(deny),
+                None => return refuse(&worker, "a deny_status is 400 to 599"),
+            },
+            _ => match key.strip_prefix("header.") {
+                None => entries.push((key.as_bytes(), value.as_bytes())),
+                Some(key) => {
+                    let found = incoming.get(value.as_str());
+                    entries.extend(found.map(|found| (key.as_bytes(), found.as_bytes())));
+                }
+            },
+        }
+    }
+    request.push(entries, None);
+    if let Err(fault) = check_request(&request) {
+        return refuse(&worker, &fault.to_string());
+    }
+    let settings = worker.shared.settings();
+    let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
+        let status = if answer.allowed { StatusCode::OK } else { deny };
+        with_headers(status.into_response(), headers(&settings.headers.http, answer, catalogue, now))
+    };
+    worker.ask(&request, Ask::CHECK_NOW, respond).await
+}
+
+async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], metrics::text(&worker.shared)).into_response()
+}
+
+/// A node is ready unless it is stopping.
+async fn readyz(State(worker): State<Arc<Worker>>) -> Response {
+    if worker.shared.is_draining() {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining: the node is stopping\n").into_response()
+    } else {
+        "ready\n".into_response()
+    }
+}
+
+fn refuse(worker: &Worker, what: &str) -> Response {
+    worker.refuse(&what);
+    (StatusCode::BAD_REQUEST, Json(serde_json::json!({ "error": what }))).into_response()
+}
+
+fn with_headers(mut response: Response, headers: Vec<Header>) -> Response {
+    for (name, value) in headers {
+        // Names of limits are visible ASCII, so every value is one for a header.
+        if let Ok(value) = HeaderValue::try_from(value) {
+            response.headers_mut().insert(HeaderName::from_static(name), value);
+        }
+    }
+    response
+}
+
+impl<'de> Deserialize<'de> for JsonDescriptor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = JsonDescriptor;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of keys and values, or a list of [key, value] pairs")
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<JsonDescriptor, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((key, Text(value))) = map.next_entry::<String, Text>()? {
+                    pairs.push((key, value));
+                }
+                Ok(JsonDescriptor(pairs))
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<JsonDescriptor, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((key, Text(value))) = list.next_element::<(String, Text)>()? {
+                    pairs.push((key, value));
+                }
+                Ok(JsonDescriptor(pairs))
+            }
+        }
+
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// A value: text, or what is written like it.
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match serde_json::Value::deserialize(deserializer)? {
+            serde_json::Value::String(text) => Ok(Self(text)),
+            serde_json::Value::Number(number) => Ok(Self(number.to_string())),
+            serde_json::Value::Bool(truth) => Ok(Self(truth.to_string())),
+            _ => Err(de::Error::custom("a value is a text, a number, true or false")),
+        }
+    }
+}

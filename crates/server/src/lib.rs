@@ -1,0 +1,21 @@
+//! The shell around a node: config, clocks, the journal's writer, the services, the command line.
+//! It waits, reads, asks the node, and writes; a branch about limits does not belong here.
+//!
+//! [`run::Service`] is the whole server: the binary runs it with the machine's clock and disk, tests
+//! and simulations with their own. Where a request goes: `grpc` or `http` reads it, [`question`]
+//! refuses what no caller should send, [`worker`] asks, `respond` and `headers` write.
+
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod grpc;
+pub mod headers;
+pub mod http;
+pub mod load;
+pub mod metrics;
+pub mod question;
+mod respond;
+pub mod run;
+mod tally;
+pub mod worker;
+pub mod writer;

@@ -1,0 +1,310 @@
+//! Sockets and clock: waits for one thing, hands it over, repeats. One task a connection.
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+use super::{
+    Load, LoadError, Report, Work,
+    frames::{self, FIRST_STREAM},
+    link::{Broken, Event, Link},
+    pace::{Pacer, Plan},
+    report::Score,
+    streaming::Streaming,
+    unary::Unary,
+};
+
+/// With more than this to be written, no request is started: it would only wait here.
+pub(super) const OUT_BYTES_HIGH: usize = 256 << 10;
+/// With more than this to be written, nothing is read: a server may make us owe it PING and SETTINGS
+/// acknowledgements, but not without end.
+const OUT_BYTES_MAX: usize = 4 << 20;
+/// One read takes at most this.
+const INBOX_BYTES: usize = 256 << 10;
+/// How often a connection that nothing happens on looks at the clock.
+const TICK: Duration = Duration::from_millis(100);
+/// Timers are as coarse as a millisecond. At a fixed pace, the last two are spent polling.
+const POLLED_NS: u64 = 2_000_000;
+/// How long the goodbye may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What goes over one connection. Decides; the driver acts.
+pub(super) trait Exchange: Send + 'static {
+    /// There is a new connection. Nothing is in flight.
+    fn connected(&mut self, link: &Link);
+    /// Puts all that may be sent now into `link.out`.
+    fn fill(&mut self, link: &mut Link, now_ns: u64);
+    /// Takes note of what the server did.
+    fn handle(&mut self, link: &mut Link, event: Event<'_>, now_ns: u64);
+    /// Streams after this one get no answer any more.
+    fn lose(&mut self, after: u32, now_ns: u64);
+    /// Says goodbye on open streams.
+    fn close(&mut self, link: &mut Link);
+    /// What the connection waits for.
+    fn waiting(&self) -> Waiting;
+    /// Whether and when more is to start.
+    fn pacer(&self) -> &Pacer;
+    /// What it found so far.
+    fn score(&mut self) -> &mut Score;
+}
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waiting {
+    /// Requests in flight.
+    pub(super) unanswered: usize,
+    /// Would start a request if the server let it.
+    pub(super) starved: bool,
+}
+
+/// Runs a load; a connection's first stream is `first_stream`.
+pub(super) async fn drive(load: Arc<Load>, first_stream: u32) -> Result<Report, LoadError> {
+    let plan = Arc::new(Plan::new(load.warm_up, load.bound, load.pace, load.connections));
+    let mut sockets = Vec::new();
+    for _ in 0..load.connections {
+        sockets.push(Socket::connect(&load, first_stream).await?);
+    }
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for (index, socket) in sockets.into_iter().enumerate() {
+        let (load, plan) = (load.clone(), plan.clone());
+        match load.work {
+            Work::Unary { in_flight, verdict } => {
+                let exchange = Unary::new(&load, in_flight, verdict, plan, index);
+                tasks.spawn(converse(load, began, socket, exchange));
+            }
+            Work::Stream { streams, in_flight, decisions } => {
+                let exchange = Streaming::new(&load, streams, in_flight, decisions, plan, index);
+                tasks.spawn(converse(load, began, socket, exchange));
+            }
+        }
+    }
+    let mut score = Score::default();
+    while let Some(joined) = tasks.join_next().await {
+        // No task is cancelled, so this is a panic, and it goes on.
+        score += &joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+    }
+    Ok(score.report(&plan))
+}
+
+/// Carries an exchange to its end, over as many connections as that takes.
+async fn converse<E: Exchange>(
+    load: Arc<Load>,
+    began: Instant,
+    mut socket: Socket,
+    mut exchange: E,
+) -> Result<Score, LoadError> {
+    loop {
+        let before = exchange.score().total;
+        exchange.connected(&socket.link);
+        match socket.carry(&load, began, &mut exchange).await? {
+            End::Over => return Ok(std::mem::take(exchange.score())),
+            End::Closing if exchange.score().total == before => {
+                let why = "with GOAWAY on a new connection, before any answer".to_owned();
+                return Err(LoadError::Closed { address: load.address, why });
+            }
+            End::Closing => {
+                exchange.score().reconnects += 1;
+                socket = Socket::connect(&load, FIRST_STREAM).await?;
+            }
+        }
+    }
+}
+
+/// Why a connection is done.
+enum End {
+    /// All is sent and answered.
+    Over,
+    /// No stream is to be had on it any more.
+    Closing,
+}
+
+struct Socket {
+    tcp: TcpStream,
+    link: Link,
+    inbox: Inbox,
+}
+
+impl Socket {
+    /// A connection whose SETTINGS are known.
+    async fn connect(load: &Load, first_stream: u32) -> Result<Self, LoadError> {
+        timeout(load.connect_timeout, Self::open(load, first_stream)).await.unwrap_or_else(|_| {
+            Err(LoadError::ConnectTimeout { address: load.address, after: load.connect_timeout })
+        })
+    }
+
+    async fn open(load: &Load, first_stream: u32) -> Result<Self, LoadError> {
+        let io = |doing| move |source| LoadError::Io { address: load.address, doing, source };
+        let tcp = TcpStream::connect(load.address).await.map_err(io("connecting to"))?;
+        tcp.set_nodelay(true).map_err(io("setting up the socket to"))?;
+        let headers = frames::header_block(&load.address.to_string(), &load.path, &load.metadata);
+        let mut socket = Self { tcp, link: Link::new(&headers, first_stream), inbox: Inbox::new() };
+        socket.tcp.write_all(&socket.link.out).await.map_err(io("writing to"))?;
+        socket.link.out.clear();
+        while !socket.link.is_settled() {
+            let received = socket.tcp.read(socket.inbox.space()).await.map_err(io("reading from"))?;
+            if received == 0 {
+                let why = "before its SETTINGS: does this port serve gRPC without TLS?".to_owned();
+                return Err(LoadError::Closed { address: load.address, why });
+            }
+            socket.inbox.end += received;
+            // The first frame is the SETTINGS, or an error; further ones can wait.
+            if let Some((_, used)) =
+                socket.link.receive(socket.inbox.unread()).map_err(|b| broken(load, b))?
+            {
+                socket.inbox.start += used;
+            }
+        }
+        Ok(socket)
+    }
+
+    /// Carries an exchange until it, or the connection, comes to an end.
+    async fn carry(
+        &mut self,
+        load: &Load,
+        began: Instant,
+        exchange: &mut impl Exchange,
+    ) -> Result<End, LoadError> {
+        let Self { tcp, link, inbox } = self;
+        let (mut reader, mut writer) = tcp.split();
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut quiet = Quiet { since: Instant::now(), total: 0 };
+        let mut written = 0;
+        // After a failed write the server's reason, a GOAWAY, may still be there to be read.
+        let mut write_error = None;
+        loop {
+            let now = Instant::now();
+            let now_ns = now.saturating_duration_since(began).as_nanos() as u64;
+            while let Some((event, used)) = link.receive(inbox.unread()).map_err(|b| broken(load, b))? {
+                exchange.handle(link, event, now_ns);
+                inbox.start += used;
+            }
+            exchange.fill(link, now_ns);
+
+            let waiting = exchange.waiting();
+            let over = exchange.pacer().is_over(now_ns);
+            if waiting.unanswered == 0 && over {
+                exchange.close(link);
+                let goodbye = async {
+                    writer.write_all(&link.out[written..]).await?;
+                    writer.shutdown().await
+                };
+                // All answers are here: whether the server hears the goodbye is its own affair.
+                let _ = timeout(CLOSE_TIMEOUT, goodbye).await;
+                return Ok(End::Over);
+            }
+            if waiting.unanswered == 0 && link.is_closing() {
+                return Ok(End::Closing);
+            }
+            quiet.check(load, now, exchange.score().total, waiting)?;
+
+            let due_ns = exchange.pacer().due_ns().filter(|_| !over);
+            tokio::select! {
+                biased;
+                wrote = writer.write(&link.out[written..]), if written < link.out.len() && write_error.is_none() => {
+                    match wrote {
+                        Ok(bytes) => written += bytes,
+                        Err(error) => write_error = Some(error),
+                    }
+                    if written == link.out.len() {
+                        link.out.clear();
+                        written = 0;
+                    }
+                }
+                received = reader.read(inbox.space()), if link.out.len() < OUT_BYTES_MAX => match received {
+                    Ok(bytes) if bytes > 0 => inbox.end += bytes,
+                    _ if link.is_closing() => exchange.lose(0, now_ns),
+                    received => return Err(closed(load, received.err().or(write_error), waiting)),
+                },
+                () = pause(due_ns.unwrap_or(0).saturating_sub(now_ns)), if due_ns.is_some() => {}
+                _ = tick.tick() => {}
+            }
+        }
+    }
+}
+
+/// Waits until shortly before something is due in so many nanoseconds.
+async fn pause(due_in_ns: u64) {
+    match due_in_ns.saturating_sub(POLLED_NS) {
+        0 => tokio::task::yield_now().await,
+        early_ns => sleep(Duration::from_nanos(early_ns)).await,
+    }
+}
+
+/// Since when a connection that waits has had no answer.
+struct Quiet {
+    since: Instant,
+    total: u64,
+}
+
+impl Quiet {
+    fn check(&mut self, load: &Load, now: Instant, total: u64, waiting: Waiting) -> Result<(), LoadError> {
+        let Waiting { unanswered, starved } = waiting;
+        if total != self.total || (unanswered == 0 && !starved) {
+            *self = Self { since: now, total };
+        }
+        if now.saturating_duration_since(self.since) < load.stall_timeout {
+            return Ok(());
+        }
+        let waits_for = match starved {
+            true => "leave to send (the server's flow-control windows, or its bound on concurrent streams)",
+            false => "an answer",
+        };
+        let (address, after) = (load.address, load.stall_timeout);
+        Err(LoadError::Stalled { address, after, unanswered, waits_for })
+    }
+}
+
+fn broken(load: &Load, broken: Broken) -> LoadError {
+    match broken {
+        Broken::Protocol(what) => LoadError::Protocol { address: load.address, what },
+        Broken::GoAway(why) => LoadError::Closed { address: load.address, why },
+    }
+}
+
+/// The end of a connection that was not announced.
+fn closed(load: &Load, error: Option<io::Error>, waiting: Waiting) -> LoadError {
+    let address = load.address;
+    match error {
+        Some(source) => LoadError::Io { address, doing: "talking to", source },
+        None => LoadError::Closed {
+            address,
+            why: format!("without a GOAWAY, with {} requests unanswered; did it stop?", waiting.unanswered),
+        },
+    }
+}
+
+/// Bytes received and not yet understood. Has room for any frame that is cut.
+struct Inbox {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Inbox {
+    fn new() -> Self {
+        Self { bytes: vec![0; INBOX_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    }
+
+    fn unread(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// Where more can be received.
+    fn space(&mut self) -> &mut [u8] {
+        self.bytes.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        &mut self.bytes[self.end..]
+    }
+}

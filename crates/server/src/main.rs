@@ -1,0 +1,107 @@
+//! The `acequia` binary: the command line of the server and its clients.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use acequia_server::{cli, config::Config, run};
+use clap::{Parser, Subcommand};
+
+/// mimalloc: a request makes a handful of short-lived allocations, and this is what serves them fastest.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A rate limiter and quota service.
+#[derive(Debug, Parser)]
+#[command(name = "acequia", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a node.
+    Serve {
+        /// The config file.
+        #[arg(long, default_value = "acequia.yaml")]
+        config: PathBuf,
+        /// Write logs as JSON.
+        #[arg(long)]
+        log_json: bool,
+    },
+    /// Ask a node whether a request may pass. Exits 0 if it may, 1 if not, 2 if nobody could say.
+    Check(cli::Check),
+    /// The same question, charging nothing: every limit that matches, and why others do not.
+    Explain(cli::Explain),
+    /// Check a config file: every fault with its line.
+    Validate {
+        /// The config file.
+        file: PathBuf,
+    },
+    /// Load a running node, and print throughput and latency.
+    Bench(cli::Bench),
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Serve { config, log_json } => serve(&config, log_json),
+        Command::Check(check) => wait_for(check.run()),
+        Command::Explain(explain) => wait_for(explain.run()),
+        Command::Validate { file } => validate(&file),
+        Command::Bench(bench) => wait_for(bench.run()),
+    }
+}
+
+/// Runs a client command on this thread.
+fn wait_for(command: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(command),
+        Err(cause) => complain(&format!("cannot start: {cause}")),
+    }
+}
+
+fn serve(path: &std::path::Path, log_json: bool) -> ExitCode {
+    log(log_json);
+    let ready = |grpc, http| say(&format!("listening grpc={grpc} http={http}"));
+    match run::run(path, ready) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(fault) => complain(&fault.to_string()),
+    }
+}
+
+fn validate(path: &std::path::Path) -> ExitCode {
+    let name = path.display().to_string();
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(cause) => return complain(&format!("cannot read {name}: {cause}")),
+    };
+    match Config::parse(&name, &text) {
+        Ok(config) => {
+            say(&format!("{name} is sound: {config}"));
+            ExitCode::SUCCESS
+        }
+        Err(faults) => complain(&faults.to_string()),
+    }
+}
+
+/// Logs go to standard error; `RUST_LOG` chooses what, `info` where it is not set.
+fn log(json: bool) {
+    use std::io::IsTerminal as _;
+
+    use tracing_subscriber::{EnvFilter, fmt};
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colours = std::io::stderr().is_terminal();
+    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    if json { builder.json().init() } else { builder.init() }
+}
+
+/// Standard output may be closed; then nobody wants to know.
+fn say(line: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+fn complain(what: &str) -> ExitCode {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{what}");
+    ExitCode::from(2)
+}

@@ -1,0 +1,184 @@
+//! From what came over a wire to a request that may be asked, or why it may not.
+
+use acequia_api::wire::{MAX_ENTRIES as ENTRIES_MAX, WireRequest};
+use acequia_limits::{Request, descriptor::Span};
+use acequia_node::DESCRIPTORS_MAX;
+
+/// The most bytes in a key or a value. More than the 60 KiB that Envoy allows all headers of a
+/// request together: a caller must not be able to make its own header too long to be limited.
+pub const VALUE_BYTES_MAX: usize = 64 << 10;
+
+/// What is wrong with a request: the caller's to mend. Nothing was charged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRequest {
+    /// No domain.
+    #[error("the domain is empty: name the domain whose limits apply")]
+    EmptyDomain,
+    /// No descriptors.
+    #[error("no descriptors: send at least one, with at least one entry")]
+    NoDescriptors,
+    /// Too many descriptors.
+    #[error("{0} descriptors: at most {DESCRIPTORS_MAX} in a request")]
+    TooManyDescriptors(usize),
+    /// Too many entries.
+    #[error("descriptor {descriptor} has {entries} entries: at most {ENTRIES_MAX}")]
+    TooManyEntries {
+        /// Which descriptor, from 0.
+        descriptor: usize,
+        /// How many it has.
+        entries: usize,
+    },
+    /// A descriptor without entries.
+    #[error("descriptor {0} has no entries: send at least one key and value")]
+    EmptyDescriptor(usize),
+    /// An entry without a key.
+    #[error("descriptor {0} has an entry with an empty key")]
+    EmptyKey(usize),
+    /// A key or a value that is too long.
+    #[error("descriptor {descriptor} has a key or a value of {bytes} bytes: at most {VALUE_BYTES_MAX}")]
+    TooLong {
+        /// Which descriptor, from 0.
+        descriptor: usize,
+        /// How long it is.
+        bytes: usize,
+    },
+    /// A control character.
+    #[error(
+        "descriptor {descriptor} has a control character (byte {byte:#04x}) in a key or a value: encode it"
+    )]
+    ControlCharacter {
+        /// Which descriptor, from 0.
+        descriptor: usize,
+        /// The character.
+        byte: u8,
+    },
+    /// A cost of nothing.
+    #[error("a cost of 0 charges nothing: leave it out for 1, or ask Peek")]
+    ZeroCost,
+}
+
+/// Checks a request of Envoy's: a cost of 0 in a descriptor looks without charging.
+pub fn from_envoy<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
+    request(wire, |hits| Ok(hits.filter(|hits| *hits > 0).unwrap_or(1)))
+}
+
+/// Checks a request of our own API: a cost is at least 1.
+pub fn from_check<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
+    if wire.descriptors.iter().any(|descriptor| descriptor.cost == Some(0)) {
+        return Err(BadRequest::ZeroCost);
+    }
+    request(wire, |cost| match cost {
+        Some(0) => Err(BadRequest::ZeroCost),
+        cost => Ok(cost.unwrap_or(1)),
+    })
+}
+
+fn request<'a>(
+    wire: WireRequest<'a>,
+    cost: impl FnOnce(Option<u64>) -> Result<u64, BadRequest>,
+) -> Result<Request<'a>, BadRequest> {
+    let spans = wire.descriptors.iter().map(|d| Span {
+        start: d.entries_start,
+        end: d.entries_end,
+        // Hits that are given back charge nothing.
+        cost: if d.is_negative_hits { Some(0) } else { d.cost },
+    });
+    let request = Request {
+        domain: wire.domain,
+        cost: cost(wire.cost)?,
+        spans: spans.collect(),
+        entries: wire.entries,
+    };
+    check_request(&request)?;
+    Ok(request)
+}
+
+/// Checks what every protocol has in common.
+pub fn check_request(request: &Request<'_>) -> Result<(), BadRequest> {
+    if request.domain.is_empty() {
+        return Err(BadRequest::EmptyDomain);
+    }
+    if request.spans.is_empty() {
+        return Err(BadRequest::NoDescriptors);
+    }
+    if request.spans.len() > DESCRIPTORS_MAX {
+        return Err(BadRequest::TooManyDescriptors(request.spans.len()));
+    }
+    for (number, descriptor) in request.descriptors().enumerate() {
+        if descriptor.entries.is_empty() {
+            return Err(BadRequest::EmptyDescriptor(number));
+        }
+        if descriptor.entries.len() > ENTRIES_MAX {
+            return Err(BadRequest::TooManyEntries { descriptor: number, entries: descriptor.entries.len() });
+        }
+        for (key, value) in descriptor.entries {
+            if key.is_empty() {
+                return Err(BadRequest::EmptyKey(number));
+            }
+            check_text(number, key)?;
+            check_text(number, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Tabs may stand in headers; other control characters are no text, and would break logs.
+#[inline]
+fn check_text(descriptor: usize, text: &[u8]) -> Result<(), BadRequest> {
+    if text.len() > VALUE_BYTES_MAX {
+        return Err(BadRequest::TooLong { descriptor, bytes: text.len() });
+    }
+    match text.iter().find(|byte| (**byte < 0x20 && **byte != b'\t') || **byte == 0x7f) {
+        Some(byte) => Err(BadRequest::ControlCharacter { descriptor, byte: *byte }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_api::wire::WireDescriptor;
+
+    use super::*;
+
+    fn wire<'a>(entries: &[(&'a [u8], &'a [u8])]) -> WireRequest<'a> {
+        let descriptor = WireDescriptor { entries_end: entries.len() as u32, ..WireDescriptor::default() };
+        WireRequest {
+            domain: b"shop",
+            entries: entries.iter().copied().collect(),
+            descriptors: [descriptor].into_iter().collect(),
+            ..WireRequest::default()
+        }
+    }
+
+    #[test]
+    fn what_a_caller_must_mend_is_refused() {
+        let good = wire(&[(b"api_key", b"k1")]);
+        assert!(from_check(good.clone()).is_ok());
+        let no_domain = WireRequest { domain: b"", ..good.clone() };
+        assert_eq!(from_check(no_domain), Err(BadRequest::EmptyDomain));
+        let none = WireRequest { descriptors: Default::default(), ..good.clone() };
+        assert_eq!(from_envoy(none), Err(BadRequest::NoDescriptors));
+        assert_eq!(from_envoy(wire(&[])), Err(BadRequest::EmptyDescriptor(0)));
+        assert_eq!(from_envoy(wire(&[(b"", b"x")])), Err(BadRequest::EmptyKey(0)));
+        let long = vec![b'x'; 1 << 20];
+        assert!(matches!(from_envoy(wire(&[(b"k", &long)])), Err(BadRequest::TooLong { .. })));
+        let byte = 0x1b;
+        assert_eq!(
+            from_envoy(wire(&[(b"k", b"\x1b[2J")])),
+            Err(BadRequest::ControlCharacter { descriptor: 0, byte })
+        );
+        assert!(from_envoy(wire(&[(b"k", b"tabs\tand \xff bytes")])).is_ok());
+    }
+
+    #[test]
+    fn a_cost_of_nothing_is_refused_by_check_and_means_a_look_to_envoy() {
+        let mut request = wire(&[(b"k", b"v")]);
+        request.cost = Some(0);
+        assert_eq!(from_check(request.clone()), Err(BadRequest::ZeroCost));
+        assert_eq!(from_envoy(request.clone()).map(|r| r.cost), Ok(1));
+        request.cost = None;
+        request.descriptors[0].cost = Some(0);
+        assert_eq!(from_check(request.clone()), Err(BadRequest::ZeroCost));
+        assert_eq!(from_envoy(request).map(|r| r.spans[0].cost), Ok(Some(0)));
+    }
+}

@@ -1,0 +1,586 @@
+//! A node from its config to its end: open the journal, take over what was in force, listen,
+//! answer, reload, drain.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use acequia_limits::{HashKey, Limit, LimitId, limit::LimitSpec};
+use acequia_node::{CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, Row, SHARDS, Scheduled};
+use acequia_store::{Journal, Store, StoreError};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+};
+use tracing::{debug, error, info, warn};
+
+use crate::{
+    clock::{Clock, SystemClock},
+    config::{Config, ConfigError, Live},
+    grpc, http,
+    worker::Shared,
+    writer::Writer,
+};
+
+/// The journal's named values.
+const KEY: &str = "hash_key";
+const SCHEDULE: &str = "schedule";
+const STOPPED: &str = "stopped";
+
+/// How often a shard is swept: all of them in about five seconds.
+const SWEEP: Duration = Duration::from_millis(20);
+/// How often the config file is looked at for changes.
+const WATCH: Duration = Duration::from_secs(1);
+/// Accepted connections that wait for their worker.
+const HANDOVER_MAX: usize = 1_024;
+
+/// Why a node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {cause}. Name a config with --config, or write one: see the README")]
+    File {
+        /// As it was named.
+        path: String,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The config is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The limits contradict each other.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueFault),
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A value in the journal is not one of ours.
+    #[error("the journal's {what} cannot be read: {cause}. Start with a new `data` folder")]
+    Value {
+        /// Which value.
+        what: &'static str,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// A port cannot be had.
+    #[error(
+        "cannot listen on {address}: {cause}. Stop what listens there, or choose another port in `listen`"
+    )]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The system refuses something else.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// A node that answers.
+#[derive(Debug)]
+pub struct Service {
+    config: Config,
+    shared: Arc<Shared>,
+    store: Option<Arc<dyn Store>>,
+    /// Rows that must go when the node begins.
+    spent: Vec<Row>,
+}
+
+/// A limit of the schedule, as the journal keeps it.
+#[derive(Serialize, Deserialize)]
+struct KeptLimit {
+    spec: LimitSpec,
+    from_ns: Option<u64>,
+    until_ns: Option<u64>,
+}
+
+impl Service {
+    /// Opens the journal that the config names, and puts the config in force.
+    ///
+    /// # Errors
+    /// Whatever keeps the node from answering.
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        let store: Option<Arc<dyn Store>> = match &config.data {
+            Some(folder) => Some(Arc::new(Journal::open(folder)?)),
+            None => None,
+        };
+        Self::start_with(config, store, Arc::new(SystemClock::start()))
+    }
+
+    /// The same with a store and clocks of the caller's.
+    ///
+    /// # Errors
+    /// Whatever keeps the node from answering.
+    pub fn start_with(
+        config: Config,
+        store: Option<Arc<dyn Store>>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, StartError> {
+        let now = clock.now();
+        let store_ref = store.as_deref();
+        let schedule = store_ref.map(read_schedule).transpose()?.flatten();
+        let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
+        let key = hash_key(store_ref)?;
+        let empty_handed = (schedule.is_some() && !stopped).then_some(now);
+        let node = Arc::new(Node::new(NodeConfig {
+            key,
+            memory_bytes: config.memory_bytes,
+            durable: store.is_some(),
+            empty_handed,
+        }));
+        let mut taken = Taken::default();
+        match store_ref {
+            Some(store) => {
+                if let Some(schedule) = schedule {
+                    node.resume(schedule, now)?;
+                    node.restore_all(now, |id| taken.rows(store, id));
+                }
+                if empty_handed.is_some() {
+                    info!("the node did not stop cleanly: what was reserved and not used counts as spent");
+                }
+            }
+            None => warn!(
+                "no `data` in the config: nothing survives a restart, and a restart may admit a window twice"
+            ),
+        }
+        let writer = store.clone().map(|store| Arc::new(Writer::new(Arc::clone(&node), store)));
+        let shared = Arc::new(Shared::new(node, writer, clock, key));
+        let changes = shared.node.apply(config.live.limits.clone(), now, |id| {
+            store_ref.map_or_else(Vec::new, |store| taken.rows(store, id))
+        })?;
+        shared.apply(&config.live);
+        debug!(changes = changes.len(), "limits in force");
+        let spent = taken.spent(&shared.node)?;
+        Ok(Self { config, shared, store, spent })
+    }
+
+    /// From here on a crash is a crash: what a clean stop left behind is taken, and what is in force
+    /// is written down. Nothing may be asked before.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn begin(&mut self) -> Result<(), StartError> {
+        let Some(writer) = &self.shared.writer else { return Ok(()) };
+        let schedule = schedule_bytes(&self.shared.node.schedule())?;
+        let values = [(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
+        writer.write(&std::mem::take(&mut self.spent), &values)?;
+        Ok(())
+    }
+
+    /// What the workers share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Puts another config in force, as far as that needs no restart.
+    ///
+    /// # Errors
+    /// The limits contradict each other, or the journal cannot be read or written; then the old
+    /// ones stay.
+    pub fn reload(&mut self, new: Config) -> Result<(), StartError> {
+        for name in self.config.needs_restart(&new) {
+            warn!(setting = name, "changed in the file, and needs a restart to take effect");
+        }
+        for change in self.put_in_force(&new.live)? {
+            match change.kind {
+                ChangeKind::Added => info!(limit = change.limit, "limit added"),
+                ChangeKind::Removed => info!(limit = change.limit, "limit removed"),
+                ChangeKind::Renumbered => info!(limit = change.limit, "limit changed, its cells kept"),
+                ChangeKind::Succeeds { at_ns } => {
+                    let now_ns = self.shared.clock.now().wall_ns;
+                    let in_seconds = at_ns.saturating_sub(now_ns).div_ceil(1_000_000_000);
+                    info!(limit = change.limit, in_seconds, "limit replaced: the old one holds until then");
+                }
+            }
+        }
+        self.config.live = new.live;
+        Ok(())
+    }
+
+    fn put_in_force(&self, live: &Live) -> Result<Vec<Change>, StartError> {
+        let now = self.shared.clock.now();
+        let node = &self.shared.node;
+        let mut taken = Taken::default();
+        let store = self.store.as_deref();
+        if let Some(writer) = &self.shared.writer {
+            // A crash must find what is about to be served, so it is written down beforehand too.
+            let mut both = node.schedule();
+            let known = |limit: &Limit| both.iter().any(|s| s.limit.id == limit.id);
+            let new = live.limits.iter().filter(|limit| !known(limit)).cloned();
+            let new: Vec<Scheduled> =
+                new.map(|limit| Scheduled { limit, from_ns: None, until_ns: None }).collect();
+            if !new.is_empty() {
+                both.extend(new);
+                writer.write(&[], &[(SCHEDULE, Some(&schedule_bytes(&both)?))])?;
+            }
+        }
+        let changes = node.apply(live.limits.clone(), now, |id| {
+            store.map_or_else(Vec::new, |store| taken.rows(store, id))
+        })?;
+        let written = taken.spent(node).and_then(|spent| match &self.shared.writer {
+            Some(writer) => {
+                let schedule = schedule_bytes(&node.schedule())?;
+                Ok(writer.write(&spent, &[(SCHEDULE, Some(&schedule))])?)
+            }
+            None => Ok(()),
+        });
+        if let Err(fault) = written {
+            // What a restart would not know of must not be in force. The old limits were, so they can be.
+            node.apply(self.config.live.limits.clone(), now, |_| Vec::new())?;
+            return Err(fault);
+        }
+        self.shared.apply(live);
+        Ok(changes)
+    }
+
+    /// Writes what a clean stop leaves behind. Nothing can be asked after it: who still asks waits
+    /// until the process ends.
+    pub fn close(&self) {
+        let Some(writer) = &self.shared.writer else { return };
+        self.shared.stop_asking();
+        let now = self.shared.clock.now();
+        for shard in 0..SHARDS {
+            self.shared.node.sweep(shard, now);
+        }
+        if let Err(fault) = writer.close(&[(STOPPED, Some(b"cleanly"))]) {
+            error!(%fault, "stopped without writing the journal: the next start is as after a crash");
+        }
+    }
+}
+
+/// Runs a node until it is told to stop. `ready` is called with the addresses of the gRPC and the
+/// HTTP port when both are listened to.
+///
+/// # Errors
+/// Whatever keeps the node from starting.
+pub fn run(path: &Path, ready: impl FnOnce(SocketAddr, SocketAddr)) -> Result<(), StartError> {
+    let (text, config) = read(path)?;
+    info!(%config, "starting");
+    let service = Service::start(config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(service, path.to_owned(), text, ready))
+}
+
+async fn serve(
+    mut service: Service,
+    path: PathBuf,
+    mut text: String,
+    ready: impl FnOnce(SocketAddr, SocketAddr),
+) -> Result<(), StartError> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let grpc = listen(service.config.listen.grpc).await?;
+    let http = listen(service.config.listen.http).await?;
+    let addresses = (grpc.local_addr()?, http.local_addr()?);
+    service.begin()?;
+
+    let (stop, stopping) = watch::channel(false);
+    let count = service
+        .config
+        .workers
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get));
+    let workers = Workers::start(count, &service.shared, &stopping)?;
+    let connections = service.config.connections_max;
+    let accepting = [
+        tokio::spawn(accept(grpc, Port::Grpc, workers.hands.clone(), connections, stopping.clone())),
+        tokio::spawn(accept(http, Port::Http, workers.hands.clone(), connections, stopping.clone())),
+    ];
+    let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
+    ready(addresses.0, addresses.1);
+    info!(grpc = %addresses.0, http = %addresses.1, workers = count, "listening");
+
+    let mut sweep = tokio::time::interval(SWEEP);
+    let mut watch = tokio::time::interval(WATCH);
+    let mut shard = 0;
+    loop {
+        let reload = tokio::select! {
+            biased;
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = hangup.recv() => true,
+            _ = watch.tick() => false,
+            _ = sweep.tick() => {
+                service.shared.node.sweep(shard, service.shared.clock.now());
+                shard += 1;
+                continue;
+            }
+        };
+        look_again(&mut service, &path, &mut text, reload).await;
+    }
+
+    info!(for_at_most = ?service.config.drain, "draining");
+    service.shared.drain();
+    for task in accepting {
+        task.abort();
+    }
+    // Receivers are told; one that has gone has nothing left to drain.
+    let _ = stop.send(true);
+    workers.join(service.config.drain).await;
+    if let (Some(writer), Some(thread)) = (&service.shared.writer, writing) {
+        writer.stop();
+        // A panic of the writer was printed when it happened.
+        let _ = thread.join();
+    }
+    service.close();
+    info!("stopped");
+    Ok(())
+}
+
+/// Reads the config again if it changed, or if an operator asked. One that cannot be put in force
+/// changes nothing.
+async fn look_again(service: &mut Service, path: &Path, text: &mut String, asked: bool) {
+    let found = match tokio::fs::read_to_string(path).await {
+        Ok(found) if asked || found != *text => found,
+        Ok(_) => return,
+        Err(cause) if asked => {
+            service.shared.reloads.refused.fetch_add(1, Ordering::Relaxed);
+            return error!(%cause, path = %path.display(), "config not read again: the old one stays");
+        }
+        // An editor may be replacing the file just now.
+        Err(_) => return,
+    };
+    let parsed = Config::parse(&path.display().to_string(), &found);
+    *text = found;
+    let done = parsed.map_err(StartError::from).and_then(|config| service.reload(config));
+    let reloads = &service.shared.reloads;
+    match done {
+        Ok(()) => {
+            reloads.applied.fetch_add(1, Ordering::Relaxed);
+            info!("config read again");
+        }
+        Err(fault) => {
+            reloads.refused.fetch_add(1, Ordering::Relaxed);
+            error!(%fault, "config refused: the old one stays");
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<(String, Config), StartError> {
+    let name = path.display().to_string();
+    let text =
+        std::fs::read_to_string(path).map_err(|cause| StartError::File { path: name.clone(), cause })?;
+    let config = Config::parse(&name, &text)?;
+    Ok((text, config))
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|cause| StartError::Listen { address, cause })
+}
+
+/// Which service a connection came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Port {
+    Grpc,
+    Http,
+}
+
+/// A connection on its way to a worker, and its right to be open.
+type Hand = (Port, std::net::TcpStream, OwnedSemaphorePermit);
+
+/// One thread and one runtime for each core: a runtime of its own batches what it writes, where
+/// tokio's shared one flushes after nearly every response.
+struct Workers {
+    hands: Vec<mpsc::Sender<Hand>>,
+    open: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    fn start(
+        count: usize,
+        shared: &Arc<Shared>,
+        stopping: &watch::Receiver<bool>,
+    ) -> Result<Self, StartError> {
+        let mut workers = Self { hands: Vec::new(), open: Arc::default(), threads: Vec::new() };
+        for number in 0..count {
+            let (hand, hands) = mpsc::channel(HANDOVER_MAX);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let (shared, open) = (Arc::clone(shared), Arc::clone(&workers.open));
+            let stopping = stopping.clone();
+            let thread = std::thread::Builder::new().name(format!("worker-{number}"));
+            workers.threads.push(thread.spawn(move || {
+                runtime.block_on(work(shared, hands, open, stopping));
+            })?);
+            workers.hands.push(hand);
+        }
+        Ok(workers)
+    }
+
+    /// Waits until every connection has ended, or for `drain`.
+    async fn join(self, drain: Duration) {
+        drop(self.hands);
+        let (ended, end) = tokio::sync::oneshot::channel();
+        let threads = self.threads;
+        // Not the runtime's: it would wait for the threads for as long as they take.
+        std::thread::spawn(move || {
+            for thread in threads {
+                // A panic of a worker was printed when it happened.
+                let _ = thread.join();
+            }
+            // Nobody listens once the time is over.
+            let _ = ended.send(());
+        });
+        if tokio::time::timeout(drain, end).await.is_err() {
+            let open = self.open.load(Ordering::Relaxed);
+            warn!(open, "connections did not end in time and are cut");
+        }
+    }
+}
+
+/// A peer that says nothing for 25 s, asked three times, is gone.
+fn keep_alive() -> socket2::TcpKeepalive {
+    let (quiet, between) = (Duration::from_secs(10), Duration::from_secs(5));
+    socket2::TcpKeepalive::new().with_time(quiet).with_interval(between).with_retries(3)
+}
+
+async fn work(
+    shared: Arc<Shared>,
+    mut hands: mpsc::Receiver<Hand>,
+    open: Arc<AtomicUsize>,
+    stopping: watch::Receiver<bool>,
+) {
+    let worker = shared.worker();
+    let router = http::router(Arc::clone(&worker));
+    let (routes, reporter) = match grpc::routes() {
+        Ok(services) => services,
+        Err(fault) => return error!(%fault, "the reflection service cannot be built"),
+    };
+    tokio::spawn(grpc::report_health(reporter, stopping.clone()));
+    let mut connections = tokio::task::JoinSet::new();
+    while let Some((port, stream, permit)) = hands.recv().await {
+        while connections.try_join_next().is_some() {}
+        let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) else {
+            continue;
+        };
+        // Without the first, small answers wait for the peer's acknowledgement; the second notices a
+        // peer that is gone without a request having to pay for it.
+        let _ = stream.set_nodelay(true);
+        let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keep_alive());
+        let (stopping, open) = (stopping.clone(), Arc::clone(&open));
+        open.fetch_add(1, Ordering::Relaxed);
+        let (worker, router, routes) = (Arc::clone(&worker), router.clone(), routes.clone());
+        connections.spawn(async move {
+            match port {
+                Port::Grpc => grpc::serve(stream, worker, routes, stopping).await,
+                Port::Http => http::serve(stream, router, stopping).await,
+            }
+            open.fetch_sub(1, Ordering::Relaxed);
+            drop(permit);
+        });
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+/// Hands connections to the workers in turn, as many as may be open at a time.
+async fn accept(
+    listener: TcpListener,
+    port: Port,
+    hands: Vec<mpsc::Sender<Hand>>,
+    connections_max: usize,
+    stopping: watch::Receiver<bool>,
+) {
+    let open = Arc::new(Semaphore::new(connections_max));
+    let mut turn = 0;
+    while !*stopping.borrow() {
+        let Ok(permit) = Arc::clone(&open).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let Ok(stream) = stream.into_std() else { continue };
+                let hand = &hands[turn % hands.len()];
+                turn += 1;
+                if hand.send((port, stream, permit)).await.is_err() {
+                    return;
+                }
+            }
+            Err(fault) => {
+                // Out of descriptors, most likely: those that are open will end.
+                warn!(%fault, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// What was read from the journal, to be put in memory.
+#[derive(Default)]
+struct Taken {
+    rows: Vec<Row>,
+    fault: Option<StoreError>,
+}
+
+impl Taken {
+    fn rows(&mut self, store: &dyn Store, id: LimitId) -> Vec<Row> {
+        match store.rows(id) {
+            Ok(rows) => {
+                self.rows.extend(rows.iter().map(|row| Row { state: None, ..row.clone() }));
+                rows
+            }
+            Err(fault) => {
+                self.fault.get_or_insert(fault);
+                Vec::new()
+            }
+        }
+    }
+
+    /// The rows that must go: those of limits that are not kept in the journal while the node runs.
+    /// A clean stop left them, and after a crash they would say less than was spent.
+    fn spent(self, node: &Node) -> Result<Vec<Row>, StartError> {
+        if let Some(fault) = self.fault {
+            return Err(fault.into());
+        }
+        let catalogue = node.catalogue();
+        let durable = |id: LimitId| catalogue.limits.iter().any(|a| a.limit.id == id && a.durable);
+        Ok(self.rows.into_iter().filter(|row| !durable(row.limit)).collect())
+    }
+}
+
+fn hash_key(store: Option<&dyn Store>) -> Result<HashKey, StartError> {
+    let Some(store) = store else { return Ok(HashKey(random()?)) };
+    if let Some(bytes) = store.value(KEY)? {
+        let cause = || format!("{} bytes, not 16", bytes.len());
+        let key =
+            <[u8; 16]>::try_from(&bytes[..]).map_err(|_| StartError::Value { what: KEY, cause: cause() })?;
+        return Ok(HashKey(key));
+    }
+    let key = random()?;
+    store.commit(&[], &[(KEY, Some(&key))])?;
+    Ok(HashKey(key))
+}
+
+fn random() -> Result<[u8; 16], StartError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|e| std::io::Error::other(e.to_string()))?;
+    Ok(bytes)
+}
+
+fn read_schedule(store: &dyn Store) -> Result<Option<Vec<Scheduled>>, StartError> {
+    let fault = |cause: String| StartError::Value { what: SCHEDULE, cause };
+    let Some(bytes) = store.value(SCHEDULE)? else { return Ok(None) };
+    let kept: Vec<KeptLimit> = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
+    let mut schedule = Vec::new();
+    for KeptLimit { spec, from_ns, until_ns } in kept {
+        let name = spec.name.clone();
+        let limit = Limit::new(spec).map_err(|faults| fault(format!("limit {name}: {}", faults[0])))?;
+        schedule.push(Scheduled { limit, from_ns, until_ns });
+    }
+    Ok(Some(schedule))
+}
+
+fn schedule_bytes(schedule: &[Scheduled]) -> Result<Vec<u8>, StartError> {
+    let kept: Vec<KeptLimit> = schedule
+        .iter()
+        .map(|s| KeptLimit { spec: s.limit.spec.clone(), from_ns: s.from_ns, until_ns: s.until_ns })
+        .collect();
+    serde_json::to_vec(&kept).map_err(|e| StartError::Value { what: SCHEDULE, cause: e.to_string() })
+}

@@ -1,0 +1,177 @@
+//! What a worker counts: plain numbers under the worker's own lock, added up when somebody looks.
+
+use acequia_limits::{CellTag, verdict::NEVER};
+use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
+
+/// Upper bounds of the buckets for waits, in seconds.
+pub(crate) const RETRY_SECONDS: [f64; 12] =
+    [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3_600.0, 21_600.0, 86_400.0];
+/// Upper bounds of the buckets for the time that a decision takes, in seconds.
+pub(crate) const DECISION_SECONDS: [f64; 12] =
+    [2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1];
+/// One decision in so many is timed and looked at for hot cells.
+const SAMPLE: u64 = 64;
+/// Hot cells that are followed for each limit.
+const HOT_CELLS: usize = 8;
+
+/// Everything that one worker has counted since it started.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    /// By the limit's slot.
+    pub(crate) limits: Vec<LimitTally>,
+    pub(crate) retry_after: Histogram<12>,
+    pub(crate) decision: Histogram<12>,
+    /// Requests allowed and denied.
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
+    /// Requests that were refused as malformed.
+    pub(crate) bad_requests: u64,
+    /// Descriptors that no limit counted.
+    pub(crate) unmatched: u64,
+    seen: u64,
+}
+
+/// What became of the requests that a limit matched.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LimitTally {
+    /// By [`outcome_place`].
+    pub(crate) outcomes: [u64; 4],
+    pub(crate) hot: Vec<HotCell>,
+}
+
+/// A cell that is asked for often: a space-saving sketch (Metwally et al., ICDT 2005) of samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HotCell {
+    pub(crate) tag: CellTag,
+    pub(crate) count: u64,
+    pub(crate) remaining: u64,
+}
+
+/// Counts by bucket; the last is for what is above every bound.
+#[derive(Clone, Debug)]
+pub(crate) struct Histogram<const N: usize> {
+    pub(crate) buckets: [u64; N],
+    pub(crate) above: u64,
+    pub(crate) sum: f64,
+}
+
+impl<const N: usize> Default for Histogram<N> {
+    fn default() -> Self {
+        Self { buckets: [0; N], above: 0, sum: 0.0 }
+    }
+}
+
+impl<const N: usize> Histogram<N> {
+    pub(crate) fn record(&mut self, bounds: &[f64; N], value: f64) {
+        self.sum += value;
+        match bounds.iter().position(|bound| value <= *bound) {
+            Some(bucket) => self.buckets[bucket] += 1,
+            None => self.above += 1,
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (ours, theirs) in self.buckets.iter_mut().zip(other.buckets) {
+            *ours += theirs;
+        }
+        self.above += other.above;
+        self.sum += other.sum;
+    }
+}
+
+/// The words for outcomes in metrics, in the order of [`outcome_place`].
+pub(crate) const OUTCOMES: [&str; 4] = ["allow", "deny", "shadow_deny", "unlimited"];
+
+const fn outcome_place(outcome: Outcome) -> usize {
+    match outcome {
+        Outcome::Allow => 0,
+        Outcome::Deny => 1,
+        Outcome::ShadowDeny => 2,
+        Outcome::Unlimited => 3,
+    }
+}
+
+impl Tally {
+    /// Whether the next decision is one of those that are timed.
+    #[inline]
+    pub(crate) fn is_sampled(&self) -> bool {
+        self.seen.is_multiple_of(SAMPLE)
+    }
+
+    /// Counts an answer.
+    #[inline]
+    pub(crate) fn record(&mut self, answer: &Answer, catalogue: &Catalogue) {
+        let sampled = self.is_sampled();
+        self.seen += 1;
+        if answer.allowed {
+            self.allowed += 1;
+        } else {
+            self.denied += 1;
+            if answer.retry_after_ns != NEVER {
+                self.retry_after.record(&RETRY_SECONDS, answer.retry_after_ns as f64 / 1e9);
+            }
+        }
+        self.unmatched += u64::from(answer.unmatched.count_ones());
+        for limit in &answer.limits {
+            let slot = usize::from(catalogue.limits[limit.limit as usize].slot());
+            if self.limits.len() <= slot {
+                self.limits.resize_with(slot + 1, LimitTally::default);
+            }
+            let tally = &mut self.limits[slot];
+            tally.outcomes[outcome_place(limit.outcome)] += 1;
+            if sampled {
+                tally.sample(limit);
+            }
+        }
+    }
+
+    /// Adds what another worker has counted.
+    pub(crate) fn add(&mut self, other: &Self) {
+        if self.limits.len() < other.limits.len() {
+            self.limits.resize_with(other.limits.len(), LimitTally::default);
+        }
+        for (ours, theirs) in self.limits.iter_mut().zip(&other.limits) {
+            for (ours, theirs) in ours.outcomes.iter_mut().zip(theirs.outcomes) {
+                *ours += theirs;
+            }
+            for hot in &theirs.hot {
+                match ours.hot.iter_mut().find(|cell| cell.tag == hot.tag) {
+                    Some(cell) => {
+                        cell.count += hot.count;
+                        cell.remaining = cell.remaining.min(hot.remaining);
+                    }
+                    None => ours.hot.push(*hot),
+                }
+            }
+        }
+        self.retry_after.add(&other.retry_after);
+        self.decision.add(&other.decision);
+        self.allowed += other.allowed;
+        self.denied += other.denied;
+        self.bad_requests += other.bad_requests;
+        self.unmatched += other.unmatched;
+    }
+
+    /// Halves what is known of hot cells, so that cells which cooled down give way.
+    pub(crate) fn cool(&mut self) {
+        for limit in &mut self.limits {
+            limit.hot.iter_mut().for_each(|cell| cell.count /= 2);
+            limit.hot.retain(|cell| cell.count > 0);
+        }
+    }
+}
+
+impl LimitTally {
+    fn sample(&mut self, limit: &LimitAnswer) {
+        let LimitAnswer { tag, verdict, .. } = limit;
+        let remaining = verdict.remaining;
+        if let Some(cell) = self.hot.iter_mut().find(|cell| cell.tag == *tag) {
+            cell.count += 1;
+            cell.remaining = remaining;
+        } else if self.hot.len() < HOT_CELLS {
+            self.hot.push(HotCell { tag: *tag, count: 1, remaining });
+        } else if let Some(coldest) = self.hot.iter_mut().min_by_key(|cell| cell.count) {
+            *coldest = HotCell { tag: *tag, count: coldest.count + 1, remaining };
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! One thread's share of the service: an asker, what it has counted, and nothing that another
+//! thread would wait for.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock,
+    atomic::{AtomicBool, Ordering},
+};
+
+use acequia_limits::{
+    HashKey, LimitId, Now, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
+};
+use acequia_node::{Answer, Ask, Asker, Catalogue, Node};
+use arc_swap::ArcSwap;
+use tracing::{debug, debug_span, enabled};
+
+use crate::{
+    clock::Clock,
+    config::{Headers, Live},
+    metrics::Reloads,
+    tally::{DECISION_SECONDS, Tally},
+    writer::Writer,
+};
+
+/// What all workers of a node share.
+#[derive(Debug)]
+pub struct Shared {
+    /// The cells and limits.
+    pub node: Arc<Node>,
+    /// The journal, where there is one.
+    pub writer: Option<Arc<Writer>>,
+    /// The clocks.
+    pub clock: Arc<dyn Clock>,
+    /// With what keys are hashed in traces.
+    pub(crate) key: HashKey,
+    pub(crate) workers: RwLock<Vec<Arc<Worker>>>,
+    pub(crate) reloads: Reloads,
+    draining: AtomicBool,
+    live: ArcSwap<Settings>,
+}
+
+/// What a reload replaces, but the limits, which the node has.
+#[derive(Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) headers: Headers,
+    pub(crate) trace_key: Option<String>,
+}
+
+impl Shared {
+    /// A service without workers.
+    pub fn new(node: Arc<Node>, writer: Option<Arc<Writer>>, clock: Arc<dyn Clock>, key: HashKey) -> Self {
+        Self {
+            node,
+            writer,
+            clock,
+            key,
+            workers: RwLock::default(),
+            reloads: Reloads::default(),
+            draining: AtomicBool::new(false),
+            live: ArcSwap::default(),
+        }
+    }
+
+    /// Adds a worker.
+    pub fn worker(self: &Arc<Self>) -> Arc<Worker> {
+        let inner = Inner { asker: self.node.asker(), tally: Tally::default() };
+        let worker = Arc::new(Worker { shared: Arc::clone(self), inner: Mutex::new(inner) });
+        self.workers.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&worker));
+        worker
+    }
+
+    /// Puts settings in force.
+    pub fn apply(&self, live: &Live) {
+        let settings = Settings { headers: live.headers.clone(), trace_key: live.trace_key.clone() };
+        self.live.store(Arc::new(settings));
+    }
+
+    /// Whether the node is stopping.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// From now on the node says that it is stopping.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Takes every worker and never gives it back: from now on nothing is asked any more.
+    pub(crate) fn stop_asking(&self) {
+        for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            std::mem::forget(worker.hold());
+        }
+    }
+
+    pub(crate) fn settings(&self) -> arc_swap::Guard<Arc<Settings>> {
+        self.live.load()
+    }
+}
+
+/// One thread's way to ask. Its lock is its own: nobody else takes it but a look at the counts.
+#[derive(Debug)]
+pub struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    inner: Mutex<Inner>,
+}
+
+/// A worker, held: asks any number of questions under one lock and one reading of the clock.
+#[derive(Debug)]
+pub struct Held<'a> {
+    worker: &'a Worker,
+    inner: MutexGuard<'a, Inner>,
+    /// The time that all questions are asked at.
+    pub now: Now,
+}
+
+#[derive(Debug)]
+struct Inner {
+    asker: Asker,
+    tally: Tally,
+}
+
+/// An answer that must not leave before a batch is on disk.
+#[derive(Debug)]
+pub struct Unwritten {
+    answer: Answer,
+    catalogue: Arc<Catalogue>,
+    batch: u64,
+}
+
+impl Worker {
+    /// Takes the worker, and reads the clock.
+    pub fn hold(&self) -> Held<'_> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        Held { worker: self, inner, now: self.shared.clock.now() }
+    }
+
+    /// Asks, and makes the response from the answer, when it may leave.
+    pub async fn ask<R>(
+        &self,
+        request: &Request<'_>,
+        ask: Ask,
+        respond: impl Fn(&Answer, &Catalogue, Now) -> R,
+    ) -> R {
+        let (response, unwritten, now) = {
+            let mut held = self.hold();
+            let now = held.now;
+            let (response, unwritten) =
+                held.ask(request, ask, |answer, catalogue| respond(answer, catalogue, now));
+            (response, unwritten, now)
+        };
+        match unwritten {
+            None => response,
+            Some(unwritten) => match self.settle(unwritten).await {
+                None => response,
+                Some((denied, catalogue)) => respond(&denied, &catalogue, now),
+            },
+        }
+    }
+
+    /// Waits until an answer may leave. Gives the denial that leaves in its place if the disk was
+    /// too slow.
+    pub async fn settle(&self, unwritten: Unwritten) -> Option<(Answer, Arc<Catalogue>)> {
+        if let Some(writer) = &self.shared.writer
+            && writer.wait_for(unwritten.batch).await
+        {
+            return None;
+        }
+        Some(unwritten.deny())
+    }
+
+    /// Counts a request that was refused.
+    pub fn refuse(&self, fault: &dyn std::fmt::Display) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.bad_requests += 1;
+        debug!(%fault, "request refused");
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let tally = inner.tally.clone();
+        inner.tally.cool();
+        tally
+    }
+}
+
+impl Unwritten {
+    /// The denial that leaves if the disk is too slow.
+    pub fn deny(mut self) -> (Answer, Arc<Catalogue>) {
+        self.answer.deny_unwritten(&self.catalogue);
+        (self.answer, self.catalogue)
+    }
+}
+
+impl Held<'_> {
+    /// Asks, and makes the response from the answer. With [`Unwritten`], the response may leave
+    /// only after [`Worker::settle`].
+    #[inline]
+    pub fn ask<R>(
+        &mut self,
+        request: &Request<'_>,
+        ask: Ask,
+        respond: impl FnOnce(&Answer, &Catalogue) -> R,
+    ) -> (R, Option<Unwritten>) {
+        let Inner { asker, tally } = &mut *self.inner;
+        let timed = tally.is_sampled().then(std::time::Instant::now);
+        asker.check(request, self.now, ask);
+        if let Some(begun) = timed {
+            tally.decision.record(&DECISION_SECONDS, begun.elapsed().as_secs_f64());
+        }
+        let (answer, catalogue) = asker.last();
+        if ask.charge {
+            tally.record(answer, catalogue);
+        }
+        if enabled!(tracing::Level::DEBUG) {
+            trace(&self.worker.shared, request, answer, catalogue);
+        }
+        let response = respond(answer, catalogue);
+        let unwritten = (answer.after_batch > 0).then(|| Unwritten {
+            answer: answer.clone(),
+            catalogue: Arc::clone(catalogue),
+            batch: answer.after_batch,
+        });
+        (response, unwritten)
+    }
+}
+
+/// A span for a decision. Keys never appear; the value of `trace_key` does as a keyed hash, where
+/// the config names one.
+#[cold]
+fn trace(shared: &Shared, request: &Request<'_>, answer: &Answer, catalogue: &Catalogue) {
+    let decisive = answer.decisive.map(|number| &answer.limits[number]);
+    let limit = decisive.map(|limit| catalogue.limits[limit.limit as usize].limit.path());
+    let retry_after_ms =
+        (!answer.allowed && !is_never(answer.retry_after_ns)).then(|| ms_rounded_up(answer.retry_after_ns));
+    let settings = shared.settings();
+    let value = settings
+        .trace_key
+        .as_ref()
+        .and_then(|key| request.descriptors().find_map(|d| d.value(key.as_bytes())));
+    let tenant = value.map(|value| {
+        // A limit that cannot be: these hashes are nobody's cells.
+        let tag = Tagger::new(&shared.key, LimitId(0)).one(value);
+        format!("{:016x}", tag.0 as u64)
+    });
+    let decision = if answer.allowed { "allow" } else { "deny" };
+    let span =
+        debug_span!("decision", limit, decision, reason = answer.reason.as_str(), retry_after_ms, tenant);
+    span.in_scope(|| debug!("decided"));
+}

@@ -1,0 +1,151 @@
+//! The hand that writes the journal: it takes the rows that the node has queued, commits them as
+//! one batch, and tells those who wait.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use acequia_node::{Node, Row};
+use acequia_store::{Store, StoreError};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+/// How long rows wait that nobody waits for: those reserved ahead of use.
+const LINGER: Duration = Duration::from_millis(5);
+/// How long a reply waits for the disk before it is turned into a denial.
+pub const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long until a failed commit is tried again.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// Writes a node's rows to a store.
+#[derive(Debug)]
+pub struct Writer {
+    node: Arc<Node>,
+    store: Arc<dyn Store>,
+    committed: watch::Sender<u64>,
+    wanted: Mutex<bool>,
+    wake: Condvar,
+    /// The batch in hand, kept until it is on disk: batches are written in their order.
+    in_hand: Mutex<Option<(u64, Vec<Row>)>>,
+    stopping: AtomicBool,
+    /// For metrics: commits, the rows in them, and the nanoseconds they took.
+    pub(crate) commits: AtomicU64,
+    pub(crate) rows: AtomicU64,
+    pub(crate) commit_ns: AtomicU64,
+    pub(crate) failures: AtomicU64,
+}
+
+impl Writer {
+    /// A writer that has nothing to do yet; [`Writer::run`] makes it work.
+    pub fn new(node: Arc<Node>, store: Arc<dyn Store>) -> Self {
+        Self {
+            node,
+            store,
+            committed: watch::Sender::new(0),
+            wanted: Mutex::new(false),
+            wake: Condvar::new(),
+            in_hand: Mutex::new(None),
+            stopping: AtomicBool::new(false),
+            commits: AtomicU64::new(0),
+            rows: AtomicU64::new(0),
+            commit_ns: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        }
+    }
+
+    /// The store that is written to.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Waits until a batch is on disk; says whether it is.
+    pub async fn wait_for(&self, batch: u64) -> bool {
+        self.want();
+        let mut committed = self.committed.subscribe();
+        let done = committed.wait_for(|committed| *committed >= batch);
+        matches!(tokio::time::timeout(REPLY_WAIT_MAX, done).await, Ok(Ok(_)))
+    }
+
+    /// Writes until [`Writer::stop`], on a thread of its own: a disk blocks. A store that cannot be
+    /// written is tried until it can; meanwhile the node spends only what the store already holds.
+    pub fn run(&self) {
+        let mut failing = false;
+        while !self.stopping.load(Ordering::Acquire) {
+            let guard = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+            let linger = if failing { RETRY } else { LINGER };
+            let waited = self.wake.wait_timeout_while(guard, linger, |wanted| failing || !*wanted);
+            *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
+            match self.write(&[], &[]) {
+                Ok(()) if failing => {
+                    failing = false;
+                    info!("the journal is written again");
+                }
+                Err(fault) if !failing => {
+                    failing = true;
+                    warn!(%fault, "nothing new can be reserved");
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+    }
+
+    /// Ends [`Writer::run`] after the commit it is at.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.want();
+    }
+
+    /// Writes what the node has queued, then `rows`, and sets `values`: all or nothing.
+    ///
+    /// # Errors
+    /// The store cannot be written. What was queued stays in hand; `rows` and `values` are the
+    /// caller's to try again.
+    pub fn write(&self, rows: &[Row], values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
+        let mut in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        if in_hand.is_none() {
+            *in_hand = self.node.take_rows();
+        }
+        if in_hand.is_none() && rows.is_empty() && values.is_empty() {
+            return Ok(());
+        }
+        let (batch, queued) = in_hand.as_ref().map_or((0, &[][..]), |(batch, queued)| (*batch, &queued[..]));
+        let begun = Instant::now();
+        let done = if rows.is_empty() {
+            self.store.commit(queued, values)
+        } else {
+            self.store.commit(&[queued, rows].concat(), values)
+        };
+        if done.is_err() {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            self.node.journal_failed();
+            return done;
+        }
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        self.rows.fetch_add((queued.len() + rows.len()) as u64, Ordering::Relaxed);
+        let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.commit_ns.fetch_add(took, Ordering::Relaxed);
+        self.node.committed(batch);
+        self.committed.send_modify(|committed| *committed = batch.max(*committed));
+        *in_hand = None;
+        Ok(())
+    }
+
+    /// Writes the exact state of every cell, and what else a stopping node leaves behind.
+    ///
+    /// # Errors
+    /// The store cannot be written: then a restart is as after a crash.
+    pub fn close(&self, values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
+        let mut rows = Vec::new();
+        self.node.close(|row| rows.push(row));
+        self.write(&rows, values)
+    }
+
+    fn want(&self) {
+        *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.wake.notify_one();
+    }
+}
