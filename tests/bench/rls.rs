@@ -1,0 +1,360 @@
+//! Acequia against the fastest server that decides nothing, side by side.
+//!
+//! `cargo bench -p acequia-tests --bench rls` measures Envoy's `ShouldRateLimit`: for each pair it starts the
+//! floor server and `acequia serve` in turn on core 0 and drives each from core 1. Absolute figures drift
+//! with the machine; what counts is the median of the pairs' ratios. While others use the machine, the ratio
+//! of the servers' CPU times ("by cpu") is the steadier one. See `USAGE` for the rest.
+
+#![expect(clippy::print_stdout, reason = "its output is what it is for")]
+
+mod payloads;
+mod process;
+
+use std::{
+    env, fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::{Duration, Instant},
+};
+
+use acequia_server::load::{self, Bound, Load, Order, Report, Work};
+
+use self::process::{Cores, Error, Program, Server, cpu_s};
+
+const USAGE: &str = "\
+usage: cargo bench -p acequia-tests --bench rls -- [FLAGS]
+  --stream            measure CheckStream with 1, 10 and 100 checks a message (there is no floor for it)
+  --instructions      count instructions a request under valgrind, for the floor and for acequia
+  --pairs N           interleaved pairs (runs with --stream), 7 if absent
+  --seconds N         measured seconds of a run, 3 if absent
+  --server PATH       the acequia binary; built in release mode if absent
+  --floor-only        measure the floor servers of every kind and allocator instead
+  --floor KIND        tonic, hyper or batched (the fastest) if absent, on mimalloc";
+
+const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const CHECK_STREAM: &str = "/acequia.v1.Limiter/CheckStream";
+
+/// Before a server says where it listens.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+const KEYS: [usize; 2] = [1, 100_000];
+const CONNECTIONS: usize = 8;
+const IN_FLIGHT: usize = 32;
+/// Checks in a message of a stream, and messages in flight on it.
+const BATCHES: [(usize, usize); 3] = [(1, 32), (10, 16), (100, 8)];
+const WARM_UP: Duration = Duration::from_secs(1);
+/// Keys in an order that no prefetcher guesses, and the same in every run.
+const SEED: u64 = 1;
+/// Requests of the shorter and of the longer run under valgrind. Their difference is free of the start, of
+/// the connections and of the caches' filling.
+const COUNTED: [u64; 2] = [5_000, 25_000];
+/// The same of messages on streams, each of which takes up to a hundred times as long.
+const COUNTED_MESSAGES: [u64; 2] = [500, 2_500];
+/// A client that is busier than this may be what is measured.
+const CLIENT_BUSY: f64 = 0.95;
+
+struct Flags {
+    stream: bool,
+    instructions: bool,
+    floor_only: bool,
+    pairs: usize,
+    measured: Duration,
+    server: Option<PathBuf>,
+    floor: String,
+}
+
+impl Flags {
+    fn parse() -> Result<Self, Error> {
+        let mut flags = Self {
+            stream: false,
+            instructions: false,
+            floor_only: false,
+            pairs: 7,
+            measured: Duration::from_secs(3),
+            server: None,
+            floor: "batched".to_owned(),
+        };
+        let mut arguments = env::args().skip(1);
+        while let Some(flag) = arguments.next() {
+            let mut value = || arguments.next().ok_or(USAGE);
+            match flag.as_str() {
+                "--bench" => {} // from cargo
+                "--stream" => flags.stream = true,
+                "--instructions" => flags.instructions = true,
+                "--floor-only" => flags.floor_only = true,
+                "--pairs" => flags.pairs = value()?.parse()?,
+                "--seconds" => flags.measured = Duration::from_secs(value()?.parse()?),
+                "--server" => flags.server = Some(value()?.into()),
+                "--floor" => flags.floor = value()?,
+                _ => return Err(USAGE.into()),
+            }
+        }
+        if flags.pairs == 0 || flags.measured.is_zero() {
+            return Err(USAGE.into());
+        }
+        Ok(flags)
+    }
+}
+
+fn main() -> ExitCode {
+    match bench() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn bench() -> Result<(), Error> {
+    let flags = Flags::parse()?;
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("acequia.yaml");
+    fs::write(&config, payloads::CONFIG)?;
+    // Before this process is pinned: the compiler may use every core.
+    let ours = match (&flags.server, flags.floor_only) {
+        (_, true) => PathBuf::new(),
+        (Some(path), _) => path.clone(),
+        (None, _) => build_server()?,
+    };
+    let bench = Bench { cores: Cores::split(), ours, config, folder: folder.path().to_owned(), flags };
+    match &bench.flags {
+        Flags { floor_only: true, .. } => bench.floors(),
+        Flags { instructions: true, .. } => bench.instructions(),
+        Flags { stream: true, .. } => bench.streams(),
+        _ => bench.pairs(),
+    }
+}
+
+/// Builds `acequia` with the profile of this benchmark, beside it.
+fn build_server() -> Result<PathBuf, Error> {
+    let target =
+        Path::new(env!("CARGO_BIN_EXE_floor_mimalloc")).ancestors().nth(2).ok_or("no target folder")?;
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build
+        .args(["build", "--release", "-p", "acequia-server", "--bin", "acequia", "--target-dir"])
+        .arg(target);
+    if !build.current_dir(env!("CARGO_MANIFEST_DIR")).status()?.success() {
+        return Err("acequia does not build; --floor-only measures the floor alone".into());
+    }
+    Ok(target.join("release/acequia"))
+}
+
+struct Bench {
+    cores: Cores,
+    flags: Flags,
+    ours: PathBuf,
+    config: PathBuf,
+    folder: PathBuf,
+}
+
+/// One measurement of one server.
+struct Run {
+    report: Report,
+    /// CPU time of the server for a million requests (on streams: decisions), in seconds.
+    cpu_s_per_million: f64,
+}
+
+impl Bench {
+    /// The comparison.
+    fn pairs(&self) -> Result<(), Error> {
+        for keys in KEYS {
+            println!("\nShouldRateLimit, keys: {keys}, {CONNECTIONS} connections × {IN_FLIGHT} in flight");
+            println!("{:6}{:>42}{:>42}", "", "floor", "acequia");
+            println!("{:6}{1}{1}{2:>8}{3:>8}", "pair", header(), "ratio", "by cpu");
+            let load = self.unary(keys);
+            let (mut ratios, mut ratios_by_cpu) = (Vec::new(), Vec::new());
+            let (mut floors, mut ours) = (Vec::new(), Vec::new());
+            for pair in 1..=self.flags.pairs {
+                // Who goes first alternates, so that a machine that slows down favours neither.
+                let (floor, our) = if pair % 2 == 1 {
+                    let floor = self.measure(&self.floor(), &load)?;
+                    (floor, self.measure(&self.ours(), &load)?)
+                } else {
+                    let our = self.measure(&self.ours(), &load)?;
+                    (self.measure(&self.floor(), &load)?, our)
+                };
+                let ratio = our.report.requests_per_s / floor.report.requests_per_s;
+                let by_cpu = floor.cpu_s_per_million / our.cpu_s_per_million;
+                println!("{pair:<6}{}{}{ratio:>8.3}{by_cpu:>8.3}", row(&floor), row(&our));
+                ratios.push(ratio);
+                ratios_by_cpu.push(by_cpu);
+                floors.push(floor);
+                ours.push(our);
+            }
+            let (ratio, by_cpu) = (median(ratios), median(ratios_by_cpu));
+            println!("median{}{}{ratio:>8.3}{by_cpu:>8.3}", medians(&floors), medians(&ours));
+        }
+        Ok(())
+    }
+
+    /// Our streams.
+    fn streams(&self) -> Result<(), Error> {
+        for keys in KEYS {
+            for (checks, in_flight) in BATCHES {
+                println!(
+                    "\nCheckStream, {checks} checks a message, keys: {keys}, {CONNECTIONS} connections × 1 stream \
+                     × {in_flight} in flight"
+                );
+                println!("run   {}{:>14}", header(), "decisions/s");
+                let load = self.stream(keys, checks, in_flight);
+                let mut runs = Vec::new();
+                for run in 1..=self.flags.pairs {
+                    let measured = self.measure(&self.ours(), &load)?;
+                    println!("{run:<6}{}{:>14.0}", row(&measured), measured.report.decisions_per_s);
+                    runs.push(measured);
+                }
+                let decisions = median(runs.iter().map(|run| run.report.decisions_per_s).collect());
+                println!("median{}{decisions:>14.0}", medians(&runs));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every floor server: which is the fastest?
+    fn floors(&self) -> Result<(), Error> {
+        let system = env!("CARGO_BIN_EXE_floor_system");
+        let mimalloc = env!("CARGO_BIN_EXE_floor_mimalloc");
+        let load = self.unary(1);
+        println!("{:6}{:20}{}", "round", "server", header());
+        for round in 1..=self.flags.pairs {
+            for (allocator, program) in [("system", system), ("mimalloc", mimalloc)] {
+                for kind in ["tonic", "hyper", "batched"] {
+                    let run = self.measure(&Program::new(program, ["--kind", kind]), &load)?;
+                    println!("{round:<6}{:20}{}", format!("{kind} {allocator}"), row(&run));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Instructions a request: free of the machine's noise.
+    fn instructions(&self) -> Result<(), Error> {
+        println!(
+            "instructions a request: the difference of {COUNTED:?} requests, {COUNTED_MESSAGES:?} messages"
+        );
+        for keys in KEYS {
+            let floor = self.count(&self.floor(), &self.unary(keys), COUNTED)?;
+            let ours = self.count(&self.ours(), &self.unary(keys), COUNTED)?;
+            let ratio = floor / ours;
+            println!("keys {keys:>7}: floor {floor:>8.0}  acequia {ours:>8.0}  floor / acequia {ratio:.3}");
+        }
+        if self.flags.stream {
+            for (checks, in_flight) in BATCHES {
+                let load = self.stream(KEYS[1], checks, in_flight);
+                let a_message = self.count(&self.ours(), &load, COUNTED_MESSAGES)?;
+                let a_check = a_message / checks as f64;
+                println!("{checks:>3} checks a message: {a_check:>8.0} a check, {a_message:>8.0} a message");
+            }
+        }
+        Ok(())
+    }
+
+    fn measure(&self, program: &Program, load: &Load) -> Result<Run, Error> {
+        let server = self.cores.start(program)?;
+        let load = self.at(&server, load);
+        let (began, client_s, server_s) = (Instant::now(), cpu_s(std::process::id())?, server.cpu_s()?);
+        let report = load::run(&load)?;
+        let server_s = server.cpu_s()? - server_s;
+        let client_busy = (cpu_s(std::process::id())? - client_s) / began.elapsed().as_secs_f64();
+        if client_busy > CLIENT_BUSY {
+            println!("CLIENT {:.0} % BUSY: the server may be faster than this", 100.0 * client_busy);
+        }
+        complain(&report);
+        let decisions_each = (report.allowed + report.denied) as f64 / report.requests.max(1) as f64;
+        let millions = report.requests_with_warm_up as f64 * decisions_each.max(1.0) / 1e6;
+        server.stop()?;
+        Ok(Run { report, cpu_s_per_million: server_s / millions })
+    }
+
+    /// Instructions a request of a server, from a run of fewer and a run of more requests.
+    fn count(&self, program: &Program, load: &Load, counted: [u64; 2]) -> Result<f64, Error> {
+        let mut totals = [0.0; 2];
+        for (total, requests) in totals.iter_mut().zip(counted) {
+            let output = self.folder.join("callgrind.out");
+            let server = self.cores.start(&program.under_callgrind(&output))?;
+            let load = Load {
+                warm_up: Duration::ZERO,
+                bound: Bound::Requests(requests),
+                stall_timeout: Duration::from_secs(60),
+                ..self.at(&server, load)
+            };
+            complain(&load::run(&load)?);
+            server.stop()?;
+            let profile = fs::read_to_string(&output)?;
+            let summary = profile
+                .lines()
+                .find_map(|line| line.strip_prefix("totals: ").or_else(|| line.strip_prefix("summary: ")));
+            *total = summary.ok_or("callgrind wrote no totals")?.trim().parse()?;
+        }
+        Ok((totals[1] - totals[0]) / (counted[1] - counted[0]) as f64)
+    }
+
+    fn floor(&self) -> Program {
+        Program::new(env!("CARGO_BIN_EXE_floor_mimalloc"), ["--kind", &self.flags.floor])
+    }
+
+    fn ours(&self) -> Program {
+        Program::new(&self.ours, ["serve".as_ref(), "--config".as_ref(), self.config.as_os_str()])
+    }
+
+    fn unary(&self, keys: usize) -> Load {
+        let payloads = payloads::rate_limit_requests(keys);
+        let mut load = Load::unary(NOWHERE, RATE_LIMIT, payloads, load::rate_limit_verdict);
+        load.work = Work::Unary { in_flight: IN_FLIGHT, verdict: load::rate_limit_verdict };
+        load
+    }
+
+    fn stream(&self, keys: usize, checks: usize, in_flight: usize) -> Load {
+        let payloads = payloads::check_batches(keys, checks);
+        let mut load = Load::stream(NOWHERE, CHECK_STREAM, payloads, load::check_batch_decisions);
+        load.work = Work::Stream { streams: 1, in_flight, decisions: load::check_batch_decisions };
+        load
+    }
+
+    /// The load on this server, with the bounds of this benchmark.
+    fn at(&self, server: &Server, load: &Load) -> Load {
+        Load {
+            address: server.address,
+            connections: CONNECTIONS,
+            order: Order::Random { seed: SEED },
+            warm_up: WARM_UP,
+            bound: Bound::For(self.flags.measured),
+            ..load.clone()
+        }
+    }
+}
+
+/// A figure with errors or denials in it is not the one that was asked for.
+fn complain(report: &Report) {
+    if report.errors > 0 || report.denied > 0 {
+        println!("NOT ALL ALLOWED:\n{report}");
+    }
+}
+
+fn header() -> String {
+    format!("{:>12}{:>10}{:>10}{:>10}", "requests/s", "p50 ms", "p99 ms", "cpu s/M")
+}
+
+fn row(run: &Run) -> String {
+    let ms = |part| run.report.latency.quantile_ns(part) as f64 / 1e6;
+    columns(run.report.requests_per_s, ms(0.5), ms(0.99), run.cpu_s_per_million)
+}
+
+fn medians(runs: &[Run]) -> String {
+    let of = |value: &dyn Fn(&Run) -> f64| median(runs.iter().map(value).collect());
+    let ms = |part| of(&|run| run.report.latency.quantile_ns(part) as f64 / 1e6);
+    columns(of(&|run| run.report.requests_per_s), ms(0.5), ms(0.99), of(&|run| run.cpu_s_per_million))
+}
+
+fn columns(requests_per_s: f64, p50_ms: f64, p99_ms: f64, cpu_s: f64) -> String {
+    format!("{requests_per_s:>12.0}{p50_ms:>10.2}{p99_ms:>10.2}{cpu_s:>10.2}")
+}
+
+/// The middle one; of an even number, the upper of the two.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -1,0 +1,319 @@
+//! The config file: checked before it counts, read again while the node runs.
+
+use std::time::{Duration, Instant};
+
+use acequia_tests::{Node, acequia, eventually, head_lines, whole_config};
+use serde_json::json;
+
+use crate::{
+    client::{Http, body, check, check_cost, metric},
+    windows,
+};
+
+const FAULTY: &str = "\
+memory: lots
+limits:
+- name: fast
+  domain: shop
+  token_bucket:
+    rate: quick
+    burst: 0
+- name: fast
+  domain: shop
+  fixed_window: { limit: 1, window: 1h }
+- { name: slow, domain: shop, cost: 9, fixed_window: { limit: 5, window: 1ms } }
+- { name: twins, domain: shop, fixed_window: { limit: 5, window: 1m }, quota: { limit: 5, per: day } }
+";
+/// Lines of the faults, within what the test writes, and a word that each says.
+const FAULTS: [(usize, &str); 5] = [(1, "64MiB"), (6, "60/s"), (7, "burst"), (11, "10ms"), (12, "keep one")];
+
+#[test]
+fn validate_names_every_fault_with_its_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("acequia.yaml");
+    std::fs::write(&path, whole_config(FAULTY, folder.path())).expect("a file");
+    let path = path.to_str().expect("text");
+
+    let ran = acequia(&["validate", path]);
+    assert_eq!(ran.status.code(), Some(2));
+    assert_eq!(ran.stdout, b"");
+    let said = String::from_utf8(ran.stderr).expect("text");
+    for (line, word) in FAULTS {
+        let begin = format!("{path}:{}: ", line + head_lines());
+        let found = said.lines().any(|said| said.starts_with(&begin) && said.contains(word));
+        assert!(found, "nothing at {begin} says {word}:\n{said}");
+    }
+
+    let served = acequia(&["serve", "--config", path]);
+    assert_eq!(served.status.code(), Some(2), "a node does not start with it either");
+    assert!(String::from_utf8_lossy(&served.stderr).contains(&said));
+}
+
+#[test]
+fn validate_accepts_what_is_sound_and_says_what_is_missing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("acequia.yaml");
+    let sound = "data: DATA\nlimits: [{ name: a, domain: shop, quota: { limit: 1, per: month } }]";
+    std::fs::write(&path, whole_config(sound, folder.path())).expect("a file");
+    let ran = acequia(&["validate", path.to_str().expect("text")]);
+    assert_eq!(ran.status.code(), Some(0));
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(said.contains("is sound") && said.contains("1 limits"), "{said}");
+    assert!(!folder.path().join("journal.redb").exists(), "it only looks");
+
+    for command in [&["validate", "/nowhere.yaml"][..], &["serve", "--config", "/nowhere.yaml"]] {
+        let ran = acequia(command);
+        assert_eq!(ran.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&ran.stderr).contains("/nowhere.yaml"), "{command:?}");
+    }
+    assert_eq!(acequia(&["surf"]).status.code(), Some(2), "not a command");
+}
+
+#[test]
+fn the_config_that_is_shipped_is_sound() {
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/acequia.yaml");
+    let ran = acequia(&["validate", sample]);
+    assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+#[test]
+fn a_port_that_is_taken_is_said() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("acequia.yaml");
+    std::fs::write(
+        &path,
+        format!("region: eu\nnode: n\nlisten: {{ http: \"{address}\", grpc: \"127.0.0.1:0\" }}\n"),
+    )
+    .expect("a file");
+    let ran = acequia(&["serve", "--config", path.to_str().expect("text")]);
+    assert_eq!(ran.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains(&format!("cannot listen on {address}")), "{said}");
+}
+
+#[test]
+fn a_changed_file_is_read_by_itself() {
+    let node = Node::start(&one_window(10));
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 9);
+    node.write_config(&one_window(20));
+    reloaded(&node, 1);
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 18, "a new number, and the cell is kept");
+    node.until_it_says("limit changed, its cells kept");
+}
+
+#[test]
+fn a_signal_reads_the_file_at_once_changed_or_not() {
+    let node = Node::start(&one_window(10));
+    node.hup();
+    reloaded(&node, 1);
+    node.write_config(&one_window(5));
+    node.hup();
+    eventually("the new limit counts", || {
+        let limit = &check_cost(&node, &[("k", "v")], 6)["limits"][0];
+        (&limit["budget"], &limit["reason"]) == (&json!(5), &json!("cost-too-high"))
+    });
+}
+
+#[test]
+fn a_faulty_file_changes_nothing_and_says_why() {
+    let node = Node::start(&one_window(10));
+    check(&node, &[("k", "v")]);
+    node.write_config(FAULTY);
+    node.hup();
+    refused(&node, 1);
+    node.until_it_says("config refused");
+    let said = node.stderr();
+    for (line, word) in FAULTS {
+        let place = format!("acequia.yaml:{}: ", line + head_lines());
+        assert!(said.contains(&place) && said.contains(word), "{place} {word}:\n{said}");
+    }
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 8, "the old limits count");
+    assert_eq!(Http::connect(&node).get("/readyz").status, 200);
+
+    let before = metric(&node, RELOADS, &[("outcome", "refused")]);
+    std::fs::remove_file(node.config()).expect("a file");
+    node.hup();
+    refused(&node, before as u32 + 1);
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 7);
+
+    node.write_config(&one_window(12));
+    node.hup();
+    eventually("the mended file is read", || metric(&node, RELOADS, &[("outcome", "applied")]) >= 1.0);
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 8);
+}
+
+#[test]
+fn a_limit_that_comes_back_has_its_cells() {
+    let with = one_window(10);
+    let node = Node::start(&with);
+    check_cost(&node, &[("k", "v")], 7);
+    node.write_config("limits: []");
+    reloaded(&node, 1);
+    assert_eq!(check(&node, &[("k", "v")])["reason"], "no-match");
+    node.write_config(&with);
+    reloaded(&node, 2);
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 2);
+    node.until_it_says("limit removed");
+    node.until_it_says("limit added");
+}
+
+#[test]
+fn fewer_units_deny_at_once_and_none_are_minted_by_going_back() {
+    let bucket = |rate: &str, burst: u64| {
+        format!(
+            "limits: [{{ name: b, domain: shop, by: [k], token_bucket: {{ rate: {rate}, burst: {burst} }} }}]"
+        )
+    };
+    let node = Node::start(&bucket("1/h", 10));
+    let key = &[("k", "v")];
+    assert_eq!(check_cost(&node, key, 6)["remaining"], 4);
+    for (number, rate, burst, left) in [(1, "1/h", 8, 2), (2, "1/h", 4, 0), (3, "2/h", 10, 4)] {
+        node.write_config(&bucket(rate, burst));
+        reloaded(&node, number);
+        // A look, so that the next change finds the same debt.
+        let asked = check_cost(&node, key, burst);
+        assert_eq!(
+            (&asked["allowed"], &asked["remaining"]),
+            (&json!(false), &json!(left)),
+            "{rate}, {burst}"
+        );
+    }
+    // Six were spent, whatever the burst was in between: of 10, four are left.
+    assert_eq!(check_cost(&node, key, 4)["allowed"], true);
+    assert_eq!(check(&node, key)["allowed"], false);
+}
+
+#[test]
+fn another_shape_waits_for_the_window_to_end() {
+    const WINDOW: &str = "3s";
+    let old = format!(
+        "limits: [{{ name: w, domain: shop, by: [k], fixed_window: {{ limit: 2, window: {WINDOW} }} }}]"
+    );
+    let new = format!(
+        "limits: [{{ name: w, domain: shop, by: [k], fixed_window: {{ limit: 5, window: {} }} }}]",
+        windows::long()
+    );
+    let node = Node::start(&old);
+    let key = &[("k", "v")];
+    // Spend a window that has some time to go.
+    let mut denied = check(&node, key);
+    eventually("a window is spent early", || {
+        denied = check(&node, key);
+        denied["allowed"] == false && denied["retry_after_ms"].as_u64() > Some(1_500)
+    });
+    let denied_at = Instant::now();
+    let to_go = Duration::from_millis(denied["retry_after_ms"].as_u64().expect("a wait"));
+
+    node.write_config(&new);
+    node.hup();
+    reloaded(&node, 1);
+    node.until_it_says("limit replaced: the old one holds until then");
+
+    let mut answer = check(&node, key);
+    eventually("the new limit counts", || {
+        answer = check(&node, key);
+        answer["allowed"] == true
+    });
+    let waited = denied_at.elapsed();
+    assert!(waited + Duration::from_millis(1) >= to_go, "{to_go:?} to go, allowed after {waited:?}");
+    assert_eq!((&answer["limits"][0]["budget"], &answer["remaining"]), (&json!(5), &json!(4)));
+}
+
+#[test]
+fn modes_and_headers_change_while_it_runs() {
+    let config = |mode: &str, dialect: &str| {
+        format!(
+            "headers: {{ http: [{dialect}] }}\n\
+             limits: [{{ name: b, domain: shop, mode: {mode}, token_bucket: {{ rate: 1/h, burst: 1 }} }}]"
+        )
+    };
+    let node = Node::start(&config("enforce", "triple"));
+    let mut http = Http::connect(&node);
+    let question = body(&[("k", "v")]);
+    assert_eq!(http.check(&question).number("ratelimit-limit"), 1);
+    assert_eq!(http.check(&question).json()["allowed"], false);
+
+    node.write_config(&config("shadow", "x-ratelimit"));
+    reloaded(&node, 1);
+    let watched = http.check(&question);
+    assert_eq!(watched.json()["limits"][0]["outcome"], "shadow-deny");
+    assert_eq!(watched.header("ratelimit-limit"), None);
+
+    node.write_config(&config("off", "x-ratelimit"));
+    reloaded(&node, 2);
+    assert_eq!(http.check(&question).json()["reason"], "no-match");
+
+    node.write_config(&config("enforce", "x-ratelimit"));
+    reloaded(&node, 3);
+    let denied = http.check(&question);
+    assert_eq!(denied.json()["allowed"], false, "its cell was kept");
+    assert_eq!(denied.number("x-ratelimit-limit"), 1);
+}
+
+#[test]
+fn what_needs_a_restart_is_said() {
+    let node = Node::start("workers: 1\nlimits: []");
+    node.write_config(&format!("workers: 2\nmemory: 64MiB\n{}", one_window(3)));
+    reloaded(&node, 1);
+    node.until_it_says("config read again");
+    let said = node.stderr();
+    for setting in ["workers", "memory"] {
+        let warned = said.lines().any(|line| line.contains("needs a restart") && line.contains(setting));
+        assert!(warned, "{setting}:\n{said}");
+    }
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 2, "the rest of the file counts");
+}
+
+#[test]
+fn logs_are_plain_text_where_nobody_watches() {
+    let node = Node::start("");
+    node.until_it_says("listening");
+    let said = node.stderr();
+    assert!(!said.contains('\u{1b}'), "colours in a file: {said:?}");
+}
+
+#[test]
+fn more_connections_than_the_config_allows_wait_for_their_turn() {
+    let node = Node::start("connections: 2\nlimits: []");
+    let mut first = Http::connect(&node);
+    let mut second = Http::connect(&node);
+    assert_eq!((first.get("/healthz").status, second.get("/healthz").status), (200, 200));
+    let mut third = Http::connect(&node);
+    third.send(b"GET /healthz HTTP/1.1\r\nhost: node\r\n\r\n").expect("it is connected");
+    // Both connections that are open are served as before, and the third when one has ended.
+    assert_eq!(first.get("/healthz").status, 200);
+    drop(second);
+    assert_eq!(third.reply(false).expect("an answer").status, 200);
+}
+
+const RELOADS: &str = "acequia_config_reloads_total";
+
+#[track_caller]
+fn reloaded(node: &Node, times: u32) {
+    eventually("the config is read again", || {
+        metric(node, RELOADS, &[("outcome", "applied")]) == f64::from(times)
+    });
+    assert_eq!(metric(node, RELOADS, &[("outcome", "refused")]), 0.0, "{}", node.stderr());
+}
+
+#[track_caller]
+fn refused(node: &Node, times: u32) {
+    eventually("the config is refused", || {
+        // The node may see a new file by itself just before it is told to look.
+        metric(node, RELOADS, &[("outcome", "refused")]) >= f64::from(times)
+    });
+}
+
+/// One limit of a window that does not end during a test. The window is the same in every config
+/// of a test, or else it would be another limit.
+fn one_window(limit: u64) -> String {
+    thread_local! {
+        static WINDOW: String = windows::long();
+    }
+    let window = WINDOW.with(String::clone);
+    format!(
+        "limits: [{{ name: w, domain: shop, by: [k], fixed_window: {{ limit: {limit}, window: {window} }} }}]"
+    )
+}

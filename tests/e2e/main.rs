@@ -1,0 +1,15 @@
+//! What a node promises, asked of the real binary: its services, its config, its restarts.
+//!
+//! Nothing here looks inside. A test starts a node of its own, asks it over its sockets, and
+//! counts from outside. What happens by itself is waited for with a deadline, never for a time.
+
+mod client;
+mod openmetrics;
+mod windows;
+
+mod bad_input;
+mod config;
+mod envoy;
+mod grpc;
+mod http;
+mod restart;

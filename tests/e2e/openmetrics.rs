@@ -1,0 +1,208 @@
+//! A strict reader of OpenMetrics text 1.0: what it refuses, a scraper may refuse.
+
+use std::collections::BTreeSet;
+
+/// Everything that one scrape says.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    pub(crate) samples: Vec<Sample>,
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sample {
+    pub(crate) name: String,
+    pub(crate) labels: Vec<(String, String)>,
+    pub(crate) value: f64,
+}
+
+/// A metric family while it is being read.
+#[derive(Debug, Default)]
+struct Family {
+    name: String,
+    kind: String,
+    samples: Vec<Sample>,
+}
+
+impl Metrics {
+    /// The sum of the samples of a name that have all these labels.
+    pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let named = self.samples.iter().filter(|sample| sample.name == name);
+        named.filter(|sample| labels.iter().all(|l| sample.label(l.0) == Some(l.1))).map(|s| s.value).sum()
+    }
+}
+
+impl Sample {
+    pub(crate) fn label(&self, name: &str) -> Option<&str> {
+        self.labels.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Reads a scrape.
+pub(crate) fn parse(text: &str) -> Result<Metrics, String> {
+    let body = text.strip_suffix("# EOF\n").ok_or("the last line is not # EOF")?;
+    let mut names = BTreeSet::new();
+    let mut family = Family::default();
+    let mut samples = Vec::new();
+    for line in body.lines() {
+        let fault = |what: &str| format!("{what}: {line:?}");
+        if let Some(comment) = line.strip_prefix("# ") {
+            let mut words = comment.splitn(3, ' ');
+            let (word, name) = (words.next().unwrap_or(""), words.next().ok_or_else(|| fault("no name"))?);
+            let rest = words.next().ok_or_else(|| fault("nothing after the name"))?;
+            if family.name != name {
+                samples.append(&mut family.end()?);
+                if !is_name(name) || !names.insert(name.to_owned()) {
+                    return Err(fault("no name, or one that was there before"));
+                }
+                family = Family { name: name.to_owned(), ..Family::default() };
+            }
+            if !family.samples.is_empty() {
+                return Err(fault("metadata after the samples"));
+            }
+            match word {
+                "TYPE" if ["counter", "gauge", "histogram"].contains(&rest) && family.kind.is_empty() => {
+                    rest.clone_into(&mut family.kind);
+                }
+                "UNIT" if name.ends_with(&format!("_{rest}")) => {}
+                "HELP" if !rest.is_empty() => {}
+                _ => return Err(fault("no metadata")),
+            }
+        } else {
+            let sample = sample(line).ok_or_else(|| fault("no sample"))?;
+            if !family.suffixes().iter().any(|suffix| sample.name == format!("{}{suffix}", family.name)) {
+                return Err(fault("a sample outside its family"));
+            }
+            if family.samples.iter().any(|s| s.name == sample.name && s.labels == sample.labels) {
+                return Err(fault("a sample that was there before"));
+            }
+            if family.kind != "gauge" && (sample.value < 0.0 || sample.value.is_nan()) {
+                return Err(fault("a count below 0"));
+            }
+            family.samples.push(sample);
+        }
+    }
+    samples.append(&mut family.end()?);
+    Ok(Metrics { samples })
+}
+
+impl Family {
+    fn suffixes(&self) -> &'static [&'static str] {
+        match self.kind.as_str() {
+            "counter" => &["_total"],
+            "histogram" => &["_bucket", "_sum", "_count"],
+            "gauge" => &[""],
+            _ => &[],
+        }
+    }
+
+    /// Gives the samples, if they make sense together.
+    fn end(&mut self) -> Result<Vec<Sample>, String> {
+        if self.kind == "histogram" {
+            self.check_buckets().map_err(|what| format!("{}: {what}", self.name))?;
+        }
+        Ok(std::mem::take(&mut self.samples))
+    }
+
+    fn check_buckets(&self) -> Result<(), String> {
+        let (mut bound, mut count) = (f64::NEG_INFINITY, 0.0);
+        for bucket in self.samples.iter().filter(|sample| sample.name.ends_with("_bucket")) {
+            let le = bucket.label("le").ok_or("a bucket without a bound")?;
+            let next = if le == "+Inf" { f64::INFINITY } else { number(le).ok_or("no bound")? };
+            if next <= bound || bucket.value < count {
+                return Err(format!("the bucket {le} is out of order"));
+            }
+            (bound, count) = (next, bucket.value);
+        }
+        let total = self.samples.iter().find(|sample| sample.name.ends_with("_count"));
+        if bound != f64::INFINITY || total.map(|total| total.value) != Some(count) {
+            return Err("the last bucket is not +Inf, or does not hold everything".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// `name{label="value",…} number`
+fn sample(line: &str) -> Option<Sample> {
+    let end = line.find(['{', ' '])?;
+    let (name, mut rest) = line.split_at(end);
+    let mut labels: Vec<(String, String)> = Vec::new();
+    if let Some(inner) = rest.strip_prefix('{') {
+        rest = inner;
+        loop {
+            let (label, after) = rest.split_once("=\"")?;
+            let (value, after) = quoted(after)?;
+            if !is_name(label) || labels.iter().any(|(found, _)| found == label) {
+                return None;
+            }
+            labels.push((label.to_owned(), value));
+            rest = after;
+            match rest.strip_prefix(',') {
+                Some(more) => rest = more,
+                None => break,
+            }
+        }
+        rest = rest.strip_prefix('}')?;
+    }
+    let value = number(rest.strip_prefix(' ')?)?;
+    is_name(name).then(|| Sample { name: name.to_owned(), labels, value })
+}
+
+/// A number in digits: what Rust reads beyond that, such as `inf`, others do not.
+fn number(text: &str) -> Option<f64> {
+    let fits = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
+    text.chars().all(fits).then(|| text.parse().ok()).flatten()
+}
+
+/// Reads to the closing quote; gives the text, and what is after it.
+fn quoted(text: &str) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut chars = text.char_indices();
+    loop {
+        match chars.next()? {
+            (at, '"') => return Some((value, &text[at + 1..])),
+            (_, '\\') => value.push(match chars.next()?.1 {
+                'n' => '\n',
+                c @ ('"' | '\\') => c,
+                _ => return None,
+            }),
+            (_, c) => value.push(c),
+        }
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(fits)
+}
+
+#[test]
+fn the_reader_is_strict() {
+    let sound = "# HELP a_seconds Help.\n# TYPE a_seconds histogram\n# UNIT a_seconds seconds\n\
+                 a_seconds_sum 0.5\na_seconds_count 2\na_seconds_bucket{le=\"1.0\"} 1\n\
+                 a_seconds_bucket{le=\"+Inf\"} 2\n# HELP b Help.\n# TYPE b counter\n\
+                 b_total{x=\"1\\\"\",y=\"2\"} 3\n# EOF\n";
+    let metrics = parse(sound).expect("sound");
+    assert_eq!(metrics.sum("b_total", &[("x", "1\"")]), 3.0);
+    for (from, to) in [
+        ("# EOF\n", ""),
+        ("# EOF\n", "# EOF\n\n"),
+        ("b_total{", "b{"),
+        ("y=\"2\"", "x=\"2\""),
+        ("} 3\n", "} three\n"),
+        ("} 3\n", "} -3\n"),
+        ("} 3\n", "} 3\nb_total{x=\"1\\\"\",y=\"2\"} 4\n"),
+        ("} 3\n", "} 3\na_seconds_sum 1\n"),
+        ("{le=\"+Inf\"} 2", "{le=\"+Inf\"} 0"),
+        ("{le=\"+Inf\"}", "{le=\"inf\"}"),
+        ("\na_seconds_bucket{le=\"+Inf\"} 2", ""),
+        ("# TYPE b counter\n", ""),
+        ("# UNIT a_seconds seconds", "# UNIT a_seconds bytes"),
+        ("1\\\"", "1\""),
+        ("# HELP b Help.\n", "\n"),
+    ] {
+        let broken = sound.replace(from, to);
+        assert_ne!(broken, sound);
+        parse(&broken).expect_err(&format!("{from:?} replaced by {to:?}"));
+    }
+}

@@ -1,0 +1,270 @@
+//! The real `acequia` binary as a process, for tests that see it only from outside.
+//!
+//! A [`Node`] has a folder of its own for its config and its journal, takes free ports, and is
+//! killed when it is dropped. What it wrote to standard error is printed if the test fails.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// How long anything may take that happens by itself: a start, a reload, an exit. Generous, for
+/// machines that do much else; only a failing test waits so long.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What stands for the node's own folder for its journal in a config: `data: DATA`.
+const DATA: &str = "DATA";
+/// What every config begins with.
+const HEAD: &str = "\
+region: eu
+node: eu-1
+listen: { grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\" }
+";
+
+/// A node in a process of its own.
+#[derive(Debug)]
+pub struct Node {
+    folder: TempDir,
+    environment: Vec<(&'static str, &'static str)>,
+    process: Option<Process>,
+    stderr: Arc<Mutex<String>>,
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    grpc: SocketAddr,
+    http: SocketAddr,
+    /// Reads standard error until the process has closed it.
+    reader: JoinHandle<()>,
+}
+
+impl Node {
+    /// Starts a node, and waits until it listens. The config needs no region, node and listen;
+    /// `data: DATA` keeps a journal for as long as this value lives.
+    pub fn start(yaml: &str) -> Self {
+        Self::start_with(yaml, &[])
+    }
+
+    /// The same with environment variables.
+    pub fn start_with(yaml: &str, environment: &[(&'static str, &'static str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let environment = environment.to_vec();
+        let mut node = Self { folder, environment, process: None, stderr: Arc::default() };
+        node.write_config(yaml);
+        node.start_again();
+        node
+    }
+
+    /// Starts the node again after it was stopped or killed. It may have other ports then.
+    pub fn start_again(&mut self) {
+        assert!(self.process.is_none(), "the node runs already");
+        let mut child = Command::new(binary())
+            .args(["serve", "--config"])
+            .arg(self.config())
+            .envs(self.environment.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let stdout = child.stdout.take().expect("it is piped");
+        let stderr = child.stderr.take().expect("it is piped");
+        let kept = Arc::clone(&self.stderr);
+        let reader = thread::spawn(move || collect(stderr, &kept));
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                // Nobody listens after the first line.
+                let _ = tell.send(line);
+            }
+        });
+        let ports = told.recv_timeout(PATIENCE).ok().and_then(|line| ports(&line));
+        let Some((grpc, http)) = ports else {
+            let _ = child.kill();
+            let status = child.wait();
+            let _ = reader.join();
+            panic!("the node does not listen ({status:?}):\n{}", self.stderr());
+        };
+        self.process = Some(Process { child, grpc, http, reader });
+    }
+
+    /// Where it answers gRPC.
+    pub fn grpc(&self) -> SocketAddr {
+        self.process.as_ref().expect("the node runs").grpc
+    }
+
+    /// Where it answers HTTP.
+    pub fn http(&self) -> SocketAddr {
+        self.process.as_ref().expect("the node runs").http
+    }
+
+    /// The config file.
+    pub fn config(&self) -> PathBuf {
+        self.folder.path().join("acequia.yaml")
+    }
+
+    /// The folder of the journal.
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// Replaces the config in one step, as editors do. A running node sees it within a second.
+    pub fn write_config(&self, yaml: &str) {
+        let new = self.folder.path().join("new.yaml");
+        std::fs::write(&new, whole_config(yaml, &self.data())).expect("a config is written");
+        std::fs::rename(new, self.config()).expect("a config is replaced");
+    }
+
+    /// SIGHUP: read the config again now.
+    pub fn hup(&self) {
+        self.signal("HUP");
+    }
+
+    /// SIGTERM, without waiting for what comes of it.
+    pub fn ask_to_stop(&self) {
+        self.signal("TERM");
+    }
+
+    /// SIGKILL: the process is gone when this returns, and has done nothing about it.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.child.kill().expect("a running process can be killed");
+            process.child.wait().expect("a killed process ends");
+            let _ = process.reader.join();
+        }
+    }
+
+    /// SIGTERM; gives the exit status.
+    pub fn terminate(&mut self) -> ExitStatus {
+        self.ask_to_stop();
+        self.wait(PATIENCE).unwrap_or_else(|| panic!("the node does not stop:\n{}", self.stderr()))
+    }
+
+    /// Waits for the process to end by itself. Nothing if it does not in time; then it still runs.
+    pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let child = &mut self.process.as_mut().expect("the node runs").child;
+            if let Some(status) = child.try_wait().expect("a child can be waited for") {
+                let _ = self.process.take().map(|process| process.reader.join());
+                return Some(status);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// A clean stop, and a start.
+    pub fn restart(&mut self) {
+        let status = self.terminate();
+        assert!(status.success(), "the node stopped with {status}:\n{}", self.stderr());
+        self.start_again();
+    }
+
+    /// SIGKILL, and a start.
+    pub fn crash(&mut self) {
+        self.kill();
+        self.start_again();
+    }
+
+    /// What it has written to standard error, in all its lives.
+    pub fn stderr(&self) -> String {
+        self.stderr.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until it has written some words to standard error.
+    #[track_caller]
+    pub fn until_it_says(&self, words: &str) {
+        eventually(words, || self.stderr().contains(words));
+    }
+
+    fn signal(&self, name: &str) {
+        let process = self.process.as_ref().expect("the node runs");
+        let sent = Command::new("kill").args(["-s", name, &process.child.id().to_string()]).status();
+        assert!(sent.expect("`kill` runs").success(), "SIG{name} was not sent");
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.kill();
+        if thread::panicking() {
+            eprintln!("--- standard error of the node:\n{}---", self.stderr());
+        }
+    }
+}
+
+/// A config as a node reads it: with a head, and `DATA` replaced.
+pub fn whole_config(yaml: &str, data: &Path) -> String {
+    format!("{HEAD}{}", yaml.replace(DATA, &data.display().to_string()))
+}
+
+/// Lines in front of what a test writes, to be added to the line numbers of faults.
+pub fn head_lines() -> usize {
+    HEAD.lines().count()
+}
+
+/// Runs the binary to its end.
+pub fn acequia(arguments: &[&str]) -> Output {
+    Command::new(binary()).args(arguments).stdin(Stdio::null()).output().expect("the binary starts")
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "still not so after {PATIENCE:?}: {what}");
+        thread::sleep(POLL);
+    }
+}
+
+/// Between two looks at something that happens by itself.
+const POLL: Duration = Duration::from_millis(5);
+
+/// The binary, built in the profile and the target folder of the test itself.
+fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let test = std::env::current_exe().expect("a test is a file");
+        let folder = test.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).expect("a folder");
+        let target = folder.parent().expect("a target folder");
+        let profile = match folder.file_name().and_then(|name| name.to_str()) {
+            Some("debug") | None => "dev",
+            Some(profile) => profile,
+        };
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--package", "acequia-server", "--bin", "acequia", "--profile", profile])
+            .arg("--target-dir")
+            .arg(target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("cargo runs");
+        assert!(built.status.success(), "no binary:\n{}", String::from_utf8_lossy(&built.stderr));
+        folder.join("acequia")
+    })
+}
+
+/// Reads `listening grpc=ADDR http=ADDR`.
+fn ports(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+    let (grpc, http) = line.strip_prefix("listening grpc=")?.split_once(" http=")?;
+    Some((grpc.parse().ok()?, http.parse().ok()?))
+}
+
+fn collect(mut stderr: impl Read, kept: &Mutex<String>) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = stderr.read(&mut bytes) {
+        let text = String::from_utf8_lossy(&bytes[..count]);
+        kept.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+    }
+}
