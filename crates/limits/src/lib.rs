@@ -42,3 +42,16 @@ pub const UNITS_MAX: u64 = 1 << 53;
 /// The longest window, and the longest time in which a bucket may refill: 400 days, in
 /// nanoseconds. It keeps every product of units and time below 2^128.
 pub const PERIOD_NS_MAX: u64 = 400 * 86_400 * 1_000_000_000;
+
+/// The parts that a limit's rate is cut into when regions share it: a millionth, about, so that a part
+/// is as fine as any share needs and a meter of it still fits 128-bit arithmetic.
+pub const RATE_PARTS: u32 = 1 << 20;
+
+/// A piece of a cell: what a region owns of it, lends or borrows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct Part {
+    /// Of the limit's rate, in [`RATE_PARTS`]. 0 for algorithms without a rate.
+    pub rate: u32,
+    /// Of the burst, the queue or the window's limit, in units.
+    pub units: u64,
+}

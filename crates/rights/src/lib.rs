@@ -1,0 +1,5 @@
+//! Who may spend a limit.
+pub mod broken;
+pub mod identity;
+
+pub use identity::{Region, Writer};
