@@ -1,9 +1,9 @@
 //! One limit's way to decide, and the words of state it keeps in a cell.
 
 use crate::{
-    Now,
+    DRIFT_PPM_MAX, Now, Part,
     meter::Meter,
-    sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
+    sliding::{APPROXIMATE_UNITS_MAX, SlidingApproximate, SlidingLog, SlidingSlots},
     verdict::{NEVER, Verdict},
     window::{Edges, FixedWindow, Usage},
 };
@@ -56,10 +56,9 @@ impl Algorithm {
     /// Whether the state fits in the cell itself.
     pub const fn is_inline(&self) -> bool {
         match self {
-            Self::TokenBucket(_)
-            | Self::LeakyBucket(_)
-            | Self::FixedWindow(_)
-            | Self::SlidingApproximate(_) => true,
+            Self::TokenBucket(_) | Self::LeakyBucket(_) | Self::SlidingApproximate(_) => true,
+            // What is charged ahead is a third word.
+            Self::FixedWindow(window) => window.margin_ns == 0,
             Self::SlidingLog(_) | Self::SlidingSlots(_) => false,
         }
     }
@@ -74,7 +73,7 @@ impl Algorithm {
                 let wait = if verdict.allowed { meter.delay_ns(tat(words), now.steady_ns) } else { 0 };
                 Verdict { delay_ns: wait, ..verdict }
             }
-            Self::FixedWindow(window) => window.probe(usage(words), now.wall_ns, cost, salt),
+            Self::FixedWindow(window) => window.probe(Usage::of(words), now.wall_ns, cost, salt),
             Self::SlidingLog(log) => log.probe(words, now.steady_ns, cost),
             Self::SlidingSlots(slots) => slots.probe(words, now.steady_ns, cost),
             Self::SlidingApproximate(pair) => pair.probe(inline(words), now.steady_ns, cost),
@@ -92,7 +91,8 @@ impl Algorithm {
                 *words = split(meter.charge(tat(words), now.steady_ns, cost));
             }
             Self::FixedWindow(window) => {
-                let Usage { end_ns, used } = window.charge(usage(words), now.wall_ns, cost, salt);
+                assert!(window.margin_ns == 0, "kept on the heap");
+                let Usage { end_ns, used, .. } = window.charge(Usage::of(words), now.wall_ns, cost, salt);
                 *words = [end_ns, used];
             }
             Self::SlidingApproximate(pair) => *words = pair.charge(*words, now.steady_ns, cost),
@@ -108,15 +108,179 @@ impl Algorithm {
         match self {
             Self::SlidingLog(log) => log.charge(words, now.steady_ns, cost),
             Self::SlidingSlots(slots) => slots.charge(words, now.steady_ns, cost),
+            Self::FixedWindow(window) if window.margin_ns > 0 => {
+                let usage = window.charge(Usage::of(words), now.wall_ns, cost, salt);
+                rewrite(words, &usage.words());
+            }
             Self::TokenBucket(_)
             | Self::LeakyBucket(_)
             | Self::FixedWindow(_)
             | Self::SlidingApproximate(_) => {
                 let mut kept = inline(words);
                 self.charge_inline(&mut kept, now, cost, salt);
-                words.clear();
-                words.extend(kept);
+                rewrite(words, &kept);
             }
+        }
+    }
+
+    /// This limit's algorithm as one region enforces it with a piece of the limit. **If the pieces sum
+    /// to no more than the limit, so does what is admitted under all of them**, by steady clocks that
+    /// gain at most `drift_ppm` on true time and wall clocks that are at most `margin_ns` off: meters
+    /// are slowed and sliding windows stretched by the drift, and windows with edges share a margin
+    /// around each ([`FixedWindow`]). The kind stays: a small piece of a log is a log, and of slots,
+    /// slots. A piece of no units denies every cost above 0.
+    ///
+    /// A piece of a bucket has at least one part of its rate.
+    #[must_use]
+    pub fn local(&self, part: Part, drift_ppm: u32, margin_ns: u64) -> Self {
+        assert!(drift_ppm <= DRIFT_PPM_MAX, "no clock drifts as much as {drift_ppm} ppm");
+        let limit = part.units;
+        match self {
+            Self::TokenBucket(meter) => Self::TokenBucket(meter.local(part, drift_ppm)),
+            Self::LeakyBucket(meter) => Self::LeakyBucket(meter.local(part, drift_ppm)),
+            Self::FixedWindow(window) => Self::FixedWindow(window.local(limit, margin_ns)),
+            Self::SlidingLog(log) => {
+                Self::SlidingLog(SlidingLog { limit, window_ns: stretched_ns(log.window_ns, drift_ppm) })
+            }
+            Self::SlidingSlots(slots) => {
+                let window_ns = stretched_ns(slots.window_ns, drift_ppm);
+                Self::SlidingSlots(SlidingSlots { limit, window_ns, slots: slots.slots })
+            }
+            Self::SlidingApproximate(pair) => Self::SlidingApproximate(SlidingApproximate {
+                limit: limit.min(APPROXIMATE_UNITS_MAX),
+                window_ns: stretched_ns(pair.window_ns, drift_ppm),
+            }),
+        }
+    }
+
+    /// Whether it gives units back at a rate, of which a piece has a part.
+    pub const fn has_rate(&self) -> bool {
+        matches!(self, Self::TokenBucket(_) | Self::LeakyBucket(_))
+    }
+
+    /// Nanoseconds for which units that were spent under a piece still count after the piece was taken
+    /// away: until then nobody else may spend it. A bucket's debt moves with the piece, and a piece of
+    /// a window is of that window only.
+    pub fn lingers_ns(&self) -> u64 {
+        match self {
+            Self::TokenBucket(_) | Self::LeakyBucket(_) | Self::FixedWindow(_) => 0,
+            Self::SlidingLog(_) | Self::SlidingSlots(_) | Self::SlidingApproximate(_) => self.horizon_ns(),
+        }
+    }
+
+    /// Units that could be charged now: 0 where more is owed than the limit holds.
+    pub fn available(&self, words: &[u64], now: Now, salt: u32) -> u64 {
+        self.probe(words, now, 0, salt).remaining
+    }
+
+    /// Grows a bucket's debt, whether it fits or not: a piece came with what is owed for it. Nothing
+    /// for other algorithms, whose pieces come unused.
+    pub fn owe(&self, words: &mut Vec<u64>, now: Now, units: u64) {
+        if self.has_rate() {
+            let mut kept = inline(words);
+            self.owe_inline(&mut kept, now, units);
+            rewrite(words, &kept);
+        }
+    }
+
+    /// As [`Algorithm::owe`], in a state kept inline.
+    pub fn owe_inline(&self, words: &mut Inline, now: Now, units: u64) {
+        if let Self::TokenBucket(meter) | Self::LeakyBucket(meter) = self {
+            *words = split(meter.owe(tat(words), now.steady_ns, units));
+        }
+    }
+
+    /// Lets a bucket's debt shrink, down to none: it went with a piece. Nothing for other algorithms.
+    pub fn forgive(&self, words: &mut Vec<u64>, now: Now, units: u64) {
+        if self.has_rate() {
+            let mut kept = inline(words);
+            self.forgive_inline(&mut kept, now, units);
+            rewrite(words, &kept);
+        }
+    }
+
+    /// As [`Algorithm::forgive`], in a state kept inline.
+    pub fn forgive_inline(&self, words: &mut Inline, now: Now, units: u64) {
+        if let Self::TokenBucket(meter) | Self::LeakyBucket(meter) = self {
+            *words = split(meter.forgive(tat(words), now.steady_ns, units));
+        }
+    }
+
+    /// Gives back `units` of a charge that was made at `charged` and turned out not to be used; says
+    /// how many really came back. A window gets them while it is open, a sliding window while the
+    /// charge is in it. A bucket gets what the rate of the whole limit, `global`, has not given back
+    /// since: had the full cost come back, a bucket that has long refilled could be spent twice at once.
+    /// Where it is not sure that the charge still counts, nothing comes back.
+    pub fn refund(
+        &self,
+        words: &mut Vec<u64>,
+        charged: Now,
+        units: u64,
+        now: Now,
+        global: &Self,
+        salt: u32,
+    ) -> u64 {
+        match self {
+            Self::SlidingLog(log) => log.refund(words, charged.steady_ns, units, now.steady_ns),
+            Self::SlidingSlots(slots) => slots.refund(words, charged.steady_ns, units, now.steady_ns),
+            Self::FixedWindow(window) if window.margin_ns > 0 => {
+                let usage = Usage::of(words);
+                let (usage, back) = window.refund(usage, charged.wall_ns, units, now.wall_ns, salt);
+                if back > 0 {
+                    rewrite(words, &usage.words());
+                }
+                back
+            }
+            Self::TokenBucket(_)
+            | Self::LeakyBucket(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingApproximate(_) => {
+                let mut kept = inline(words);
+                let back = self.refund_inline(&mut kept, charged, units, now, global, salt);
+                if back > 0 {
+                    rewrite(words, &kept);
+                }
+                back
+            }
+        }
+    }
+
+    /// As [`Algorithm::refund`], in a state kept inline.
+    pub fn refund_inline(
+        &self,
+        words: &mut Inline,
+        charged: Now,
+        units: u64,
+        now: Now,
+        global: &Self,
+        salt: u32,
+    ) -> u64 {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
+                let (Self::TokenBucket(whole) | Self::LeakyBucket(whole)) = global else { return 0 };
+                // A clock that is behind the charge cannot say how much has come back since.
+                let Some(elapsed_ns) = now.steady_ns.checked_sub(charged.steady_ns) else { return 0 };
+                let owed = meter.owed(tat(words), now.steady_ns);
+                let back = whole.outlasting(units, elapsed_ns).min(owed);
+                self.forgive_inline(words, now, back);
+                back
+            }
+            Self::FixedWindow(window) => {
+                assert!(window.margin_ns == 0, "kept on the heap");
+                let usage = Usage::of(words);
+                let (Usage { end_ns, used, .. }, back) =
+                    window.refund(usage, charged.wall_ns, units, now.wall_ns, salt);
+                if back > 0 {
+                    *words = [end_ns, used];
+                }
+                back
+            }
+            Self::SlidingApproximate(pair) => {
+                let (state, back) = pair.refund(*words, charged.steady_ns, units, now.steady_ns);
+                *words = state;
+                back
+            }
+            Self::SlidingLog(_) | Self::SlidingSlots(_) => unreachable!("kept on the heap"),
         }
     }
 
@@ -124,7 +288,7 @@ impl Algorithm {
     pub fn is_idle(&self, words: &[u64], now: Now) -> bool {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.is_idle(tat(words), now.steady_ns),
-            Self::FixedWindow(window) => window.is_idle(usage(words), now.wall_ns),
+            Self::FixedWindow(window) => window.is_idle(Usage::of(words), now.wall_ns),
             Self::SlidingLog(log) => log.is_idle(words, now.steady_ns),
             Self::SlidingSlots(slots) => slots.is_idle(words, now.steady_ns),
             Self::SlidingApproximate(pair) => pair.is_idle(inline(words), now.steady_ns),
@@ -138,10 +302,7 @@ impl Algorithm {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
                 State::Inline(split(meter.spent_at(then.steady_ns)))
             }
-            Self::FixedWindow(window) => {
-                let Usage { end_ns, used } = window.spent_at(then.wall_ns, salt);
-                State::Inline([end_ns, used])
-            }
+            Self::FixedWindow(window) => self.state_of(window.spent_at(then.wall_ns, salt)),
             Self::SlidingApproximate(pair) => State::Inline(pair.charge([0, 0], then.steady_ns, pair.limit)),
             Self::SlidingLog(log) => State::Heap(vec![then.steady_ns, log.limit]),
             Self::SlidingSlots(slots) => {
@@ -152,15 +313,12 @@ impl Algorithm {
         }
     }
 
-    /// Nanoseconds after which a cell that is no longer charged is surely idle.
+    /// Nanoseconds after which a cell that is no longer charged is surely idle; `u64::MAX` for a piece
+    /// of a bucket so slow that clocks end sooner.
     pub fn horizon_ns(&self) -> u64 {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.refill_ns(),
-            Self::FixedWindow(window) => match &window.edges {
-                Edges::Every { window_ns, .. } => *window_ns,
-                // The longest year, and a day for zones that change sides of the date line.
-                Edges::Calendar(_) => 367 * 86_400 * 1_000_000_000,
-            },
+            Self::FixedWindow(window) => window.horizon_ns(),
             Self::SlidingLog(log) => log.window_ns,
             Self::SlidingSlots(slots) => (u64::from(slots.slots) + 1) * slots.slot_ns(),
             Self::SlidingApproximate(pair) => 2 * pair.window_ns,
@@ -173,7 +331,7 @@ impl Algorithm {
         match self {
             Self::FixedWindow(window @ FixedWindow { edges: Edges::Calendar(_), .. })
             | Self::FixedWindow(window @ FixedWindow { edges: Edges::Every { stagger: false, .. }, .. }) => {
-                window.end_after(now.wall_ns, 0)
+                window.over_at(now.wall_ns)
             }
             _ => now.wall_ns.saturating_add(self.horizon_ns()),
         }
@@ -193,6 +351,7 @@ impl Algorithm {
             // Below LOG_UNITS_MAX, and SLOTS_MAX.
             Self::SlidingLog(log) => 2 * log.limit as usize,
             Self::SlidingSlots(slots) => slots.slots as usize + 2,
+            Self::FixedWindow(window) if window.margin_ns > 0 => 3,
             _ => 2,
         }
     }
@@ -216,6 +375,12 @@ impl Algorithm {
                 Self::TokenBucket(new) | Self::LeakyBucket(new),
                 Self::TokenBucket(old) | Self::LeakyBucket(old),
             ) => State::Inline(split(new.convert(old, tat(words), then.steady_ns))),
+            (Self::FixedWindow(window), Self::FixedWindow(old)) => {
+                self.state_of(window.adopt(old.margin_ns, words, then.wall_ns))
+            }
+            (Self::SlidingApproximate(pair), Self::SlidingApproximate(old)) => {
+                State::Inline(pair.adopt(old, inline(words), then.steady_ns))
+            }
             (Self::FixedWindow(_), _) | (Self::SlidingApproximate(_), _) => State::Inline(inline(words)),
             _ => {
                 let mut state = Vec::new();
@@ -225,6 +390,22 @@ impl Algorithm {
                 }
                 State::Heap(state)
             }
+        }
+    }
+
+    /// The state under this piece of a limit that was `words` under another, `old`: whatever was spent
+    /// stays spent, even more than this piece holds.
+    pub fn resize(&self, old: &Self, words: &[u64], now: Now) -> State {
+        match (self, old) {
+            (Self::SlidingSlots(new), Self::SlidingSlots(old))
+                if (new.window_ns, new.slots) == (old.window_ns, old.slots) =>
+            {
+                State::Heap(words.to_vec())
+            }
+            (Self::SlidingLog(new), Self::SlidingLog(old)) if new.window_ns == old.window_ns => {
+                State::Heap(words.to_vec())
+            }
+            _ => self.convert(old, words, now),
         }
     }
 
@@ -266,8 +447,10 @@ impl Algorithm {
         match self {
             Self::TokenBucket(_) | Self::LeakyBucket(_) => tat(reserved) >= tat(words),
             Self::FixedWindow(_) => {
-                let (reserved, actual) = (usage(reserved), usage(words));
-                reserved.end_ns == actual.end_ns && reserved.used >= actual.used
+                let (reserved, actual) = (Usage::of(reserved), Usage::of(words));
+                reserved.end_ns == actual.end_ns
+                    && reserved.used >= actual.used
+                    && reserved.ahead >= actual.ahead
             }
             Self::SlidingApproximate(_) => {
                 let ([at, counts], [number, used]) = (inline(reserved), inline(words));
@@ -325,6 +508,12 @@ impl Algorithm {
         }
     }
 
+    /// A window's state.
+    fn state_of(&self, usage: Usage) -> State {
+        let [end_ns, used, _] = usage.words();
+        if self.is_inline() { State::Inline([end_ns, used]) } else { State::Heap(usage.words().to_vec()) }
+    }
+
     /// The charges that a sliding state still holds: steady time and units, oldest first, each at
     /// the latest time it may have happened.
     fn charges(&self, words: &[u64], now: Now) -> Vec<(u64, u64)> {
@@ -361,7 +550,15 @@ fn split(tat: u128) -> Inline {
     [(tat >> 64) as u64, tat as u64]
 }
 
-fn usage(words: &[u64]) -> Usage {
-    let [end_ns, used] = inline(words);
-    Usage { end_ns, used }
+fn rewrite(words: &mut Vec<u64>, with: &[u64]) {
+    words.clear();
+    words.extend_from_slice(with);
+}
+
+/// A time that a clock which gains `drift_ppm` on true time shows after so many true nanoseconds, at
+/// most.
+fn stretched_ns(ns: u64, drift_ppm: u32) -> u64 {
+    const MILLION: u128 = 1_000_000;
+    let stretched = (u128::from(ns) * (MILLION + u128::from(drift_ppm))).div_ceil(MILLION);
+    u64::try_from(stretched).unwrap_or(NEVER)
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 /// The name of a cell within a node: a keyed 128-bit hash of the limit and the values it counts
 /// by. Values are not kept, so a cell costs the same whatever a key's length; two keys share a cell
 /// with probability 2^-128 a pair, and then they share one limit, which admits less, not more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct CellTag(pub u128);
 
 impl CellTag {

@@ -47,8 +47,18 @@ pub const PERIOD_NS_MAX: u64 = 400 * 86_400 * 1_000_000_000;
 /// is as fine as any share needs and a meter of it still fits 128-bit arithmetic.
 pub const RATE_PARTS: u32 = 1 << 20;
 
+/// The fastest that a steady clock may drift, in parts per million: twice as fast as time. It keeps
+/// stretched windows far below 2^63 nanoseconds.
+pub const DRIFT_PPM_MAX: u32 = 1_000_000;
+
+/// The largest error of a wall clock that windows make up for: one hour, in nanoseconds. No calendar
+/// window is shorter than two of it, and a clock that is further off is broken.
+pub const MARGIN_NS_MAX: u64 = 3_600 * 1_000_000_000;
+
 /// A piece of a cell: what a region owns of it, lends or borrows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct Part {
     /// Of the limit's rate, in [`RATE_PARTS`]. 0 for algorithms without a rate.
     pub rate: u32,

@@ -560,7 +560,7 @@ impl Faults {
         let window_ns = self.window(&spec.window)?;
         self.limit(spec.limit)?;
         let edges = Edges::Every { window_ns, stagger: spec.stagger };
-        Some(Algorithm::FixedWindow(FixedWindow { limit: spec.limit, edges }))
+        Some(Algorithm::FixedWindow(FixedWindow::new(spec.limit, edges)))
     }
 
     fn sliding_window(&mut self, spec: &SlidingWindowSpec) -> Option<Algorithm> {
@@ -622,7 +622,7 @@ impl Faults {
         };
         let zone = spec.time_zone.as_deref().unwrap_or("UTC");
         let calendar = self.take("time_zone", Calendar::new(period, zone))?;
-        Some(Algorithm::FixedWindow(FixedWindow { limit, edges: Edges::Calendar(calendar) }))
+        Some(Algorithm::FixedWindow(FixedWindow::new(limit, Edges::Calendar(calendar))))
     }
 
     fn window(&mut self, text: &str) -> Option<u64> {

@@ -7,14 +7,29 @@
 //! **Bound.** Let `d(t) = max(0, tat − t)`. A charge of `c` is made only if `d + c·p ≤ capacity·p`,
 //! so `d ≤ capacity·p` always; `d` falls by `n` each nanosecond and grows by `c·p` at a charge.
 //! Hence the units charged in any `t` nanoseconds are at most `capacity + t·n/p`.
+//!
+//! **Room.** `n ≤ 2^53`, `p < 2^63`, `capacity ≤ 2^53` and time is below `2^63`; so the time in ticks
+//! is below `2^116`, and so is what a capacity or a cost weighs. A debt that is moved between pieces
+//! of a limit may exceed the capacity; it stops growing at [`TAT_MAX`], and `2^127 + 2^117` still is
+//! below `2^128`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    PERIOD_NS_MAX, UNITS_MAX,
+    DRIFT_PPM_MAX, Part, RATE_PARTS, UNITS_MAX,
     notation::Rate,
     verdict::{NEVER, Verdict},
 };
+
+/// The latest theoretical arrival time that a growing debt is counted to. No clock gets near it.
+const TAT_MAX: u128 = 1 << 127;
+
+/// What a unit may weigh, in ticks: below this.
+const P_BOUND: u64 = 1 << 63;
+
+/// What the larger term of a rounded rate is about. The rounding loses one part in so many, and
+/// capacities up to 2^20 units still weigh less than 2^64, where one short division is enough.
+const ROUNDED: u64 = 1 << 44;
 
 /// A rate and how much of it may be owed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,17 +49,42 @@ impl Meter {
         Self { n, p, capacity }
     }
 
-    /// Whether the numbers are ones that [`Meter::new`] makes: for meters read from a disk.
+    /// The meter of a piece of this one: so many [`RATE_PARTS`] of its rate, slowed by what a steady
+    /// clock may gain on true time, over a capacity of the piece's units, which may be none. The rate
+    /// is exact where its terms fit and rounded down where they do not, so that **the rates of all
+    /// pieces never sum to more than the whole one**.
+    ///
+    /// A rate below one unit in 2^63 ns counts as that: no meter of it gives back a whole unit while
+    /// clocks last. More parts than there are count as all.
+    pub fn local(&self, part: Part, drift_ppm: u32) -> Self {
+        assert!(part.rate >= 1, "a meter needs a rate");
+        assert!(drift_ppm <= DRIFT_PPM_MAX, "no clock drifts as much as {drift_ppm} ppm");
+        let capacity = part.units.min(UNITS_MAX);
+        const MILLION: u64 = 1_000_000;
+        // Below 2^53 · 2^20 · 2^20, and below 2^63 · 2^20 · 2^21.
+        let n = u128::from(self.n) * u128::from(part.rate.min(RATE_PARTS)) * u128::from(MILLION);
+        let p = u128::from(self.p) * u128::from(RATE_PARTS) * u128::from(MILLION + u64::from(drift_ppm));
+        let (n, p) = rounded_down(n, p);
+        Self { n, p, capacity }
+    }
+
+    /// Whether the numbers are ones that [`Meter::new`] or [`Meter::local`] makes: for meters read
+    /// from a disk.
     pub fn is_sound(&self) -> bool {
-        let period = 1..=PERIOD_NS_MAX;
         (1..=UNITS_MAX).contains(&self.n)
-            && period.contains(&self.p)
-            && (1..=UNITS_MAX).contains(&self.capacity)
+            && (1..P_BOUND).contains(&self.p)
+            && (0..=UNITS_MAX).contains(&self.capacity)
     }
 
     /// The burst, or the length of the queue, in units.
     pub const fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    /// The rate: units a second, in thousandths, rounded down.
+    pub fn rate_milli(&self) -> u64 {
+        const MILLI_NS: u128 = 1_000 * 1_000_000_000;
+        u64::try_from(u128::from(self.n) * MILLI_NS / u128::from(self.p)).unwrap_or(u64::MAX)
     }
 
     /// Units that come back in so many nanoseconds, if they are a whole number.
@@ -102,6 +142,29 @@ impl Meter {
         tat.max(self.tick(steady_ns)) + self.ticks(cost)
     }
 
+    /// The theoretical arrival time when so many more units are owed, whether they fit or not.
+    #[must_use]
+    pub fn owe(&self, tat: u128, steady_ns: u64, units: u64) -> u128 {
+        tat.max(self.tick(steady_ns)).saturating_add(self.ticks(units.min(UNITS_MAX))).min(TAT_MAX)
+    }
+
+    /// The theoretical arrival time when so many units less are owed, down to none.
+    #[must_use]
+    pub fn forgive(&self, tat: u128, steady_ns: u64, units: u64) -> u128 {
+        tat.saturating_sub(self.ticks(units.min(UNITS_MAX))).max(tat.min(self.tick(steady_ns)))
+    }
+
+    /// Whole units that are owed.
+    pub fn owed(&self, tat: u128, steady_ns: u64) -> u64 {
+        divide(tat.saturating_sub(self.tick(steady_ns)), self.p)
+    }
+
+    /// What is left of `units` after the rate has given back what it does in so many nanoseconds,
+    /// rounded down.
+    pub fn outlasting(&self, units: u64, ns: u64) -> u64 {
+        divide(self.ticks(units.min(UNITS_MAX)).saturating_sub(self.tick(ns)), self.p)
+    }
+
     /// The state of a bucket whose every unit was spent at `steady_ns`.
     pub fn spent_at(&self, steady_ns: u64) -> u128 {
         self.tick(steady_ns) + self.ticks(self.capacity)
@@ -116,10 +179,10 @@ impl Meter {
     /// may be more than the capacity: what is forgotten here could be spent again under a third meter.
     pub fn convert(&self, old: &Self, tat: u128, steady_ns: u64) -> u128 {
         let owed = tat.saturating_sub(old.tick(steady_ns));
-        let units = divide(owed, old.p);
+        let units = to_u64(owed / u128::from(old.p));
         let part = remainder(owed, old.p);
         let fraction = (u128::from(part) * u128::from(self.p)).div_ceil(u128::from(old.p));
-        self.tick(steady_ns) + self.ticks(units) + fraction
+        (self.tick(steady_ns) + self.ticks(units) + fraction).min(TAT_MAX)
     }
 
     /// The earliest time at which so much can have been owed: when the whole capacity was.
@@ -148,6 +211,37 @@ impl Meter {
             Err(_) => u64::try_from(ticks.div_ceil(u128::from(self.n))).unwrap_or(NEVER),
         }
     }
+}
+
+/// A rate of `n / p` in terms that a meter can keep: exact, or a little less.
+fn rounded_down(n: u128, p: u128) -> (u64, u64) {
+    let common = gcd(n, p);
+    let (n, p) = (n / common, p / common);
+    match (u64::try_from(n), u64::try_from(p)) {
+        (Ok(n), Ok(p)) if n <= UNITS_MAX && p < P_BOUND => return (n, p),
+        _ => {}
+    }
+    // 80 bits of the smaller term are plenty, and then what follows is below 2^80 · 2^45.
+    let shift = (128 - n.min(p).leading_zeros()).saturating_sub(80);
+    let (n, p) = (n >> shift, (p >> shift) + u128::from(shift > 0));
+    if p >= n {
+        let n_rounded = (u128::from(ROUNDED) / (p / n)).max(1);
+        (to_u64(n_rounded), to_u64((n_rounded * p).div_ceil(n)).min(P_BOUND - 1))
+    } else {
+        let p_rounded = (u128::from(ROUNDED) / (n / p)).max(1);
+        (to_u64(p_rounded * n / p).min(UNITS_MAX), to_u64(p_rounded))
+    }
+}
+
+fn gcd(mut a: u128, mut b: u128) -> u128 {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+fn to_u64(number: u128) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
 }
 
 /// A quotient of ticks that is known to fit: ticks are at most `capacity · p`.
@@ -220,5 +314,79 @@ mod tests {
         // A smaller burst owes what does not fit, too.
         let small = meter(1, S, 10);
         assert_eq!(slow.convert(&small, small.convert(&slow, tat, now), now), tat);
+    }
+
+    /// Whether `a / b` is at most `c / d`.
+    fn at_most((a, b): (u128, u128), (c, d): (u128, u128)) -> bool {
+        let (whole, other) = (a / b, c / d);
+        // Continued fractions: the wholes, and then what is left of either, upside down.
+        match (whole == other, a % b, c % d) {
+            (false, _, _) => whole < other,
+            (true, 0, _) => true,
+            (true, _, 0) => false,
+            (true, left, right) => at_most((d, right), (b, left)),
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_piece_is_never_faster_and_hardly_slower(
+            (units, units_shift) in (1..=UNITS_MAX, 0_u32..53),
+            (period_ns, period_shift) in (1..=crate::PERIOD_NS_MAX, 0_u32..55),
+            (rate, rate_shift) in (1..=RATE_PARTS, 0_u32..20),
+            drift_ppm in 0..=DRIFT_PPM_MAX,
+            drift_shift in 0_u32..32,
+            capacity in 0..=UNITS_MAX,
+        ) {
+            let whole = meter((units >> units_shift).max(1), (period_ns >> period_shift).max(1), 1);
+            let part = Part { rate: (rate >> rate_shift).max(1), units: capacity };
+            let drift_ppm = drift_ppm >> drift_shift;
+            let piece = whole.local(part, drift_ppm);
+            proptest::prop_assert!(piece.is_sound() && piece.capacity == capacity);
+            let exact_n = u128::from(whole.n) * u128::from(part.rate) * 1_000_000;
+            let exact_p = u128::from(whole.p) * u128::from(RATE_PARTS) * u128::from(1_000_000 + drift_ppm);
+            let rounded = (u128::from(piece.n), u128::from(piece.p));
+            if piece.p == P_BOUND - 1 {
+                proptest::prop_assert!(piece.n == 1 && exact_p / exact_n >= u128::from(P_BOUND) - 2);
+            } else {
+                proptest::prop_assert!(at_most(rounded, (exact_n, exact_p)), "faster");
+            }
+            // Within one part in 2^40.
+            let slower = (exact_n, exact_p + (exact_p >> 40) + 1);
+            proptest::prop_assert!(at_most(slower, rounded), "much slower");
+            proptest::prop_assert_eq!(whole.local(Part { rate: RATE_PARTS, units: 1 }, 0), whole);
+        }
+    }
+
+    #[test]
+    fn what_fits_is_exact() {
+        let whole = meter(10, S, 100);
+        for (part, rate) in [(RATE_PARTS / 2, (5, S)), (RATE_PARTS / 16, (5, 8 * S)), (1, (10, S << 20))] {
+            let piece = whole.local(Part { rate: part, units: 7 }, 0);
+            assert_eq!(piece, meter(rate.0, rate.1, 7));
+        }
+        let slowed = whole.local(Part { rate: RATE_PARTS, units: 0 }, 200);
+        assert_eq!((slowed.n, slowed.p), (1, S / 10 * 10_002 / 10_000));
+    }
+
+    #[test]
+    fn pieces_of_the_extremes_do_not_overflow() {
+        let now = (1 << 63) - 1;
+        for whole in [meter(UNITS_MAX, 1, UNITS_MAX), meter(1, crate::PERIOD_NS_MAX, 1)] {
+            for (rate, units) in [(1, UNITS_MAX), (RATE_PARTS, UNITS_MAX), (1, 0), (u32::MAX, u64::MAX)] {
+                let piece = whole.local(Part { rate, units }, DRIFT_PPM_MAX);
+                assert!(piece.is_sound());
+                let tat = piece.owe(piece.spent_at(now), now, u64::MAX);
+                assert!(!piece.probe(tat, now, u64::MAX).allowed);
+                assert!(!piece.probe(u128::MAX >> 1, now, UNITS_MAX).allowed);
+                assert_eq!(piece.forgive(piece.forgive(tat, now, u64::MAX), now, u64::MAX), piece.tick(now));
+                let kept = whole.convert(&piece, tat, now);
+                assert_eq!(whole.probe(kept, now, 1).remaining, 0);
+                piece.convert(&whole, kept, now);
+                piece.spent_since_ns(tat);
+                piece.refill_ns();
+                piece.units_in(now);
+            }
+        }
     }
 }

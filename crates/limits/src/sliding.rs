@@ -77,6 +77,21 @@ impl SlidingLog {
         }
     }
 
+    /// Takes units from the charge that was made at `charged_ns`, while it is in the window; says how
+    /// many.
+    pub fn refund(&self, log: &mut Vec<u64>, charged_ns: u64, units: u64, steady_ns: u64) -> u64 {
+        let from = self.expired(log, steady_ns);
+        let Some(place) = (from..log.len()).step_by(2).find(|place| log[*place] == charged_ns) else {
+            return 0;
+        };
+        let back = units.min(log[place + 1]);
+        log[place + 1] -= back;
+        if log[place + 1] == 0 {
+            log.drain(place..place + 2);
+        }
+        back
+    }
+
     /// Whether every charge has left the window.
     pub fn is_idle(&self, log: &[u64], steady_ns: u64) -> bool {
         self.expired(log, steady_ns) == log.len()
@@ -155,6 +170,19 @@ impl SlidingSlots {
         }
         // A slot in the future (a clock that went back over a restart) takes the charge: later is safe.
         words[place(slot.max(newest), places)] += cost;
+    }
+
+    /// Takes units from the slot that a charge at `charged_ns` was made in, while it counts; says how
+    /// many. A charge that a later slot took, after the clock went back, gives the units of an earlier
+    /// one back, which would have been the first to leave.
+    pub fn refund(&self, words: &mut [u64], charged_ns: u64, units: u64, steady_ns: u64) -> u64 {
+        let charged_slot = charged_ns / self.slot_ns();
+        let Some((slot, held)) = self.live(words, steady_ns).find(|(slot, _)| *slot == charged_slot) else {
+            return 0;
+        };
+        let back = units.min(held);
+        words[place(slot, u64::from(self.slots) + 1)] -= back;
+        back
     }
 
     /// Whether every slot with a charge has left the window.
@@ -246,6 +274,41 @@ impl SlidingApproximate {
     pub fn charge(&self, state: [u64; 2], steady_ns: u64, cost: u64) -> [u64; 2] {
         let (older, current) = self.counters(state, steady_ns);
         [(steady_ns / self.window_ns).max(state[0]), older << 32 | (current + cost)]
+    }
+
+    /// The state after units of a charge at `charged_ns` came back from the counter of its window, and
+    /// how many did. A charge that a later window took, after the clock went back, gives units of an
+    /// older one back, which weigh no more.
+    pub fn refund(&self, state: [u64; 2], charged_ns: u64, units: u64, steady_ns: u64) -> ([u64; 2], u64) {
+        let (older, current) = self.counters(state, steady_ns);
+        let number = (steady_ns / self.window_ns).max(state[0]);
+        match number.checked_sub(charged_ns / self.window_ns) {
+            Some(0) => {
+                let back = units.min(current);
+                ([number, older << 32 | (current - back)], back)
+            }
+            Some(1) => {
+                let back = units.min(older);
+                ([number, (older - back) << 32 | current], back)
+            }
+            _ => (state, 0),
+        }
+    }
+
+    /// The state that owes at least what `state` owes under `old`, whose windows may be of another
+    /// length: all that was charged counts as charged in the last window that the old one reaches into.
+    #[must_use]
+    pub fn adopt(&self, old: &Self, state: [u64; 2], steady_ns: u64) -> [u64; 2] {
+        if self.window_ns == old.window_ns {
+            return state;
+        }
+        let (older, current) = old.counters(state, steady_ns);
+        let all = (older + current).min(u64::from(u32::MAX));
+        if all == 0 {
+            return [0, 0];
+        }
+        let number = (steady_ns / old.window_ns).max(state[0]);
+        [((number + 1) * old.window_ns - 1) / self.window_ns, all]
     }
 
     /// Whether both counters are out of the window.

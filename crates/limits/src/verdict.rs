@@ -39,6 +39,10 @@ pub enum Reason {
     Overflow,
     /// The journal cannot be written, and what was not reserved cannot be spent.
     Journal,
+    /// This region has no catalogue, or the catalogue does not name this node: it owns nothing.
+    NoCatalogue,
+    /// This node's disk is an older one than the one it wrote last: it owns nothing until it begins anew.
+    RestoredDisk,
 }
 
 impl Reason {
@@ -53,6 +57,8 @@ impl Reason {
             Self::Restarted => "restarted",
             Self::Overflow => "overflow",
             Self::Journal => "journal",
+            Self::NoCatalogue => "no-catalogue",
+            Self::RestoredDisk => "restored-disk",
         }
     }
 }

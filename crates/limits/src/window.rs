@@ -3,8 +3,17 @@
 //! A cell keeps the end of the window it last charged and the units charged in it. A later `now`
 //! before that end is in the same window whatever the clock did in between, so **a window never
 //! reopens**: a clock that steps back finds the window it left.
+//!
+//! **Clocks that differ.** Where several regions charge pieces of one limit, each by a clock that is
+//! at most `margin` off, a unit that one of them charges to a window may really be spent in the window
+//! beside it. So, within a margin of an edge, a charge needs room in both windows that meet there, and
+//! is charged to both. Then whatever is spent in a window of true time is charged to it: from `S` to
+//! `E`, clocks show at least `S − margin` and less than `E + margin`, and at all those times charges
+//! count in the window from `S` to `E`. A cell with a margin keeps one word more, what is charged
+//! *ahead* in the window that begins where its own ends, and leaves a window one margin after its end.
 
 use crate::{
+    MARGIN_NS_MAX,
     calendar::Calendar,
     verdict::{NEVER, Verdict},
 };
@@ -26,10 +35,16 @@ pub enum Edges {
 /// A limit for every window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
-    /// Units in a window.
+    /// Units in the window that is open.
     pub limit: u64,
+    /// Units in the window that follows it: the same, unless a region has other rights there.
+    pub next_limit: u64,
     /// Where windows begin and end.
     pub edges: Edges,
+    /// How far wall clocks may be off, in nanoseconds: at most [`MARGIN_NS_MAX`]. 0 where one clock
+    /// tells all there is. Windows shorter than two margins cannot be told apart, so as many of them
+    /// as fill two share one limit.
+    pub margin_ns: u64,
 }
 
 /// What a cell keeps: the end of its window (wall clock, nanoseconds) and the units charged in it.
@@ -39,38 +54,214 @@ pub struct Usage {
     pub end_ns: u64,
     /// Units charged in the window.
     pub used: u64,
+    /// Units charged in the window that begins at `end_ns`. 0 without a margin.
+    pub ahead: u64,
+}
+
+impl Usage {
+    /// The usage in a state's words.
+    #[inline]
+    pub fn of(words: &[u64]) -> Self {
+        match *words {
+            [end_ns, used, ahead, ..] => Self { end_ns, used, ahead },
+            [end_ns, used] => Self { end_ns, used, ahead: 0 },
+            _ => Self::default(),
+        }
+    }
+
+    /// The words of a state with a margin.
+    pub const fn words(self) -> [u64; 3] {
+        [self.end_ns, self.used, self.ahead]
+    }
 }
 
 impl FixedWindow {
-    /// Whether `cost` fits in the window that is open for this cell.
+    /// A limit for every window, by one clock.
+    pub const fn new(limit: u64, edges: Edges) -> Self {
+        Self { limit, next_limit: limit, edges, margin_ns: 0 }
+    }
+
+    /// A piece of this limit, enforced by one of several clocks that are all at most `margin_ns` off.
+    #[must_use]
+    pub fn local(&self, units: u64, margin_ns: u64) -> Self {
+        assert!(margin_ns <= MARGIN_NS_MAX, "no clock is as far off as {margin_ns} ns");
+        Self { limit: units, next_limit: units, edges: self.edges.clone(), margin_ns }
+    }
+
+    /// Whether `cost` fits in the window that is open for this cell, and within a margin of its end in
+    /// the next one, too.
+    #[inline]
     pub fn probe(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Verdict {
-        let Usage { end_ns, used } = self.open(usage, wall_ns, salt);
+        if self.margin_ns > 0 {
+            return self.probe_both(usage, wall_ns, cost, salt);
+        }
+        self.probe_one((usage.end_ns, usage.used), wall_ns, cost, salt)
+    }
+
+    fn probe_one(&self, usage: (u64, u64), wall_ns: u64, cost: u64, salt: u32) -> Verdict {
+        let (end_ns, used) = self.open_one(usage, wall_ns, salt);
         let left = self.limit.saturating_sub(used);
         let reset_after_ns = end_ns - wall_ns;
         if cost <= left {
             Verdict { allowed: true, remaining: left - cost, retry_after_ns: 0, delay_ns: 0, reset_after_ns }
         } else {
-            let retry_after_ns = if cost > self.limit { NEVER } else { reset_after_ns };
+            let retry_after_ns = if cost > self.next_limit { NEVER } else { reset_after_ns };
             Verdict { allowed: false, remaining: left, retry_after_ns, delay_ns: 0, reset_after_ns }
+        }
+    }
+
+    #[inline(never)]
+    fn probe_both(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Verdict {
+        let open = self.open_both(usage, wall_ns, salt);
+        let both = self.is_both(open.end_ns, wall_ns, salt);
+        let left = self.left(open, both);
+        let allowed = cost <= left;
+        let ahead = open.ahead + if allowed && both { cost } else { 0 };
+        // When the open window is left, and the next one.
+        let over_ns = open.end_ns + self.margin_ns - wall_ns;
+        let next_over_ns = || self.next_end(open.end_ns) + self.margin_ns - wall_ns;
+        let retry_after_ns = if allowed {
+            0
+        } else if cost > self.next_limit {
+            NEVER
+        } else if open.ahead.saturating_add(cost) <= self.next_limit {
+            over_ns
+        } else {
+            next_over_ns()
+        };
+        Verdict {
+            allowed,
+            remaining: if allowed { left - cost } else { left },
+            retry_after_ns,
+            delay_ns: 0,
+            reset_after_ns: if ahead > 0 { next_over_ns() } else { over_ns },
         }
     }
 
     /// The usage after a charge that [`FixedWindow::probe`] allowed.
     #[must_use]
+    #[inline]
     pub fn charge(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Usage {
-        let Usage { end_ns, used } = self.open(usage, wall_ns, salt);
+        if self.margin_ns > 0 {
+            return self.charge_both(usage, wall_ns, cost, salt);
+        }
+        let (end_ns, used) = self.open_one((usage.end_ns, usage.used), wall_ns, salt);
         // Cells with edges of their own may share a usage: it counts until the last of them ends.
-        Usage { end_ns: end_ns.max(self.end_after(wall_ns, salt)), used: used + cost }
+        Usage { end_ns: end_ns.max(self.end_after(wall_ns, salt)), used: used + cost, ahead: 0 }
     }
 
-    /// The usage of a cell that has spent all of the window that is open at `wall_ns`.
+    #[inline(never)]
+    fn charge_both(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Usage {
+        let Usage { end_ns, used, ahead } = self.open_both(usage, wall_ns, salt);
+        let both = self.is_both(end_ns, wall_ns, salt);
+        Usage { end_ns, used: used + cost, ahead: ahead + if both { cost } else { 0 } }
+    }
+
+    /// The usage after `units` that were charged at `charged_ns` came back, and how many of them did:
+    /// none where the window that they were charged in is no longer open.
+    pub fn refund(&self, usage: Usage, charged_ns: u64, units: u64, wall_ns: u64, salt: u32) -> (Usage, u64) {
+        let mut open = self.open(usage, wall_ns, salt);
+        let end_ns = self.first_end(charged_ns, salt);
+        let both = self.margin_ns > 0 && self.is_ahead(end_ns, charged_ns);
+        // A cell never goes back to an earlier window: one that is in this window now, or in the one
+        // before, was not in a later one then. What it charged after its clock stepped back stays spent,
+        // unless it was near the edge: then the later window counted it in any case.
+        let was_ahead = both && open.end_ns == self.next_end(end_ns);
+        if open.end_ns != end_ns && !was_ahead {
+            return (usage, 0);
+        }
+        let back = units.min(open.used);
+        open.used -= back;
+        if both && !was_ahead {
+            open.ahead = open.ahead.saturating_sub(back);
+        }
+        (open, back)
+    }
+
+    /// The usage of a cell that has spent all of the windows that are open at `wall_ns`.
     pub fn spent_at(&self, wall_ns: u64, salt: u32) -> Usage {
-        Usage { end_ns: self.end_after(wall_ns, salt), used: self.limit }
+        let end_ns = self.first_end(wall_ns, salt);
+        let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
+        Usage { end_ns, used: self.limit, ahead: if both { self.next_limit } else { 0 } }
     }
 
-    /// Whether the cell's window is over or untouched.
+    /// Whether the cell's windows are over or untouched.
     pub fn is_idle(&self, usage: Usage, wall_ns: u64) -> bool {
-        usage.used == 0 || wall_ns >= usage.end_ns
+        let over = |end_ns: u64| wall_ns >= end_ns + self.margin_ns;
+        (usage.used == 0 || over(usage.end_ns)) && (usage.ahead == 0 || over(self.next_end(usage.end_ns)))
+    }
+
+    /// The end of the older window that a charge at `wall_ns` would be counted in. Rights in windows
+    /// are named by it.
+    pub fn older_end(&self, words: &[u64], wall_ns: u64, salt: u32) -> u64 {
+        self.open(Usage::of(words), wall_ns, salt).end_ns
+    }
+
+    /// The usage as it is at `wall_ns`: of the older window that a charge would be counted in.
+    pub fn open(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
+        if self.margin_ns > 0 {
+            return self.open_both(usage, wall_ns, salt);
+        }
+        let (end_ns, used) = self.open_one((usage.end_ns, usage.used), wall_ns, salt);
+        Usage { end_ns, used, ahead: 0 }
+    }
+
+    fn open_one(&self, (end_ns, used): (u64, u64), wall_ns: u64, salt: u32) -> (u64, u64) {
+        if wall_ns < end_ns { (end_ns, used) } else { (self.end_after(wall_ns, salt), 0) }
+    }
+
+    /// Cells with edges of their own may share a usage: so a window ends no earlier than its cell's,
+    /// and what is ahead counts for as long as any window that began before may last.
+    fn open_both(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
+        let is_open = wall_ns < usage.end_ns + self.margin_ns;
+        if is_open && !self.is_staggered() {
+            return usage;
+        }
+        let end_ns = self.first_end(wall_ns, salt);
+        if is_open {
+            return Usage { end_ns: usage.end_ns.max(end_ns), ..usage };
+        }
+        if usage.ahead > 0 {
+            let next_end_ns = self.next_end(usage.end_ns);
+            if wall_ns < next_end_ns + self.margin_ns {
+                return Usage { end_ns: next_end_ns.max(end_ns), used: usage.ahead, ahead: 0 };
+            }
+        }
+        Usage { end_ns, ..Usage::default() }
+    }
+
+    /// The usage that `words`, written under another margin, are under this one, as of `wall_ns`. Near
+    /// an edge, what was not charged ahead under a smaller margin counts as if it had been; without a
+    /// margin, what was charged ahead counts in one long window, as there is no word to keep it in.
+    pub(crate) fn adopt(&self, margin_ns: u64, words: &[u64], wall_ns: u64) -> Usage {
+        let usage = Usage::of(words);
+        let margin_ns = if words.len() < 3 { 0 } else { margin_ns };
+        let is_near = self.is_ahead(usage.end_ns, wall_ns) && wall_ns < usage.end_ns + self.margin_ns;
+        if self.margin_ns > margin_ns && is_near {
+            return Usage { ahead: usage.ahead.max(usage.used), ..usage };
+        }
+        if self.margin_ns == 0 && usage.ahead > 0 {
+            let used = if wall_ns < usage.end_ns { usage.used.max(usage.ahead) } else { usage.ahead };
+            return Usage { end_ns: self.next_end(usage.end_ns), used, ahead: 0 };
+        }
+        usage
+    }
+
+    /// When nothing that was charged by `wall_ns` counts any more, for cells without edges of their own.
+    pub(crate) fn over_at(&self, wall_ns: u64) -> u64 {
+        let end_ns = self.first_end(wall_ns, 0);
+        let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
+        self.margin_ns + if both { self.next_end(end_ns) } else { end_ns }
+    }
+
+    /// Nanoseconds after which a cell that is no longer charged is surely idle.
+    pub(crate) fn horizon_ns(&self) -> u64 {
+        let longest_ns = match self.edges {
+            Edges::Every { window_ns, .. } => self.length_ns(window_ns),
+            // The longest year, and a day for zones that change sides of the date line.
+            Edges::Calendar(_) => 367 * 86_400 * 1_000_000_000,
+        };
+        longest_ns + 2 * self.margin_ns
     }
 
     /// The end of the window that `wall_ns` is in: always later than `wall_ns`.
@@ -78,16 +269,61 @@ impl FixedWindow {
         match &self.edges {
             Edges::Every { window_ns, stagger } => {
                 let offset = if *stagger { offset(*window_ns, salt) } else { 0 };
+                let length_ns = self.length_ns(*window_ns);
                 // Counting from one window before the epoch keeps the difference positive.
-                let since = wall_ns + window_ns - offset;
-                wall_ns + (window_ns - since % window_ns)
+                let since = wall_ns + length_ns - offset;
+                wall_ns + (length_ns - since % length_ns)
             }
             Edges::Calendar(calendar) => calendar.end_after(wall_ns),
         }
     }
 
-    fn open(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
-        if wall_ns < usage.end_ns { usage } else { Usage { end_ns: self.end_after(wall_ns, salt), used: 0 } }
+    /// The end of the older window that a clock that shows `wall_ns` may be in.
+    fn first_end(&self, wall_ns: u64, salt: u32) -> u64 {
+        self.end_after(wall_ns.saturating_sub(self.margin_ns), salt)
+    }
+
+    /// The end of the window that begins at the end of another.
+    fn next_end(&self, end_ns: u64) -> u64 {
+        match &self.edges {
+            Edges::Every { window_ns, .. } => end_ns + self.length_ns(*window_ns),
+            Edges::Calendar(calendar) => calendar.end_after(end_ns),
+        }
+    }
+
+    /// Whether a charge at `wall_ns` may really be made in a window that goes on after `end_ns`, the end
+    /// of the one that is open. Where cells with edges of their own share a usage, that may be one that
+    /// began before.
+    fn is_both(&self, end_ns: u64, wall_ns: u64, salt: u32) -> bool {
+        if self.is_staggered() {
+            self.end_after(wall_ns + self.margin_ns, salt) > end_ns
+        } else {
+            self.is_ahead(end_ns, wall_ns)
+        }
+    }
+
+    /// Whether a charge at `wall_ns` may really be made in the window that begins at `end_ns`.
+    const fn is_ahead(&self, end_ns: u64, wall_ns: u64) -> bool {
+        wall_ns + self.margin_ns >= end_ns
+    }
+
+    const fn is_staggered(&self) -> bool {
+        matches!(self.edges, Edges::Every { stagger: true, .. })
+    }
+
+    fn left(&self, open: Usage, both: bool) -> u64 {
+        let left = self.limit.saturating_sub(open.used);
+        if both { left.min(self.next_limit.saturating_sub(open.ahead)) } else { left }
+    }
+
+    /// As many windows as share one limit.
+    fn length_ns(&self, window_ns: u64) -> u64 {
+        if 2 * self.margin_ns <= window_ns { window_ns } else { self.joined_ns(window_ns) }
+    }
+
+    #[cold]
+    fn joined_ns(&self, window_ns: u64) -> u64 {
+        window_ns * (2 * self.margin_ns).div_ceil(window_ns)
     }
 }
 
@@ -104,7 +340,7 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     fn minutely(limit: u64, stagger: bool) -> FixedWindow {
-        FixedWindow { limit, edges: Edges::Every { window_ns: 60 * S, stagger } }
+        FixedWindow::new(limit, Edges::Every { window_ns: 60 * S, stagger })
     }
 
     #[test]

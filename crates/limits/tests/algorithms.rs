@@ -14,8 +14,14 @@ mod terms;
 mod clocks;
 #[path = "algorithms/identity.rs"]
 mod identity;
+#[path = "algorithms/local.rs"]
+mod local;
+#[path = "algorithms/margin.rs"]
+mod margin;
 #[path = "algorithms/promises.rs"]
 mod promises;
+#[path = "algorithms/refund.rs"]
+mod refund;
 #[path = "algorithms/renumbering.rs"]
 mod renumbering;
 #[path = "algorithms/restarts.rs"]

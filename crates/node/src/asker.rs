@@ -7,14 +7,18 @@ use std::{
 
 use acequia_limits::{
     Algorithm, CellTag, Charge, Descriptor, Mode, Now, Reason, Request, Verdict, algorithm::State,
-    limit::NoWait, selector::Canonical,
+    limit::NoWait, selector::Canonical, verdict::NEVER,
 };
 use smallvec::SmallVec;
 
 use crate::{
-    Active, Catalogue, Kept, Node, OverflowKey, Row, is_idle,
+    Active, Catalogue, Kept, Node, OverflowKey, Row,
+    account::{Account, Ground},
     journal::{HeapCell, overflow_tag},
-    journal_tag, lock,
+    journal_tag,
+    kept::Pledge,
+    local::Local,
+    lock,
     shard::{Cells, NewCell},
     shard_of,
 };
@@ -248,7 +252,70 @@ impl<'a> Check<'a, '_> {
         } else {
             self.leave(hit, state.as_ref(), &cells, &mut answer.limits[0]);
         }
+        if self.node.is_shared() {
+            self.attend(hit, &answer.limits[0], &mut cells);
+        }
         Ok(())
+    }
+
+    /// Other regions shall hear of a cell that runs low, or that has denied something.
+    fn attend(&self, hit: &Hit, limit: &LimitAnswer, cells: &mut Cells) {
+        let active = self.limit(hit);
+        // What only watches moves no rights, and neither does a look.
+        if !self.ask.charge || !hit.charges || hit.exempt || active.limit.spec.mode != Mode::Enforce {
+            return;
+        }
+        let verdict = &limit.verdict;
+        let calls = match hit.place {
+            Place::At(place) => match cells.shared_mut(place).and_then(|cell| cell.account.as_deref_mut()) {
+                Some(account) => account.calls(verdict),
+                None => self.is_warm(hit, limit) && self.open_account(hit, Some(place), verdict, cells),
+            },
+            Place::Absent => {
+                self.is_warm(hit, limit) && {
+                    let place = cells.table.find(hit.tag, active.slot);
+                    self.open_account(hit, place, verdict, cells)
+                }
+            }
+            Place::Shared => false,
+        };
+        if calls {
+            cells.attend(active.slot, hit.tag);
+            self.node.call(shard_of(hit.tag));
+        }
+    }
+
+    /// Whether a cell without an account needs one: it denied what others may have, or half of the own part
+    /// is used.
+    #[inline]
+    fn is_warm(&self, hit: &Hit, limit: &LimitAnswer) -> bool {
+        if limit.verdict.allowed {
+            limit.verdict.remaining < self.algorithm(hit).budget() / 2
+        } else {
+            limit.reason == Reason::OverLimit
+        }
+    }
+
+    #[cold]
+    fn open_account(&self, hit: &Hit, place: Option<usize>, verdict: &Verdict, cells: &mut Cells) -> bool {
+        let ground = Ground { global: self.global(hit), local: self.local(hit), salt: hit.tag.salt() };
+        let place = match place {
+            Some(place) => place,
+            // Denied before it was ever charged: there is room, or it would be in a shared cell.
+            None if cells.table.has_room(1) => {
+                let active = self.limit(hit);
+                let algorithm = self.algorithm(hit);
+                let cell = NewCell::new(self.initial(hit), algorithm, active.durable);
+                cells.insert(hit.tag, active.slot, hit.numbers, cell)
+            }
+            None => return false,
+        };
+        let mut account = Box::new(Account::new(&ground));
+        account.offer(hit.units, verdict);
+        account.calls(verdict);
+        account.flag();
+        cells.share(place, account);
+        true
     }
 
     fn answer_all(&self, hits: &mut [Hit], answer: &mut Answer) -> Result<(), Stale> {
@@ -277,6 +344,13 @@ impl<'a> Check<'a, '_> {
             } else if !hit.exempt {
                 let cells = cells_of(&mut guards, hit.tag);
                 self.leave(hit, state.as_ref(), cells, &mut answer.limits[number]);
+            }
+        }
+        if self.node.is_shared() {
+            for (hit, limit) in hits.iter().zip(&answer.limits) {
+                if !hit.exempt {
+                    self.attend(hit, limit, cells_of(&mut guards, hit.tag));
+                }
             }
         }
         Ok(())
@@ -407,7 +481,9 @@ impl<'a> Check<'a, '_> {
         let bytes_max = self.node.shard_bytes_max();
         // A cell in the journal is forgotten by `Node::sweep` alone, which writes that down.
         let roomy = cells.make_room(more, bytes_max, self.now.steady_ns, |cell, heap| {
-            heap.is_unwritten(cell) && is_idle(self.catalogue, cell, heap, self.now)
+            let idle =
+                |salt| self.catalogue.is_idle(cell.limit, cell.numbers(), salt, heap.words(cell), self.now);
+            heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt())
         });
         for hit in hits.iter_mut().filter(|hit| !hit.exempt && shard_of(hit.tag) == shard) {
             hit.place = match cells.table.find(hit.tag, self.limit(hit).slot) {
@@ -424,12 +500,18 @@ impl<'a> Check<'a, '_> {
         let active = self.limit(hit);
         let cell = cells.table.at(place);
         if cell.numbers() != hit.numbers {
-            if self.catalogue.algorithm(active.slot, cell.numbers()).is_none() {
+            let numbers = cell.numbers();
+            if self.catalogue.local(active.slot, numbers).is_none() {
                 return Err(Stale);
             }
-            let words = cells.words(cell);
-            let state = self.carry(hit, cell.numbers(), words);
-            cells.rewrite(place, hit.numbers, state);
+            if let Some(cell) = cells.shared_mut(place) {
+                self.renumber(hit, cell);
+                cells.table.at_mut(place).set_numbers(hit.numbers);
+            } else {
+                let words = cells.words(cells.table.at(place));
+                let state = self.carry(hit, numbers, words);
+                cells.rewrite(place, hit.numbers, state);
+            }
         }
         if active.durable && cells.table.at(place).heap_place().is_none() {
             cells.move_to_heap(place);
@@ -442,7 +524,8 @@ impl<'a> Check<'a, '_> {
     fn carry(&self, hit: &Hit, from: u16, words: &[u64]) -> State {
         let first = hit.descriptors.trailing_zeros() as usize;
         let descriptor = self.request.descriptors().nth(first).expect("a hit has a descriptor");
-        self.catalogue.carry(self.limit(hit).slot, from, hit.numbers, words, self.now, &descriptor)
+        let whose = (&descriptor, hit.tag.salt());
+        self.catalogue.carry(self.limit(hit).slot, from, hit.numbers, words, self.now, whose)
     }
 
     /// Units that earlier hits of the request take from the cell that this one shares with them.
@@ -464,7 +547,7 @@ impl<'a> Check<'a, '_> {
             reason: Reason::Unlimited,
             descriptors: hit.descriptors,
             units: hit.units,
-            budget: self.algorithm(hit).budget(),
+            budget: self.global(hit).budget(),
         }
     }
 
@@ -485,9 +568,10 @@ impl<'a> Check<'a, '_> {
         let mut state = None;
         let mut over = Reason::OverLimit;
         let verdict = match hit.place {
-            Place::At(place) => {
-                algorithm.probe(cells.words(cells.table.at(place)), self.now, hit.units, salt)
-            }
+            Place::At(place) => match cells.shared_mut(place) {
+                Some(cell) => self.probe_shared(hit, cell),
+                None => algorithm.probe(cells.words(cells.table.at(place)), self.now, hit.units, salt),
+            },
             Place::Absent | Place::Shared => {
                 let usage = shared.and_then(|shared| self.shared_cell(hit, shared));
                 over = if usage.is_some() { Reason::Overflow } else { over };
@@ -503,7 +587,7 @@ impl<'a> Check<'a, '_> {
             }
         };
         let (verdict, reason) = if !verdict.allowed {
-            (verdict, self.why_denied(hit, algorithm, over))
+            self.why_denied(hit, verdict, over)
         } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {
             (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
         } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
@@ -524,20 +608,61 @@ impl<'a> Check<'a, '_> {
             reason,
             descriptors: hit.descriptors,
             units: hit.units,
-            budget: algorithm.budget(),
+            budget: self.global(hit).budget(),
         });
         state
     }
 
     #[cold]
-    fn why_denied(&self, hit: &Hit, algorithm: &Algorithm, over: Reason) -> Reason {
-        if hit.units > algorithm.budget() {
-            Reason::CostTooHigh
-        } else if self.spent_before_start(hit).is_some() {
-            Reason::Restarted
-        } else {
-            over
+    fn why_denied(&self, hit: &Hit, verdict: Verdict, over: Reason) -> (Verdict, Reason) {
+        if hit.units > self.global(hit).budget() {
+            return (verdict, Reason::CostTooHigh);
         }
+        // More than this region holds now, but not more than the limit: others are asked for it.
+        let retry_after_ns = match verdict.retry_after_ns {
+            NEVER => self.node.ask_again_ns(),
+            known => known,
+        };
+        let verdict = Verdict { retry_after_ns, ..verdict };
+        if let Some(reason) = self.node.owns_nothing() {
+            (verdict, reason)
+        } else if self.spent_before_start(hit).is_some() {
+            (verdict, Reason::Restarted)
+        } else {
+            (verdict, over)
+        }
+    }
+
+    /// What a cell that is shared with other regions says: its loans are settled first.
+    #[inline]
+    fn probe_shared(&self, hit: &Hit, cell: &mut HeapCell) -> Verdict {
+        let HeapCell { account: Some(account), words, .. } = cell else { unreachable!("a shared cell") };
+        if account.is_due(self.now) {
+            self.settle_account(hit, account, words);
+        }
+        let verdict = account.algorithm.probe(words, self.now, hit.units, hit.tag.salt());
+        if self.ask.charge && hit.charges {
+            account.offer(hit.units, &verdict);
+        }
+        verdict
+    }
+
+    #[cold]
+    fn settle_account(&self, hit: &Hit, account: &mut Account, words: &mut Vec<u64>) {
+        let local = self.local(hit);
+        let ground = Ground { global: self.global(hit), local, salt: hit.tag.salt() };
+        account.settle(words, &ground, self.now, &*self.node.sessions());
+    }
+
+    /// Brings a shared cell to the numbers that its limit has now. Where they began earlier and that
+    /// leaves a larger debt, it counts.
+    #[cold]
+    fn renumber(&self, hit: &Hit, cell: &mut HeapCell) {
+        let HeapCell { account: Some(account), words, .. } = cell else { unreachable!("a shared cell") };
+        let began = self.catalogue.began(self.limit(hit).slot, hit.numbers).unwrap_or(self.now);
+        let ground = Ground { global: self.global(hit), local: self.local(hit), salt: hit.tag.salt() };
+        account.renumber(words, &ground, (began, self.now), &*self.node.sessions());
+        cell.forget_held_of(ground.global);
     }
 
     /// While the journal cannot be written, only what it already holds may be spent.
@@ -562,7 +687,12 @@ impl<'a> Check<'a, '_> {
             (None, Place::At(place)) => cells.words(cells.table.at(place)),
             (None, Place::Absent | Place::Shared) => return,
         };
-        let untouched = self.algorithm(hit).probe(words, self.now, 0, hit.tag.salt());
+        let account = match hit.place {
+            Place::At(place) => cells.account(place),
+            Place::Absent | Place::Shared => None,
+        };
+        let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
+        let untouched = algorithm.probe(words, self.now, 0, hit.tag.salt());
         limit.verdict.remaining = untouched.remaining;
         limit.verdict.reset_after_ns = untouched.reset_after_ns;
     }
@@ -577,11 +707,19 @@ impl<'a> Check<'a, '_> {
         shared: Option<&mut Shared>,
     ) -> u64 {
         let (algorithm, salt, active) = (self.algorithm(hit), hit.tag.salt(), self.limit(hit));
+        if self.node.is_shared() {
+            cells.count_spent(active.slot, hit.units);
+        }
         let on_heap = |cell: &mut HeapCell, tag: CellTag| {
+            let account = cell.account.take();
+            let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
             algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
             // A cell that the journal knows must be written even by a thread that does not know yet.
-            let kept = active.durable || !cell.is_unwritten();
-            if kept { self.settle(cell, active, algorithm, tag, salt, left) } else { 0 }
+            let kept = active.durable || (!cell.is_unwritten() && account.is_none());
+            let pledge = account.as_ref().map_or_else(Pledge::default, |account| account.pledge());
+            let batch = if kept { self.settle(cell, active, algorithm, tag, salt, left, pledge) } else { 0 };
+            cell.account = account;
+            batch
         };
         match hit.place {
             Place::At(place) => match cells.table.at(place).heap_place() {
@@ -626,11 +764,12 @@ impl<'a> Check<'a, '_> {
         tag: CellTag,
         salt: u32,
         left: u64,
+        pledge: Pledge,
     ) -> u64 {
         let mut rows = None;
         let progress = self.node.progress();
         let wait = cell.settle(algorithm, self.now, left, salt, progress, |words| {
-            let state = Some(Kept::new(algorithm, words));
+            let state = Some(Kept::new(algorithm, words).with_pledge(pledge));
             rows = Some(Row { limit: active.limit.id, tag, state });
         });
         let wait = match rows {
@@ -647,19 +786,13 @@ impl<'a> Check<'a, '_> {
 
     /// The state of a cell that was never charged since the start.
     fn initial(&self, hit: &Hit) -> State {
-        let algorithm = self.algorithm(hit);
-        match self.spent_before_start(hit) {
-            Some(then) => algorithm.spent_at(then, hit.tag.salt()),
-            None => algorithm.fresh(),
-        }
+        let (slot, salt) = (self.limit(hit).slot, hit.tag.salt());
+        self.node.initial(self.catalogue, slot, self.algorithm(hit), salt, self.now)
     }
 
     /// When the cell must be taken to have been spent, if a restart forgot what was.
     fn spent_before_start(&self, hit: &Hit) -> Option<Now> {
-        let then = self.node.config.empty_handed?;
-        let recent = self.now.steady_ns < then.steady_ns.saturating_add(self.algorithm(hit).horizon_ns())
-            || self.now.wall_ns < then.wall_ns.saturating_add(self.algorithm(hit).horizon_ns());
-        (recent && self.catalogue.is_empty_handed(self.limit(hit).slot)).then_some(then)
+        self.node.spent_before_start(self.catalogue, self.limit(hit).slot, self.algorithm(hit), self.now)
     }
 
     /// The cell that new cells of the hit's limit share, if it has been charged.
@@ -686,14 +819,28 @@ impl<'a> Check<'a, '_> {
         &self.catalogue.limits[hit.limit as usize]
     }
 
+    /// The whole limit's numbers, of all regions together.
+    fn global(&self, hit: &Hit) -> &'a Algorithm {
+        let own = self.catalogue.global(self.limit(hit).slot, hit.numbers);
+        own.expect("a catalogue has the numbers of its own limits")
+    }
+
+    /// As this region enforces them.
     #[inline]
-    fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
+    fn local(&self, hit: &Hit) -> &'a Local {
         let active = self.limit(hit);
         if hit.numbers == active.numbers {
-            return &active.limit.algorithm;
+            return &active.local;
         }
-        let own = self.catalogue.algorithm(active.slot, hit.numbers);
+        let own = self.catalogue.local(active.slot, hit.numbers);
         own.expect("a catalogue has the numbers of its own limits")
+    }
+
+    /// The numbers of a cell without loans; of one that new cells share, the least.
+    #[inline]
+    fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
+        let local = self.local(hit);
+        if hit.place == Place::Shared { local.least() } else { local.at(hit.tag.salt()) }
     }
 }
 

@@ -5,14 +5,25 @@
 //! *numbers*: every set of numbers a slot has had, so that a cell written under old ones is carried
 //! over, debt and all, when it is next touched.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use acequia_limits::{
-    Algorithm, Descriptor, HashKey, Limit, LimitId, Mode, Now, algorithm::State, cell::Tagger,
+    Algorithm, Descriptor, HashKey, Limit, LimitId, Mode, Now, RATE_PARTS, algorithm::State, cell::Tagger,
     selector::Condition,
 };
 
-use crate::index::Index;
+use acequia_rights::{
+    Region, Split,
+    versions::{Kind, Until},
+};
+
+use crate::{
+    index::Index,
+    local::{Local, Shares},
+};
 
 /// The most limits, counting every one since the start: slots are 16 bits in a cell.
 pub(crate) const LIMITS_MAX: usize = u16::MAX as usize - 1;
@@ -55,6 +66,8 @@ pub struct Active {
     pub(crate) tagger: Tagger,
     pub(crate) numbers: u16,
     pub(crate) override_numbers: Vec<u16>,
+    /// Its own numbers, as this region enforces them.
+    pub(crate) local: Local,
 }
 
 impl Active {
@@ -85,6 +98,14 @@ impl Active {
     }
 }
 
+/// A set of numbers that cells of a limit have now.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) numbers: u16,
+    pub(crate) global: Algorithm,
+    pub(crate) local: Local,
+}
+
 /// Everything that cells of one [`LimitId`] have in common.
 #[derive(Clone, Debug)]
 struct Slot {
@@ -100,6 +121,8 @@ struct Slot {
 #[derive(Clone, Debug)]
 struct Numbers {
     algorithm: Algorithm,
+    /// As this region enforces them: what cells are written under.
+    local: Local,
     began: Now,
     /// Whose they are: an override's conditions; none for the limit's own numbers.
     whose: Vec<Condition>,
@@ -188,10 +211,64 @@ impl Catalogue {
         self.domains.get(domain).map_or(&[], |domain| &domain.limits)
     }
 
-    /// The algorithm that a cell was written under.
-    #[inline]
-    pub(crate) fn algorithm(&self, slot: u16, numbers: u16) -> Option<&Algorithm> {
+    /// The whole limit's algorithm, of all regions together, under a set of numbers.
+    pub(crate) fn global(&self, slot: u16, numbers: u16) -> Option<&Algorithm> {
         Some(&self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.algorithm)
+    }
+
+    /// The numbers that cells were written under, as this region enforces them.
+    #[inline]
+    pub(crate) fn local(&self, slot: u16, numbers: u16) -> Option<&Local> {
+        Some(&self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.local)
+    }
+
+    /// Numbers that a cell of which nothing is known may have.
+    pub(crate) fn newest_numbers(&self, slot: u16) -> Option<u16> {
+        self.least_of_today(slot, 0)
+    }
+
+    /// The numbers that a cell written under `numbers` has today, as far as can be said without its
+    /// descriptor: the same override's where the overrides are the same, and else the least of all.
+    pub(crate) fn heir(&self, slot: u16, numbers: u16, salt: u32, now: Now) -> Option<u16> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let own = list.get(usize::from(numbers))?;
+        if !self.is_over(slot, numbers, now) {
+            return Some(numbers);
+        }
+        let of = |generation: u32| -> Vec<u16> {
+            (0..list.len() as u16).filter(|n| list[usize::from(*n)].generation == generation).collect()
+        };
+        let today = list.iter().find(|n| n.ended.is_none())?.generation;
+        let (old, new) = (of(own.generation), of(today));
+        let same = |(a, b): (&u16, &u16)| {
+            let (a, b) = (&list[usize::from(*a)], &list[usize::from(*b)]);
+            a.whose == b.whose && a.until_ns == b.until_ns
+        };
+        let place = old.iter().position(|n| *n == numbers)?;
+        let expired = own.until_ns.is_some_and(|until| now.wall_ns >= until);
+        if !expired && old.len() == new.len() && old.iter().zip(&new).all(same) {
+            return new.get(place).copied();
+        }
+        self.least_of_today(slot, salt)
+    }
+
+    fn least_of_today(&self, slot: u16, salt: u32) -> Option<u16> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let live = (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none());
+        live.min_by_key(|n| {
+            let part = list[usize::from(*n)].local.part(salt);
+            (part.units, part.rate, *n)
+        })
+    }
+
+    /// Whether a limit's cells are kept in the journal, by its slot.
+    pub(crate) fn is_durable(&self, slot: u16) -> bool {
+        self.slots.get(usize::from(slot)).is_some_and(|slot| slot.durable)
+    }
+
+    /// When a set of numbers began.
+    pub(crate) fn began(&self, slot: u16, numbers: u16) -> Option<Now> {
+        Some(self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.began)
     }
 
     /// The limit of a slot, in force or not.
@@ -222,7 +299,7 @@ impl Catalogue {
         to: u16,
         words: &[u64],
         now: Now,
-        descriptor: &Descriptor<'_>,
+        (descriptor, salt): (&Descriptor<'_>, u32),
     ) -> State {
         let list = &self.slots[usize::from(slot)].numbers;
         let (mut at, mut words, mut since) = (from, words.to_vec(), Now::at(0));
@@ -250,13 +327,13 @@ impl Catalogue {
                 (None, None) => to,
                 _ => all[1..].iter().find(whose).or(all.first()).copied().unwrap_or(to),
             };
-            let algorithm = &list[usize::from(next)].algorithm;
+            let (algorithm, written) = (list[usize::from(next)].local.at(salt), old.local.at(salt));
             let then = then.max(since).min(now);
-            let mut state = algorithm.convert(&old.algorithm, &words, then);
+            let mut state = algorithm.convert(written, &words, then);
             if old.ended.is_none() && until.is_none() {
                 // The clock went back, or the cell has two names: nobody knows when this was.
                 let began = list[usize::from(next)].began.min(now);
-                let early = algorithm.convert(&old.algorithm, &words, began);
+                let early = algorithm.convert(written, &words, began);
                 if algorithm.covers(early.words(), state.words(), now) {
                     state = early;
                 }
@@ -272,10 +349,27 @@ impl Catalogue {
 
     /// Whether a cell says no more than an absent one, under the numbers it was written under and
     /// under any of those that have come after.
-    pub(crate) fn is_idle(&self, slot: u16, numbers: u16, words: &[u64], now: Now) -> bool {
+    pub(crate) fn is_idle(&self, slot: u16, numbers: u16, salt: u32, words: &[u64], now: Now) -> bool {
+        self.is_idle_as(slot, numbers, |local| local.at(salt), words, now)
+    }
+
+    /// As [`Catalogue::is_idle`], of a cell that new cells share.
+    pub(crate) fn is_idle_shared(&self, slot: u16, numbers: u16, words: &[u64], now: Now) -> bool {
+        self.is_idle_as(slot, numbers, Local::least, words, now)
+    }
+
+    fn is_idle_as(
+        &self,
+        slot: u16,
+        numbers: u16,
+        of: impl Fn(&Local) -> &Algorithm,
+        words: &[u64],
+        now: Now,
+    ) -> bool {
         let Some(list) = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers) else { return false };
         let Some(own) = list.get(usize::from(numbers)) else { return false };
-        let idle = own.algorithm.is_idle(words, now);
+        let written = of(&own.local);
+        let idle = written.is_idle(words, now);
         if !idle || !self.is_over(slot, numbers, now) {
             return idle;
         }
@@ -288,11 +382,69 @@ impl Catalogue {
             (Some(then), None) | (None, Some(then)) => then,
             (None, None) => now,
         };
-        own.algorithm.is_idle(words, over)
+        written.is_idle(words, over)
             || list.iter().filter(|n| n.generation >= own.generation).all(|n| {
-                let state = n.algorithm.convert(&own.algorithm, words, over);
-                n.algorithm.is_idle(state.words(), now)
+                let later = of(&n.local);
+                let state = later.convert(written, words, over);
+                later.is_idle(state.words(), now)
             })
+    }
+}
+
+/// How a region shares its limits: the splits of which the least counts, and until when.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    pub(crate) region: Region,
+    pub(crate) terms: Vec<Term>,
+    pub(crate) drift_ppm: u32,
+    pub(crate) margin_ns: u64,
+    /// The least rate of any region in any of the terms: what was spent under an earlier share drains no slower.
+    pub(crate) least_rate: u32,
+}
+
+/// One distribution of shares, and how long it counts.
+#[derive(Clone, Debug)]
+pub(crate) struct Term {
+    /// None: this region has nothing in it.
+    pub(crate) split: Option<Arc<Split>>,
+    pub(crate) until: Until,
+}
+
+impl Terms {
+    /// Nothing is owned.
+    pub(crate) const fn none(region: Region) -> Self {
+        Self { region, terms: Vec::new(), drift_ppm: 0, margin_ns: 0, least_rate: RATE_PARTS }
+    }
+
+    /// Whether a distribution still counts for a limit.
+    fn counts(&self, term: &Term, limit: &Limit, now: Now) -> bool {
+        let algorithm = &limit.algorithm;
+        let (Until::Superseded { windows_wall_ns, .. }, Algorithm::FixedWindow(window)) =
+            (term.until, algorithm)
+        else {
+            return term.until.applies(self.kind_of(limit, now), self.drift_ppm);
+        };
+        // Until the first window that starts then or later is open. Cells with edges of their own may be in one
+        // that began before, for one window.
+        let edge = if algorithm.has_common_edges() {
+            window.end_after(windows_wall_ns.saturating_sub(1), 0)
+        } else {
+            windows_wall_ns.saturating_add(algorithm.horizon_ns())
+        };
+        now.wall_ns < edge.saturating_add(window.margin_ns.max(self.margin_ns))
+    }
+
+    /// What shares of a limit without fixed windows are wanted for.
+    fn kind_of(&self, limit: &Limit, now: Now) -> Kind {
+        let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns());
+        if limit.algorithm.has_rate() {
+            let slowest =
+                u128::from(horizon_ns) * u128::from(RATE_PARTS) / u128::from(self.least_rate.max(1));
+            let horizon_ns = u64::try_from(slowest).unwrap_or(u64::MAX);
+            Kind::Bucket { steady_ns: now.steady_ns, horizon_ns }
+        } else {
+            Kind::Sliding { steady_ns: now.steady_ns, horizon_ns }
+        }
     }
 }
 
@@ -301,6 +453,8 @@ impl Catalogue {
 pub(crate) struct Registry {
     key: HashKey,
     durable: bool,
+    /// How this region shares limits with others; nothing where it is alone.
+    sharing: Option<Terms>,
     slots: Vec<Slot>,
     by_id: BTreeMap<LimitId, u16>,
     active: Vec<Active>,
@@ -312,11 +466,12 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// `durable`: there is a journal to keep long-lived cells in.
-    pub(crate) fn new(key: &HashKey, durable: bool) -> Self {
+    pub(crate) fn new(key: &HashKey, durable: bool, sharing: Option<Terms>) -> Self {
         let none = Slot { id: LimitId(0), numbers: Vec::new(), empty_handed: false, durable: false };
         Self {
             key: *key,
             durable,
+            sharing,
             slots: vec![none],
             by_id: BTreeMap::new(),
             active: Vec::new(),
@@ -392,6 +547,30 @@ impl Registry {
         Ok(changes)
     }
 
+    /// Shares differently from now on. The limits in force begin new numbers where that matters to
+    /// them; says whether it did to any.
+    pub(crate) fn share(&mut self, terms: Terms, now: Now) -> Result<bool, CatalogueFault> {
+        self.sharing = Some(terms);
+        let before: Vec<u16> = self.active.iter().map(|active| active.numbers).collect();
+        let schedule: Vec<Scheduled> = self.active.iter().map(Active::scheduled).collect();
+        self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
+        Ok(self.active.iter().map(|active| active.numbers).ne(before))
+    }
+
+    /// How this region shares one limit now.
+    fn shares_of(&self, limit: &Limit, now: Now) -> Option<Arc<Shares>> {
+        let sharing = self.sharing.as_ref()?;
+        let terms = sharing.terms.iter().filter(|term| sharing.counts(term, limit, now));
+        // One in which this region has nothing leaves it nothing.
+        let splits: Option<Vec<Arc<Split>>> = terms.map(|term| term.split.clone()).collect();
+        Some(Arc::new(Shares {
+            region: sharing.region,
+            terms: splits.unwrap_or_default(),
+            drift_ppm: sharing.drift_ppm,
+            margin_ns: sharing.margin_ns,
+        }))
+    }
+
     /// A snapshot of what is in force.
     pub(crate) fn catalogue(&self, version: u64) -> Catalogue {
         let mut by_domain: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
@@ -411,6 +590,27 @@ impl Registry {
             limits: self.active.clone(),
             slots: self.slots.clone(),
         }
+    }
+
+    /// The slot of a limit that was ever in force here.
+    pub(crate) fn slot_of(&self, id: LimitId) -> Option<u16> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Shares differently from the next change of limits on.
+    pub(crate) fn set_terms(&mut self, terms: Terms) {
+        self.sharing = Some(terms);
+    }
+
+    /// The sets of numbers that a limit's cells have now, its own first.
+    pub(crate) fn numbers_of(&self, active: &Active) -> Vec<Live> {
+        let list = &self.slots[usize::from(active.slot)].numbers;
+        let live = std::iter::once(active.numbers).chain(active.override_numbers.iter().copied());
+        live.map(|numbers| {
+            let n = &list[usize::from(numbers)];
+            Live { numbers, global: n.algorithm.clone(), local: n.local.clone() }
+        })
+        .collect()
     }
 
     /// What a node must remember over a restart.
@@ -466,7 +666,7 @@ impl Registry {
     }
 
     /// Everything that could go wrong, before anything is changed.
-    fn refuse(&self, limits: &[Limit]) -> Result<(), CatalogueFault> {
+    pub(crate) fn refuse(&self, limits: &[Limit]) -> Result<(), CatalogueFault> {
         let mut names = BTreeSet::new();
         let mut fresh = 0;
         for limit in limits {
@@ -512,13 +712,15 @@ impl Registry {
         let durable = self.is_durable(&limit);
         let own = (&limit.algorithm, None, &[][..]);
         let others = limit.overrides.iter().map(|o| (&o.algorithm, o.until_ns, &o.when[..]));
+        let shares = self.shares_of(&limit, now);
+        let same_shares = |local: &Local| local.is_of(shares.as_ref());
         let list = &mut self.slots[usize::from(slot)].numbers;
         let wanted: Vec<_> = std::iter::once(own).chain(others).collect();
         let live: Vec<u16> =
             (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none()).collect();
         let same = |(number, wanted): (&u16, &(&Algorithm, Option<u64>, &[Condition]))| {
             let n = &list[usize::from(*number)];
-            n.algorithm == *wanted.0 && n.until_ns == wanted.1 && n.whose == wanted.2
+            n.algorithm == *wanted.0 && n.until_ns == wanted.1 && n.whose == wanted.2 && same_shares(&n.local)
         };
         let used = if live.len() == wanted.len() && live.iter().zip(&wanted).all(same) {
             live
@@ -528,13 +730,15 @@ impl Registry {
             let used: Vec<u16> = (list.len()..list.len() + wanted.len()).map(|n| n as u16).collect();
             for (algorithm, until_ns, whose) in wanted {
                 let (algorithm, whose) = (algorithm.clone(), whose.to_vec());
-                list.push(Numbers { algorithm, began: now, whose, ended: None, until_ns, generation });
+                let local = localise(&algorithm, shares.as_ref());
+                list.push(Numbers { algorithm, local, began: now, whose, ended: None, until_ns, generation });
             }
             for number in live {
                 list[usize::from(number)].ended = Some(now);
             }
             used
         };
+        let local = list[usize::from(used[0])].local.clone();
         let kept = &mut self.slots[usize::from(slot)];
         if durable && !kept.durable {
             self.unwritten.push(slot);
@@ -550,6 +754,14 @@ impl Registry {
             tagger,
             numbers: used[0],
             override_numbers: used[1..].to_vec(),
+            local,
         })
+    }
+}
+
+fn localise(algorithm: &Algorithm, shares: Option<&Arc<Shares>>) -> Local {
+    match shares {
+        None => Local::whole(algorithm),
+        Some(shares) => Local::shared(algorithm, shares),
     }
 }

@@ -7,7 +7,7 @@
 
 use acequia_limits::{Algorithm, CellTag, LimitId, Now};
 
-use crate::kept::Kept;
+use crate::{account::Account, kept::Kept};
 
 /// A line of the journal: what a cell owes from now on, or that it owes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,12 @@ pub struct Row {
 /// The limit, which cannot be, under which the journal keeps a time: the latest wall clock at which a
 /// row was forgotten.
 pub const WALL: LimitId = LimitId(0);
+
+/// The limits, which cannot be, under which the journal keeps what a node remembers of itself, and the
+/// versions of the catalogue.
+pub const MEMORY: LimitId = LimitId(1);
+/// See [`MEMORY`].
+pub const VERSIONS: LimitId = LimitId(2);
 
 /// A row of [`WALL`].
 pub(crate) fn wall_row(wall_ns: u64) -> Row {
@@ -60,6 +66,8 @@ pub(crate) struct HeapCell {
     written: bool,
     /// What it is accounted as from its first day: what it may grow to.
     bytes_max: usize,
+    /// What other regions have to do with it, if they have.
+    pub(crate) account: Option<Box<Account>>,
 }
 
 /// What the journal is doing.
@@ -92,12 +100,58 @@ impl HeapCell {
     /// Bytes it takes, its vectors included.
     pub(crate) fn bytes(&self) -> usize {
         let words = self.words.capacity() + self.held.capacity() + self.asked.capacity();
-        (size_of::<Self>() + words * 8).max(self.bytes_max)
+        let account = self.account.as_ref().map_or(0, |account| account.bytes());
+        (size_of::<Self>() + words * 8).max(self.bytes_max) + account
+    }
+
+    /// What the disk holds was written under other numbers: the next charge writes anew.
+    pub(crate) fn forget_held(&mut self) {
+        self.held.clear();
+        self.asked.clear();
+        self.asked_in = 0;
+    }
+
+    /// As [`HeapCell::forget_held`], where the numbers change what the words mean.
+    pub(crate) fn forget_held_of(&mut self, algorithm: &Algorithm) {
+        if algorithm.has_rate() {
+            self.forget_held();
+        }
+    }
+
+    /// The disk has no row of it any more.
+    pub(crate) fn forget_written(&mut self) {
+        self.forget_held();
+        self.written = false;
+    }
+
+    /// A state to write that covers the cell's and whatever the disk holds already, so that charges which
+    /// that covers need not wait.
+    pub(crate) fn words_to_write(&self, algorithm: &Algorithm, now: Now) -> Vec<u64> {
+        let covers = |words: &Vec<u64>| !words.is_empty() && algorithm.covers(words, &self.words, now);
+        if self.asked_in > 0 && covers(&self.asked) {
+            self.asked.clone()
+        } else if covers(&self.held) {
+            self.held.clone()
+        } else {
+            self.words.clone()
+        }
+    }
+
+    /// A state is on its way to the disk.
+    pub(crate) fn ask(&mut self, words: Vec<u64>, batch: u64) {
+        self.asked = words;
+        self.sent_in(batch);
+    }
+
+    /// The units that the disk may count as spent beyond what is: a restart will.
+    pub(crate) fn reserved(&self) -> impl Iterator<Item = &[u64]> {
+        [self.held.as_slice(), self.asked.as_slice()].into_iter().filter(|words| !words.is_empty())
     }
 
     /// Forgets what the disk holds: the numbers changed, and with them what the words mean.
     pub(crate) fn rewrite(&mut self, words: Vec<u64>) {
-        *self = Self { written: self.written, bytes_max: self.bytes_max, ..Self::new(words) };
+        let account = self.account.take();
+        *self = Self { written: self.written, bytes_max: self.bytes_max, account, ..Self::new(words) };
     }
 
     /// Whether nothing of it is, or will be, on disk.

@@ -7,6 +7,7 @@ use acequia_limits::{
     meter::Meter,
     sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
 };
+use acequia_rights::{loan::Lent, transfer::Transfers};
 use serde::{Deserialize, Serialize};
 
 /// A state and the numbers that give it its meaning.
@@ -14,6 +15,26 @@ use serde::{Deserialize, Serialize};
 pub struct Kept {
     numbers: Numbers,
     words: Vec<u64>,
+    /// What of it other regions may spend.
+    pledge: Pledge,
+    /// For rows that are no cell's: what the node remembers of itself.
+    record: Vec<u8>,
+}
+
+/// What was given to other regions: it must not be spent here again after a restart.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pledge {
+    /// Loans that are out.
+    pub(crate) lent: Vec<Lent>,
+    /// Rights given away inside windows.
+    pub(crate) transfers: Vec<Transfers>,
+}
+
+impl Pledge {
+    /// Whether nothing is given away.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lent.is_empty() && self.transfers.is_empty()
+    }
 }
 
 /// As much of an algorithm as its state needs to be read.
@@ -37,12 +58,33 @@ impl Kept {
             Algorithm::SlidingSlots(slots) => Numbers::Slots(*slots),
             Algorithm::SlidingApproximate(pair) => Numbers::Approximate(*pair),
         };
-        Self { numbers, words: words.to_vec() }
+        Self { numbers, words: words.to_vec(), pledge: Pledge::default(), record: Vec::new() }
+    }
+
+    /// The same, with what was given away.
+    #[must_use]
+    pub(crate) fn with_pledge(self, pledge: Pledge) -> Self {
+        Self { pledge, ..self }
+    }
+
+    /// What was given away.
+    pub(crate) fn pledge(&self) -> &Pledge {
+        &self.pledge
+    }
+
+    /// Something that the node remembers of itself.
+    pub(crate) fn of_record(record: Vec<u8>) -> Self {
+        Self { numbers: Numbers::Window, words: Vec::new(), pledge: Pledge::default(), record }
+    }
+
+    /// What [`Kept::of_record`] keeps.
+    pub(crate) fn record(&self) -> &[u8] {
+        &self.record
     }
 
     /// A time, kept as the end of an unused window.
     pub(crate) fn of_wall(wall_ns: u64) -> Self {
-        Self { numbers: Numbers::Window, words: vec![wall_ns, 0] }
+        Self { words: vec![wall_ns, 0], ..Self::of_record(Vec::new()) }
     }
 
     /// The time that [`Kept::of_wall`] keeps.

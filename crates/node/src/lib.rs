@@ -9,37 +9,47 @@
 //! tag → `shard` and `table` find the cells → the limits' algorithms decide → all are charged, or
 //! none. `catalogue` says what happens when limits change, [`journal`] what survives a crash.
 
+mod account;
 mod asker;
 mod catalogue;
 mod explain;
 mod index;
 pub mod journal;
 mod kept;
+mod local;
+mod region;
 mod shard;
+pub mod sharing;
 mod table;
+mod visit;
 
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering},
     },
 };
 
 use acequia_limits::{Algorithm, CellTag, HashKey, Limit, LimitId, Now, algorithm::State};
+use acequia_rights::{Session, Versions, Writer};
 
+use crate::{
+    account::{Account, Ground},
+    catalogue::{Registry, Terms},
+    journal::{HeapCell, Progress, is_overflow, overflow_tag},
+    kept::Pledge,
+    shard::{HeapCells, NewCell, Shard},
+    sharing::{CellKey, Memory, Sharing},
+    table::Cell,
+};
 pub use crate::{
     asker::{Answer, Ask, Asker, DESCRIPTORS_MAX, LimitAnswer, Outcome},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
     explain::Unmatched,
     journal::{Row, WALL},
     kept::Kept,
-};
-use crate::{
-    catalogue::Registry,
-    journal::{HeapCell, Progress, is_overflow, overflow_tag},
-    shard::{HeapCells, NewCell, Shard},
-    table::Cell,
+    sharing::{Home, Membership},
 };
 
 /// Locks over the cells: enough that two threads seldom meet, few enough to stay in a core's cache.
@@ -62,6 +72,8 @@ pub struct Config {
     /// count as wholly spent at this time. Nothing for a node that never served, or that stopped
     /// cleanly and gets its cells back.
     pub empty_handed: Option<Now>,
+    /// Its place among regions; nothing for a node that shares its limits with nobody.
+    pub home: Option<Home>,
 }
 
 /// The cells and limits of one node. Shared by threads; each asks through an [`Asker`] of its own.
@@ -84,6 +96,19 @@ pub struct Node {
     open_batch: AtomicU64,
     committed_batch: AtomicU64,
     journal_down: AtomicBool,
+    /// The dealings with other regions. Locked before everything else.
+    sharing: Option<Mutex<Sharing>>,
+    /// What dates loans. Locked after any shard.
+    sessions: RwLock<BTreeMap<Writer, Session>>,
+    memory: Mutex<Memory>,
+    /// Cells found on the disk of which something is given away.
+    found: Mutex<Vec<CellKey>>,
+    /// Whether any cell calls for a look.
+    calls: AtomicBool,
+    /// Why this region owns nothing: see `region`.
+    owns_nothing: AtomicU8,
+    /// What is added to the wall clock while it is not believed, in nanoseconds.
+    correction_ns: AtomicI64,
 }
 
 /// Whose new cells share one: those of a limit under one set of numbers.
@@ -109,11 +134,14 @@ pub struct Usage {
 impl Node {
     /// A node without limits: everything is allowed until [`Node::apply`].
     pub fn new(config: Config) -> Self {
+        let terms = config.home.map(|home| Terms::none(home.writer.region));
+        let memory = Memory { boot: 1, ..Memory::default() };
+        let sharing = config.home.map(|home| Sharing::new(home, Versions::new(home.writer), memory, 0));
         Self {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             catalogue: Mutex::default(),
             version: AtomicU64::new(0),
-            registry: Mutex::new(Registry::new(&config.key, config.durable)),
+            registry: Mutex::new(Registry::new(&config.key, config.durable, terms)),
             overflow: Mutex::default(),
             overflowing: AtomicBool::new(false),
             rows: Mutex::default(),
@@ -121,6 +149,13 @@ impl Node {
             open_batch: AtomicU64::new(1),
             committed_batch: AtomicU64::new(0),
             journal_down: AtomicBool::new(false),
+            sharing: sharing.map(Mutex::new),
+            sessions: RwLock::default(),
+            memory: Mutex::new(memory),
+            found: Mutex::default(),
+            calls: AtomicBool::new(false),
+            owns_nothing: AtomicU8::new(if config.home.is_some() { region::NO_CATALOGUE } else { 0 }),
+            correction_ns: AtomicI64::new(0),
             config,
         }
     }
@@ -143,6 +178,15 @@ impl Node {
     /// # Errors
     /// The set contradicts itself, or exceeds what a node can count; then nothing has changed.
     pub fn apply(
+        &self,
+        limits: Vec<Limit>,
+        now: Now,
+        rows: impl FnMut(LimitId) -> Vec<Row>,
+    ) -> Result<Vec<Change>, CatalogueFault> {
+        self.apply_limits(limits, now, rows)
+    }
+
+    fn apply_limits(
         &self,
         limits: Vec<Limit>,
         now: Now,
@@ -236,7 +280,7 @@ impl Node {
         let mut forgotten = false;
         let mut cells = self.shards[at].lock();
         cells.sweep(|cell, heap| {
-            let gone = is_idle(&catalogue, cell, heap, now);
+            let gone = !heap.is_shared(cell) && is_idle(&catalogue, cell, whole_tag(at, cell), heap, now);
             forgotten |= gone;
             if gone && !heap.is_unwritten(cell) {
                 rows.extend(catalogue.id(cell.limit).map(|limit| Row {
@@ -264,17 +308,25 @@ impl Node {
     /// and gives back what was reserved and not used. Nothing may be charged after it.
     pub fn close(&self, mut write: impl FnMut(Row)) {
         let catalogue = self.catalogue();
-        let mut write = |slot: u16, numbers: u16, tag: CellTag, words: &[u64]| {
-            if let (Some(limit), Some(algorithm)) = (catalogue.id(slot), catalogue.algorithm(slot, numbers)) {
-                write(Row { limit, tag, state: Some(Kept::new(algorithm, words)) });
-            }
-        };
         for (at, shard) in self.shards.iter().enumerate() {
             let cells = shard.lock();
             for cell in cells.table.iter() {
-                write(cell.limit, cell.numbers(), whole_tag(at, cell), cells.words(cell));
+                let tag = whole_tag(at, cell);
+                let local = catalogue.local(cell.limit, cell.numbers());
+                let (Some(limit), Some(local)) = (catalogue.id(cell.limit), local) else { continue };
+                let words = cells.words(cell);
+                let state = match cells.account_of(cell) {
+                    Some(account) => Kept::new(&account.algorithm, words).with_pledge(account.pledge()),
+                    None => Kept::new(local.at(tag.salt()), words),
+                };
+                write(Row { limit, tag, state: Some(state) });
             }
         }
+        let mut write = |slot: u16, numbers: u16, tag: CellTag, words: &[u64]| {
+            if let (Some(limit), Some(local)) = (catalogue.id(slot), catalogue.local(slot, numbers)) {
+                write(Row { limit, tag, state: Some(Kept::new(local.least(), words)) });
+            }
+        };
         let shared = lock(&self.overflow);
         for (key, cell) in shared.iter() {
             write(key.slot, key.numbers, overflow_tag(key.numbers), &cell.words);
@@ -284,9 +336,10 @@ impl Node {
         let Some(crashed) = self.config.empty_handed else { return };
         let forgotten = |active: &&Active| !active.durable && catalogue.is_empty_handed(active.slot);
         for active in catalogue.limits.iter().filter(forgotten) {
-            for (numbers, algorithm) in active.all_numbers() {
+            for (numbers, _) in active.all_numbers() {
                 if !shared.contains_key(&OverflowKey { slot: active.slot, numbers }) {
-                    let spent = algorithm.spent_at(crashed, 0);
+                    let Some(local) = catalogue.local(active.slot, numbers) else { continue };
+                    let spent = local.least().spent_at(crashed, 0);
                     write(active.slot, numbers, overflow_tag(numbers), spent.words());
                 }
             }
@@ -316,14 +369,18 @@ impl Node {
             let mut cells = shard.lock();
             for place in cells.table.places_of(slots) {
                 let cell = *cells.table.at(place);
-                let Some(algorithm) = catalogue.algorithm(cell.limit, cell.numbers()) else { continue };
+                let Some(local) = catalogue.local(cell.limit, cell.numbers()) else { continue };
+                let algorithm = local.at(whole_tag(at, &cell).salt());
                 let Some(limit) = catalogue.id(cell.limit) else { continue };
                 if cell.heap_place().is_none() {
                     cells.move_to_heap(place);
                 }
                 if let Some(heap) = cells.table.at(place).heap_place() {
                     cells.with_heap_cell(heap, |state| {
-                        let kept = Some(Kept::new(algorithm, &state.words));
+                        let account = state.account.as_deref();
+                        let pledge = account.map_or_else(Pledge::default, Account::pledge);
+                        let algorithm = account.map_or(algorithm, |account| &account.algorithm);
+                        let kept = Some(Kept::new(algorithm, &state.words).with_pledge(pledge));
                         let batch = self.push_row(Row { limit, tag: whole_tag(at, &cell), state: kept });
                         state.ask_as_is(batch);
                     });
@@ -332,7 +389,8 @@ impl Node {
         }
         let mut shared = lock(&self.overflow);
         for (key, cell) in shared.iter_mut().filter(|(key, _)| slots.contains(&key.slot)) {
-            let Some(algorithm) = catalogue.algorithm(key.slot, key.numbers) else { continue };
+            let Some(local) = catalogue.local(key.slot, key.numbers) else { continue };
+            let algorithm = local.least();
             if algorithm.is_idle(&cell.words, now) {
                 continue;
             }
@@ -346,7 +404,9 @@ impl Node {
 
     /// The time, its wall not before that of the last window that was forgotten.
     fn not_before(&self, now: Now) -> Now {
-        Now { wall_ns: now.wall_ns.max(self.forgotten_wall_ns.load(Ordering::Acquire)), ..now }
+        let correction_ns = self.correction_ns.load(Ordering::Acquire);
+        let wall_ns = now.wall_ns.saturating_add_signed(correction_ns);
+        Now { wall_ns: wall_ns.max(self.forgotten_wall_ns.load(Ordering::Acquire)), ..now }
     }
 
     fn progress(&self) -> Progress {
@@ -374,38 +434,63 @@ impl Node {
             let found = registry.active().iter().find(|active| active.limit.id == *id);
             let Some(active) = found else { continue };
             let (slot, like, durable) = (active.slot, active.limit.algorithm.clone(), active.durable);
-            let all: Vec<(u16, Algorithm)> = active.all_numbers().map(|(n, a)| (n, a.clone())).collect();
+            let all = registry.numbers_of(active);
             let mut shared: Vec<Kept> = Vec::new();
             for row in rows(*id) {
+                let Some(kept) = row.state else { continue };
                 // Charged since the row was written, perhaps: the limit starts empty-handed instead.
-                if crashed && !durable {
+                if crashed && !durable && kept.pledge().is_empty() {
                     continue;
                 }
-                let Some(kept) = row.state else { continue };
                 let Some(algorithm) = kept.algorithm(&like) else { continue };
+                if is_overflow(row.tag) {
+                    if !crashed || durable {
+                        shared.push(kept);
+                    }
+                    continue;
+                }
+                let salt = row.tag.salt();
                 let state = kept.state(&algorithm, now);
                 // Under numbers of today where they are the same. Else nobody knows when they changed.
-                let (numbers, state) = match all.iter().find(|(_, live)| *live == algorithm) {
-                    Some((numbers, _)) => (*numbers, state),
-                    None => (all[0].0, all[0].1.convert_sometime(&algorithm, state.words(), now)),
+                let (numbers, local, state) = match all.iter().find(|live| *live.local.at(salt) == algorithm)
+                {
+                    Some(live) => (live.numbers, live, state),
+                    None => {
+                        let own = &all[0];
+                        let state = own.local.at(salt).convert_sometime(&algorithm, state.words(), now);
+                        (own.numbers, own, state)
+                    }
                 };
-                if is_overflow(row.tag) {
-                    shared.push(kept);
+                let state =
+                    if crashed && !durable { local.local.at(salt).spent_at(now, salt) } else { state };
+                let mut cells = self.shards[shard_of(row.tag)].lock();
+                if cells.table.find(row.tag, slot).is_some() {
                     continue;
                 }
-                let mut cells = self.shards[shard_of(row.tag)].lock();
-                if cells.table.find(row.tag, slot).is_none() {
-                    while !cells.table.has_room(1) {
-                        cells.table.grow();
-                    }
-                    let cell = if durable {
-                        NewCell::Heap(HeapCell::restored(state.words().to_vec()))
-                    } else {
-                        NewCell::new(state, &like, false)
-                    };
-                    cells.insert(row.tag, slot, numbers, cell);
+                while !cells.table.has_room(1) {
+                    cells.table.grow();
                 }
+                let cell = if durable || !kept.pledge().is_empty() {
+                    let mut cell = HeapCell::restored(state.words().to_vec());
+                    if !kept.pledge().is_empty() {
+                        // Which override's numbers it had is known when it is next hit: the least, until then.
+                        let least = all.iter().min_by_key(|live| live.local.part(salt)).unwrap_or(local);
+                        let ground = Ground { global: &least.global, local: &least.local, salt };
+                        let account = Account::restored(&ground, kept.pledge(), now);
+                        cell.words =
+                            account.algorithm.resize(local.local.at(salt), &cell.words, now).words().to_vec();
+                        cell.forget_held();
+                        cell.account = Some(Box::new(account));
+                        self.lent_before(slot, row.tag);
+                    }
+                    NewCell::Heap(cell)
+                } else {
+                    NewCell::new(state, local.local.at(salt), false)
+                };
+                cells.insert(row.tag, slot, numbers, cell);
             }
+            let all: Vec<(u16, Algorithm)> =
+                all.iter().map(|live| (live.numbers, live.local.least().clone())).collect();
             self.restore_shared(slot, &all, &shared, now);
         }
     }
@@ -436,7 +521,7 @@ impl Node {
     fn sweep_overflow(&self, catalogue: &Catalogue, now: Now) {
         let mut shared = lock(&self.overflow);
         shared.retain(|key, cell| {
-            let idle = catalogue.is_idle(key.slot, key.numbers, &cell.words, now);
+            let idle = catalogue.is_idle_shared(key.slot, key.numbers, &cell.words, now);
             if idle
                 && !cell.is_unwritten()
                 && let Some(limit) = catalogue.id(key.slot)
@@ -451,8 +536,8 @@ impl Node {
 
 /// Whether a cell says no more than an absent one. Cells written under numbers that this snapshot
 /// does not know yet are kept.
-fn is_idle(catalogue: &Catalogue, cell: &Cell, heap: &HeapCells<'_>, now: Now) -> bool {
-    catalogue.is_idle(cell.limit, cell.numbers(), heap.words(cell), now)
+fn is_idle(catalogue: &Catalogue, cell: &Cell, tag: CellTag, heap: &HeapCells<'_>, now: Now) -> bool {
+    catalogue.is_idle(cell.limit, cell.numbers(), tag.salt(), heap.words(cell), now)
 }
 
 /// The shard of a tag: its top bits, which the table does not keep.

@@ -1,10 +1,14 @@
 //! A part of the cells under one lock, with a bound on its memory.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
 
 use acequia_limits::{Algorithm, CellTag, algorithm::State};
 
 use crate::{
+    account::Account,
     journal::HeapCell,
     table::{Cell, Table},
 };
@@ -17,7 +21,11 @@ const SWEEP_AGAIN_NS: u64 = 100_000_000;
 
 /// One lock's worth of cells.
 #[derive(Debug, Default)]
-pub(crate) struct Shard(Mutex<Cells>);
+pub(crate) struct Shard {
+    cells: Mutex<Cells>,
+    /// Whether a cell calls for a look.
+    calls: AtomicBool,
+}
 
 /// The cells of a shard.
 #[derive(Debug, Default)]
@@ -27,16 +35,30 @@ pub(crate) struct Cells {
     free: Vec<usize>,
     heap_bytes: usize,
     sweep_again_ns: u64,
+    /// Shared cells that the sharing with other regions shall look at.
+    attention: Vec<(u16, CellTag)>,
+    /// Units charged, by the slot of the limit, since they were last counted up.
+    spent: Vec<u64>,
     /// Idle cells forgotten since the start.
     pub(crate) evicted: u64,
 }
 
 impl Shard {
+    /// A cell calls for a look.
+    pub(crate) fn call(&self) {
+        self.calls.store(true, Ordering::Release);
+    }
+
+    /// Whether a cell called since the last time this was asked.
+    pub(crate) fn calls(&self) -> bool {
+        self.calls.swap(false, Ordering::AcqRel)
+    }
+
     /// Takes the lock. A thread that panicked under it left whole words behind, so the cells are
     /// still good.
     #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, Cells> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.cells.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -48,6 +70,61 @@ impl Cells {
             Some(place) => &self.heap[place].words,
             None => &cell.words,
         }
+    }
+
+    /// The cell, if other regions have to do with it.
+    #[inline]
+    pub(crate) fn shared_mut(&mut self, place: usize) -> Option<&mut HeapCell> {
+        let cell = &mut self.heap[self.table.at(place).heap_place()?];
+        cell.account.is_some().then_some(cell)
+    }
+
+    /// What other regions have to do with a cell.
+    #[inline]
+    pub(crate) fn account(&self, place: usize) -> Option<&Account> {
+        self.heap[self.table.at(place).heap_place()?].account.as_deref()
+    }
+
+    /// Other regions have to do with a cell from now on.
+    pub(crate) fn share(&mut self, place: usize, account: Box<Account>) {
+        if self.table.at(place).heap_place().is_none() {
+            self.move_to_heap(place);
+        }
+        if let Some(at) = self.table.at(place).heap_place() {
+            self.with_heap_cell(at, |cell| cell.account = Some(account));
+        }
+    }
+
+    /// The sharing with other regions shall look at a cell soon. At most once in the list for each
+    /// cell that has an account: the account remembers.
+    pub(crate) fn attend(&mut self, limit: u16, tag: CellTag) {
+        self.attention.push((limit, tag));
+    }
+
+    /// Counts what was charged under a limit.
+    #[inline]
+    pub(crate) fn count_spent(&mut self, limit: u16, units: u64) {
+        let at = usize::from(limit);
+        if self.spent.len() <= at {
+            self.spent.resize(at + 1, 0);
+        }
+        self.spent[at] = self.spent[at].saturating_add(units);
+    }
+
+    /// What was charged since the last time.
+    pub(crate) fn take_spent(&mut self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        let all = (0..).zip(self.spent.iter_mut()).filter(|(_, units)| **units > 0);
+        all.map(|(slot, units)| (slot, std::mem::take(units)))
+    }
+
+    /// What other regions have to do with a cell that was found.
+    pub(crate) fn account_of(&self, cell: &Cell) -> Option<&Account> {
+        self.heap[cell.heap_place()?].account.as_deref()
+    }
+
+    /// The cells to look at.
+    pub(crate) fn take_attention(&mut self) -> Vec<(u16, CellTag)> {
+        std::mem::take(&mut self.attention)
     }
 
     /// Runs a change on a state on the heap, and accounts for its size.
@@ -164,6 +241,11 @@ impl Cells {
 pub(crate) struct HeapCells<'a>(&'a [HeapCell]);
 
 impl HeapCells<'_> {
+    /// Whether other regions have to do with a cell: then it is not forgotten.
+    pub(crate) fn is_shared(&self, cell: &Cell) -> bool {
+        cell.heap_place().is_some_and(|place| self.0[place].account.is_some())
+    }
+
     /// The words of a cell's state.
     pub(crate) fn words<'a>(&'a self, cell: &'a Cell) -> &'a [u64] {
         match cell.heap_place() {

@@ -61,6 +61,11 @@ impl Cell {
         u128::from(a) | u128::from(b) << 32 | u128::from(c) << 64
     }
 
+    /// As [`CellTag::salt`] of its tag.
+    pub(crate) const fn salt(&self) -> u32 {
+        self.tag[2]
+    }
+
     fn is_empty(&self) -> bool {
         self.limit == 0
     }

@@ -654,6 +654,7 @@ fn an_asker_without_limits_allows_everything() {
         memory_bytes: 0,
         durable: false,
         empty_handed: None,
+        home: None,
     }));
     let answer = node.asker().check(&Request::new("shop", &[]), START, Ask::CHECK).clone();
     assert_eq!((answer.allowed, answer.reason, answer.unmatched), (true, Reason::NoMatch, 1));

@@ -150,8 +150,13 @@ struct Lives {
 impl Lives {
     fn new(limits: Vec<(LimitSpec, Terms)>) -> Self {
         let specs: Vec<LimitSpec> = limits.iter().map(|(spec, _)| spec.clone()).collect();
-        let config =
-            Config { key: scene::KEY, memory_bytes: scene::ROOMY, durable: true, empty_handed: None };
+        let config = Config {
+            key: scene::KEY,
+            memory_bytes: scene::ROOMY,
+            durable: true,
+            empty_handed: None,
+            home: None,
+        };
         let node = scene::node_of(config, &specs, START);
         let asker = node.asker();
         Self {
@@ -349,6 +354,7 @@ fn restarted(node: &Node, disk: &mut Journal, specs: &[LimitSpec], now: Now, cle
         memory_bytes: MEMORY_BYTES_MIN,
         durable: true,
         empty_handed: (!clean).then_some(now),
+        home: None,
     }));
     next.resume(node.schedule(), now).expect("a schedule that fits");
     next.restore_all(now, |id| disk.rows(id));

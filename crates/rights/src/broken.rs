@@ -11,6 +11,100 @@ compile_error!("the feature `broken` is for tests: a build without debug asserti
 pub enum Broken {
     /// The giver takes a loan back without allowing for clocks that drift.
     NoDriftMargin,
+    /// The giver renews without moving its own ends.
+    RenewWithoutExtending,
+    /// A renewal does not list the frozen loans.
+    RenewWithoutExcept,
+    /// A renewal is for loans that a restarted giver does not renew.
+    RenewLoansOfEarlierProcess,
+    /// A holder counts a renewal from when it came.
+    RenewExtendsFromReceipt,
+    /// A renewal revives loans that ended while nobody looked.
+    LapseForgotten,
+    /// A holder forgets that a loan was frozen when it is listed no more.
+    FreezeForgotten,
+    /// A freeze takes back what was renewed before.
+    FreezeKeepsOldEnd,
+    /// A holder takes a beat of its earlier process for its own.
+    BeatsWithoutBoot,
+    /// A holder counts a loan from when the grant came.
+    DateFromReceipt,
+    /// A grant is accepted after its end.
+    AcceptEnded,
+    /// A duplicate of a grant is accepted.
+    AcceptTwice,
+    /// A loan arrives with its whole capacity unspent.
+    AcceptFull,
+    /// The giver keeps the tokens that travel.
+    GiverKeepsTokens,
+    /// More tokens travel than the giver has.
+    LendTokensNotThere,
+    /// A window's capacity is lent although it is used.
+    LendUsedCapacity,
+    /// What is borrowed is lent on.
+    LendBorrowed,
+    /// The last part of a rate is lent.
+    LendLastRate,
+    /// A loan has the number of an earlier one.
+    NumbersReused,
+    /// A window's capacity is used again while the holder's charges count.
+    ReclaimWithoutLinger,
+    /// A loan comes back unspent.
+    OweNothingOnReclaim,
+    /// A holder's end sheds more than the giver will owe.
+    ShedMoreThanOwed,
+    /// A return says that nothing is owed.
+    GiveBackFull,
+    /// A window's capacity is given back although it is used.
+    GiveBackUsedCapacity,
+    /// What is given back is still held.
+    GiveBackAndKeep,
+    /// A duplicate of a grant revives what was given back.
+    GiveBackForgets,
+    /// A duplicate of a grant revives what was forfeited.
+    ForfeitForgets,
+    /// A restart forgets what was lent.
+    RestartForgetsLoans,
+    /// A restart takes back what was lent.
+    RestartWaitsForNothing,
+    /// What was given in a window may be used.
+    GivenNotCounted,
+    /// Used units of a window are given.
+    GiveUsedUnits,
+    /// A transfer is added each time it comes.
+    ReceiveAdds,
+    /// An older disk goes on.
+    RestoredDiskUnseen,
+    /// More is refunded than was spent.
+    RefundUnspent,
+    /// Shares by plain largest remainder, which fall when the total grows.
+    LargestRemainder,
+    /// A share is raised before anybody acknowledged.
+    RaiseBeforeAck,
+    /// Only the writers that a term lowers are waited for.
+    AskLoweredOnly,
+    /// In a term that fences a writer, the others are not waited for.
+    SkipSurvivorAck,
+    /// An acknowledgement of a later term counts for the earlier ones.
+    LaterAckCounts,
+    /// A window that was used under an older share is used under a newer, larger one.
+    RaiseIgnoresFrom,
+    /// The time of an acknowledgement trusts the clock.
+    NoClockMargin,
+    /// Buckets and sliding windows do not wait for what is owed.
+    NoWaitAfterAck,
+    /// A wait goes on after a restart as if the steady clock were the same.
+    RestartKeepsWaits,
+    /// Any version is adopted.
+    AdoptOlderVersion,
+    /// An acknowledgement leaves before it is on disk.
+    AckBeforeDurable,
+    /// A later incarnation has what the earlier had.
+    TrustUnnamedIncarnation,
+    /// A node that begins with a later version uses its share at once.
+    JoinAtOnce,
+    /// A region that leaves is not waited for.
+    ForgetLeavers,
 }
 
 /// Whether a rule is left out in this thread.

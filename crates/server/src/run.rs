@@ -136,6 +136,7 @@ impl Service {
             memory_bytes: config.memory_bytes,
             durable: store.is_some(),
             empty_handed,
+            home: None,
         }));
         let mut taken = Taken::default();
         match store_ref {

@@ -111,12 +111,16 @@ pub(crate) fn limits(specs: &[LimitSpec]) -> Vec<Limit> {
 
 /// A node that keeps nothing on disk.
 pub(crate) fn node(specs: &[LimitSpec], now: Now) -> Arc<Node> {
-    node_of(Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: None }, specs, now)
+    node_of(
+        Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: None, home: None },
+        specs,
+        now,
+    )
 }
 
 /// A node with the least memory.
 pub(crate) fn small_node(specs: &[LimitSpec], durable: bool, now: Now) -> Arc<Node> {
-    let config = Config { key: KEY, memory_bytes: MEMORY_BYTES_MIN, durable, empty_handed: None };
+    let config = Config { key: KEY, memory_bytes: MEMORY_BYTES_MIN, durable, empty_handed: None, home: None };
     node_of(config, specs, now)
 }
 

@@ -1,0 +1,151 @@
+//! Refunds: a charge that is given back is as if it had been smaller from the start, or nothing is.
+
+use acequia_limits::{Algorithm, Now, algorithm::State};
+use proptest::{prelude::*, test_runner::TestCaseResult};
+
+use crate::{
+    Charge, Reference,
+    history::{Cost, History, Pause, Step, Walk, for_every_algorithm},
+    terms::Terms,
+};
+
+const S: u64 = 1_000_000_000;
+
+/// Gives units back in whatever place the state is kept.
+pub(crate) fn refund(
+    algorithm: &Algorithm,
+    state: &mut State,
+    charged: Now,
+    units: u64,
+    now: Now,
+    global: &Algorithm,
+    salt: u32,
+) -> u64 {
+    match state {
+        State::Inline(words) => algorithm.refund_inline(words, charged, units, now, global, salt),
+        State::Heap(words) => algorithm.refund(words, charged, units, now, global, salt),
+    }
+}
+
+impl Reference {
+    /// How much of a charge may come back.
+    fn refundable(&self, charge: &Charge, units: u64, now: Now) -> u64 {
+        let elapsed_ns = now.steady_ns - charge.at.steady_ns;
+        let counts = match self.terms {
+            Terms::Bucket { units: rate, period_ns, .. } => {
+                let left = u128::from(units) * u128::from(period_ns);
+                let left = left.saturating_sub(u128::from(rate) * u128::from(elapsed_ns));
+                return u64::try_from(left / u128::from(period_ns)).expect("at most all");
+            }
+            Terms::Fixed { .. } | Terms::Calendar { .. } => charge.end_ns == self.window_end(now),
+            Terms::Sliding { window_ns, .. } => match self.terms.slots() {
+                None => elapsed_ns < window_ns,
+                Some(slots) => {
+                    let slot_ns = window_ns.div_ceil(u64::from(slots));
+                    now.steady_ns / slot_ns - charge.at.steady_ns / slot_ns <= u64::from(slots)
+                }
+            },
+            Terms::Approximate { window_ns, .. } => {
+                now.steady_ns / window_ns - charge.at.steady_ns / window_ns <= 1
+            }
+        };
+        if counts { units } else { 0 }
+    }
+}
+
+for_every_algorithm!(what_comes_back_was_never_charged, 96, super::check_refunds);
+
+fn check_refunds(history: &History) -> TestCaseResult {
+    let mut walk = Walk::new(history);
+    for (place, step) in history.steps.iter().enumerate() {
+        let cost = walk.arrive(step);
+        for cost in [cost, 0, 1] {
+            let expected = walk.reference.verdict(walk.now, cost);
+            prop_assert_eq!(walk.probe(cost), expected, "cost {} at {:?}", cost, walk.now);
+        }
+        walk.ask(cost);
+        // Some older charge comes back, whole or in part, soon or late.
+        let charges = walk.reference.charges.len();
+        if place % 3 == 0 || charges == 0 {
+            continue;
+        }
+        let which = charges - 1 - (place / 2) % charges;
+        let charge = walk.reference.charges[which];
+        let units = if place % 2 == 0 { charge.units } else { charge.units.div_ceil(2) };
+        let expected = walk.reference.refundable(&charge, units, walk.now);
+        let (algorithm, global, salt) = (walk.algorithm.clone(), walk.algorithm.clone(), walk.salt);
+        let back = refund(&algorithm, &mut walk.state, charge.at, units, walk.now, &global, salt);
+        prop_assert_eq!(back, expected, "{} of {:?} at {:?}", units, charge, walk.now);
+        walk.reference.charges[which].units -= back;
+    }
+    Ok(())
+}
+
+for_every_algorithm!(what_is_gone_comes_back_to_nobody, 48, super::check_gone);
+
+/// A refund that is too late, or of what was never charged, leaves no trace.
+fn check_gone(history: &History) -> TestCaseResult {
+    let mut walk = Walk::through(history);
+    let wait = Step { pause: Pause::Part(2_200), cost: Cost::Units(0), clock_set: None };
+    let charges = walk.reference.charges.clone();
+    for step in [wait, wait] {
+        walk.arrive(&step);
+    }
+    let horizon_ns = walk.algorithm.horizon_ns();
+    let global = walk.algorithm.clone();
+    for charge in charges.iter().filter(|charge| walk.now.steady_ns - charge.at.steady_ns > horizon_ns) {
+        let before = walk.state.clone();
+        let back = refund(&global, &mut walk.state, charge.at, charge.units, walk.now, &global, walk.salt);
+        prop_assert_eq!(back, 0);
+        prop_assert_eq!(&walk.state, &before);
+    }
+    let mut fresh = walk.algorithm.fresh();
+    let fresh_back = refund(&global, &mut fresh, walk.now, 5, walk.now, &global, walk.salt);
+    prop_assert_eq!(fresh_back, 0);
+    prop_assert!(walk.algorithm.is_idle(fresh.words(), walk.now));
+    Ok(())
+}
+
+/// A bucket is spent, refills, is spent again, and only then does the first charge come back: were all
+/// of it credited, twice the burst would be spent at one instant.
+#[test]
+fn a_full_credit_would_be_spent_twice() {
+    let bucket = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 }.algorithm();
+    let spend = |words: &mut Vec<u64>, now: Now| {
+        let left = bucket.available(words, now, 0);
+        bucket.charge_heap(words, now, left, 0);
+        left
+    };
+    let first = Now::at(1_800_000_000 * S);
+    let later = first.later(10 * S);
+    for (naive, at_once) in [(true, 200), (false, 100)] {
+        let mut words = Vec::new();
+        assert_eq!(spend(&mut words, first), 100);
+        let mut spent = spend(&mut words, later);
+        if naive {
+            bucket.forgive(&mut words, later, 100);
+        } else {
+            assert_eq!(bucket.refund(&mut words, first, 100, later, &bucket, 0), 0);
+        }
+        spent += spend(&mut words, later);
+        assert_eq!(spent, at_once, "naive: {naive}");
+    }
+    // Soon after the charge, what has not come back yet does come back.
+    let mut words = Vec::new();
+    bucket.charge_heap(&mut words, first, 50, 0);
+    assert_eq!(bucket.refund(&mut words, first, 50, first.later(S), &bucket, 0), 40);
+    assert_eq!(bucket.available(&words, first.later(S), 0), 100);
+}
+
+/// The rate that counts is the whole limit's: a slow piece of it may have moved on to faster ones.
+#[test]
+fn a_piece_gives_back_what_the_whole_limit_would() {
+    let whole = Terms::Bucket { leaky: false, units: 10, period_ns: S, capacity: 100 }.algorithm();
+    let piece = whole.local(acequia_limits::Part { rate: 1 << 18, units: 40 }, 0, 0);
+    let start = Now::at(1_800_000_000 * S);
+    let mut words = Vec::new();
+    piece.charge_heap(&mut words, start, 40, 0);
+    // 5 have come back to the piece; 20 would have to the whole.
+    assert_eq!(piece.refund(&mut words, start, 40, start.later(2 * S), &whole, 0), 20);
+    assert_eq!(piece.available(&words, start.later(2 * S), 0), 25);
+}

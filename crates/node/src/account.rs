@@ -1,0 +1,449 @@
+//! What other regions have to do with one cell: loans, transfers, and how much is asked for.
+//!
+//! A cell has an account from when it is *warm* (a region used half of its own part, or denied
+//! something) or another region asked for it, until nothing is lent, borrowed or asked for any more.
+//! All other cells are decided by the region's own numbers and never cost a message.
+//!
+//! The account keeps the cell's *effective* algorithm: the limit's, with the standing part, what is
+//! held and what is lent. It changes only here, always with the debt that goes along
+//! ([`acequia_rights::loan`]).
+
+use acequia_limits::{Algorithm, Now, Part, Verdict, algorithm::State};
+use acequia_rights::{
+    Beats, Book, Change, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers, Writer,
+};
+
+use crate::{kept::Pledge, local::Local};
+
+/// What a cell's account is kept by: the limit's numbers for its cell, whole and local.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ground<'a> {
+    /// The whole limit's algorithm.
+    pub(crate) global: &'a Algorithm,
+    /// As this region enforces it.
+    pub(crate) local: &'a Local,
+    /// The cell's own number.
+    pub(crate) salt: u32,
+}
+
+/// One cell's dealings with other regions.
+#[derive(Debug)]
+pub(crate) struct Account {
+    /// The limit with what the cell has now.
+    pub(crate) algorithm: Algorithm,
+    standing: Part,
+    book: Book,
+    /// Rights that moved in the window that is open, and in the one that follows.
+    open: Transfers,
+    next: Transfers,
+    /// When a loan ends, if none is renewed: steady clock.
+    due_ns: u64,
+    /// When the open window is over: wall clock.
+    over_ns: u64,
+    /// What was asked for since the last look.
+    offered: Offered,
+    /// Less than this left is worth a look at once.
+    low_water: u64,
+    /// Whether a look is waiting.
+    flagged: bool,
+    /// Whether the disk must hear of a change in what is given away.
+    unwritten: bool,
+}
+
+/// What was asked for since the last look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Offered {
+    pub(crate) units: u64,
+    pub(crate) events: u64,
+    /// The largest cost that was denied.
+    pub(crate) denied: u64,
+}
+
+impl Account {
+    /// Nothing lent, nothing held.
+    pub(crate) fn new(ground: &Ground<'_>) -> Self {
+        Self::with_book(ground, Book::default())
+    }
+
+    /// As it was left on the disk, at a restart: loans wait their whole time, and nothing is held.
+    pub(crate) fn restored(ground: &Ground<'_>, pledge: &Pledge, now: Now) -> Self {
+        let mut book = Book::from_lent(pledge.lent.iter().copied());
+        book.restart(now.steady_ns);
+        let mut account = Self::with_book(ground, book);
+        for transfers in &pledge.transfers {
+            let known = &mut account.open;
+            if known.end_ns == 0 || transfers.end_ns < known.end_ns {
+                account.next = std::mem::replace(known, transfers.clone());
+            } else {
+                account.next = transfers.clone();
+            }
+        }
+        account.due_ns = 0;
+        account.over_ns = 0;
+        account
+    }
+
+    fn with_book(ground: &Ground<'_>, book: Book) -> Self {
+        let standing = ground.local.part(ground.salt);
+        Self {
+            algorithm: ground.local.with(ground.global, book.effective(standing)),
+            standing,
+            book,
+            open: Transfers::default(),
+            next: Transfers::default(),
+            due_ns: u64::MAX,
+            over_ns: 0,
+            offered: Offered::default(),
+            low_water: 0,
+            flagged: false,
+            unwritten: false,
+        }
+    }
+
+    /// Bytes it takes, beside the cell.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Self>() + (self.book.lent().len() + self.book.held().len()).saturating_sub(4) * 96
+    }
+
+    /// Whether time has changed what the cell has.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Now) -> bool {
+        now.steady_ns >= self.due_ns || now.wall_ns >= self.over_ns
+    }
+
+    /// Notes what was asked for.
+    #[inline]
+    pub(crate) fn offer(&mut self, units: u64, verdict: &Verdict) {
+        self.offered.units = self.offered.units.saturating_add(units);
+        self.offered.events += 1;
+        if !verdict.allowed {
+            self.offered.denied = self.offered.denied.max(units);
+        }
+    }
+
+    /// Whether a look is due at once; says so once.
+    #[inline]
+    pub(crate) fn calls(&mut self, verdict: &Verdict) -> bool {
+        let calls = !self.flagged && (!verdict.allowed || verdict.remaining < self.low_water);
+        self.flagged |= calls;
+        calls
+    }
+
+    /// A look is waiting.
+    pub(crate) const fn flag(&mut self) {
+        self.flagged = true;
+    }
+
+    /// A look: what was asked for since the last.
+    pub(crate) fn look(&mut self) -> Offered {
+        self.flagged = false;
+        std::mem::take(&mut self.offered)
+    }
+
+    /// Less than this left shall call for a look.
+    pub(crate) const fn set_low_water(&mut self, units: u64) {
+        self.low_water = units;
+    }
+
+    pub(crate) const fn standing(&self) -> Part {
+        self.standing
+    }
+
+    pub(crate) const fn book(&self) -> &Book {
+        &self.book
+    }
+
+    pub(crate) const fn open(&self) -> &Transfers {
+        &self.open
+    }
+
+    /// What the cell has now.
+    pub(crate) fn effective(&self) -> Part {
+        match &self.algorithm {
+            Algorithm::FixedWindow(_) => Part { rate: 0, units: self.open.limit(self.standing.units) },
+            _ => self.book.effective(self.standing),
+        }
+    }
+
+    /// What must survive a restart.
+    pub(crate) fn pledge(&self) -> Pledge {
+        let given = |transfers: &&Transfers| !transfers.given().is_empty();
+        Pledge {
+            lent: self.book.lent().to_vec(),
+            transfers: [&self.open, &self.next].into_iter().filter(given).cloned().collect(),
+        }
+    }
+
+    /// Whether the disk must hear of a change in what is given away; says so once.
+    pub(crate) const fn take_unwritten(&mut self) -> bool {
+        std::mem::replace(&mut self.unwritten, false)
+    }
+
+    /// Whether the account says no more than none.
+    pub(crate) fn is_empty(&self, now: Now) -> bool {
+        self.book.is_empty(now.steady_ns) && self.open.is_empty() && self.next.is_empty() && !self.unwritten
+    }
+
+    /// Applies what time has changed: loans that ended, each at its instant, and windows that are over.
+    /// Says which loans are gone, for the sessions to forget.
+    pub(crate) fn settle(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        now: Now,
+        sessions: &impl Sessions,
+    ) -> bool {
+        let mut changed = false;
+        while let Some(expired) = self.book.expire_one(now.steady_ns, sessions) {
+            let at = Now { steady_ns: expired.at_ns.min(now.steady_ns), ..now };
+            self.apply(words, ground, expired.change, at);
+            self.unwritten |= expired.comes_back;
+            changed = true;
+        }
+        self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX);
+        if now.wall_ns >= self.over_ns {
+            changed |= self.roll(words, ground, now);
+        }
+        changed
+    }
+
+    /// The window that is open, by its end; 0 where there are none.
+    pub(crate) fn window(&self) -> u64 {
+        self.open.end_ns
+    }
+
+    /// Goes on to the window that is open now.
+    fn roll(&mut self, words: &[u64], ground: &Ground<'_>, now: Now) -> bool {
+        let Algorithm::FixedWindow(window) = &self.algorithm else {
+            self.over_ns = u64::MAX;
+            return false;
+        };
+        let end_ns = window.older_end(words, now.wall_ns, ground.salt);
+        let margin_ns = window.margin_ns;
+        let changed = self.open.end_ns != end_ns && !(self.open.is_empty() && self.next.is_empty());
+        if self.open.end_ns != end_ns {
+            self.unwritten |= !self.open.given().is_empty();
+            self.open = if self.next.end_ns == end_ns {
+                std::mem::take(&mut self.next)
+            } else {
+                Transfers::new(end_ns)
+            };
+            if self.next.end_ns <= end_ns {
+                self.next = Transfers::default();
+            }
+        }
+        self.over_ns = end_ns.saturating_add(margin_ns);
+        self.rebuild(ground);
+        changed
+    }
+
+    /// Changes what the cell has, with the debt that goes along.
+    fn apply(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, change: Change, at: Now) {
+        let old = std::mem::replace(&mut self.algorithm, ground.global.clone());
+        self.rebuild(ground);
+        set(words, self.algorithm.resize(&old, words, at));
+        self.algorithm.owe(words, at, change.owe);
+        self.algorithm.forgive(words, at, change.shed);
+    }
+
+    fn rebuild(&mut self, ground: &Ground<'_>) {
+        let part = self.effective();
+        self.algorithm = ground.local.with(ground.global, part);
+        if let Algorithm::FixedWindow(window) = &mut self.algorithm {
+            window.next_limit = self.next.limit(self.standing.units);
+        }
+    }
+
+    /// Goes by the numbers that the limit has now. They began at some time before `now`, at the latest
+    /// when `began` says: the larger debt of the two counts.
+    pub(crate) fn renumber(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (began, now): (Now, Now),
+        sessions: &impl Sessions,
+    ) {
+        let old = self.algorithm.clone();
+        self.standing = ground.local.part(ground.salt);
+        self.algorithm = ground.global.clone();
+        self.rebuild(ground);
+        let late = self.algorithm.resize(&old, words, now);
+        let early = self.algorithm.resize(&old, words, began.min(now));
+        let larger = if self.algorithm.covers(early.words(), late.words(), now) { early } else { late };
+        set(words, larger);
+        self.over_ns = 0;
+        self.settle(words, ground, now, sessions);
+    }
+
+    /// Whether more is lent than there is: the newest version cannot be acknowledged yet.
+    pub(crate) fn is_over_lent(&self) -> bool {
+        self.book.is_over_lent(self.standing) && !self.book.lent().is_empty()
+    }
+
+    /// What of the own part could be lent.
+    pub(crate) fn spare(&self) -> Part {
+        self.book.spare(self.standing)
+    }
+
+    /// Units that could be charged now. Of a window that is kept on disk, those that the disk does not
+    /// count as spent already.
+    pub(crate) fn available<'r>(
+        &self,
+        words: &[u64],
+        reserved: impl Iterator<Item = &'r [u64]>,
+        now: Now,
+        salt: u32,
+    ) -> u64 {
+        let free = self.algorithm.available(words, now, salt);
+        let windows = matches!(self.algorithm, Algorithm::FixedWindow(_));
+        reserved
+            .filter(|_| windows)
+            .map(|reserved| self.algorithm.available(reserved, now, salt))
+            .fold(free, u64::min)
+    }
+
+    fn kind(&self) -> Kind {
+        match &self.algorithm {
+            Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => Kind::Bucket,
+            other => Kind::Sliding { lingers_ns: other.lingers_ns() },
+        }
+    }
+
+    /// Lends. The grant may leave when the account is on disk.
+    pub(crate) fn lend(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        offer: &Offer,
+        session: &mut Session,
+        now: Now,
+    ) -> Result<Grant, Refusal> {
+        let available = self.algorithm.available(words, now, ground.salt);
+        let kind = self.kind();
+        let lent = self.book.lend(self.standing, available, kind, offer, session, now.steady_ns);
+        let (grant, change) = lent?;
+        self.apply(words, ground, change, now);
+        // A shorter loan than any other may end first.
+        let due_ns = self.book.lent().last().map_or(u64::MAX, |lent| session.reclaim_end(lent));
+        self.due_ns = self.due_ns.min(due_ns);
+        self.unwritten = true;
+        Ok(grant)
+    }
+
+    /// Takes a loan up.
+    pub(crate) fn accept(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (from, grant): (Writer, &Grant),
+        (beats, session): (&Beats, &mut Session),
+        now: Now,
+    ) -> Result<(), Refusal> {
+        let kind = self.kind();
+        let change = self.book.accept(from, grant, kind, beats, session, now.steady_ns)?;
+        self.apply(words, ground, change, now);
+        let due_ns = self.book.held().last().map_or(u64::MAX, |held| session.end_of(held));
+        self.due_ns = self.due_ns.min(due_ns);
+        Ok(())
+    }
+
+    /// Gives a loan back before its time.
+    pub(crate) fn give_back(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (from, number): (Writer, u64),
+        session: &mut Session,
+        now: Now,
+    ) -> Result<Return, Refusal> {
+        let available = self.algorithm.available(words, now, ground.salt);
+        let (back, change) = self.book.give_back(number, from, available, now.steady_ns)?;
+        session.let_go(number);
+        self.apply(words, ground, change, now);
+        Ok(back)
+    }
+
+    /// Takes a loan back whose holder needs it no more.
+    pub(crate) fn take_return(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (from, back): (Writer, &Return),
+        session: &mut Session,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        let change = self.book.take_return(from, back, session)?;
+        self.apply(words, ground, change, now);
+        self.unwritten = true;
+        Ok(())
+    }
+
+    /// Stops renewing a loan that is out.
+    pub(crate) fn freeze(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
+        self.book.freeze(number, session)
+    }
+
+    /// Drops what is held from a writer that may lend no more, or from all.
+    pub(crate) fn forfeit(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        from: Option<Writer>,
+        now: Now,
+    ) {
+        let change = self.book.forfeit(from, now.steady_ns);
+        if change != Change::default() {
+            self.apply(words, ground, change, now);
+        }
+    }
+
+    /// Gives rights away in the window that is open; gives what was given in all.
+    pub(crate) fn give(
+        &mut self,
+        ground: &Ground<'_>,
+        to: Region,
+        units: u64,
+        available: u64,
+    ) -> Result<u64, Refusal> {
+        let cumulative = self.open.give(to, units, available)?;
+        self.rebuild(ground);
+        self.unwritten = true;
+        Ok(cumulative)
+    }
+
+    /// Takes rights that a region gave away in a window: the one that is open, or the next.
+    pub(crate) fn receive(
+        &mut self,
+        ground: &Ground<'_>,
+        from: Region,
+        end_ns: u64,
+        cumulative: u64,
+    ) -> Result<u64, Refusal> {
+        let gained = if end_ns == self.open.end_ns {
+            self.open.receive(from, cumulative)?
+        } else if end_ns > self.open.end_ns && self.open.end_ns > 0 {
+            if self.next.end_ns != end_ns {
+                if !self.next.given().is_empty() {
+                    return Err(Refusal::Stale);
+                }
+                self.next = Transfers::new(end_ns);
+            }
+            self.next.receive(from, cumulative)?
+        } else {
+            return Err(Refusal::Stale);
+        };
+        self.rebuild(ground);
+        Ok(gained)
+    }
+}
+
+/// Replaces the words by those of a state.
+fn set(words: &mut Vec<u64>, state: State) {
+    match state {
+        State::Heap(new) => *words = new,
+        State::Inline(new) => {
+            words.clear();
+            words.extend(new);
+        }
+    }
+}

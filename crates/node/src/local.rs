@@ -1,0 +1,139 @@
+//! A limit's numbers as one region enforces them.
+//!
+//! Regions share a limit by whole units, cell by cell ([`acequia_rights::standing`]), so a region's
+//! numbers differ between cells, but only by a few values: an algorithm is made for each beforehand,
+//! and a cell finds its own by its salt.
+
+use std::sync::Arc;
+
+use acequia_limits::{Algorithm, Part};
+use acequia_rights::{Region, Split};
+
+/// What makes a region's numbers out of a limit's.
+#[derive(Clone, Debug)]
+pub(crate) struct Shares {
+    /// Whose numbers.
+    pub(crate) region: Region,
+    /// The splits in force, of which the least counts; none: the region owns nothing.
+    pub(crate) terms: Vec<Arc<Split>>,
+    /// How far steady clocks may drift, in parts per million: rates are slowed by as much.
+    pub(crate) drift_ppm: u32,
+    /// How far wall clocks may differ, in nanoseconds.
+    pub(crate) margin_ns: u64,
+}
+
+impl Shares {
+    fn is_same(&self, others: &Self) -> bool {
+        let same = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
+        self.region == others.region
+            && (self.drift_ppm, self.margin_ns) == (others.drift_ppm, others.margin_ns)
+            && self.terms.len() == others.terms.len()
+            && self.terms.iter().zip(&others.terms).all(same)
+    }
+}
+
+/// A limit's numbers in one region.
+#[derive(Clone, Debug)]
+pub(crate) struct Local {
+    shares: Option<Arc<Shares>>,
+    total: u64,
+    rate: u32,
+    /// By units, ascending. One where nothing is shared.
+    variants: Arc<[(u64, Algorithm)]>,
+}
+
+impl Local {
+    /// The numbers themselves: nothing is shared.
+    pub(crate) fn whole(algorithm: &Algorithm) -> Self {
+        let total = algorithm.budget();
+        Self { shares: None, total, rate: 0, variants: Arc::new([(total, algorithm.clone())]) }
+    }
+
+    /// A region's numbers.
+    pub(crate) fn shared(algorithm: &Algorithm, shares: &Arc<Shares>) -> Self {
+        let total = algorithm.budget();
+        let rate = match algorithm.has_rate() {
+            true => shares.terms.iter().map(|split| split.rate(shares.region)).min().unwrap_or(0),
+            false => 0,
+        };
+        let mut all: Vec<u64> =
+            shares.terms.iter().flat_map(|split| split.distinct(shares.region, total)).collect();
+        all.push(0);
+        all.sort_unstable();
+        all.dedup();
+        let made = |units: u64| {
+            // A meter needs a rate; one of a region without any holds no unit anyway.
+            let part = Part { rate: if algorithm.has_rate() { rate.max(1) } else { 0 }, units };
+            (units, algorithm.local(part, shares.drift_ppm, shares.margin_ns))
+        };
+        let mut variants: Vec<(u64, Algorithm)> = all.into_iter().map(made).collect();
+        let local = Self { shares: Some(Arc::clone(shares)), total, rate, variants: Arc::new([]) };
+        // The usual case: every cell has the same units, and needs no look at its salt.
+        if let [split] = shares.terms.as_slice()
+            && let [only] = split.distinct(shares.region, total).as_slice()
+        {
+            let only = *only;
+            variants.retain(|(units, _)| *units == only);
+        } else if shares.terms.is_empty() {
+            variants.truncate(1);
+        }
+        Self { variants: variants.into(), ..local }
+    }
+
+    /// Whether these are the numbers that such shares make.
+    pub(crate) fn is_of(&self, shares: Option<&Arc<Shares>>) -> bool {
+        match (&self.shares, shares) {
+            (None, None) => true,
+            (Some(own), Some(others)) => own.is_same(others),
+            _ => false,
+        }
+    }
+
+    /// The numbers of a cell.
+    #[inline]
+    pub(crate) fn at(&self, salt: u32) -> &Algorithm {
+        match &*self.variants {
+            [(_, only)] => only,
+            _ => self.variant(salt),
+        }
+    }
+
+    /// The standing part of a cell.
+    pub(crate) fn part(&self, salt: u32) -> Part {
+        Part { rate: self.rate, units: self.units(salt) }
+    }
+
+    /// The smallest numbers that a cell may have: what cells that share one are counted by.
+    pub(crate) fn least(&self) -> &Algorithm {
+        let least = self.variants.iter().find(|(units, _)| *units > 0).or(self.variants.first());
+        &least.expect("there is always one").1
+    }
+
+    /// The limit's numbers with another part than the standing one.
+    pub(crate) fn with(&self, global: &Algorithm, part: Part) -> Algorithm {
+        match &self.shares {
+            None => global.clone(),
+            Some(shares) => {
+                let part = Part { rate: if global.has_rate() { part.rate.max(1) } else { 0 }, ..part };
+                global.local(part, shares.drift_ppm, shares.margin_ns)
+            }
+        }
+    }
+
+    fn variant(&self, salt: u32) -> &Algorithm {
+        let units = self.units(salt);
+        let found = self.variants.iter().find(|(variant, _)| *variant == units);
+        // Fewer units than the share is safe; there is a variant for every share.
+        &found.or(self.variants.first()).expect("there is always one").1
+    }
+
+    fn units(&self, salt: u32) -> u64 {
+        match &self.shares {
+            None => self.total,
+            Some(shares) => {
+                let terms = shares.terms.iter();
+                terms.map(|split| split.units(shares.region, self.total, salt)).min().unwrap_or(0)
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! A node among regions: what a driver calls, and what the cells and the sharing tell each other.
+//!
+//! A driver hands every frame that comes to [`Node::handle`], calls [`Node::tick`] every ten
+//! milliseconds or so (at once while [`Node::calls`]), and sends what [`Node::poll`] gives until it
+//! gives nothing. Rows are written as for any node: what depends on a row waits for it by itself.
+
+use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering};
+
+use acequia_limits::{Algorithm, CellTag, Limit, LimitId, Now, Reason, algorithm::State};
+use acequia_rights::{
+    Region, Session, Version, Versions, Writer,
+    versions::{self, Adopted, Draft, Refused},
+};
+use std::collections::BTreeMap;
+
+use crate::{
+    Catalogue, CatalogueFault, Kept, Node, Row, Scheduled,
+    catalogue::Terms,
+    journal::{HeapCell, MEMORY, VERSIONS},
+    journal_tag, lock,
+    shard::Cells,
+    sharing::{AdoptFault, CellKey, FrameFault, Membership, Memory, Sharing, Traffic},
+};
+
+/// Codes of why a region owns nothing.
+pub(crate) const NO_CATALOGUE: u8 = 1;
+const RESTORED_DISK: u8 = 2;
+
+/// Rights are asked for within about this time: what a denial says where nothing else is known.
+const ASK_AGAIN_NS: u64 = 250_000_000;
+
+/// Why a node could not take up where it left.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResumeFault {
+    /// The journal is another node's, or an earlier incarnation's.
+    #[error(
+        "the journal was written by {kept:?}, and this is {writer:?}: give it its own, or an empty `data` folder and a new incarnation"
+    )]
+    AnotherWriter {
+        /// Who wrote it.
+        kept: Writer,
+        /// Who reads it.
+        writer: Writer,
+    },
+    /// A record of it cannot be read.
+    #[error(
+        "the journal's {0} cannot be read: restore nothing, begin with an empty `data` folder and a new incarnation"
+    )]
+    Unreadable(&'static str),
+    /// The limits in it cannot be read.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueFault),
+}
+
+impl Node {
+    /// Takes up where this node's last process left: its catalogue, its loans, its windows. Called once, before
+    /// anything else; on an empty journal it begins with nothing. The first rows must be on disk before the
+    /// first frame leaves, and [`Node::poll`] sees to that.
+    ///
+    /// # Errors
+    /// The journal is not this node's. Nothing is owned then.
+    pub fn resume_home(
+        &self,
+        schedule: Vec<Scheduled>,
+        now: Now,
+        mut rows: impl FnMut(LimitId) -> Vec<Row>,
+    ) -> Result<(), ResumeFault> {
+        let Some(home) = self.config.home else { return Ok(()) };
+        let read = |of: LimitId, rows: &mut dyn FnMut(LimitId) -> Vec<Row>| {
+            rows(of).into_iter().find_map(|row| row.state).map(|kept| kept.record().to_vec())
+        };
+        let mut memory = Memory::default();
+        if let Some(bytes) = read(MEMORY, &mut rows) {
+            memory = postcard::from_bytes(&bytes).map_err(|_| ResumeFault::Unreadable("memory"))?;
+        }
+        memory.boot += 1;
+        let versions = match read(VERSIONS, &mut rows) {
+            None => Versions::new(home.writer),
+            Some(bytes) => {
+                let kept: versions::Kept =
+                    postcard::from_bytes(&bytes).map_err(|_| ResumeFault::Unreadable("catalogue"))?;
+                Versions::restore(kept, now)
+            }
+        };
+        if versions.me() != home.writer {
+            return Err(ResumeFault::AnotherWriter { kept: versions.me(), writer: home.writer });
+        }
+        *lock(&self.memory) = memory;
+        let born_in = self.remember(|_| ());
+        let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
+        *sharing = Sharing::new(home, versions, memory, born_in);
+        sharing.resume(self, schedule, now, rows)
+    }
+
+    /// Adopts a version of the catalogue: on the authority, one that [`Node::propose`] made.
+    ///
+    /// # Errors
+    /// Why not. Nothing changed.
+    pub fn adopt(
+        &self,
+        version: Version,
+        now: Now,
+        rows: impl FnMut(LimitId) -> Vec<Row>,
+    ) -> Result<Adopted, AdoptFault> {
+        let mut sharing = self.lock_sharing().ok_or(AdoptFault::Alone)?;
+        sharing.adopt(self, version, now, rows)
+    }
+
+    /// The next version of the catalogue, if this node may make it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn propose(&self, draft: Draft) -> Result<Version, Refused> {
+        let sharing = self.lock_sharing().ok_or(Refused::Impossible("this node has no regions"))?;
+        sharing.propose(draft)
+    }
+
+    /// The version of the catalogue that this node has.
+    pub fn version(&self) -> Option<Version> {
+        self.lock_sharing()?.version().cloned()
+    }
+
+    /// Takes a frame that came over the connection of a region.
+    ///
+    /// # Errors
+    /// Why it was refused. Nothing changed.
+    pub fn handle(&self, from: Region, frame: &[u8], now: Now) -> Result<(), FrameFault> {
+        let mut sharing = self.lock_sharing().ok_or(FrameFault::Alone)?;
+        sharing.handle(self, from, frame, now)
+    }
+
+    /// Lets time pass. `rows` reads the journal, for limits that a new version brings back.
+    ///
+    /// # Errors
+    /// A version that a peer told and this node cannot adopt.
+    pub fn tick(&self, now: Now, rows: impl FnMut(LimitId) -> Vec<Row>) -> Result<(), AdoptFault> {
+        let Some(mut sharing) = self.lock_sharing() else { return Ok(()) };
+        let adopted = match sharing.take_offered() {
+            Some(version) => sharing.adopt(self, version, now, rows).map(|_| ()),
+            None => Ok(()),
+        };
+        let calls = self.take_calls();
+        sharing.tick(self, now, calls);
+        adopted
+    }
+
+    /// Whether a cell calls for a look: time for a [`Node::tick`].
+    pub fn calls(&self) -> bool {
+        self.calls.load(Ordering::Acquire)
+    }
+
+    /// The next frame to send, and to which region; nothing when all is said that may leave now.
+    pub fn poll(&self, now: Now) -> Option<(Region, Vec<u8>)> {
+        self.lock_sharing()?.poll(self, now)
+    }
+
+    /// Another region, to be told of this one: frames go there from now on.
+    pub fn meet(&self, writer: Writer) {
+        if let Some(mut sharing) = self.lock_sharing() {
+            sharing.meet(writer);
+        }
+    }
+
+    /// How this node stands among the regions.
+    pub fn membership(&self, now: Now) -> Option<Membership> {
+        Some(self.lock_sharing()?.membership(now))
+    }
+
+    /// What was sent and refused.
+    pub fn traffic(&self) -> Traffic {
+        self.lock_sharing().map_or_else(Traffic::default, |sharing| sharing.traffic())
+    }
+
+    /// Units that all regions were heard to have charged under a limit, less those given back.
+    pub fn usage_of(&self, limit: LimitId) -> u128 {
+        self.lock_sharing().map_or(0, |sharing| sharing.usage_of(limit))
+    }
+
+    fn lock_sharing(&self) -> Option<MutexGuard<'_, Sharing>> {
+        self.sharing.as_ref().map(lock::<Sharing>)
+    }
+
+    // For the sharing.
+
+    pub(crate) fn sessions(&self) -> RwLockReadGuard<'_, BTreeMap<Writer, Session>> {
+        self.sessions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn sessions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<Writer, Session>> {
+        self.sessions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes what the node remembers of itself; gives the batch it is in.
+    pub(crate) fn remember(&self, change: impl FnOnce(&mut Memory)) -> u64 {
+        let mut memory = lock(&self.memory);
+        change(&mut memory);
+        let bytes = postcard::to_allocvec(&*memory).unwrap_or_default();
+        self.write_record(MEMORY, bytes)
+    }
+
+    /// Puts something that is no cell's in line for the disk; gives the batch it is in.
+    pub(crate) fn write_record(&self, name: LimitId, bytes: Vec<u8>) -> u64 {
+        self.push_row(Row { limit: name, tag: CellTag(0), state: Some(Kept::of_record(bytes)) })
+    }
+
+    /// Puts a cell and what is given away of it in line for the disk; gives the batch it is in.
+    pub(crate) fn write_account(&self, (slot, tag): CellKey, cell: &mut HeapCell, now: Now) -> u64 {
+        let catalogue = self.catalogue();
+        let (Some(limit), Some(account)) = (catalogue.id(slot), cell.account.take()) else { return 0 };
+        let pledge = account.pledge();
+        let durable = catalogue.is_durable(slot);
+        let tag = journal_tag(tag);
+        let batch = if !durable && pledge.is_empty() {
+            cell.forget_written();
+            self.push_row(Row { limit, tag, state: None })
+        } else {
+            let words = cell.words_to_write(&account.algorithm, now);
+            let state = Some(Kept::new(&account.algorithm, &words).with_pledge(pledge));
+            let batch = self.push_row(Row { limit, tag, state });
+            cell.ask(words, batch);
+            batch
+        };
+        cell.account = Some(account);
+        batch
+    }
+
+    pub(crate) fn could_apply(&self, limits: &[Limit]) -> Result<(), CatalogueFault> {
+        lock(&self.registry).refuse(limits)
+    }
+
+    pub(crate) fn set_terms(&self, terms: Terms) {
+        lock(&self.registry).set_terms(terms);
+    }
+
+    /// Shares as the terms say from now on; says whether that changed any limit's numbers.
+    pub(crate) fn reshare(&self, terms: Terms, now: Now) -> bool {
+        let mut registry = lock(&self.registry);
+        let changed = registry.share(terms, now).unwrap_or(false);
+        if changed {
+            self.publish(&registry);
+        }
+        changed
+    }
+
+    /// The longest time that anything spent under a limit counts.
+    pub(crate) fn longest_ns(&self) -> u64 {
+        let catalogue = self.catalogue();
+        catalogue.limits.iter().map(|active| active.limit.horizon_ns()).max().unwrap_or(0)
+    }
+
+    pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u16> {
+        lock(&self.registry).slot_of(limit)
+    }
+
+    pub(crate) fn set_correction(&self, ns: i64) {
+        self.correction_ns.store(ns, Ordering::Release);
+    }
+
+    pub(crate) fn wall_high_ns(&self) -> u64 {
+        self.forgotten_wall_ns.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_owns_nothing(&self, reason: Option<Reason>) {
+        let code = match reason {
+            None => 0,
+            Some(Reason::RestoredDisk) => RESTORED_DISK,
+            Some(_) => NO_CATALOGUE,
+        };
+        self.owns_nothing.store(code, Ordering::Release);
+    }
+
+    pub(crate) fn has_room_for_accounts(&self, cells: &mut Cells, now: Now) -> bool {
+        let catalogue = self.catalogue();
+        cells.make_room(1, self.shard_bytes_max(), now.steady_ns, |cell, heap| {
+            let idle = || catalogue.is_idle(cell.limit, cell.numbers(), cell.salt(), heap.words(cell), now);
+            heap.is_unwritten(cell) && !heap.is_shared(cell) && idle()
+        }) && !self.overflowing.load(Ordering::Acquire)
+    }
+
+    /// The state of a cell that was never charged since the start.
+    pub(crate) fn initial(
+        &self,
+        catalogue: &Catalogue,
+        slot: u16,
+        algorithm: &Algorithm,
+        salt: u32,
+        now: Now,
+    ) -> State {
+        match self.spent_before_start(catalogue, slot, algorithm, now) {
+            Some(then) => algorithm.spent_at(then, salt),
+            None => algorithm.fresh(),
+        }
+    }
+
+    /// When a cell must be taken to have been spent, if a restart forgot what was.
+    pub(crate) fn spent_before_start(
+        &self,
+        catalogue: &Catalogue,
+        slot: u16,
+        algorithm: &Algorithm,
+        now: Now,
+    ) -> Option<Now> {
+        let then = self.config.empty_handed?;
+        let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
+            || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
+        (recent && catalogue.is_empty_handed(slot)).then_some(then)
+    }
+
+    /// A cell was lent of before this start: the sharing keeps an eye on it.
+    pub(crate) fn lent_before(&self, slot: u16, tag: CellTag) {
+        lock(&self.found).push((slot, tag));
+    }
+
+    pub(crate) fn take_found(&self) -> Vec<CellKey> {
+        std::mem::take(&mut *lock(&self.found))
+    }
+
+    fn take_calls(&self) -> Vec<CellKey> {
+        if !self.calls.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        let mut calls = Vec::new();
+        for shard in &self.shards {
+            if shard.calls() {
+                calls.append(&mut shard.lock().take_attention());
+            }
+        }
+        calls
+    }
+
+    /// Units charged since the last time this was asked, by the slot of the limit.
+    pub(crate) fn take_spent(&self) -> Vec<(u16, u64)> {
+        let mut all: BTreeMap<u16, u64> = BTreeMap::new();
+        for shard in &self.shards {
+            for (slot, units) in shard.lock().take_spent() {
+                *all.entry(slot).or_default() += units;
+            }
+        }
+        all.into_iter().collect()
+    }
+
+    // For the cells.
+
+    /// Why this region owns nothing, if it does.
+    #[inline]
+    pub(crate) fn owns_nothing(&self) -> Option<Reason> {
+        match self.owns_nothing.load(Ordering::Acquire) {
+            0 => None,
+            RESTORED_DISK => Some(Reason::RestoredDisk),
+            _ => Some(Reason::NoCatalogue),
+        }
+    }
+
+    /// A cell calls for a look.
+    pub(crate) fn call(&self, shard: usize) {
+        self.shards[shard].call();
+        self.calls.store(true, Ordering::Release);
+    }
+
+    pub(crate) const fn ask_again_ns(&self) -> u64 {
+        ASK_AGAIN_NS
+    }
+
+    /// Whether limits are shared with other regions.
+    #[inline]
+    pub(crate) const fn is_shared(&self) -> bool {
+        self.sharing.is_some()
+    }
+}

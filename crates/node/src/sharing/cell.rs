@@ -1,0 +1,198 @@
+//! One cell that other regions have to do with: what is known of it here, and what is done about it.
+
+use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
+use acequia_rights::Region;
+use smallvec::SmallVec;
+
+use super::{
+    demand::Demand,
+    policy::{Seat, units_in},
+    wire::Rough,
+};
+
+/// A view of another region that was not renewed for so long is not gone by any more.
+const VIEW_NS: u64 = 10 * 1_000_000_000;
+
+/// What one region said of a cell.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct View {
+    pub(crate) demand_milli: u64,
+    pub(crate) holds: u64,
+    pub(crate) left: u64,
+    pub(crate) short: u64,
+    pub(crate) at_ns: u64,
+    /// The frame that said so: an earlier one is no news.
+    pub(crate) frame: u64,
+}
+
+/// What this region told the others last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub(crate) demand: Rough,
+    pub(crate) holds: Rough,
+    pub(crate) left: Rough,
+    pub(crate) at_ns: u64,
+}
+
+/// Rights that a region asked for in a window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) by: Region,
+    pub(crate) end_ns: u64,
+    pub(crate) units: u64,
+}
+
+/// A piece that was lent, and may not show yet in what its new holder says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) to: Region,
+    pub(crate) weight: u64,
+    pub(crate) at_ns: u64,
+}
+
+/// A cell that is shared actively.
+#[derive(Debug)]
+pub(crate) struct Warm {
+    pub(crate) demand: Demand,
+    pub(crate) views: SmallVec<[(Region, View); 4]>,
+    pub(crate) told: Option<Told>,
+    pub(crate) asked: SmallVec<[Asked; 2]>,
+    pub(crate) pieces: SmallVec<[Piece; 4]>,
+    /// The next look, steady clock.
+    pub(crate) due_ns: u64,
+    /// No more rights are asked for before this time.
+    pub(crate) quiet_until_ns: u64,
+    /// Times that asking brought nothing, in a row.
+    pub(crate) asked_in_vain: u32,
+    /// The largest cost that was denied for want of units, since the last time it was not.
+    pub(crate) short: u64,
+    /// Whether a peer that began anew must be told what it was given.
+    pub(crate) regive: bool,
+    /// When this region was last asked for it, or another region said anything of note.
+    pub(crate) busy_ns: u64,
+}
+
+impl Warm {
+    pub(crate) fn new(now_ns: u64) -> Self {
+        Self {
+            demand: Demand::since(now_ns),
+            views: SmallVec::new(),
+            told: None,
+            asked: SmallVec::new(),
+            pieces: SmallVec::new(),
+            due_ns: u64::MAX,
+            quiet_until_ns: 0,
+            asked_in_vain: 0,
+            short: 0,
+            regive: false,
+            busy_ns: now_ns,
+        }
+    }
+
+    pub(crate) fn view(&self, region: Region, now_ns: u64) -> Option<&View> {
+        let found = self.views.iter().find(|(of, _)| *of == region);
+        found.map(|(_, view)| view).filter(|view| now_ns.saturating_sub(view.at_ns) < VIEW_NS)
+    }
+
+    pub(crate) fn view_mut(&mut self, region: Region) -> &mut View {
+        let at = match self.views.iter().position(|(of, _)| *of == region) {
+            Some(at) => at,
+            None => {
+                self.views.push((region, View::default()));
+                self.views.len() - 1
+            }
+        };
+        &mut self.views[at].1
+    }
+
+    /// What is on its way to a region.
+    pub(crate) fn pending(&mut self, to: Region, now_ns: u64, round_ns: u64) -> u64 {
+        let shows_after = round_ns.saturating_mul(5) / 4 + 50_000_000;
+        self.pieces.retain(|piece| now_ns.saturating_sub(piece.at_ns) < shows_after || piece.to != to);
+        self.pieces.iter().filter(|piece| piece.to == to).map(|piece| piece.weight).sum()
+    }
+
+    /// Another region's place.
+    pub(crate) fn seat(
+        &mut self,
+        region: Region,
+        standing: Part,
+        resource: &Resource,
+        now_ns: u64,
+        round_ns: u64,
+    ) -> Seat {
+        let standing_of = resource.weigh(standing);
+        let pending = self.pending(region, now_ns, round_ns);
+        let view = self.view(region, now_ns).copied();
+        let (want, holds, short) = match view {
+            Some(view) => (resource.want(view.demand_milli), view.holds, view.short),
+            None => (0, standing_of, 0),
+        };
+        let weight = u32::try_from(standing_of.min(u64::from(u32::MAX))).unwrap_or(1);
+        Seat { region, want, holds: holds + pending, standing: standing_of, short, weight }
+    }
+}
+
+/// What of a limit flows between regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resource {
+    /// A bucket's rate, in parts; `milli` units a second in thousandths in all.
+    Rate { milli: u64 },
+    /// A sliding window's units.
+    Units { window_ns: u64, total: u64 },
+    /// A window's rights: they do not flow, they are given.
+    Rights,
+}
+
+impl Resource {
+    pub(crate) fn of(global: &Algorithm) -> Self {
+        match global {
+            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
+                Self::Rate { milli: meter.rate_milli().max(1) }
+            }
+            Algorithm::FixedWindow(_) => Self::Rights,
+            Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_) | Algorithm::SlidingApproximate(_) => {
+                Self::Units { window_ns: global.period_ns(), total: global.budget() }
+            }
+        }
+    }
+
+    /// A part, in what flows.
+    pub(crate) fn weigh(&self, part: Part) -> u64 {
+        match self {
+            Self::Rate { .. } => u64::from(part.rate),
+            Self::Units { .. } | Self::Rights => part.units,
+        }
+    }
+
+    /// What a demand could use: a hundredth more than is asked for, at most all of it.
+    pub(crate) fn want(&self, demand_milli: u64) -> u64 {
+        let demand = demand_milli.saturating_add(demand_milli / 100);
+        match self {
+            Self::Rate { milli } => {
+                let parts = u128::from(demand) * u128::from(RATE_PARTS) / u128::from(*milli);
+                u64::try_from(parts).unwrap_or(u64::MAX).min(u64::from(RATE_PARTS))
+            }
+            Self::Units { window_ns, total } => {
+                let units = units_in(demand, *window_ns);
+                (units + 2 * units.isqrt() + u64::from(demand > 0)).min(*total)
+            }
+            Self::Rights => units_in(demand, 1_000_000_000),
+        }
+    }
+}
+
+/// When to look at a cell again: often where much is asked, so that a change is seen soon.
+pub(crate) fn look_after(events_milli: u64, is_scarce: bool) -> u64 {
+    /// Events between two looks.
+    const EVENTS: u64 = 8;
+    const SHORTEST_NS: u64 = 20_000_000;
+    let longest = if is_scarce { 250_000_000 } else { 2_000_000_000 };
+    let ns = u128::from(EVENTS) * 1_000 * 1_000_000_000 / u128::from(events_milli.max(1));
+    u64::try_from(ns).unwrap_or(u64::MAX).clamp(SHORTEST_NS, longest)
+}
+
+/// How long until all of a window is over, on the wall clock.
+pub(crate) fn time_left_ns(end_ns: u64, now: Now) -> u64 {
+    end_ns.saturating_sub(now.wall_ns)
+}

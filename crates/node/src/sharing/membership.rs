@@ -1,0 +1,401 @@
+//! The catalogue's versions in this node: adopting, acknowledging, telling, and making shares of them.
+
+use std::sync::Arc;
+
+use acequia_limits::{Algorithm, Limit, LimitId, Now, limit::LimitSpec};
+use acequia_rights::{
+    Ack, Mark, Region, Split, Version, Writer,
+    versions::{Adopted, Draft, Kind, Progress, Refused},
+};
+use smallvec::SmallVec;
+
+use super::{CellKey, Entry, Header, Sharing, ShortId, Topic, peer::Peer};
+use crate::{
+    CatalogueFault, Node, Row, Scheduled,
+    catalogue::{Term, Terms},
+    journal::HeapCell,
+    region::ResumeFault,
+    visit::Visit,
+};
+
+/// While shares are being distributed anew, how often it is looked whether a wait is over.
+const RESHARE_NS: u64 = 100_000_000;
+
+/// Why a version was not adopted.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptFault {
+    /// This node shares nothing.
+    #[error("this node has no regions")]
+    Alone,
+    /// The version contradicts itself, or what is known.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// Its limits cannot be read.
+    #[error("the limits of version {mark:?} cannot be read: {why}. Is this node older than the authority?")]
+    Limits {
+        /// Which version.
+        mark: Mark,
+        /// In words.
+        why: String,
+    },
+    /// Its limits contradict each other, or are too many.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueFault),
+}
+
+/// How a node stands among the regions, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// This node.
+    pub writer: Writer,
+    /// How far the newest version is.
+    pub progress: Option<Progress>,
+    /// Whether the newest version names this node: if not, it owns nothing.
+    pub standing: Standing,
+    /// Whether the wall clock is not believed.
+    pub clock_is_suspect: bool,
+    /// Regions that were heard lately, with the time there and back in nanoseconds.
+    pub reached: Vec<(Region, u64)>,
+    /// Cells that are shared actively.
+    pub warm_cells: usize,
+}
+
+/// What a node owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Its shares.
+    Owner,
+    /// Nothing: it has no catalogue, or the catalogue does not name its incarnation.
+    NoCatalogue,
+    /// Nothing: its disk is an older one than the one it wrote last.
+    RestoredDisk,
+}
+
+/// What a share of a limit is wanted for.
+pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
+    match global {
+        Algorithm::FixedWindow(window) => {
+            // Not after the window's true start, so that an older term counts for as long as it may have to.
+            let start_wall_ns = match window.end_after(now.wall_ns, 0).checked_sub(global.horizon_ns()) {
+                Some(start) => start.min(now.wall_ns),
+                None => 0,
+            };
+            Kind::Window { start_wall_ns }
+        }
+        Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => {
+            Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: global.horizon_ns() }
+        }
+        _ => Kind::Sliding {
+            steady_ns: now.steady_ns,
+            horizon_ns: global.horizon_ns().max(global.lingers_ns()),
+        },
+    }
+}
+
+/// A version's limits, as bytes.
+///
+/// # Errors
+/// What cannot be written.
+pub fn limits_to_bytes(specs: &[LimitSpec]) -> Result<Vec<u8>, String> {
+    serde_json::to_vec(specs).map_err(|error| error.to_string())
+}
+
+/// A version's limits, from bytes.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn limits_from_bytes(bytes: &[u8]) -> Result<Vec<Limit>, String> {
+    let specs: Vec<LimitSpec> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let read = |spec: LimitSpec| {
+        let name = spec.name.clone();
+        Limit::new(spec).map_err(|faults| match faults.first() {
+            Some(fault) => format!("{name}: {fault}"),
+            None => name,
+        })
+    };
+    specs.into_iter().map(read).collect()
+}
+
+impl Sharing {
+    pub(crate) fn mark(&self) -> Mark {
+        self.versions.version().map_or_else(Mark::default, |version| version.mark)
+    }
+
+    /// What a peer told, to be adopted.
+    pub(crate) fn take_offered(&mut self) -> Option<Version> {
+        let offered = self.offered.take()?;
+        (offered.mark > self.mark()).then_some(offered)
+    }
+
+    /// The next version, if this node is the authority or becomes it by this.
+    pub(crate) fn propose(&self, draft: Draft) -> Result<Version, Refused> {
+        self.versions.propose(draft)
+    }
+
+    /// Adopts a version: its limits and shares are in force when this returns.
+    pub(crate) fn adopt(
+        &mut self,
+        node: &Node,
+        version: Version,
+        now: Now,
+        rows: impl FnMut(LimitId) -> Vec<Row>,
+    ) -> Result<Adopted, AdoptFault> {
+        let mark = version.mark;
+        let limits = limits_from_bytes(&version.limits).map_err(|why| AdoptFault::Limits { mark, why })?;
+        node.could_apply(&limits)?;
+        let adopted = self.versions.adopt(version, now)?;
+        let Adopted::New { closed, .. } = &adopted else { return Ok(adopted) };
+        self.reshare_ns = 0;
+        node.set_terms(self.terms());
+        node.apply_limits(limits, now, rows)?;
+        self.shared = Some((self.versions.revision(), self.margin_ns()));
+        self.settle_accounts(node, closed, now);
+        self.keep(node);
+        let batch = node.progress().open;
+        self.tell_version(batch);
+        for writer in closed {
+            node.sessions_mut().remove(writer);
+            self.peers.retain(|_, peer| peer.writer != *writer);
+        }
+        node.set_owns_nothing(self.owns_nothing());
+        Ok(adopted)
+    }
+
+    /// Takes up where the last process left: its limits and shares are in force when this returns.
+    pub(crate) fn resume(
+        &mut self,
+        node: &Node,
+        mut schedule: Vec<Scheduled>,
+        now: Now,
+        mut rows: impl FnMut(LimitId) -> Vec<Row>,
+    ) -> Result<(), ResumeFault> {
+        node.set_terms(self.terms());
+        node.set_owns_nothing(self.owns_nothing());
+        let limits = match self.versions.version() {
+            None => Vec::new(),
+            Some(version) => {
+                limits_from_bytes(&version.limits).map_err(|_| ResumeFault::Unreadable("limits"))?
+            }
+        };
+        if schedule.is_empty() {
+            let begun = |limit: &Limit| Scheduled { limit: limit.clone(), from_ns: None, until_ns: None };
+            schedule = limits.iter().map(begun).collect();
+        }
+        node.resume(schedule, now)?;
+        node.restore_all(now, &mut rows);
+        node.apply_limits(limits, now, rows)?;
+        for key in node.take_found() {
+            self.wake(key, now.steady_ns);
+        }
+        self.shared = Some((self.versions.revision(), self.margin_ns()));
+        Ok(())
+    }
+
+    /// The version that this node has.
+    pub(crate) fn version(&self) -> Option<&Version> {
+        self.versions.version()
+    }
+
+    /// Begins to talk to a region.
+    pub(crate) fn meet(&mut self, writer: Writer) {
+        if writer.region != self.me().region && !self.versions.closed(writer) {
+            self.peers.entry(writer.region).or_insert_with(|| Peer::new(writer));
+        }
+    }
+
+    /// Units charged under a limit, less those given back, over all regions.
+    pub(crate) fn usage_of(&self, limit: LimitId) -> u128 {
+        let counter = self.usage.get(&limit);
+        counter.map_or(0, |counter| counter.read().to_string().parse().unwrap_or(0))
+    }
+
+    /// Brings every account to the newest numbers, drops what is held from closed writers, and asks back
+    /// what is lent beyond the own part.
+    fn settle_accounts(&mut self, node: &Node, closed: &[Writer], now: Now) {
+        let catalogue = node.catalogue();
+        let keys: Vec<CellKey> = self.cells.keys().copied().collect();
+        self.over_lent.clear();
+        for key in keys {
+            let over = Visit { node, catalogue: &catalogue, key, now }.at(false, |ground, cell| {
+                let HeapCell { account: Some(account), words, .. } = cell else { return false };
+                for writer in closed {
+                    account.forfeit(words, ground, Some(*writer), now);
+                }
+                account.is_over_lent()
+            });
+            if over == Some(true) {
+                self.over_lent.insert(key);
+            }
+            self.wake(key, now.steady_ns);
+        }
+    }
+
+    /// Puts the versions in line for the disk.
+    pub(crate) fn keep(&mut self, node: &Node) {
+        let revision = self.versions.revision();
+        if let Ok(bytes) = postcard::to_allocvec(self.versions.kept()) {
+            let batch = node.write_record(crate::journal::VERSIONS, bytes);
+            self.storing.push((batch, revision));
+        }
+    }
+
+    /// How this region shares limits now.
+    fn terms(&mut self) -> Terms {
+        let (margin_ns, me) = (self.margin_ns(), self.me());
+        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
+        let chain = self.versions.terms();
+        self.splits.retain(|mark, _| chain.iter().any(|term| term.mark == *mark));
+        let owns = self.versions.owns(me) && !self.restored_disk;
+        let terms = chain
+            .iter()
+            .map(|term| {
+                let split = term.split.as_ref().filter(|_| term.names(me) && owns).map(|split| {
+                    let kept = self.splits.entry(term.mark).or_insert_with(|| Arc::new(split.clone()));
+                    Arc::clone(kept)
+                });
+                Term { split, until: term.until }
+            })
+            .collect();
+        let least_rate = chain.iter().filter_map(|term| term.split.as_ref()).map(Split::least_rate).min();
+        Terms { region: me.region, terms, drift_ppm, margin_ns, least_rate: least_rate.unwrap_or(1) }
+    }
+
+    fn margin_ns(&self) -> u64 {
+        let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
+        if !self.time.is_suspect() {
+            return error_ns;
+        }
+        // In steps, so that a margin that grows does not begin new numbers every time.
+        let unsure_ns = self.time.unsure_ns().max(1).next_power_of_two();
+        error_ns.saturating_add(unsure_ns.max(error_ns)).min(acequia_limits::MARGIN_NS_MAX)
+    }
+
+    /// Makes shares anew where time, an acknowledgement or a doubtful clock has changed them.
+    pub(crate) fn keep_shares(&mut self, node: &Node, now: Now) {
+        node.set_owns_nothing(self.owns_nothing());
+        node.set_correction(self.time.correction_ns());
+        let made_of = (self.versions.revision(), self.margin_ns());
+        let due = self.versions.terms().len() > 1 && now.steady_ns >= self.reshare_ns;
+        if self.shared == Some(made_of) && !due {
+            return;
+        }
+        self.reshare_ns = now.steady_ns + RESHARE_NS;
+        self.versions.settle(node.longest_ns(), now);
+        self.shared = Some((self.versions.revision(), self.margin_ns()));
+        let terms = self.terms();
+        if node.reshare(terms, now) {
+            self.settle_accounts(node, &[], now);
+        }
+        if self.storing.iter().all(|(_, revision)| *revision < self.versions.revision()) {
+            self.keep(node);
+        }
+    }
+
+    /// Acknowledges the newest version, once nothing is lent beyond the new shares.
+    pub(crate) fn acknowledge(&mut self, node: &Node, now: Now) {
+        self.wall_high_ns = self.wall_high_ns.max(now.wall_ns).max(node.wall_high_ns());
+        let Some(mark) = self.versions.ack_due() else { return };
+        let catalogue = node.catalogue();
+        let keys: Vec<CellKey> = self.over_lent.iter().copied().collect();
+        for key in keys {
+            if !self.recall(node, &catalogue, key, now) {
+                self.over_lent.remove(&key);
+            }
+        }
+        if self.over_lent.is_empty() && self.versions.conform(mark, self.wall_high_ns) {
+            self.keep(node);
+        }
+    }
+
+    /// Asks loans of a cell back until no more is out than there is; says whether there still is.
+    fn recall(&mut self, node: &Node, catalogue: &crate::Catalogue, key: CellKey, now: Now) -> bool {
+        let peers = &mut self.peers;
+        let over = Visit { node, catalogue, key, now }.at(false, |ground, cell| {
+            let HeapCell { account: Some(account), words, .. } = cell else { return false };
+            account.settle(words, ground, now, &*node.sessions());
+            if !account.is_over_lent() {
+                return false;
+            }
+            let renewing: SmallVec<[(u64, Writer); 4]> = account
+                .book()
+                .lent()
+                .iter()
+                .filter(|lent| lent.renewing)
+                .map(|lent| (lent.number, lent.to))
+                .collect();
+            let mut sessions = node.sessions_mut();
+            for (number, to) in renewing {
+                let frozen = sessions.get_mut(&to).map(|session| account.freeze(number, session));
+                if frozen == Some(Ok(()))
+                    && let Some(peer) = peers.get_mut(&to.region)
+                {
+                    let entry = Entry::Recall { id: ShortId::default(), number };
+                    peer.outbox.tell(Topic::Recall(key, number), entry, 0);
+                }
+            }
+            true
+        });
+        over == Some(true)
+    }
+
+    /// Tells peers that are behind the version that this node has.
+    pub(crate) fn compare_marks(&mut self, header: &Header, from: Region) {
+        let own = self.mark();
+        let stored = self.storing.iter().map(|(batch, _)| *batch).max().unwrap_or(0);
+        if header.mark >= own {
+            return;
+        }
+        let Some(version) = self.versions.version() else { return };
+        if let Some(peer) = self.peers.get_mut(&from)
+            && peer.told < own
+        {
+            peer.told = own;
+            peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone())), stored);
+        }
+    }
+
+    fn tell_version(&mut self, batch: u64) {
+        let Some(version) = self.versions.version() else { return };
+        let mark = version.mark;
+        for peer in self.peers.values_mut().filter(|peer| peer.mark < mark) {
+            peer.told = mark;
+            peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone())), batch);
+        }
+    }
+
+    pub(crate) fn tell_ack(&mut self, writer: Writer, ack: Ack) {
+        for peer in self.peers.values_mut().filter(|peer| peer.writer != writer) {
+            peer.outbox.tell(Topic::Acked(writer), Entry::Acked { writer, ack }, 0);
+        }
+    }
+
+    /// Tells a peer that began anew every acknowledgement.
+    pub(crate) fn tell_all_acks(&mut self, to: Region) {
+        let own = self.versions.own_ack().map(|ack| (self.me(), ack));
+        let all: Vec<(Writer, Ack)> = self.versions.acks().chain(own).collect();
+        if let Some(peer) = self.peers.get_mut(&to) {
+            for (writer, ack) in all {
+                peer.outbox.tell(Topic::Acked(writer), Entry::Acked { writer, ack }, 0);
+            }
+        }
+    }
+
+    /// For operators.
+    pub(crate) fn membership(&self, now: Now) -> Membership {
+        let reached = self.peers.iter().filter(|(_, peer)| peer.is_reached(now.steady_ns, super::REACH_NS));
+        Membership {
+            writer: self.me(),
+            progress: self.versions.progress(),
+            standing: if self.restored_disk {
+                Standing::RestoredDisk
+            } else if self.versions.owns(self.me()) {
+                Standing::Owner
+            } else {
+                Standing::NoCatalogue
+            },
+            clock_is_suspect: self.time.is_suspect(),
+            reached: reached.map(|(region, peer)| (*region, peer.round_ns())).collect(),
+            warm_cells: self.cells.len(),
+        }
+    }
+}

@@ -1,0 +1,974 @@
+//! How a region shares its limits with others: what it hears, what it decides, what it says.
+//!
+//! **Nothing in here can over-admit.** What a cell may spend is kept by its account ([`crate::account`])
+//! by the rules of `acequia-rights`; this module only calls them, at times and in amounts that it
+//! likes, and carries what they say. It knows peers, frames and demand; it knows no socket and no
+//! clock: [`Node::handle`] takes a frame that came, [`Node::tick`] lets time pass, [`Node::poll`]
+//! gives the next frame to send.
+
+mod cell;
+mod demand;
+mod membership;
+mod outbox;
+mod peer;
+pub(crate) mod policy;
+mod target;
+mod timekeeper;
+pub mod wire;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use acequia_limits::{LimitId, Now, Reason};
+use acequia_rights::{
+    Beats, Offer, Refusal, Region, Session, Version, Versions, Writer, loan::LOANS_PER_PEER_MAX,
+    session::Beat,
+};
+use crdts::{
+    CmRDT, Dot, PNCounter,
+    pncounter::{Dir, Op},
+};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use self::{
+    cell::{Asked, Piece, Resource, Told, View, Warm, look_after, time_left_ns},
+    outbox::Topic,
+    peer::Peer,
+    policy::{Borrowed, Flow, Plan, Seat, Stock, plan},
+    timekeeper::Timekeeper,
+    wire::{Entry, Frame, Garbled, Header, Rough, ShortId},
+};
+use crate::{Catalogue, Node, account::Ground, journal::HeapCell, visit::Visit};
+
+pub use membership::{AdoptFault, Membership, Standing, limits_from_bytes, limits_to_bytes};
+pub(crate) use outbox::CellKey;
+
+/// How long a loan lasts after the heartbeat that it is dated from, unless a config says otherwise.
+pub const LOAN_TTL_NS: u64 = 3_000_000_000;
+/// Heartbeats are at most this far apart.
+const PULSE_NS: u64 = 400_000_000;
+/// A peer that was not heard for so long is not asked, and not lent to.
+const REACH_NS: u64 = 1_500_000_000;
+/// What was not confirmed for twice the way there and back, and so much more, is sent again.
+const RESEND_NS: u64 = 250_000_000;
+/// A cell that nobody asked for, in any region that said so, for so long gives everything back.
+const IDLE_NS: u64 = 10_000_000_000;
+/// News of a cell that nobody waits for.
+const REFRESH_NS: u64 = 4_000_000_000;
+/// Asking again for rights, at first; twice as long each time it brought nothing.
+const ASK_NS: u64 = 250_000_000;
+const ASK_NS_MAX: u64 = 4_000_000_000;
+/// Peers that are asked at once.
+const ASKED_MAX: usize = 3;
+/// The most cells that are shared actively: past it, cells stay with their own part.
+const WARM_MAX: usize = 4 << 20;
+/// Looks in one tick.
+const LOOKS_MAX: usize = 16_384;
+/// Numbers of loans that are reserved on disk at once: so many are skipped by a restart.
+const NUMBERS_AHEAD: u64 = 4_096;
+/// How often usage is counted up and told.
+const USAGE_NS: u64 = 1_000_000_000;
+
+/// A node's place among the regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Home {
+    /// Who it is.
+    pub writer: Writer,
+    /// How long its loans last: a few heartbeats, so that an isolated region soon falls back on its own part
+    /// and what it lent soon comes back.
+    pub loan_ttl_ns: u64,
+}
+
+/// Why a frame was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameFault {
+    /// This node shares nothing.
+    #[error("this node has no regions")]
+    Alone,
+    /// It cannot be read.
+    #[error(transparent)]
+    Garbled(#[from] Garbled),
+    /// It says to be from a region that its connection is not.
+    #[error("a frame of {said:?} from region {region:?}")]
+    Impostor {
+        /// Whose certificate it came with.
+        region: Region,
+        /// Who it says to be from.
+        said: Writer,
+    },
+    /// Its writer was evicted, or began anew.
+    #[error("{0:?} is closed: it must join again with a new incarnation")]
+    Closed(Writer),
+    /// An earlier process of the sender.
+    #[error("a frame of an earlier process of {0:?}")]
+    Late(Writer),
+}
+
+/// What was refused and sent, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Frames that were read.
+    pub frames_in: u64,
+    /// Frames that were refused whole.
+    pub frames_refused: u64,
+    /// Entries that were refused: a rule forbade them, or they came too late.
+    pub entries_refused: u64,
+    /// Frames sent.
+    pub frames_out: u64,
+    /// Entries sent.
+    pub entries_out: u64,
+    /// Bytes sent.
+    pub bytes_out: u64,
+    /// Loans given.
+    pub lent: u64,
+    /// Loans taken up.
+    pub borrowed: u64,
+    /// Rights given away in windows.
+    pub given: u64,
+}
+
+/// A node's dealings with other regions.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    home: Home,
+    beats: Beats,
+    beat: Beat,
+    beat_ns: u64,
+    versions: Versions,
+    /// The splits of the terms, one for each as long as it counts.
+    splits: BTreeMap<acequia_rights::Mark, std::sync::Arc<acequia_rights::Split>>,
+    /// Cells of which more is lent than the newest version leaves to this region.
+    over_lent: BTreeSet<CellKey>,
+    /// The latest that the wall clock ever showed.
+    wall_high_ns: u64,
+    /// Revisions of the versions that wait for the disk: (batch, revision).
+    storing: Vec<(u64, u64)>,
+    /// A version that a peer told, not yet adopted.
+    offered: Option<Version>,
+    peers: BTreeMap<Region, Peer>,
+    cells: BTreeMap<CellKey, Warm>,
+    /// What a look has to say, once what it changed is on disk.
+    tells: Vec<(Region, Topic, Entry)>,
+    looks: BTreeSet<(u64, CellKey)>,
+    loans: Numbers,
+    time: Timekeeper,
+    /// What the shares were last made with: the revision of the versions and the clock's margin.
+    shared: Option<(u64, u64)>,
+    reshare_ns: u64,
+    /// The disk is an old one: nothing is owned until the node begins anew.
+    restored_disk: bool,
+    usage: BTreeMap<LimitId, PNCounter<Writer>>,
+    usage_ns: u64,
+    traffic: Traffic,
+    /// Nothing leaves before this batch is on disk: this process's number is in it.
+    born_in: u64,
+}
+
+/// Numbers of loans: reserved on disk in chunks, given once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Numbers {
+    next: u64,
+    reserved: u64,
+}
+
+/// What a node remembers of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    /// How often it was started.
+    pub(crate) boot: u32,
+    /// Loans have numbers up to this.
+    pub(crate) loans: u64,
+}
+
+impl Sharing {
+    pub(crate) fn new(home: Home, versions: Versions, memory: Memory, born_in: u64) -> Self {
+        let beats = Beats::new(memory.boot, home.loan_ttl_ns.saturating_mul(4));
+        Self {
+            home,
+            beat: Beat { boot: memory.boot, number: 0 },
+            beats,
+            beat_ns: 0,
+            versions,
+            splits: BTreeMap::new(),
+            over_lent: BTreeSet::new(),
+            wall_high_ns: 0,
+            storing: Vec::new(),
+            offered: None,
+            peers: BTreeMap::new(),
+            cells: BTreeMap::new(),
+            tells: Vec::new(),
+            looks: BTreeSet::new(),
+            loans: Numbers { next: memory.loans, reserved: memory.loans },
+            time: Timekeeper::default(),
+            shared: None,
+            reshare_ns: 0,
+            restored_disk: false,
+            usage: BTreeMap::new(),
+            usage_ns: 0,
+            traffic: Traffic::default(),
+            born_in,
+        }
+    }
+
+    fn me(&self) -> Writer {
+        self.home.writer
+    }
+
+    /// Why this region owns nothing, if it does.
+    pub(crate) fn owns_nothing(&self) -> Option<Reason> {
+        if self.restored_disk {
+            Some(Reason::RestoredDisk)
+        } else if !self.versions.owns(self.me()) {
+            Some(Reason::NoCatalogue)
+        } else {
+            None
+        }
+    }
+
+    // Time.
+
+    /// Lets time pass: looks at cells that are due or call, and puts in line what there is to say.
+    pub(crate) fn tick(&mut self, node: &Node, now: Now, calls: Vec<CellKey>) {
+        self.stored(node, now);
+        self.keep_time(now);
+        self.beat(now);
+        self.keep_shares(node, now);
+        let catalogue = node.catalogue();
+        for peer in self.peers.values_mut() {
+            let patience = peer.round_ns().saturating_mul(2).saturating_add(RESEND_NS);
+            peer.outbox.expire(now.steady_ns.saturating_sub(patience));
+        }
+        self.renew(node, now);
+        for key in calls {
+            self.wake(key, now.steady_ns);
+        }
+        for _ in 0..LOOKS_MAX {
+            let Some((due_ns, key)) = self.looks.first().copied() else { break };
+            if due_ns > now.steady_ns {
+                break;
+            }
+            self.looks.pop_first();
+            self.look(node, &catalogue, key, now);
+        }
+        self.acknowledge(node, now);
+        if now.steady_ns >= self.usage_ns {
+            self.usage_ns = now.steady_ns + USAGE_NS;
+            self.count_usage(node, &catalogue);
+        }
+    }
+
+    /// What is on disk by now counts.
+    fn stored(&mut self, node: &Node, now: Now) {
+        let committed = node.progress().committed;
+        let mut newest = None;
+        self.storing.retain(|(batch, revision)| {
+            if *batch <= committed {
+                newest = newest.max(Some(*revision));
+            }
+            *batch > committed
+        });
+        if let Some(revision) = newest {
+            self.versions.stored(revision, now);
+            if let Some(ack) = self.versions.own_ack() {
+                self.tell_ack(self.me(), ack);
+            }
+        }
+    }
+
+    fn beat(&mut self, now: Now) {
+        /// Frames sent within so short a time carry one beat: dated from the first, which is safe.
+        const FRESH_NS: u64 = 20_000_000;
+        if self.beat_ns == 0 || now.steady_ns >= self.beat_ns + FRESH_NS {
+            self.beat = self.beats.next(now.steady_ns);
+            self.beat_ns = now.steady_ns;
+        }
+    }
+
+    /// Renews what is lent to every peer whose beat was heard since the last time, a few times a second.
+    fn renew(&mut self, node: &Node, now: Now) {
+        if self.restored_disk {
+            return;
+        }
+        let mut sessions = node.sessions_mut();
+        for peer in self.peers.values_mut() {
+            if now.steady_ns < peer.renewed_ns + PULSE_NS || !peer.is_reached(now.steady_ns, REACH_NS) {
+                continue;
+            }
+            if let Some(session) = sessions.get_mut(&peer.writer)
+                && let Some(renew) = session.renew(now.steady_ns)
+            {
+                peer.renewed_ns = now.steady_ns;
+                peer.outbox.tell(Topic::Renew, Entry::Renew(renew), 0);
+            }
+        }
+    }
+
+    /// Looks at a cell at this time, if no earlier look is planned.
+    fn wake(&mut self, key: CellKey, at_ns: u64) {
+        if !self.cells.contains_key(&key) && self.cells.len() >= WARM_MAX {
+            return;
+        }
+        let warm = self.cells.entry(key).or_insert_with(|| Warm::new(at_ns));
+        if at_ns < warm.due_ns {
+            self.looks.remove(&(warm.due_ns, key));
+            warm.due_ns = at_ns;
+            self.looks.insert((at_ns, key));
+        }
+    }
+
+    fn keep_time(&mut self, now: Now) {
+        let Some(version) = self.versions.version() else { return };
+        let reached = self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
+        let readings: SmallVec<[timekeeper::Reading; 8]> = reached.filter_map(Peer::reading).collect();
+        let (error_ns, drift_ppm) = (version.clock_error_ns, version.drift_ppm);
+        self.time.observe(now.steady_ns, now.wall_ns, error_ns, drift_ppm, &readings);
+    }
+
+    // Cells.
+
+    /// One look at a cell: what was asked of it, what the others said, and what to do about it.
+    fn look(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
+        let Some(mut warm) = self.cells.remove(&key) else { return };
+        warm.due_ns = u64::MAX;
+        let owned = self.owns_nothing().is_none();
+        let visit = Visit { node, catalogue, key, now };
+        let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, node, key, ground, cell, now));
+        let Some((keep, after_ns)) = again.flatten() else {
+            self.tells.clear();
+            for peer in self.peers.values_mut() {
+                peer.outbox.forget(&key);
+            }
+            return;
+        };
+        if keep {
+            warm.due_ns = now.steady_ns + after_ns;
+            self.looks.insert((warm.due_ns, key));
+            self.cells.insert(key, warm);
+        } else {
+            for peer in self.peers.values_mut() {
+                peer.outbox.forget(&key);
+            }
+        }
+    }
+
+    /// Gives whether the cell stays warm, and when to look again.
+    fn look_at(
+        &mut self,
+        warm: &mut Warm,
+        node: &Node,
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &mut HeapCell,
+        now: Now,
+    ) -> Option<(bool, u64)> {
+        let offered = {
+            let HeapCell { account, words, .. } = cell;
+            let account = account.as_deref_mut()?;
+            account.settle(words, ground, now, &*node.sessions());
+            account.look()
+        };
+        warm.demand.observe(offered.units, offered.events, now.steady_ns);
+        if offered.events > 0 {
+            warm.busy_ns = now.steady_ns;
+        }
+        let resource = Resource::of(ground.global);
+        let scarce = match resource {
+            Resource::Rights => self.look_at_stock(warm, node, key, ground, cell, offered.denied, now),
+            _ => self.look_at_flow(warm, node, key, ground, cell, &resource, offered.denied, now),
+        };
+        let unwritten = cell.account.as_deref_mut()?.take_unwritten();
+        let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
+        for (region, topic, entry) in self.tells.drain(..) {
+            if let Some(peer) = self.peers.get_mut(&region) {
+                peer.outbox.tell(topic, entry, batch);
+            }
+        }
+        self.tell_news(warm, key, ground, cell, &resource, scarce, now);
+        let account = cell.account.as_deref_mut()?;
+        let idle = now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS;
+        if idle && account.is_empty(now) {
+            cell.account = None;
+            return Some((false, 0));
+        }
+        Some((true, look_after(warm.demand.events_milli(), scarce)))
+    }
+
+    /// A rate, or a sliding window: lends and gives back.
+    #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
+    fn look_at_flow(
+        &mut self,
+        warm: &mut Warm,
+        node: &Node,
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &mut HeapCell,
+        resource: &Resource,
+        denied: u64,
+        now: Now,
+    ) -> bool {
+        let HeapCell { account: Some(account), words, .. } = cell else { return false };
+        let left = account.algorithm.available(words, now, ground.salt);
+        let effective = account.effective();
+        if denied > effective.units && denied <= ground.global.budget() {
+            warm.short = denied;
+        } else if denied > 0 || effective.units >= warm.short {
+            warm.short = 0;
+        }
+        let own = Seat {
+            region: self.me().region,
+            want: resource.want(warm.demand.units_milli()),
+            holds: resource.weigh(effective),
+            standing: resource.weigh(account.standing()),
+            short: warm.short,
+            weight: u32::try_from(resource.weigh(account.standing())).unwrap_or(1),
+        };
+        let mut others: SmallVec<[Seat; 8]> = SmallVec::new();
+        for peer in self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
+            let standing = self.standing_of(peer.writer, ground, now);
+            others.push(warm.seat(peer.writer.region, standing, resource, now.steady_ns, peer.round_ns()));
+        }
+        let held: SmallVec<[Borrowed; 8]> = account
+            .book()
+            .held()
+            .iter()
+            .map(|held| Borrowed { from: held.from.region, number: held.number, part: held.part })
+            .collect();
+        let flow = Flow {
+            own,
+            others: &others,
+            spare: account.spare(),
+            held: &held,
+            units_total: ground.global.budget(),
+            is_rate: matches!(resource, Resource::Rate { .. }),
+            left,
+        };
+        let mut plan = plan(&flow);
+        if now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS {
+            plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
+        }
+        let scarce = plan.is_scarce;
+        self.carry_out(plan, warm, node, key, ground, cell, resource, now);
+        scarce
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
+    fn carry_out(
+        &mut self,
+        plan: Plan,
+        warm: &mut Warm,
+        node: &Node,
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &mut HeapCell,
+        resource: &Resource,
+        now: Now,
+    ) {
+        let HeapCell { account: Some(account), words, .. } = cell else { return };
+        let mut sessions = node.sessions_mut();
+        for (region, number) in plan.give_back {
+            let Some(from) =
+                account.book().held().iter().find(|held| held.number == number && held.from.region == region)
+            else {
+                continue;
+            };
+            let from = from.from;
+            let Some(session) = sessions.get_mut(&from) else { continue };
+            if let Ok(back) = account.give_back(words, ground, (from, number), session, now) {
+                let entry = Entry::Return { id: ShortId::default(), back };
+                self.tells.push((region, Topic::Return(key, number), entry));
+            }
+        }
+        if node.is_journal_down() || self.restored_disk {
+            return;
+        }
+        for (region, part) in plan.lend {
+            let Some(peer) = self.peers.get(&region) else { continue };
+            let to = peer.writer;
+            let with_peer = account.book().lent().iter().filter(|lent| lent.to == to).count();
+            if with_peer >= LOANS_PER_PEER_MAX {
+                continue;
+            }
+            let Some(session) = sessions.get_mut(&to) else { continue };
+            let tokens = part.units.min(account.algorithm.available(words, now, ground.salt));
+            let number = self.loans.take(node);
+            let offer = Offer { number, to, part, tokens, ttl_ns: self.home.loan_ttl_ns };
+            if let Ok(grant) = account.lend(words, ground, &offer, session, now) {
+                self.traffic.lent += 1;
+                warm.pieces.push(Piece { to: region, weight: resource.weigh(part), at_ns: now.steady_ns });
+                let entry = Entry::Grant { id: ShortId::default(), grant };
+                self.tells.push((region, Topic::Grant(key, number), entry));
+            }
+        }
+    }
+
+    /// A window's rights: asks for them, and gives.
+    #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
+    fn look_at_stock(
+        &mut self,
+        warm: &mut Warm,
+        node: &Node,
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &mut HeapCell,
+        denied: u64,
+        now: Now,
+    ) -> bool {
+        let (left, end_ns) = {
+            let Some(account) = cell.account.as_deref() else { return false };
+            (account.available(&cell.words, cell.reserved(), now, ground.salt), account.window())
+        };
+        let Some(account) = cell.account.as_deref_mut() else { return false };
+        let round_ns =
+            self.peers.values().filter(|p| p.is_reached(now.steady_ns, REACH_NS)).map(Peer::round_ns).max();
+        let mut stock = Stock {
+            left,
+            demand_milli: warm.demand.units_milli(),
+            time_left_ns: time_left_ns(end_ns, now),
+            round_ns: round_ns.unwrap_or(0),
+            denied: if denied <= ground.global.budget() { denied } else { 0 },
+        };
+        if std::mem::take(&mut warm.regive) {
+            for (region, cumulative) in account.open().given() {
+                let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative: *cumulative };
+                self.tells.push((*region, Topic::Give(key, end_ns), entry));
+            }
+        }
+        let asked = std::mem::take(&mut warm.asked);
+        let nearly_over = stock.left < ground.global.budget() / 64;
+        let may_give = !node.is_journal_down() && self.owns_nothing().is_none();
+        for Asked { by, units, .. } in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
+            let give = stock.give(units, nearly_over);
+            if give > 0
+                && let Ok(cumulative) = account.give(ground, by, give, stock.left)
+            {
+                stock.left -= give;
+                self.traffic.given += 1;
+                let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative };
+                self.tells.push((by, Topic::Give(key, end_ns), entry));
+            }
+            // So that the asker knows whom not to ask again.
+            warm.told = None;
+        }
+        account.set_low_water(stock.low_water());
+        let units = stock.ask();
+        if units > 0 && now.steady_ns >= warm.quiet_until_ns && self.owns_nothing().is_none() {
+            self.ask(warm, key, ground, end_ns, units, now);
+        }
+        if units == 0 {
+            warm.asked_in_vain = 0;
+        }
+        units > 0
+    }
+
+    /// Asks those that can be reached and have most.
+    fn ask(&mut self, warm: &mut Warm, key: CellKey, ground: &Ground<'_>, end_ns: u64, units: u64, now: Now) {
+        let mut rich: SmallVec<[(u64, Region); 8]> = SmallVec::new();
+        for peer in self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
+            let standing = self.standing_of(peer.writer, ground, now).units;
+            let left = warm.view(peer.writer.region, now.steady_ns).map_or(standing, |view| view.left);
+            if left > 0 {
+                rich.push((left, peer.writer.region));
+            }
+        }
+        rich.sort_unstable_by(|a, b| b.cmp(a));
+        rich.truncate(ASKED_MAX);
+        let share = if rich.len() > 1 { units.div_ceil(2) } else { units };
+        for (_, region) in &rich {
+            if let Some(peer) = self.peers.get_mut(region) {
+                let entry = Entry::Ask { id: ShortId::default(), end_ns, units: share };
+                peer.outbox.tell(Topic::Ask(key, end_ns), entry, 0);
+            }
+        }
+        let wait = ASK_NS.saturating_mul(1 << warm.asked_in_vain.min(6)).min(ASK_NS_MAX);
+        warm.asked_in_vain += 1;
+        warm.quiet_until_ns = now.steady_ns + wait;
+    }
+
+    /// Tells the others how a cell is doing, where that is news.
+    #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
+    fn tell_news(
+        &mut self,
+        warm: &mut Warm,
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &HeapCell,
+        resource: &Resource,
+        scarce: bool,
+        now: Now,
+    ) {
+        let Some(account) = cell.account.as_deref() else { return };
+        let left = account.algorithm.available(&cell.words, now, ground.salt);
+        let demand = warm.demand.units_milli();
+        let holds = resource.weigh(account.effective());
+        let due = match warm.told {
+            None => true,
+            Some(told) => {
+                let age = now.steady_ns.saturating_sub(told.at_ns);
+                let differs =
+                    |old: Rough, new: u64, part: u64| old.get().abs_diff(new) > new.max(old.get()) / part;
+                let changed = differs(told.demand, demand, if scarce { 8 } else { 3 })
+                    || differs(told.holds, holds, 32)
+                    || (*resource == Resource::Rights && differs(told.left, left, 4));
+                (changed && age >= 15_000_000) || (scarce && age >= REFRESH_NS / 4) || age >= REFRESH_NS
+            }
+        };
+        if !due {
+            return;
+        }
+        let told = Told {
+            demand: Rough::new(demand),
+            holds: Rough::new(holds),
+            left: Rough::new(left),
+            at_ns: now.steady_ns,
+        };
+        warm.told = Some(told);
+        for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
+            let id = ShortId::default();
+            let entry = Entry::News { id, demand: told.demand, holds: told.holds, left: told.left };
+            peer.outbox.tell(Topic::News(key), entry, 0);
+            if warm.short > 0 {
+                peer.outbox.tell(Topic::Short(key), Entry::Short { id, units: warm.short }, 0);
+            }
+        }
+    }
+
+    /// The standing part that another writer has of a cell, as far as is known here.
+    fn standing_of(&self, writer: Writer, ground: &Ground<'_>, now: Now) -> acequia_limits::Part {
+        let kind = membership::kind_of(ground.global, now);
+        self.versions.share(writer, ground.global.budget(), ground.salt, kind)
+    }
+
+    // What comes.
+
+    /// Takes a frame that came from a region.
+    pub(crate) fn handle(
+        &mut self,
+        node: &Node,
+        from: Region,
+        bytes: &[u8],
+        now: Now,
+    ) -> Result<(), FrameFault> {
+        self.traffic.frames_in += 1;
+        let taken = self.take(node, from, bytes, now);
+        self.traffic.frames_refused += u64::from(taken.is_err());
+        taken
+    }
+
+    fn take(&mut self, node: &Node, from: Region, bytes: &[u8], now: Now) -> Result<(), FrameFault> {
+        let Frame { header, entries } = wire::read(bytes)?;
+        if header.writer.region != from || from == self.me().region {
+            return Err(FrameFault::Impostor { region: from, said: header.writer });
+        }
+        if self.versions.closed(header.writer) {
+            return Err(FrameFault::Closed(header.writer));
+        }
+        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
+        let peer = self.peers.entry(from).or_insert_with(|| Peer::new(header.writer));
+        if (header.writer, header.boot) < (peer.writer, peer.boot) {
+            return Err(FrameFault::Late(header.writer));
+        }
+        let began_anew = (header.writer, header.boot) != (peer.writer, peer.boot);
+        if began_anew {
+            peer.begin_anew(header.writer, header.boot);
+        }
+        {
+            let mut sessions = node.sessions_mut();
+            let session = sessions.entry(header.writer).or_insert_with(|| Session::new(drift_ppm));
+            session.set_drift_ppm(drift_ppm);
+            session.hear(Beat { boot: header.boot, number: header.beat }, now.steady_ns);
+        }
+        // A peer that saw a later process of this node, or loans that it never gave: an old disk.
+        let ahead = header.seen.boot > self.beats.boot() || header.loan_max > self.loans.reserved;
+        if ahead && header.seen.boot > 0 {
+            self.restored_disk = true;
+        }
+        let boot = self.beats.boot();
+        peer.hear(&header, boot, now);
+        if began_anew {
+            for warm in self.cells.values_mut() {
+                warm.told = None;
+                warm.regive = true;
+            }
+            self.tell_all_acks(from);
+        }
+        self.compare_marks(&header, from);
+        let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
+        // An entry about a cell that nobody introduced would be lost if the frame were confirmed.
+        let mut strangers: SmallVec<[ShortId; 4]> = SmallVec::new();
+        for entry in &entries {
+            match entry {
+                Entry::Introduce { id, limit, tag } => {
+                    if let Some(slot) = node.slot_of(*limit) {
+                        peer.outbox.introduce(*id, (slot, *tag));
+                    }
+                }
+                other => {
+                    if let Some(id) = other.cell()
+                        && peer.outbox.cell(id).is_none()
+                    {
+                        strangers.push(id);
+                    }
+                }
+            }
+        }
+        let known_limits = strangers.is_empty();
+        for id in strangers {
+            peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
+        }
+        if !known_limits {
+            // A limit that this node has not heard of, or a number it forgot: the frame comes again.
+            return Ok(());
+        }
+        if !peer.seen.note(header.number) {
+            return Ok(());
+        }
+        peer.owes_reply |= !entries.is_empty();
+        for entry in entries {
+            if self.take_entry(node, &header, entry, now).is_err() {
+                self.traffic.entries_refused += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_entry(&mut self, node: &Node, header: &Header, entry: Entry, now: Now) -> Result<(), Refusal> {
+        let region = header.writer.region;
+        let key = entry.cell().and_then(|id| self.peers.get(&region)?.outbox.cell(id));
+        match (entry, key) {
+            (Entry::Introduce { .. }, _) => Ok(()),
+            (Entry::Unknown { id }, _) => {
+                if let Some(peer) = self.peers.get_mut(&region) {
+                    peer.outbox.unknown(id);
+                }
+                Ok(())
+            }
+            (Entry::News { demand, holds, left, .. }, Some(key)) => {
+                self.wake(key, now.steady_ns);
+                let Some(warm) = self.cells.get_mut(&key) else { return Ok(()) };
+                let view = warm.view_mut(region);
+                if header.number < view.frame {
+                    return Err(Refusal::Stale);
+                }
+                let (demand_milli, holds) = (demand.get(), holds.get());
+                let more = demand_milli > view.demand_milli;
+                let at_ns = now.steady_ns;
+                *view = View {
+                    demand_milli,
+                    holds,
+                    left: left.get(),
+                    short: view.short,
+                    at_ns,
+                    frame: header.number,
+                };
+                if more {
+                    warm.busy_ns = now.steady_ns;
+                }
+                Ok(())
+            }
+            (Entry::Short { units, .. }, Some(key)) => {
+                self.wake(key, now.steady_ns);
+                if let Some(warm) = self.cells.get_mut(&key) {
+                    warm.view_mut(region).short = units;
+                    warm.busy_ns = now.steady_ns;
+                }
+                Ok(())
+            }
+            (Entry::Ask { end_ns, units, .. }, Some(key)) => {
+                self.wake(key, now.steady_ns);
+                if let Some(warm) = self.cells.get_mut(&key)
+                    && warm.asked.len() < self.peers.len()
+                {
+                    warm.asked.retain(|asked| asked.by != region);
+                    warm.asked.push(Asked { by: region, end_ns, units });
+                }
+                Ok(())
+            }
+            (Entry::Renew(renew), _) => {
+                let mut sessions = node.sessions_mut();
+                let session = sessions.get_mut(&header.writer).ok_or(Refusal::Unheard)?;
+                session.take_renew(&renew, &self.beats, now.steady_ns)
+            }
+            (Entry::Version(version), _) => {
+                let newer = self.offered.as_ref().is_none_or(|offered| offered.mark < version.mark);
+                if newer {
+                    self.offered = Some(*version);
+                }
+                Ok(())
+            }
+            (Entry::Acked { writer, ack }, _) => {
+                // A peer tells its own word, and passes on what it heard: a word cannot be forged without a
+                // certificate of some region, and a region that lies about others is outside the model.
+                self.versions.learn_ack(writer, ack, now);
+                Ok(())
+            }
+            (Entry::Usage { limit, writer, spent, refunded }, _) => {
+                if writer.region != region || refunded > spent {
+                    return Err(Refusal::Malformed);
+                }
+                let counter = self.usage.entry(limit).or_default();
+                for (total, dir) in [(spent, Dir::Pos), (refunded, Dir::Neg)] {
+                    counter.apply(Op { dot: Dot::new(writer, total), dir });
+                }
+                Ok(())
+            }
+            (entry, Some(key)) => self.take_right(node, header, key, entry, now),
+            (_, None) => Err(Refusal::Unknown(0)),
+        }
+    }
+
+    /// An entry that moves rights.
+    fn take_right(
+        &mut self,
+        node: &Node,
+        header: &Header,
+        key: CellKey,
+        entry: Entry,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        let from = header.writer;
+        let owned = self.owns_nothing().is_none();
+        let catalogue = node.catalogue();
+        let visit = Visit { node, catalogue: &catalogue, key, now };
+        let beats = &self.beats;
+        let result = visit.at(owned, |ground, cell| {
+            let HeapCell { account: Some(account), words, .. } = &mut *cell else {
+                return Err(Refusal::Unknown(0));
+            };
+            account.settle(words, ground, now, &*node.sessions());
+            let mut sessions = node.sessions_mut();
+            let session = sessions.get_mut(&from).ok_or(Refusal::Unheard)?;
+            match entry {
+                Entry::Grant { grant, .. } => {
+                    if !owned {
+                        return Err(Refusal::Unheard);
+                    }
+                    account.accept(words, ground, (from, &grant), (beats, session), now)
+                }
+                Entry::Return { back, .. } => account.take_return(words, ground, (from, &back), session, now),
+                Entry::Recall { number, .. } => {
+                    let back = account.give_back(words, ground, (from, number), session, now)?;
+                    drop(sessions);
+                    returned(self.peers.get_mut(&from.region), key, back);
+                    Ok(())
+                }
+                Entry::Give { end_ns, cumulative, .. } => {
+                    if !owned {
+                        return Err(Refusal::Unheard);
+                    }
+                    let received = account.receive(ground, from.region, end_ns, cumulative);
+                    if let Some(peer) = self.peers.get_mut(&from.region) {
+                        let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
+                        peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);
+                    }
+                    received.map(|_| ())
+                }
+                Entry::Got { end_ns, cumulative, .. } => {
+                    if end_ns == account.window() {
+                        account.open().own_echo(from.region, cumulative)
+                    } else {
+                        Ok(())
+                    }
+                }
+                _ => Err(Refusal::Malformed),
+            }?;
+            if account.take_unwritten() {
+                node.write_account(key, cell, now);
+            }
+            Ok(())
+        });
+        let result = result.unwrap_or(Err(Refusal::Unknown(0)));
+        match &result {
+            Ok(()) => {
+                self.traffic.borrowed += 1;
+                self.wake(key, now.steady_ns);
+            }
+            Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
+            Err(_) => {}
+        }
+        result
+    }
+
+    // What goes.
+
+    /// The next frame for some peer.
+    pub(crate) fn poll(&mut self, node: &Node, now: Now) -> Option<(Region, Vec<u8>)> {
+        let committed = node.progress().committed;
+        if committed < self.born_in {
+            return None;
+        }
+        let regions: SmallVec<[Region; 8]> = self.peers.keys().copied().collect();
+        let catalogue = node.catalogue();
+        for region in regions {
+            let (me, beat, mark) = (self.me(), self.beat, self.mark());
+            let Some(peer) = self.peers.get_mut(&region) else { continue };
+            let quiet = now.steady_ns.saturating_sub(peer.said_ns);
+            let pulse = peer.said_ns == 0 || quiet >= PULSE_NS;
+            if !(pulse || peer.owes_reply && quiet >= peer::REPLY_NS || peer.outbox.is_ready(committed)) {
+                continue;
+            }
+            let loan_max = node.sessions().get(&peer.writer).map_or(0, Session::accepted_max);
+            let header = Header {
+                writer: me,
+                boot: beat.boot,
+                number: peer.outbox.number(),
+                seen: peer.seen,
+                beat: beat.number,
+                wall_ns: corrected(now.wall_ns, self.time.correction_ns()),
+                loan_max,
+                mark,
+            };
+            let bytes = peer.outbox.fill(&header, committed, now.steady_ns, |slot| catalogue.id(slot));
+            peer.said_ns = now.steady_ns;
+            peer.owes_reply = false;
+            self.traffic.frames_out += 1;
+            self.traffic.bytes_out += bytes.len() as u64;
+            return Some((region, bytes));
+        }
+        None
+    }
+
+    /// What was sent and refused.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let entries_out = self.peers.values().map(|peer| peer.outbox.entries).sum();
+        Traffic { entries_out, ..self.traffic }
+    }
+
+    /// Charges so far, by limit, over all regions: (spent, refunded).
+    fn count_usage(&mut self, node: &Node, catalogue: &Catalogue) {
+        let me = self.me();
+        for (slot, spent) in node.take_spent() {
+            let Some(limit) = catalogue.id(slot) else { continue };
+            let counter = self.usage.entry(limit).or_default();
+            let op = counter.inc_many(me, spent);
+            let total = op.dot.counter;
+            counter.apply(op);
+            for peer in self.peers.values_mut() {
+                let entry = Entry::Usage { limit, writer: me, spent: total, refunded: 0 };
+                peer.outbox.tell(Topic::Usage(limit, me), entry, 0);
+            }
+        }
+    }
+}
+
+fn returned(peer: Option<&mut Peer>, key: CellKey, back: acequia_rights::Return) {
+    if let Some(peer) = peer {
+        let entry = Entry::Return { id: ShortId::default(), back };
+        peer.outbox.tell(Topic::Return(key, back.number), entry, 0);
+    }
+}
+
+fn corrected(wall_ns: u64, correction_ns: i64) -> u64 {
+    wall_ns.saturating_add_signed(correction_ns)
+}
+
+impl Numbers {
+    /// The next number, reserved on disk in the batch that is open, or before.
+    fn take(&mut self, node: &Node) -> u64 {
+        self.next += 1;
+        if self.next > self.reserved {
+            self.reserved = self.next + NUMBERS_AHEAD;
+            node.remember(|memory| memory.loans = self.reserved);
+        }
+        self.next
+    }
+}

@@ -1,0 +1,271 @@
+//! Who lends what to whom, who gives back, who asks.
+//!
+//! Whatever is decided here is safe: what may be lent, given or returned is bounded by `rights`, and
+//! a view of another region that is wrong, old or missing wastes some of a limit and admits nothing.
+//! So this file may be changed freely; what it is worth is measured, not proven.
+//!
+//! *Flows* (rates, and the capacity of sliding windows) are pushed: every region sees the same
+//! demands, computes the same fair targets, and whoever has more than its target gives the others
+//! what they miss. *Stocks* (the rights of a window) are pulled: who is about to run dry asks those
+//! that have most.
+
+use acequia_limits::Part;
+use acequia_rights::Region;
+use smallvec::SmallVec;
+
+use super::target::{Claim, water_fill};
+
+/// Of a fair part: a smaller need is left alone.
+const DEAD_BAND: u64 = 20;
+/// Of the whole: a smaller piece is not worth a loan.
+const QUANTUM: u64 = 128;
+/// Limits of fewer units a region than this move whole.
+const SMALL_UNITS: u64 = 16;
+
+/// A region's place in a cell, as one node sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seat {
+    pub(crate) region: Region,
+    /// What it could use.
+    pub(crate) want: u64,
+    /// What it may use now, with what is on its way to it.
+    pub(crate) holds: u64,
+    /// Its standing part.
+    pub(crate) standing: u64,
+    /// Units that it must be able to hold at once; 0 where it holds enough.
+    pub(crate) short: u64,
+    pub(crate) weight: u32,
+}
+
+/// A loan that this region holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Borrowed {
+    pub(crate) from: Region,
+    pub(crate) number: u64,
+    pub(crate) part: Part,
+}
+
+/// What one node knows of a flow.
+#[derive(Debug)]
+pub(crate) struct Flow<'a> {
+    pub(crate) own: Seat,
+    /// Those that can be reached.
+    pub(crate) others: &'a [Seat],
+    /// What of the own standing part is not lent: in rate, and in units.
+    pub(crate) spare: Part,
+    /// What this region borrowed.
+    pub(crate) held: &'a [Borrowed],
+    /// Units of the whole limit: where they are few, parts move whole.
+    pub(crate) units_total: u64,
+    /// Whether the flow is a rate; or else units of a sliding window.
+    pub(crate) is_rate: bool,
+    /// Units that could be charged now: what of a sliding window may move.
+    pub(crate) left: u64,
+}
+
+/// What to do about a cell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) lend: SmallVec<[(Region, Part); 4]>,
+    pub(crate) give_back: SmallVec<[(Region, u64); 4]>,
+    /// Whether this region, or one that it sees, has less than it wants: worth another look soon.
+    pub(crate) is_scarce: bool,
+}
+
+/// Decides about a flow.
+pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
+    let mut plan = Plan::default();
+    let seats: SmallVec<[Seat; 8]> = std::iter::once(flow.own).chain(flow.others.iter().copied()).collect();
+    let total: u64 = seats.iter().map(|seat| seat.standing).sum();
+    let targets = targets(total, &seats);
+    let small = flow.units_total < SMALL_UNITS * seats.len() as u64;
+    let fair = total / seats.len() as u64;
+    let quantum = if small { 1 } else { (total / QUANTUM).max(1) };
+    let band = if small { 0 } else { (fair / DEAD_BAND).max(quantum) };
+    // What each misses of what it wants, and is then given up to its target.
+    let missing = |seat: &Seat, target: u64| {
+        let need = seat.want.min(target).saturating_sub(seat.holds);
+        if need > band { target.saturating_sub(seat.holds) } else { 0 }
+    };
+    let deficits: SmallVec<[u64; 8]> =
+        seats.iter().zip(&targets).map(|(seat, target)| missing(seat, *target)).collect();
+    let deficit: u64 = deficits[1..].iter().sum();
+    plan.is_scarce = deficits.iter().any(|d| *d > 0) || seats.iter().any(|seat| seat.short > 0);
+    lend_units(flow, &mut plan);
+    if deficits[0] > 0 {
+        return plan;
+    }
+    let surplus = flow.own.holds.saturating_sub(targets[0]);
+    let surplus_all: u64 =
+        seats.iter().zip(&targets).map(|(seat, target)| seat.holds.saturating_sub(*target)).sum();
+    let mut give = match (deficit, surplus_all) {
+        (0, _) | (_, 0) => 0,
+        (d, s) if d >= s => surplus,
+        (d, s) => u64::try_from(u128::from(surplus) * u128::from(d) / u128::from(s)).unwrap_or(0),
+    };
+    // What is borrowed and far more than is wanted goes back unasked: its owner can lend it on.
+    let unused = if small { flow.own.want == 0 } else { flow.own.holds > flow.own.want.saturating_mul(2) };
+    let back = if unused { flow.own.holds.saturating_sub(flow.own.want + flow.own.want / 4) } else { give };
+    let returned = give_back(flow, &deficits, back, &mut plan);
+    give = give.saturating_sub(returned);
+    if give >= quantum && deficit > 0 {
+        lend_flow(flow, &deficits, deficit, give, quantum, small, &mut plan);
+    }
+    plan
+}
+
+/// What each seat should have: what it wants if there is enough, and its part of what is left over.
+fn targets(total: u64, seats: &[Seat]) -> SmallVec<[u64; 8]> {
+    let claims: SmallVec<[Claim; 8]> =
+        seats.iter().map(|seat| Claim { want: seat.want, floor: 0, weight: seat.weight, class: 0 }).collect();
+    let mut targets = water_fill(total, &claims);
+    let rest = total - targets.iter().sum::<u64>();
+    let wanted: u128 = seats.iter().map(|seat| u128::from(seat.want)).sum();
+    if rest > 0 && wanted > 0 {
+        for (target, seat) in targets.iter_mut().zip(seats) {
+            *target += u64::try_from(u128::from(rest) * u128::from(seat.want) / wanted).unwrap_or(0);
+        }
+    }
+    targets
+}
+
+/// Gives whole loans back, up to `most`: first to those that miss something.
+fn give_back(flow: &Flow<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u64 {
+    let weigh = |part: Part| if flow.is_rate { u64::from(part.rate) } else { part.units };
+    let misses = |region: Region| {
+        let at = flow.others.iter().position(|seat| seat.region == region);
+        at.map_or(0, |at| deficits[at + 1])
+    };
+    let mut held: SmallVec<[Borrowed; 8]> = flow.held.iter().copied().collect();
+    held.sort_by_key(|loan| {
+        (std::cmp::Reverse(misses(loan.from)), std::cmp::Reverse(weigh(loan.part)), loan.number)
+    });
+    let (mut rest, mut left) = (most, flow.left);
+    for loan in held {
+        let weight = weigh(loan.part);
+        if weight > rest || weight == 0 && most == 0 || (!flow.is_rate && loan.part.units > left) {
+            continue;
+        }
+        rest -= weight;
+        left = left.saturating_sub(loan.part.units);
+        plan.give_back.push((loan.from, loan.number));
+    }
+    most - rest
+}
+
+/// Lends of the own standing part to those that miss something, in proportion.
+fn lend_flow(
+    flow: &Flow<'_>,
+    deficits: &[u64],
+    deficit: u64,
+    give: u64,
+    quantum: u64,
+    small: bool,
+    plan: &mut Plan,
+) {
+    let mut spare = flow.spare;
+    for (units, _) in plan.lend.iter().map(|(_, part)| (part.units, ())) {
+        spare.units = spare.units.saturating_sub(units);
+    }
+    // One unit stays: the first request of a region that has been silent is answered at once.
+    let most_units = spare.units.saturating_sub(1);
+    let most = if flow.is_rate { u64::from(spare.rate) } else { most_units.min(flow.left.saturating_sub(1)) };
+    let mut give = give.min(most);
+    let (mut rate_left, mut units_left) = (spare.rate, most_units);
+    let all = flow.others.iter().zip(&deficits[1..]);
+    for (seat, missed) in all {
+        let share = u128::from(give.min(deficit)) * u128::from(*missed) / u128::from(deficit.max(1));
+        let mut piece = u64::try_from(share).unwrap_or(0).min(give);
+        if small && *missed > 0 {
+            // Whole, to the one that wants it most: cut in pieces it would serve nobody.
+            let first = deficits[1..].iter().position(|d| d == deficits[1..].iter().max().unwrap_or(&0));
+            let is_first = first.is_some_and(|at| flow.others[at].region == seat.region);
+            piece = if is_first { most } else { 0 };
+        }
+        if piece < quantum || piece == 0 {
+            continue;
+        }
+        let part = if flow.is_rate {
+            let rate = u32::try_from(piece).unwrap_or(u32::MAX).min(rate_left);
+            // Burst goes with its rate: a rate with too little burst could never be used.
+            let units = u128::from(units_left) * u128::from(rate) / u128::from(rate_left.max(1));
+            let units = u64::try_from(units).unwrap_or(0);
+            rate_left -= rate;
+            units_left -= units;
+            Part { rate, units }
+        } else {
+            let units = piece.min(units_left);
+            units_left -= units;
+            Part { rate: 0, units }
+        };
+        give = give.saturating_sub(piece);
+        if part.rate > 0 || part.units > 0 {
+            plan.lend.push((seat.region, part));
+        }
+    }
+}
+
+/// Lends units to those that must be able to hold more at once than they can: everything, if it takes
+/// that, since no smaller part would ever let such a request pass.
+fn lend_units(flow: &Flow<'_>, plan: &mut Plan) {
+    if !flow.is_rate {
+        return;
+    }
+    let mut spare = flow.spare.units;
+    for seat in flow.others.iter().filter(|seat| seat.short > 0) {
+        let units = seat.short.min(spare);
+        if units > 0 {
+            spare -= units;
+            plan.lend.push((seat.region, Part { rate: 0, units }));
+        }
+    }
+}
+
+/// What one node knows of a stock: the rights of a window that is open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stock {
+    /// Units that could be charged now.
+    pub(crate) left: u64,
+    /// Units asked for a second, in thousandths.
+    pub(crate) demand_milli: u64,
+    /// Until the window ends.
+    pub(crate) time_left_ns: u64,
+    /// The longest time there and back to a peer that can be reached.
+    pub(crate) round_ns: u64,
+    /// The largest cost that was denied since the last look.
+    pub(crate) denied: u64,
+}
+
+/// The longest demand that is asked for at once.
+const AHEAD_NS: u64 = 10 * 1_000_000_000;
+
+impl Stock {
+    /// Units below which it is time to ask: what is used until an answer can be there, twice.
+    pub(crate) fn low_water(&self) -> u64 {
+        let while_asking =
+            units_in(self.demand_milli, self.round_ns.saturating_mul(2).min(self.time_left_ns));
+        // Twice the deviation of as many single units (Poisson).
+        while_asking + 2 * while_asking.isqrt() + u64::from(self.demand_milli > 0)
+    }
+
+    /// Units to ask for; 0 where there are enough.
+    pub(crate) fn ask(&self) -> u64 {
+        if self.left >= self.low_water() && self.denied <= self.left {
+            return 0;
+        }
+        let ahead = units_in(self.demand_milli, self.time_left_ns.min(AHEAD_NS));
+        ahead.max(self.low_water()).max(self.denied).saturating_sub(self.left)
+    }
+
+    /// What of the rights here can be given to one that asks for `units`. Where little is left in
+    /// all (`nearly_over`), nothing is held back.
+    pub(crate) fn give(&self, units: u64, nearly_over: bool) -> u64 {
+        let reserve = if nearly_over { 0 } else { self.low_water() };
+        units.min(self.left.saturating_sub(reserve))
+    }
+}
+
+/// Units that come in so much time at so many thousandths a second.
+pub(crate) fn units_in(milli: u64, ns: u64) -> u64 {
+    u64::try_from(u128::from(milli) * u128::from(ns) / 1_000_000_000_000).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,397 @@
+//! What regions tell each other: frames of entries, in postcard.
+//!
+//! Nothing here creates a right. Every entry is a fact about its writer's own rows (a lower bound,
+//! whenever it arrives) or a question; frames may be lost, repeated and reordered. A frame is
+//! bounded, and its collections are read one entry at a time, so that a length that lies allocates
+//! nothing.
+
+use acequia_limits::{CellTag, LimitId};
+use acequia_rights::{
+    Writer,
+    loan::{Grant, Return},
+    session::Renew,
+    versions::{Ack, Mark, Version},
+};
+use serde::{Deserialize, Serialize};
+
+/// What a frame begins with. A node refuses frames of a version it does not speak.
+pub const VERSION: u8 = 1;
+/// The most bytes in a frame, a catalogue's version included.
+pub const FRAME_BYTES_MAX: usize = 4 << 20;
+/// The most entries in a frame.
+pub const ENTRIES_MAX: usize = 8_192;
+/// Bytes after which a frame is full, and the next one begins.
+pub(crate) const FRAME_BYTES_FULL: usize = 48 << 10;
+
+/// What every frame says of its sender.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// Who sends it.
+    pub writer: Writer,
+    /// Which of the writer's processes: counts up with every start.
+    pub boot: u32,
+    /// The frame's number, from 1, for this peer since the sender's start.
+    pub number: u64,
+    /// Which of the peer's frames arrived.
+    pub seen: Seen,
+    /// The sender's newest heartbeat.
+    pub beat: u64,
+    /// The sender's wall clock, in nanoseconds.
+    pub wall_ns: u64,
+    /// The highest number of a loan that the sender ever accepted from the peer.
+    pub loan_max: u64,
+    /// The version of the catalogue that the sender has.
+    pub mark: Mark,
+}
+
+/// Which frames of one process arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The process.
+    pub boot: u32,
+    /// The highest number.
+    pub highest: u64,
+    /// The 64 before it: bit `i` is `highest − 1 − i`.
+    pub mask: u64,
+}
+
+impl Seen {
+    /// Notes a frame; says whether it is new.
+    pub(crate) fn note(&mut self, number: u64) -> bool {
+        if number > self.highest {
+            let by = number - self.highest;
+            self.mask = if by > 64 {
+                0
+            } else {
+                (self.mask << 1 | u64::from(self.highest > 0)).checked_shl(by as u32 - 1).unwrap_or(0)
+            };
+            self.highest = number;
+            return true;
+        }
+        match self.highest - number {
+            0 => false,
+            back @ 1..=64 => {
+                let bit = 1 << (back - 1);
+                let new = self.mask & bit == 0;
+                self.mask |= bit;
+                new
+            }
+            // Too old to tell: what it says is known, or will be said again.
+            _ => false,
+        }
+    }
+
+    /// Whether a frame is known to have arrived.
+    pub(crate) fn has(&self, number: u64) -> bool {
+        match self.highest.checked_sub(number) {
+            None => false,
+            Some(0) => true,
+            Some(back @ 1..=64) => self.mask & (1 << (back - 1)) != 0,
+            Some(_) => false,
+        }
+    }
+}
+
+/// A cell, by a number that one end of a connection gave it: the lowest bit says whether it was the
+/// receiver's end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ShortId(pub u32);
+
+/// One fact, or one question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Entry {
+    /// From now on the sender calls this cell by this number.
+    Introduce {
+        /// The number, its lowest bit 0.
+        id: ShortId,
+        /// The cell's limit.
+        limit: LimitId,
+        /// The cell.
+        tag: CellTag,
+    },
+    /// The receiver used a number that the sender does not know: introduce it again.
+    Unknown {
+        /// The number, as the sender of this entry got it.
+        id: ShortId,
+    },
+    /// How a warm cell is doing in the sender's region. It steers who lends, nothing else.
+    News {
+        /// The cell.
+        id: ShortId,
+        /// Units asked for a second, in thousandths.
+        demand: Rough,
+        /// What the region may use: parts of the rate, or units where there is no rate.
+        holds: Rough,
+        /// Units that could be charged now.
+        left: Rough,
+    },
+    /// A request needs more units at once than the sender's region can hold.
+    Short {
+        /// The cell.
+        id: ShortId,
+        /// Units that the region must be able to hold.
+        units: u64,
+    },
+    /// A loan.
+    Grant {
+        /// The cell.
+        id: ShortId,
+        /// The loan: the same bytes however often it is sent.
+        grant: Grant,
+    },
+    /// The end of a loan, before its time.
+    Return {
+        /// The cell.
+        id: ShortId,
+        /// Which loan, and what comes back.
+        back: Return,
+    },
+    /// The giver needs a loan back: it is not renewed any more.
+    Recall {
+        /// The cell.
+        id: ShortId,
+        /// The loan.
+        number: u64,
+    },
+    /// All loans of the receiver go on, but some.
+    Renew(Renew),
+    /// The sender wants rights in a window.
+    Ask {
+        /// The cell.
+        id: ShortId,
+        /// The window's end: wall clock, nanoseconds.
+        end_ns: u64,
+        /// Units.
+        units: u64,
+    },
+    /// What the sender gave the receiver in a window, in all.
+    Give {
+        /// The cell.
+        id: ShortId,
+        /// The window's end: wall clock, nanoseconds.
+        end_ns: u64,
+        /// Units since the window began.
+        cumulative: u64,
+    },
+    /// What the sender received from the receiver in a window, in all.
+    Got {
+        /// The cell.
+        id: ShortId,
+        /// The window's end: wall clock, nanoseconds.
+        end_ns: u64,
+        /// Units since the window began.
+        cumulative: u64,
+    },
+    /// A version of the catalogue.
+    Version(Box<Version>),
+    /// Which version a writer has acknowledged.
+    Acked {
+        /// Who.
+        writer: Writer,
+        /// What.
+        ack: Ack,
+    },
+    /// What a writer has charged under a limit, in all: a counter's row.
+    Usage {
+        /// The limit.
+        limit: LimitId,
+        /// Whose row.
+        writer: Writer,
+        /// Units charged, ever.
+        spent: u64,
+        /// Units given back, ever.
+        refunded: u64,
+    },
+}
+
+impl Entry {
+    /// The cell that it is about, if it is about one; not of an introduction.
+    pub(crate) const fn cell(&self) -> Option<ShortId> {
+        match *self {
+            Self::News { id, .. }
+            | Self::Short { id, .. }
+            | Self::Grant { id, .. }
+            | Self::Return { id, .. }
+            | Self::Recall { id, .. }
+            | Self::Ask { id, .. }
+            | Self::Give { id, .. }
+            | Self::Got { id, .. } => Some(id),
+            Self::Introduce { .. }
+            | Self::Unknown { .. }
+            | Self::Renew(_)
+            | Self::Version(_)
+            | Self::Acked { .. }
+            | Self::Usage { .. } => None,
+        }
+    }
+}
+
+/// A number to about a thousandth, in 16 bits: below 1024 it is exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Rough(pub u16);
+
+impl Rough {
+    /// Rounded down.
+    pub const fn new(value: u64) -> Self {
+        let bits = 64 - value.leading_zeros();
+        if bits <= 10 {
+            return Self(value as u16);
+        }
+        let exponent = bits - 10;
+        // The leading bit is implied: nine follow.
+        let mantissa = (value >> exponent) as u16 & 0x1FF;
+        Self(((exponent as u16) << 9 | mantissa) + 512)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        if self.0 < 1_024 {
+            return self.0 as u64;
+        }
+        let code = self.0 - 512;
+        let exponent = code >> 9;
+        let mantissa = (code & 0x1FF) as u64 | 0x200;
+        // Codes that `new` never makes say «more than any».
+        if exponent > 54 { u64::MAX } else { mantissa << exponent }
+    }
+}
+
+/// A frame, as it is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Of the sender.
+    pub header: Header,
+    /// In the order they were written.
+    pub entries: Vec<Entry>,
+}
+
+/// Why a frame was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Garbled {
+    /// Longer than [`FRAME_BYTES_MAX`].
+    #[error("a frame of more than {FRAME_BYTES_MAX} bytes")]
+    TooLong,
+    /// Another version of the protocol.
+    #[error("a frame of version {0}, not {VERSION}: upgrade the older node")]
+    Version(u8),
+    /// No postcard, or of another shape, or with bytes left over.
+    #[error("a frame that cannot be read")]
+    Shape,
+    /// More than [`ENTRIES_MAX`].
+    #[error("a frame of more than {ENTRIES_MAX} entries")]
+    TooMany,
+}
+
+/// Writes frames: the header first, then entries until it is full.
+#[derive(Debug)]
+pub(crate) struct FrameWriter {
+    bytes: Vec<u8>,
+    entries: usize,
+}
+
+impl FrameWriter {
+    pub(crate) fn new(header: &Header) -> Self {
+        let mut writer = Self { bytes: vec![VERSION], entries: 0 };
+        writer.append(header);
+        writer
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes.len() >= FRAME_BYTES_FULL || self.entries >= ENTRIES_MAX - 1
+    }
+
+    pub(crate) fn push(&mut self, entry: &Entry) {
+        self.entries += 1;
+        self.append(entry);
+    }
+
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    fn append(&mut self, value: &impl Serialize) {
+        let bytes = std::mem::take(&mut self.bytes);
+        // Writing to a growing vector fails only for types that postcard has no way to write.
+        self.bytes = postcard::to_extend(value, bytes).unwrap_or_default();
+    }
+}
+
+/// Reads a frame.
+///
+/// # Errors
+/// What is wrong with it; nothing of it counts then.
+pub fn read(bytes: &[u8]) -> Result<Frame, Garbled> {
+    if bytes.len() > FRAME_BYTES_MAX {
+        return Err(Garbled::TooLong);
+    }
+    let (version, rest) = bytes.split_first().ok_or(Garbled::Shape)?;
+    if *version != VERSION {
+        return Err(Garbled::Version(*version));
+    }
+    let (header, mut rest) = postcard::take_from_bytes::<Header>(rest).map_err(|_| Garbled::Shape)?;
+    let mut entries = Vec::new();
+    while !rest.is_empty() {
+        if entries.len() == ENTRIES_MAX {
+            return Err(Garbled::TooMany);
+        }
+        let (entry, after) = postcard::take_from_bytes::<Entry>(rest).map_err(|_| Garbled::Shape)?;
+        entries.push(entry);
+        rest = after;
+    }
+    Ok(Frame { header, entries })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rough_numbers_are_close_and_never_above(value: u64) {
+            let read = Rough::new(value).get();
+            prop_assert!(read <= value);
+            prop_assert!(value - read <= value >> 9);
+        }
+
+        #[test]
+        fn rough_numbers_keep_their_order(a: u64, b: u64) {
+            prop_assert_eq!(a.min(b) == a, Rough::new(a) <= Rough::new(b) || a <= b);
+            prop_assert!(Rough::new(a.min(b)) <= Rough::new(a.max(b)));
+        }
+
+        #[test]
+        fn any_code_can_be_read(code: u16) {
+            Rough(code).get();
+        }
+
+        #[test]
+        fn garbage_is_refused_or_read(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = read(&bytes);
+        }
+
+        #[test]
+        fn what_was_seen_is_known(numbers in prop::collection::vec(1..200u64, 1..300)) {
+            let mut seen = Seen::default();
+            let mut all = std::collections::BTreeSet::new();
+            for number in numbers {
+                let old = seen.highest.saturating_sub(64) > number;
+                let new = seen.note(number);
+                prop_assert_eq!(new, all.insert(number) && !old, "{}", number);
+                for n in 1..=seen.highest {
+                    let near = seen.highest - n <= 64;
+                    prop_assert!(!seen.has(n) || all.contains(&n));
+                    prop_assert!(!near || !all.contains(&n) || seen.has(n) || old);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_numbers_are_exact() {
+        for value in 0..1_024 {
+            assert_eq!(Rough::new(value).get(), value);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! One look at one cell under its shard's lock, with the numbers that its limit has now.
+
+use acequia_limits::Now;
+
+use crate::{
+    Catalogue, Node,
+    account::{Account, Ground},
+    journal::HeapCell,
+    shard::NewCell,
+    shard_of,
+    sharing::CellKey,
+};
+
+/// Where to look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) catalogue: &'a Catalogue,
+    pub(crate) key: CellKey,
+    pub(crate) now: Now,
+}
+
+impl Visit<'_> {
+    /// Runs a look at the cell, which has an account then. Nothing where there is none and none is to
+    /// be opened, where there is no room for one, or where the limit is not known any more.
+    pub(crate) fn at<R>(&self, open: bool, look: impl FnOnce(&Ground<'_>, &mut HeapCell) -> R) -> Option<R> {
+        let (slot, tag) = self.key;
+        let salt = tag.salt();
+        let mut cells = self.node.shards[shard_of(tag)].lock();
+        let newest = self.catalogue.newest_numbers(slot)?;
+        let place = match cells.table.find(tag, slot) {
+            Some(place) => place,
+            None if !open || !self.node.has_room_for_accounts(&mut cells, self.now) => return None,
+            None => {
+                let local = self.catalogue.local(slot, newest)?;
+                let algorithm = local.at(salt);
+                let state = self.node.initial(self.catalogue, slot, algorithm, salt, self.now);
+                let durable = self.catalogue.is_durable(slot);
+                cells.insert(tag, slot, newest, NewCell::new(state, algorithm, durable))
+            }
+        };
+        let numbers = cells.table.at(place).numbers();
+        // Which of an override's numbers a cell has is known to the requests that hit it: one that was written
+        // under replaced numbers goes by the least of today's until it is next hit.
+        let heir = self.catalogue.heir(slot, numbers, salt, self.now)?;
+        let ground = Ground {
+            global: self.catalogue.global(slot, heir)?,
+            local: self.catalogue.local(slot, heir)?,
+            salt,
+        };
+        if cells.account(place).is_none() {
+            if !open {
+                return None;
+            }
+            if numbers != heir {
+                let words = cells.words(cells.table.at(place)).to_vec();
+                let old = self.catalogue.local(slot, numbers)?.at(salt);
+                let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
+                let (late, early) = (
+                    ground.local.at(salt).resize(old, &words, self.now),
+                    ground.local.at(salt).resize(old, &words, began.min(self.now)),
+                );
+                let covers = ground.local.at(salt).covers(early.words(), late.words(), self.now);
+                cells.rewrite(place, heir, if covers { early } else { late });
+            }
+            cells.share(place, Box::new(Account::new(&ground)));
+        } else if numbers != heir {
+            let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
+            if let Some(cell) = cells.shared_mut(place) {
+                let HeapCell { account: Some(account), words, .. } = &mut *cell else { return None };
+                account.renumber(words, &ground, (began, self.now), &*self.node.sessions());
+                cell.forget_held_of(ground.global);
+            }
+            cells.table.at_mut(place).set_numbers(heir);
+        }
+        let at = cells.table.at(place).heap_place()?;
+        Some(cells.with_heap_cell(at, |cell| look(&ground, cell)))
+    }
+}

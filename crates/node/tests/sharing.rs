@@ -1,0 +1,31 @@
+//! Regions that share a limit, on a network in memory.
+
+mod regions;
+
+use regions::{MS, S, World};
+
+#[test]
+fn a_hot_region_borrows_what_the_others_do_not_use() {
+    let mut world = World::new(3, &[regions::bucket("b", "1000/s", 300)], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    assert!(world.all_settled(), "{:#?}", world.memberships());
+    // All demand in one region, one and a half times the limit.
+    let before = world.admitted();
+    world.run(10 * S, |region, ms| if region == 0 { u64::from(ms % 2 == 0) * 3 } else { 0 });
+    let used = world.admitted() - before;
+    eprintln!("used {used} of {}; {:?}", 10 * 1_000 + 300, world.traffic());
+    assert!(used <= 10 * 1_000 + 300, "{used}");
+    assert!(used >= 9_300, "{used}");
+}
+
+#[test]
+fn rights_of_a_window_go_where_they_are_asked_for() {
+    let mut world = World::new(3, &[regions::window("w", 30_000, "1h")], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    let before = world.admitted();
+    world.run(40 * S, |region, _| u64::from(region == 0));
+    let used = world.admitted() - before;
+    eprintln!("used {used}; {:?}", world.traffic());
+    assert!(used <= 30_000, "{used}");
+    assert!(used >= 29_900, "{used}");
+}

@@ -1,0 +1,502 @@
+//! What two processes know of each other: the beats that date their loans, and the one message that renews them.
+//!
+//! **Rule.** A holder numbers its beats and remembers when it sent each. A giver dates a beat from its first receipt.
+//! A loan whose grant echoes a beat ends, for the holder, `ttl` after the beat was *sent*; for the giver, `ttl`
+//! stretched by the drift bound after it was *received*. Only the giver carries the margin, and nobody compares clocks.
+//!
+//! **Theorem 1 (order of ends).** In true time, whenever a holder still counts on a loan, its giver does not yet.
+//! *Proof.* Let the beat be sent at `s` and received at `h >= s`, in true time. Clocks run at `1 ± D`. The holder stops
+//! at the latest at `s + ttl/(1 − D)`. The giver waits `ttl·(1 + D)/(1 − D)` on its own clock, so at least
+//! `ttl/(1 − D)` in true time, from `h >= s`. After a restart it waits as long from the restart, which is later than
+//! `h`. ∎
+//!
+//! **Renewals are lazy.** `Renew { echo, from, up_to, except }` says that every loan numbered in `from..=up_to` and not
+//! excepted now lasts until `ttl` after that beat. Neither side walks its loans: [`Session::reclaim_end`] and
+//! [`Session::end_of`] compute an end when a cell is looked at, perhaps long after it passed. So an end must be a
+//! function of what was said *before* it, or a loan that ended unseen would be revived by the next renewal, when its
+//! giver has already taken it back. Two memories see to that:
+//!
+//! - A [`Lapse`]: when a link is added to the chain of renewals at `now`, and the link before had been dated `at`, then
+//!   every loan with `max(own end, at + ttl) <= now` is over, whatever is said from `now` on. It need only be kept if
+//!   the shortest loan can have ended, so none is recorded while renewals flow.
+//! - What was once excepted stays excepted: the giver stops listing a frozen loan when it has taken it back, and the
+//!   holder may not have looked.
+//!
+//! **Theorem 2 (lazy renewals).** The holder's end of a loan, whenever it is computed, is not after the giver's, as in
+//! Theorem 1. *Proof.* Let a lease dated `s` be what extends the loan at the holder, with its `Renew` sent while the
+//! giver had the loan (a) lent and renewing: then the giver's end moved to `h + ttl'` in the same step, before the
+//! message left, and a later freeze keeps that end. (b) Lent and frozen: then it is excepted, and stays so at the
+//! holder. (c) Reclaimed: at the giver's end, so after the holder's end by all that was said before (Theorem 1), so the
+//! holder, taking the renewal still later, records a lapse that covers the loan, or had excepted it. (d) Returned: then
+//! the holder does not hold it, and refuses its duplicates. (e) Not lent yet: it is above `up_to`, or the giver's lazy
+//! end counts the renewal for it. (f) Lent by an earlier process of the giver: it is below `from`. ∎
+//!
+//! This file knows nothing of cells. When to renew, and how often to beat, is the caller's to decide.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::{
+    Writer,
+    broken::{Broken, broken},
+    loan::{Held, Kind, Lent, Refusal},
+};
+
+/// Beats that a process remembers: enough for one every 100 ms and loans of 25 s. An older beat cannot be echoed any
+/// more; a grant that does so is refused, which wastes it.
+pub const BEATS_MAX: usize = 256;
+
+/// Loans to one peer that may be frozen at once. While more would have to be, nothing is renewed for that peer.
+pub const FROZEN_MAX: usize = 64;
+
+/// Frozen loans of one peer that a holder remembers. Several generations of [`FROZEN_MAX`]: it forgets one when the
+/// cell lets go of the loan ([`Session::let_go`]), or when all loans have lapsed.
+pub const EXCEPTED_MAX: usize = 256;
+
+/// Lapses that each side remembers. Beyond this the holder merges the oldest, which shortens loans; the giver forgets
+/// the oldest, which lengthens its wait.
+const LAPSES_MAX: usize = 4;
+
+/// `ttl_ns` on a clock that may run fast, to be sure that a clock that may run slow has counted `ttl_ns`:
+/// `ttl · (1 + D) / (1 − D)`, rounded up, saturating. A bound of 100 % or more is never over.
+pub fn stretch(ttl_ns: u64, drift_ppm: u32) -> u64 {
+    const MILLION: u128 = 1_000_000;
+    let drift = u128::from(drift_ppm);
+    if broken(Broken::NoDriftMargin) {
+        return ttl_ns;
+    }
+    if drift >= MILLION {
+        return u64::MAX;
+    }
+    u64::try_from((u128::from(ttl_ns) * (MILLION + drift)).div_ceil(MILLION - drift)).unwrap_or(u64::MAX)
+}
+
+/// The number of a heartbeat. `boot` counts the processes of a node, durably, so no beat has the number of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Beat {
+    /// Which process of the node.
+    pub boot: u32,
+    /// Which of its beats.
+    pub number: u64,
+}
+
+/// The beats that this process sent. Lost in a crash, and must be: a process that remembered could take a grant twice.
+#[derive(Clone, Debug)]
+pub struct Beats {
+    boot: u32,
+    next: u64,
+    keep_ns: u64,
+    /// When the newest were sent; the last is `next − 1`.
+    sent_ns: VecDeque<u64>,
+}
+
+impl Beats {
+    /// `boot` is above that of every earlier process of this node. Beats older than `keep_ns` are forgotten, and loans
+    /// with a longer ttl are refused.
+    pub fn new(boot: u32, keep_ns: u64) -> Self {
+        Self { boot, next: 0, keep_ns, sent_ns: VecDeque::new() }
+    }
+
+    /// Which process this is.
+    pub const fn boot(&self) -> u32 {
+        self.boot
+    }
+
+    /// A new beat, stamped now: before it is sent. A retransmission carries the same beat.
+    pub fn next(&mut self, now_ns: u64) -> Beat {
+        while self.sent_ns.len() >= BEATS_MAX
+            || self.sent_ns.front().is_some_and(|sent| sent.saturating_add(self.keep_ns) <= now_ns)
+        {
+            self.sent_ns.pop_front();
+        }
+        self.sent_ns.push_back(now_ns);
+        let beat = Beat { boot: self.boot, number: self.next };
+        self.next += 1;
+        beat
+    }
+
+    /// The longest ttl of a loan that this process accepts.
+    pub const fn keep_ns(&self) -> u64 {
+        self.keep_ns
+    }
+
+    /// When this process sent that beat, if it did and still knows.
+    pub fn sent_at(&self, beat: Beat) -> Option<u64> {
+        if beat.boot != self.boot && !broken(Broken::BeatsWithoutBoot) {
+            return None;
+        }
+        let back = usize::try_from(self.next.checked_sub(beat.number)?).ok()?;
+        self.sent_ns.get(self.sent_ns.len().checked_sub(back)?).copied()
+    }
+}
+
+/// One message, for all loans of one giver to one holder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renew {
+    /// The holder's beat that dates the renewal.
+    pub echo: Beat,
+    /// The first loan that this process of the giver gave the holder: earlier ones end by themselves.
+    pub from: u64,
+    /// The last loan that is renewed.
+    pub up_to: u64,
+    /// Those between that are not, sorted.
+    pub except: SmallVec<[u64; 4]>,
+}
+
+/// A renewal that came too late for some loans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lapse {
+    /// The date of the last renewal before, if any.
+    at_ns: Option<u64>,
+    /// When the next one was made or taken.
+    now_ns: u64,
+}
+
+/// Renewals in the order they were made or taken.
+#[derive(Clone, Debug, Default)]
+struct Chain {
+    /// The date of the newest.
+    at_ns: Option<u64>,
+    /// The shortest wait of any loan here.
+    shortest_ns: Option<u64>,
+    lapses: SmallVec<[Lapse; 1]>,
+}
+
+impl Chain {
+    fn count_on(&mut self, wait_ns: u64) {
+        self.shortest_ns = Some(self.shortest_ns.map_or(wait_ns, |shortest| shortest.min(wait_ns)));
+    }
+
+    /// Whether some loan can have ended between the renewals.
+    fn lapses_at(&self, now_ns: u64) -> bool {
+        match (self.at_ns, self.shortest_ns) {
+            (_, None) => false,
+            (None, _) => true,
+            (Some(at_ns), Some(shortest_ns)) => at_ns.saturating_add(shortest_ns) <= now_ns,
+        }
+    }
+
+    fn link(&mut self, at_ns: u64, now_ns: u64) {
+        if self.lapses_at(now_ns) {
+            self.lapses.push(Lapse { at_ns: self.at_ns, now_ns });
+        }
+        self.at_ns = self.at_ns.max(Some(at_ns));
+    }
+
+    /// The end of a loan that no renewal after `last_ns` is for.
+    fn end(&self, own_end_ns: u64, wait_ns: u64, last_ns: Option<u64>) -> u64 {
+        let until = |at_ns: Option<u64>| match at_ns {
+            Some(at_ns) => own_end_ns.max(at_ns.saturating_add(wait_ns)),
+            None => own_end_ns,
+        };
+        for lapse in &self.lapses {
+            let end_ns = until(lapse.at_ns.min(last_ns));
+            if end_ns <= lapse.now_ns {
+                return end_ns;
+            }
+        }
+        until(last_ns)
+    }
+}
+
+/// A loan that its giver does not renew.
+#[derive(Clone, Copy, Debug)]
+struct Excepted {
+    number: u64,
+    /// The last renewal that was for it.
+    last_ns: Option<u64>,
+    /// When this was told.
+    told_ns: u64,
+}
+
+/// The renewal that a holder goes by.
+#[derive(Clone, Debug)]
+struct Lease {
+    echo: Beat,
+    from: u64,
+    up_to: u64,
+    /// Where the loans of the giver's process before this one began, and the last renewal that was for them.
+    before: Option<(u64, Option<u64>)>,
+}
+
+/// What this process knows of one peer, as a giver and as a holder. All of it is lost in a crash, on purpose.
+#[derive(Clone, Debug)]
+pub struct Session {
+    drift_ppm: u32,
+    // As a giver.
+    heard: Option<(Beat, u64)>,
+    echoed: Option<Beat>,
+    renewed: Chain,
+    /// The date of the last renewal for the peer's earlier processes.
+    renewed_before_ns: Option<u64>,
+    lent_from: Option<u64>,
+    lent_up_to: u64,
+    frozen: SmallVec<[u64; 4]>,
+    // As a holder.
+    lease: Option<Lease>,
+    leased: Chain,
+    excepted: SmallVec<[Excepted; 1]>,
+    accepted_max: u64,
+}
+
+impl Session {
+    /// Nothing is known yet. `drift_ppm` bounds how far any region's clock may run wrong.
+    pub fn new(drift_ppm: u32) -> Self {
+        Self {
+            drift_ppm,
+            heard: None,
+            echoed: None,
+            renewed: Chain::default(),
+            renewed_before_ns: None,
+            lent_from: None,
+            lent_up_to: 0,
+            frozen: SmallVec::new(),
+            lease: None,
+            leased: Chain::default(),
+            excepted: SmallVec::new(),
+            accepted_max: 0,
+        }
+    }
+
+    /// The drift bound of a new catalogue version: for loans given from now on.
+    pub const fn set_drift_ppm(&mut self, drift_ppm: u32) {
+        self.drift_ppm = drift_ppm;
+    }
+
+    /// The drift bound.
+    pub const fn drift_ppm(&self) -> u32 {
+        self.drift_ppm
+    }
+
+    // As a giver.
+
+    /// A beat of the peer came. The first receipt of the highest beat counts; whether this was one.
+    pub fn hear(&mut self, beat: Beat, now_ns: u64) -> bool {
+        if self.heard.is_some_and(|(heard, _)| beat <= heard) {
+            return false;
+        }
+        if self.heard.is_some_and(|(heard, _)| beat.boot != heard.boot) {
+            // The peer began anew and holds nothing. Its loans end by what was told to its earlier process.
+            self.renewed_before_ns = self.renewed_before_ns.max(self.renewed.at_ns);
+            self.renewed = Chain::default();
+            self.lent_from = None;
+            self.frozen.clear();
+        }
+        self.heard = Some((beat, now_ns));
+        true
+    }
+
+    /// The highest beat heard, and when it first came.
+    pub const fn heard(&self) -> Option<(Beat, u64)> {
+        self.heard
+    }
+
+    /// The date of the last renewal that was sent.
+    pub const fn renewed_heard_at(&self) -> Option<u64> {
+        self.renewed.at_ns
+    }
+
+    /// Renews every loan to the peer that is not frozen, if the peer was heard since the last time. The giver's own ends
+    /// move in this call, before the message leaves.
+    pub fn renew(&mut self, now_ns: u64) -> Option<Renew> {
+        let (echo, heard_ns) = self.heard?;
+        let from = self.lent_from?;
+        if self.echoed.is_some_and(|echoed| echo <= echoed) || self.frozen.len() > FROZEN_MAX {
+            return None;
+        }
+        self.echoed = Some(echo);
+        if !broken(Broken::RenewWithoutExtending) {
+            self.renewed.link(heard_ns, now_ns);
+            if self.renewed.lapses.len() > LAPSES_MAX {
+                self.renewed.lapses.remove(0);
+            }
+        }
+        let from = if broken(Broken::RenewLoansOfEarlierProcess) { 0 } else { from };
+        let except = if broken(Broken::RenewWithoutExcept) { SmallVec::new() } else { self.frozen.clone() };
+        Some(Renew { echo, from, up_to: self.lent_up_to, except })
+    }
+
+    /// From when the giver may count on a lent loan again, on its own clock.
+    pub fn reclaim_end(&self, lent: &Lent) -> u64 {
+        let end_ns = if !lent.renewing {
+            lent.end_ns
+        } else if self.heard.is_some_and(|(heard, _)| heard.boot == lent.echo.boot) {
+            self.renewed.end(lent.end_ns, lent.wait_ns, self.renewed.at_ns)
+        } else {
+            Chain::default().end(lent.end_ns, lent.wait_ns, self.renewed_before_ns)
+        };
+        match lent.kind {
+            Kind::Sliding { lingers_ns } if !broken(Broken::ReclaimWithoutLinger) => {
+                end_ns.saturating_add(lingers_ns)
+            }
+            Kind::Sliding { .. } | Kind::Bucket => end_ns,
+        }
+    }
+
+    /// Loans that are not renewed any more, and still lent.
+    pub fn frozen(&self) -> &[u64] {
+        &self.frozen
+    }
+
+    /// Whether a loan may have this number: they count up, per peer.
+    pub(crate) const fn is_next(&self, number: u64) -> bool {
+        number > self.lent_up_to
+    }
+
+    pub(crate) fn lends(&mut self, number: u64, wait_ns: u64) {
+        self.lent_from.get_or_insert(number);
+        self.lent_up_to = number;
+        self.renewed.count_on(wait_ns);
+    }
+
+    pub(crate) fn freezes(&mut self, lent: &mut Lent) -> Result<(), Refusal> {
+        let Err(place) = self.frozen.binary_search(&lent.number) else { return Ok(()) };
+        if self.frozen.len() >= FROZEN_MAX {
+            return Err(Refusal::TooManyFrozen);
+        }
+        self.frozen.insert(place, lent.number);
+        if !broken(Broken::FreezeKeepsOldEnd) {
+            let lingers_ns = match lent.kind {
+                Kind::Bucket => 0,
+                Kind::Sliding { lingers_ns } => lingers_ns,
+            };
+            lent.end_ns = self.reclaim_end(lent).saturating_sub(lingers_ns);
+        }
+        lent.renewing = false;
+        Ok(())
+    }
+
+    /// A loan is not lent any more: it came back. Its number need not be listed from now on.
+    pub fn came_back(&mut self, number: u64) {
+        if let Ok(place) = self.frozen.binary_search(&number) {
+            self.frozen.remove(place);
+        }
+    }
+
+    // As a holder.
+
+    /// Takes a renewal, if it echoes a newer beat of this process than the last one did. Changes no cell.
+    pub fn take_renew(&mut self, renew: &Renew, beats: &Beats, now_ns: u64) -> Result<(), Refusal> {
+        let sent_ns = beats.sent_at(renew.echo).ok_or(Refusal::UnknownBeat)?;
+        if renew.from > renew.up_to
+            || renew.except.len() > FROZEN_MAX
+            || renew.except.windows(2).any(|pair| pair[0] >= pair[1])
+        {
+            return Err(Refusal::Malformed);
+        }
+        if let Some(lease) = &self.lease {
+            if renew.echo <= lease.echo {
+                return Err(Refusal::Stale);
+            }
+            if renew.from < lease.from || renew.up_to < lease.up_to {
+                return Err(Refusal::Backwards);
+            }
+        }
+        let excepted = self.excepted_by(renew, beats, now_ns)?;
+        let before = match &self.lease {
+            Some(lease) if renew.from > lease.from => Some((lease.from, self.leased.at_ns)),
+            Some(lease) => lease.before,
+            None => None,
+        };
+        self.excepted = excepted;
+        self.lease = Some(Lease { echo: renew.echo, from: renew.from, up_to: renew.up_to, before });
+        let dated_ns = if broken(Broken::RenewExtendsFromReceipt) { now_ns } else { sent_ns };
+        self.leased.link(dated_ns, now_ns);
+        if broken(Broken::LapseForgotten) {
+            self.leased.lapses.clear();
+        }
+        if self.leased.lapses.len() > LAPSES_MAX {
+            let oldest = self.leased.lapses.remove(0);
+            self.leased.lapses[0].at_ns = oldest.at_ns;
+        }
+        Ok(())
+    }
+
+    /// When the holder stops counting on a loan, on its own clock.
+    pub fn end_of(&self, held: &Held) -> u64 {
+        let Some(lease) = &self.lease else { return held.end_ns };
+        let last_ns = if held.number > lease.up_to {
+            None
+        } else if let Some(excepted) = self.excepted(held.number) {
+            excepted.last_ns
+        } else if held.number < lease.from {
+            lease.before.and_then(|(from, last_ns)| if held.number < from { None } else { last_ns })
+        } else {
+            self.leased.at_ns
+        };
+        self.leased.end(held.end_ns, held.ttl_ns, last_ns)
+    }
+
+    /// The highest number of a loan that was accepted from this peer, for the pulse.
+    pub const fn accepted_max(&self) -> u64 {
+        self.accepted_max
+    }
+
+    /// A loan is not held any more: it ended, or went back. A hint that frees memory; to leave it out is safe.
+    pub fn let_go(&mut self, number: u64) {
+        if let Ok(place) = self.excepted.binary_search_by_key(&number, |excepted| excepted.number) {
+            self.excepted.remove(place);
+        }
+    }
+
+    pub(crate) fn accepts(&mut self, number: u64, ttl_ns: u64) {
+        self.accepted_max = self.accepted_max.max(number);
+        self.leased.count_on(ttl_ns);
+    }
+
+    fn excepted(&self, number: u64) -> Option<&Excepted> {
+        let place = self.excepted.binary_search_by_key(&number, |excepted| excepted.number).ok()?;
+        self.excepted.get(place)
+    }
+
+    /// What was excepted before, and what is now.
+    fn excepted_by(
+        &self,
+        renew: &Renew,
+        beats: &Beats,
+        now_ns: u64,
+    ) -> Result<SmallVec<[Excepted; 1]>, Refusal> {
+        let mut all = self.excepted.clone();
+        if broken(Broken::FreezeForgotten) {
+            all.retain(|excepted| renew.except.contains(&excepted.number));
+        }
+        // No loan lasts longer than beats are kept. So every loan that the last renewal was for has lapsed, and every
+        // frozen one was granted, if it is still under way, by a beat that is too old.
+        let is_over = |ns: u64| ns.saturating_add(beats.keep_ns) <= now_ns;
+        if self.leased.at_ns.is_some_and(is_over) {
+            all.retain(|excepted| !is_over(excepted.told_ns));
+        }
+        for number in &renew.except {
+            if let Err(place) = all.binary_search_by_key(number, |excepted| excepted.number) {
+                let covered =
+                    self.lease.as_ref().is_some_and(|lease| *number >= lease.from && *number <= lease.up_to);
+                let last_ns = if covered { self.leased.at_ns } else { None };
+                all.insert(place, Excepted { number: *number, last_ns, told_ns: now_ns });
+            }
+        }
+        if all.len() > EXCEPTED_MAX { Err(Refusal::TooManyFrozen) } else { Ok(all) }
+    }
+}
+
+/// When loans end, by what is known of each peer.
+pub trait Sessions {
+    /// From when the giver may count on a lent loan again.
+    fn reclaim_end(&self, lent: &Lent) -> u64;
+    /// When the holder stops counting on a loan.
+    fn end_of(&self, held: &Held) -> u64;
+}
+
+impl Sessions for BTreeMap<Writer, Session> {
+    fn reclaim_end(&self, lent: &Lent) -> u64 {
+        match self.get(&lent.to) {
+            Some(session) => session.reclaim_end(lent),
+            None => lent.end_without_session(),
+        }
+    }
+
+    fn end_of(&self, held: &Held) -> u64 {
+        self.get(&held.from).map_or(held.end_ns, |session| session.end_of(held))
+    }
+}

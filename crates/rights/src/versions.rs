@@ -1,0 +1,907 @@
+//! Which version of the catalogue a node works by. **Whatever versions the nodes have heard of, the shares that
+//! they use of one cell never sum to more than the largest budget among them**: true, or a bug.
+//!
+//! The crate's words: a *version* is everything that the authority decides, under a [`Mark`] that only grows. A
+//! *term* is a distribution of shares: which writers, which weights. Most versions change budgets only and keep
+//! the term; a version whose members, weights, leavers, fences or epoch differ begins a new one, and its mark is
+//! the term's name. A node's *chain* is the terms that it adopted, oldest first.
+//!
+//! # Rules
+//! 1. A node adopts a version only if its mark is above that of the version it has, and appends its term, if that
+//!    is new, to its chain. A node that begins with any version but the very first begins with the empty term,
+//!    in which nobody has anything.
+//! 2. A share is the least of those in the terms of the chain that still apply. A writer has a share in a term only
+//!    if the term names it, incarnation and all. Budgets are those of the adopted version, at once.
+//! 3. A writer acknowledges a term once everything it does conforms to it, and only what is on its disk. With it goes
+//!    a wall time: the latest that its clock showed, and 2ε. No window that starts later was used before, by itself or
+//!    by anybody who was fenced before.
+//! 4. A term is *agreed* to a node's knowledge when **every** member and every leaver of it acknowledged **that very
+//!    term**; its older terms are then *superseded*. They go on applying to windows that start before the latest
+//!    of the acknowledgements' times, and to everything else for one horizon (stretched by the drift) from when the
+//!    node learned it, or from its restart.
+//! 5. The authority drops a writer from the members only into the leavers, whence it goes once it acknowledged a term
+//!    that does not name it, or into the fenced, of which an operator asserts that they do nothing any more.
+//! 6. A new authority is a member of the version it has, begins a new epoch and with it a new term. A node that
+//!    adopted a version of an epoch refuses lower epochs for ever.
+//!
+//! # Theorem
+//! Take a cell, an instant (for a window: the window; for sliding windows and debts: the horizon up to the instant),
+//! and of every writer the largest share that it used then. Their sum is at most the largest budget that any of
+//! them used.
+//!
+//! *Proof.* Call a node's oldest term that applies its front, and let F be the newest front of any node with a share.
+//! If F is the very first term, every node with a share has it in its chain and it applies there (a node that began
+//! later began with the empty term, and that is its front until something newer is agreed). Otherwise F was agreed,
+//! by rule 4 every member and leaver acknowledged F itself, and by rule 3 had it in its chain on its disk before
+//! anything that is counted here: for windows, those that start at or after the acknowledged time; for the rest,
+//! since a horizon before F could be anybody's front. F still applies at each of them, since no front is newer. By
+//! rule 2 each uses at most its share in F of its own budget. A writer that F does not know either left, and by
+//! rule 5 acknowledged a term older than F without itself, which is in its chain, so it uses nothing; or is fenced,
+//! and ended before F was made, so before F's authority acknowledged it: its clock was at most ε ahead, the
+//! authority's at most ε behind, so by rule 3 the window starts after anything that it used, and the horizon began
+//! after it ended; or it is named only by versions of
+//! an authority that the one of F never heard of. That is possible only if F's epoch is later (rule 6), its authority
+//! was a member before, and had to acknowledge what named the unknown writer before that could be its front; but it
+//! did not, so the unknown writer still has the empty term, and uses nothing. So all that is used are shares in F,
+//! of different budgets. Shares never fall when the budget grows ([`Split::units`]), so their sum is at most the sum
+//! of the shares in F of the largest budget, which is that budget. ∎
+//!
+//! # Why not less
+//! Asking only the regions that a term lowers, or counting an acknowledgement of a later term for an earlier one, looks
+//! sufficient and is not: versions may be skipped. Of three versions, let the second move ten units from Z to X and
+//! the third the same ten from X to B. B, having skipped the second, sees that only Z is lowered, has Z's word and
+//! takes ten; X, having Z's word too and never having heard of the third, took the same ten. `tests/versions.rs`
+//! finds such histories.
+//!
+//! What this file does not know: limits (bytes here), how messages travel, when to evict, and what conforming takes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use acequia_limits::{Now, Part};
+use crdts::{CmRDT, LWWReg};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    broken::{Broken, broken},
+    identity::{Region, Writer},
+    standing::{Split, SplitFault},
+};
+
+/// The most terms in a chain. An authority with so many refuses to make another; a node that hears of more takes the
+/// oldest together as the empty term (see [`Versions::adopt`]).
+pub const TERMS_MAX: usize = 64;
+/// The most leavers, and the most fences, in a version.
+pub const GONE_MAX: usize = 64;
+/// The most bytes of limits in a version: it travels in one message.
+pub const LIMITS_BYTES_MAX: usize = 1 << 20;
+/// The most bytes in a region's name: it is a metric label.
+pub const NAME_BYTES_MAX: usize = 128;
+/// The most writers of which a node remembers that they are closed: one for each eviction there ever was.
+pub const CLOSED_MAX: usize = 4_096;
+/// The largest clock error, a minute: a larger one is a broken clock.
+pub const CLOCK_ERROR_NS_MAX: u64 = 60 * 1_000_000_000;
+/// The largest drift, a tenth.
+pub const DRIFT_PPM_MAX: u32 = 100_000;
+
+/// Which version. Grows with every version, across authorities by the epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Mark {
+    /// Counts up when the authority moves.
+    pub epoch: u32,
+    /// Counts up with every version.
+    pub number: u64,
+}
+
+impl Mark {
+    /// The very first version of a catalogue.
+    pub const FIRST: Self = Self { epoch: 1, number: 1 };
+}
+
+/// A region that has a share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its weight among the others.
+    pub weight: u32,
+    /// Who speaks for it.
+    pub writer: Writer,
+    /// For people. May be empty.
+    pub name: String,
+}
+
+/// An operator's word that a writer does nothing any more: its process is gone, its traffic cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Fence {
+    /// Which writer.
+    pub writer: Writer,
+    /// Since when at the latest, by the operator's clock: for the record. Before the version was made in any case, and
+    /// that is what counts: the authority's own acknowledgement comes later.
+    pub wall_ns: u64,
+}
+
+/// The secret that cells' tags and salts are made with. It never changes: with another, a cell's units would
+/// begin at another region, and two nodes could both have the first.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CellKey(pub [u8; 16]);
+
+impl std::fmt::Debug for CellKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CellKey(secret)")
+    }
+}
+
+/// Everything that the authority decides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// Which one.
+    pub mark: Mark,
+    /// The version with which its distribution began: its own mark, or an earlier one of the epoch.
+    pub term: Mark,
+    /// Whose word it is.
+    pub authority: Writer,
+    /// Who has a share.
+    pub members: BTreeMap<Region, Member>,
+    /// Who had one, is alive, and has not yet been heard to have given it up.
+    pub leaving: BTreeSet<Writer>,
+    /// Who had one before this term, and does nothing any more.
+    pub fenced: Vec<Fence>,
+    /// No clock is further than this from true time: ε.
+    pub clock_error_ns: u64,
+    /// No clock runs faster or slower than true time by more than this: D.
+    pub drift_ppm: u32,
+    /// Of the cells. The same in all versions.
+    pub key: CellKey,
+    /// The limits, as the node reads them.
+    pub limits: Vec<u8>,
+}
+
+/// What an authority wants changed; the rest of a version follows from the one before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// Who is to have a share.
+    pub members: BTreeMap<Region, Member>,
+    /// Fences that the operator asserts, of writers that are no member any more.
+    pub fenced: Vec<Fence>,
+    /// See [`Version::clock_error_ns`].
+    pub clock_error_ns: u64,
+    /// See [`Version::drift_ppm`].
+    pub drift_ppm: u32,
+    /// See [`Version::key`].
+    pub key: CellKey,
+    /// See [`Version::limits`].
+    pub limits: Vec<u8>,
+}
+
+/// A writer's word that it conforms to a version. A register that only grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Ack {
+    /// The version: to its budgets.
+    pub mark: Mark,
+    /// The version's term: to its shares.
+    pub term: Mark,
+    /// No window that starts then or later was used before the term was in the writer's chain.
+    pub from_wall_ns: u64,
+    /// Whose version, should two call themselves the authority of one epoch.
+    pub authority: Writer,
+}
+
+/// What became of a version that was adopted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Adopted {
+    /// It is the one that the node has.
+    Known,
+    /// It is new.
+    New {
+        /// Whether shares are distributed anew, so that the node must conform and acknowledge.
+        redistributes: bool,
+        /// Writers whose rows are refused from now on: what was held from them is dropped before acknowledging.
+        closed: Vec<Writer>,
+    },
+}
+
+/// A version that was not adopted or not made. Nothing changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Normal where messages are late.
+    #[error("version {0:?} is not above {1:?}, which this node has")]
+    Older(Mark, Mark),
+    /// Two authorities, or one that was restored from a backup.
+    #[error(
+        "there are two versions {0:?}: is there a second authority? Evict one and take over with a new epoch"
+    )]
+    Conflict(Mark),
+    /// Another authority without a new epoch.
+    #[error("version {0:?} is of another authority, which must begin a new epoch")]
+    Authority(Mark),
+    /// It contradicts itself or what is known.
+    #[error("impossible version: {0}")]
+    Impossible(&'static str),
+    /// The weights are impossible.
+    #[error(transparent)]
+    Split(#[from] SplitFault),
+    /// Too many changes of the distribution are under way.
+    #[error("{TERMS_MAX} distributions are still in use: see who is pending, and wait or evict")]
+    Busy,
+}
+
+/// What became of an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Learned {
+    /// It says more than was known.
+    New,
+    /// Nothing new.
+    Known,
+    /// The writer is none that the adopted version asks. It will say so again.
+    Unasked,
+}
+
+/// What a share is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A fixed window or a calendar period.
+    Window {
+        /// When it starts, by the wall.
+        start_wall_ns: u64,
+    },
+    /// A sliding window.
+    Sliding {
+        /// Now.
+        steady_ns: u64,
+        /// How long what was spent counts, by a true clock.
+        horizon_ns: u64,
+    },
+    /// A bucket.
+    Bucket {
+        /// Now.
+        steady_ns: u64,
+        /// How long the slowest part drains, by a true clock: see [`Split::slowest`].
+        horizon_ns: u64,
+    },
+}
+
+/// How long a term limits shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Until {
+    /// Until a later one is agreed: nobody knows when.
+    Agreed,
+    /// A later one is agreed.
+    Superseded {
+        /// It goes on for windows that start before this.
+        windows_wall_ns: u64,
+        /// For all else it goes on for a stretched horizon after this, on this process's steady clock.
+        steady_ns: u64,
+    },
+}
+
+impl Until {
+    /// Whether a term still applies. `drift_ppm` stretches the horizon.
+    #[inline]
+    pub fn applies(self, kind: Kind, drift_ppm: u32) -> bool {
+        match (self, kind) {
+            (Self::Agreed, _) => true,
+            (Self::Superseded { windows_wall_ns, .. }, Kind::Window { start_wall_ns }) => {
+                !broken(Broken::RaiseIgnoresFrom) && start_wall_ns < windows_wall_ns
+            }
+            (
+                Self::Superseded { steady_ns: since, .. },
+                Kind::Sliding { steady_ns, horizon_ns } | Kind::Bucket { steady_ns, horizon_ns },
+            ) => {
+                !broken(Broken::NoWaitAfterAck)
+                    && steady_ns < since.saturating_add(stretched(horizon_ns, drift_ppm))
+            }
+        }
+    }
+}
+
+/// A time by one clock in which every other clock has seen `ns` pass: (1 + D)/(1 − D) of it, rounded up.
+pub fn stretched(ns: u64, drift_ppm: u32) -> u64 {
+    let (million, drift) = (1_000_000_u128, u128::from(drift_ppm.min(DRIFT_PPM_MAX)));
+    let stretched = (u128::from(ns) * (million + drift)).div_ceil(million - drift);
+    u64::try_from(stretched).unwrap_or(u64::MAX)
+}
+
+/// A distribution of shares in a node's chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Term {
+    /// The version that it began with. That of the empty term is below every version's.
+    pub mark: Mark,
+    /// Nothing in the empty term.
+    pub split: Option<Split>,
+    /// How long it applies.
+    pub until: Until,
+    authority: Option<Writer>,
+    writers: BTreeMap<Region, Writer>,
+    leaving: BTreeSet<Writer>,
+    fenced: Vec<Fence>,
+    /// Who acknowledged this very term, and from when.
+    acked: BTreeMap<Writer, u64>,
+}
+
+impl Term {
+    fn empty() -> Self {
+        Self {
+            mark: Mark::default(),
+            split: None,
+            until: Until::Agreed,
+            authority: None,
+            writers: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            fenced: Vec::new(),
+            acked: BTreeMap::new(),
+        }
+    }
+
+    fn of(version: &Version) -> Result<Self, SplitFault> {
+        let weights: Vec<_> =
+            version.members.iter().map(|(&region, member)| (region, member.weight)).collect();
+        Ok(Self {
+            mark: version.term,
+            split: Some(Split::new(&weights)?),
+            until: Until::Agreed,
+            authority: Some(version.authority),
+            writers: version.members.iter().map(|(&region, member)| (region, member.writer)).collect(),
+            leaving: version.leaving.clone(),
+            fenced: version.fenced.clone(),
+            acked: BTreeMap::new(),
+        })
+    }
+
+    /// Whether a writer has a share in it.
+    #[inline]
+    pub fn names(&self, writer: Writer) -> bool {
+        let named = self.writers.get(&writer.region);
+        named == Some(&writer) || (broken(Broken::TrustUnnamedIncarnation) && named.is_some())
+    }
+
+    /// A writer's part of a cell in it.
+    #[inline]
+    pub fn part(&self, writer: Writer, total: u64, salt: u32, has_rate: bool) -> Part {
+        match &self.split {
+            Some(split) if self.names(writer) => split.part(writer.region, total, salt, has_rate),
+            _ => Part::default(),
+        }
+    }
+
+    /// Who must acknowledge it: its members and leavers.
+    fn asked(&self) -> impl Iterator<Item = Writer> + '_ {
+        self.writers.values().chain(&self.leaving).copied()
+    }
+
+    fn asks(&self, writer: Writer) -> bool {
+        self.writers.get(&writer.region) == Some(&writer) || self.leaving.contains(&writer)
+    }
+
+    /// What a term may not change while it keeps its name.
+    fn same_distribution(&self, other: &Self) -> bool {
+        (self.authority, &self.split, &self.writers, &self.leaving, &self.fenced)
+            == (other.authority, &other.split, &other.writers, &other.leaving, &other.fenced)
+    }
+}
+
+/// Why a writer is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// It never acknowledged anything.
+    Silent,
+    /// It acknowledged an earlier version, so it lends or uses more, or has not heard of this one.
+    At(Mark),
+    /// It acknowledged a version that this node has not heard of.
+    Ahead(Mark),
+}
+
+/// How far the adopted version has come, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The version that this node adopted.
+    pub requested: Mark,
+    /// Everybody conforms to the budgets of the versions up to this.
+    pub effective: Mark,
+    /// The distribution that this node adopted.
+    pub term_requested: Mark,
+    /// The distribution that shares are raised to.
+    pub term_effective: Mark,
+    /// Who has not acknowledged the adopted version, and how far it is.
+    pub pending: Vec<(Writer, Waiting)>,
+}
+
+/// What must be on disk: all of it, before an acknowledgement counts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    me: Writer,
+    register: Option<LWWReg<Version, Mark>>,
+    /// Oldest first.
+    chain: Vec<Term>,
+    acks: BTreeMap<Writer, Ack>,
+    /// By region and node: this and earlier incarnations.
+    closed: BTreeMap<(Region, u16), u32>,
+    /// The latest own acknowledgement.
+    own: Option<Ack>,
+}
+
+/// One node's view of the catalogue's versions.
+#[derive(Clone, Debug)]
+pub struct Versions {
+    kept: Kept,
+    /// Counts the changes to what is kept.
+    revision: u64,
+    /// The own acknowledgement of `kept` was made with this revision.
+    own_revision: u64,
+    /// The own acknowledgement that is on disk.
+    own_stored: Option<Ack>,
+}
+
+impl Versions {
+    /// The view of a node that never had a catalogue. It owns nothing.
+    pub fn new(me: Writer) -> Self {
+        let kept = Kept {
+            me,
+            register: None,
+            chain: Vec::new(),
+            acks: BTreeMap::new(),
+            closed: BTreeMap::new(),
+            own: None,
+        };
+        Self { kept, revision: 0, own_revision: 0, own_stored: None }
+    }
+
+    /// The view of a node that was started again. Waits start anew: the steady clock is another one, and how long
+    /// the process was away is not known.
+    pub fn restore(mut kept: Kept, now: Now) -> Self {
+        for term in &mut kept.chain {
+            if let Until::Superseded { steady_ns, .. } = &mut term.until
+                && !broken(Broken::RestartKeepsWaits)
+            {
+                *steady_ns = now.steady_ns;
+            }
+        }
+        let mut versions = Self { kept, revision: 0, own_revision: 0, own_stored: None };
+        // What is kept was written before the acknowledgement in it counted.
+        versions.stored(0, now);
+        versions
+    }
+
+    /// What must be on disk.
+    pub fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// Grows whenever [`Versions::kept`] changes.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// What was kept at a revision is on disk: the acknowledgement in it may leave, and counts here too.
+    pub fn stored(&mut self, revision: u64, now: Now) {
+        if revision >= self.own_revision
+            && let Some(own) = self.kept.own
+            && self.own_stored != Some(own)
+        {
+            self.own_stored = Some(own);
+            self.join(self.kept.me, own, now);
+        }
+    }
+
+    /// Who this node is.
+    pub fn me(&self) -> Writer {
+        self.kept.me
+    }
+
+    /// The adopted version.
+    pub fn version(&self) -> Option<&Version> {
+        self.kept.register.as_ref().map(|register| &register.val)
+    }
+
+    /// Adopts a version, if it is above the one that this node has. Versions in between may be missing.
+    ///
+    /// Should the chain be full, its oldest terms become the empty term together: nobody has anything in that, so
+    /// it is at most what they were, and shares are what they must be again once the newest is agreed.
+    ///
+    /// # Errors
+    /// Why not. Nothing changed.
+    pub fn adopt(&mut self, version: Version, now: Now) -> Result<Adopted, Refused> {
+        possible(&version)?;
+        let term = Term::of(&version)?;
+        if let Some(register) = &self.kept.register {
+            let held = &register.val;
+            let op = LWWReg { val: version.clone(), marker: version.mark };
+            register.validate_op(&op).map_err(|_| Refused::Conflict(version.mark))?;
+            if version.mark == held.mark {
+                return Ok(Adopted::Known);
+            }
+            if !broken(Broken::AdoptOlderVersion) {
+                if version.mark < held.mark {
+                    return Err(Refused::Older(version.mark, held.mark));
+                }
+                if version.authority != held.authority && version.mark.epoch == held.mark.epoch {
+                    return Err(Refused::Authority(version.mark));
+                }
+                if version.term < held.term {
+                    return Err(Refused::Impossible("a later version of an earlier distribution"));
+                }
+            }
+            if version.key != held.key {
+                return Err(Refused::Impossible("another key: cells would be shared in another order"));
+            }
+        }
+        let known = self.kept.chain.iter().find(|known| known.mark == term.mark);
+        if known.is_some_and(|known| !known.same_distribution(&term)) {
+            return Err(Refused::Impossible("a distribution that changed without a new name"));
+        }
+        let redistributes = known.is_none();
+        let closed = self.closed_by(&version);
+        if self.kept.closed.len() + closed.len() > CLOSED_MAX {
+            return Err(Refused::Impossible("more writers than can be remembered are gone"));
+        }
+
+        if redistributes {
+            self.append(term, &version);
+        }
+        for writer in &closed {
+            let highest = self.kept.closed.entry((writer.region, writer.node)).or_default();
+            *highest = writer.incarnation.max(*highest);
+        }
+        let mark = version.mark;
+        match &mut self.kept.register {
+            Some(register) if !broken(Broken::AdoptOlderVersion) => register.update(version, mark),
+            register => *register = Some(LWWReg { val: version, marker: mark }),
+        }
+        for (writer, ack) in self.kept.acks.clone() {
+            self.credit(writer, ack);
+        }
+        self.supersede(now);
+        self.revision += 1;
+        Ok(Adopted::New { redistributes, closed })
+    }
+
+    fn append(&mut self, term: Term, version: &Version) {
+        let chain = &mut self.kept.chain;
+        if chain.is_empty() && version.mark != Mark::FIRST && !broken(Broken::JoinAtOnce) {
+            chain.push(Term::empty());
+        }
+        if chain.len() >= TERMS_MAX {
+            chain.clear();
+            chain.push(Term::empty());
+        }
+        chain.push(term);
+    }
+
+    /// The writers that a version closes: whom the node knew and it does not name.
+    fn closed_by(&self, version: &Version) -> Vec<Writer> {
+        let held = self.version();
+        let known = held
+            .into_iter()
+            .flat_map(|held| held.members.values().map(|m| m.writer).chain(held.leaving.iter().copied()));
+        let earlier = version.members.values().filter_map(|member| {
+            let incarnation = member.writer.incarnation.checked_sub(1)?;
+            Some(Writer { incarnation, ..member.writer })
+        });
+        let gone = version.leaving.iter().copied().chain(version.fenced.iter().map(|fence| fence.writer));
+        let named =
+            |writer: &Writer| version.members.get(&writer.region).is_some_and(|m| m.writer == *writer);
+        let all: BTreeSet<Writer> = known.chain(earlier).chain(gone).collect();
+        all.into_iter().filter(|writer| !named(writer) && !self.closed(*writer)).collect()
+    }
+
+    /// Hears a writer's acknowledgement, from itself or by way of others.
+    pub fn learn_ack(&mut self, writer: Writer, ack: Ack, now: Now) -> Learned {
+        let asked = self.kept.chain.iter().any(|term| term.asks(writer));
+        if !asked || writer == self.kept.me {
+            return Learned::Unasked;
+        }
+        self.join(writer, ack, now)
+    }
+
+    fn join(&mut self, writer: Writer, ack: Ack, now: Now) -> Learned {
+        let known = self.kept.acks.entry(writer).or_insert(ack);
+        let more = Ack {
+            from_wall_ns: ack.from_wall_ns.max(known.from_wall_ns),
+            ..if ack.mark > known.mark { ack } else { *known }
+        };
+        let new = more != *known;
+        *known = more;
+        // An earlier acknowledgement that arrives late is worth something too.
+        let credited = self.credit(writer, ack) | self.credit(writer, more);
+        if !new && !credited {
+            return Learned::Known;
+        }
+        self.supersede(now);
+        self.revision += 1;
+        Learned::New
+    }
+
+    /// Counts an acknowledgement for the very term that it names.
+    fn credit(&mut self, writer: Writer, ack: Ack) -> bool {
+        let mut credited = false;
+        for term in &mut self.kept.chain {
+            let names_it = term.mark == ack.term && term.authority == Some(ack.authority);
+            let counts = names_it || (broken(Broken::LaterAckCounts) && term.mark <= ack.term);
+            if counts && term.asks(writer) {
+                let from = term.acked.entry(writer).or_insert_with(|| {
+                    credited = true;
+                    0
+                });
+                credited |= *from < ack.from_wall_ns;
+                *from = ack.from_wall_ns.max(*from);
+            }
+        }
+        credited
+    }
+
+    /// Supersedes what is older than the newest term that is agreed.
+    fn supersede(&mut self, now: Now) {
+        let Some(agreed) = (0..self.kept.chain.len()).rev().find(|&at| self.is_agreed(at)) else { return };
+        let term = &self.kept.chain[agreed];
+        let windows_wall_ns = term.acked.values().copied().max().unwrap_or(0);
+        for term in &mut self.kept.chain[..agreed] {
+            if term.until == Until::Agreed {
+                term.until = Until::Superseded { windows_wall_ns, steady_ns: now.steady_ns };
+            }
+        }
+    }
+
+    fn is_agreed(&self, at: usize) -> bool {
+        let term = &self.kept.chain[at];
+        if term.split.is_none() {
+            return false;
+        }
+        if broken(Broken::RaiseBeforeAck) {
+            return true;
+        }
+        let before = at.checked_sub(1).and_then(|before| self.kept.chain.get(before));
+        let is_lowered = |writer: Writer| {
+            let weigh = |term: &Term| term.part(writer, 1 << 40, 0, true);
+            before.is_none_or(|before| weigh(before).rate > weigh(term).rate)
+        };
+        let excused = |writer: Writer| {
+            (broken(Broken::AskLoweredOnly) && !is_lowered(writer))
+                || (broken(Broken::SkipSurvivorAck) && !term.fenced.is_empty())
+        };
+        term.asked().all(|writer| term.acked.contains_key(&writer) || excused(writer))
+    }
+
+    /// The version that this node should acknowledge, once it conforms: it lends nothing beyond its new shares, has
+    /// dropped what it held from closed writers, and uses [`Versions::share`].
+    pub fn ack_due(&self) -> Option<Mark> {
+        let version = self.version()?;
+        let asked = self.kept.chain.last().is_some_and(|term| term.asks(self.kept.me));
+        let said = self.kept.own.is_some_and(|own| {
+            (own.mark, own.term, own.authority) == (version.mark, version.term, version.authority)
+        });
+        (asked && !said).then_some(version.mark)
+    }
+
+    /// This node conforms to the version `mark`. `wall_ns` is the latest that its wall clock ever showed to it, before
+    /// restarts too if it knows. The acknowledgement is [`Versions::own_ack`] once this is stored. Says whether `mark`
+    /// was due.
+    pub fn conform(&mut self, mark: Mark, wall_ns: u64) -> bool {
+        if self.ack_due() != Some(mark) {
+            return false;
+        }
+        let Some(version) = self.version() else { return false };
+        // The clock may have been ahead before a restart, and be behind now; and so may that of a fenced writer, which
+        // may have used what starts up to ε after it ended.
+        let margin = if broken(Broken::NoClockMargin) { 0 } else { 2 * version.clock_error_ns };
+        let latest = wall_ns.saturating_add(margin + 1);
+        let (term, authority) = (version.term, version.authority);
+        let from_wall_ns = match self.kept.own {
+            // The same term: what was promised holds.
+            Some(own) if own.term == term && own.authority == authority => own.from_wall_ns,
+            Some(own) => own.from_wall_ns.max(latest),
+            None => latest,
+        };
+        self.kept.own = Some(Ack { mark, term, from_wall_ns, authority });
+        self.revision += 1;
+        self.own_revision = self.revision;
+        true
+    }
+
+    /// What this node tells everybody: its latest acknowledgement that is on disk.
+    pub fn own_ack(&self) -> Option<Ack> {
+        if broken(Broken::AckBeforeDurable) { self.kept.own } else { self.own_stored }
+    }
+
+    /// The acknowledgements that are known, to be passed on.
+    pub fn acks(&self) -> impl Iterator<Item = (Writer, Ack)> + '_ {
+        self.kept.acks.iter().map(|(&writer, &ack)| (writer, ack))
+    }
+
+    /// The terms that may still apply, oldest first. A share is the least over those whose [`Until::applies`].
+    pub fn terms(&self) -> &[Term] {
+        &self.kept.chain
+    }
+
+    /// A writer's part of a cell: the least in every term that applies, rate and units each.
+    pub fn share(&self, writer: Writer, total: u64, salt: u32, kind: Kind) -> Part {
+        if !self.owns(writer) {
+            return Part::default();
+        }
+        let drift_ppm = self.version().map_or(0, |version| version.drift_ppm);
+        let has_rate = matches!(kind, Kind::Bucket { .. });
+        let applying = self.kept.chain.iter().filter(|term| term.until.applies(kind, drift_ppm));
+        let parts = applying.map(|term| term.part(writer, total, salt, has_rate));
+        let least = |a: Part, b: Part| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) };
+        parts.reduce(least).unwrap_or_default()
+    }
+
+    /// Whether the adopted version names this writer. One that it does not name owns nothing.
+    pub fn owns(&self, writer: Writer) -> bool {
+        let named = self.kept.chain.last().is_some_and(|term| term.names(writer));
+        named && (!self.closed(writer) || broken(Broken::TrustUnnamedIncarnation))
+    }
+
+    /// Whether this writer once had a share and never will again: its rows are refused.
+    pub fn closed(&self, writer: Writer) -> bool {
+        let highest = self.kept.closed.get(&(writer.region, writer.node));
+        highest.is_some_and(|&highest| writer.incarnation <= highest)
+    }
+
+    /// Forgets terms that apply to nothing any more. `longest_ns` is the longest horizon or window of any limit.
+    pub fn settle(&mut self, longest_ns: u64, now: Now) {
+        let Some(version) = self.version() else { return };
+        let (error, drift) = (version.clock_error_ns, version.drift_ppm);
+        let over = |until| match until {
+            Until::Agreed => false,
+            Until::Superseded { windows_wall_ns, steady_ns } => {
+                now.wall_ns > windows_wall_ns.saturating_add(longest_ns).saturating_add(2 * error)
+                    && now.steady_ns > steady_ns.saturating_add(stretched(longest_ns, drift))
+            }
+        };
+        let before = self.kept.chain.len();
+        self.kept.chain.retain(|term| !over(term.until));
+        if self.kept.chain.len() != before {
+            // Only writers that are still asked are worth remembering.
+            let chain = &self.kept.chain;
+            self.kept.acks.retain(|&writer, _| chain.iter().any(|term| term.asks(writer)));
+            self.revision += 1;
+        }
+    }
+
+    /// How far the adopted version has come. Nothing where there is none.
+    pub fn progress(&self) -> Option<Progress> {
+        let version = self.version()?;
+        let newest = self.kept.chain.last()?;
+        let effective =
+            newest.asked().map(|writer| self.kept.acks.get(&writer).map_or(Mark::default(), |ack| ack.mark));
+        let pending = newest.asked().filter_map(|writer| {
+            let waiting = match self.kept.acks.get(&writer) {
+                None => Waiting::Silent,
+                Some(ack) if ack.mark > version.mark => Waiting::Ahead(ack.mark),
+                Some(ack) if ack.mark < version.mark || !newest.acked.contains_key(&writer) => {
+                    Waiting::At(ack.mark)
+                }
+                Some(_) => return None,
+            };
+            Some((writer, waiting))
+        });
+        let front = self.kept.chain.iter().find(|term| term.until == Until::Agreed);
+        Some(Progress {
+            requested: version.mark,
+            effective: effective.min().unwrap_or_default().min(version.mark),
+            term_requested: newest.mark,
+            term_effective: front.map_or(Mark::default(), |term| term.mark),
+            pending: pending.collect(),
+        })
+    }
+
+    /// The next version, made by this node as the authority. It is in force once adopted, here too, and must be on this
+    /// node's disk before it leaves: a mark is never given twice.
+    ///
+    /// # Errors
+    /// Why not. Nothing changes in any case.
+    pub fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+        self.make(draft, wall_ns, false)
+    }
+
+    /// The same with a new epoch, by which this node becomes the authority: an operator's command to a member of the
+    /// version that it has (see rule 6). Also to the authority itself, should a second one have made versions of the
+    /// same epoch.
+    ///
+    /// # Errors
+    /// Why not. Nothing changes in any case.
+    pub fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+        self.make(draft, wall_ns, true)
+    }
+
+    fn make(&self, draft: Draft, wall_ns: u64, takes_over: bool) -> Result<Version, Refused> {
+        let fences = draft.fenced.clone();
+        let mut version = Version {
+            mark: Mark::FIRST,
+            term: Mark::FIRST,
+            authority: self.kept.me,
+            members: draft.members,
+            leaving: BTreeSet::new(),
+            fenced: draft.fenced,
+            clock_error_ns: draft.clock_error_ns,
+            drift_ppm: draft.drift_ppm,
+            key: draft.key,
+            limits: draft.limits,
+        };
+        if let Some(held) = self.version() {
+            self.follow(held, &mut version, takes_over)?;
+        }
+        // Two clocks, each wrong by as much as it may be.
+        let latest = wall_ns.saturating_add(2 * version.clock_error_ns.min(CLOCK_ERROR_NS_MAX));
+        if fences.iter().any(|fence| fence.wall_ns > latest) {
+            return Err(Refused::Impossible("a fence in the future: what it says must be so already"));
+        }
+        possible(&version)?;
+        Term::of(&version)?;
+        Ok(version)
+    }
+
+    /// Fills in what follows from the version before.
+    fn follow(&self, held: &Version, version: &mut Version, takes_over: bool) -> Result<(), Refused> {
+        let me = self.kept.me;
+        if !self.owns(me) {
+            return Err(Refused::Impossible("an authority that is no member"));
+        }
+        if version.members.values().any(|member| self.closed(member.writer)) {
+            return Err(Refused::Impossible("a member that is closed: it comes back as a later incarnation"));
+        }
+        if version.key != held.key {
+            return Err(Refused::Impossible("another key: cells would be shared in another order"));
+        }
+        if held.authority != me && !takes_over {
+            return Err(Refused::Authority(held.mark));
+        }
+        let next = (held.mark.epoch.checked_add(u32::from(takes_over)), held.mark.number.checked_add(1));
+        let (Some(epoch), Some(number)) = next else { return Err(Refused::Impossible("marks have run out")) };
+        version.mark = Mark { epoch, number };
+
+        let shares = |version: &Version| -> Vec<(Writer, u32)> {
+            version.members.values().map(|member| (member.writer, member.weight)).collect()
+        };
+        if !takes_over && version.fenced.is_empty() && shares(version) == shares(held) {
+            version.term = held.term;
+            version.leaving.clone_from(&held.leaving);
+            version.fenced.clone_from(&held.fenced);
+            return Ok(());
+        }
+        if self.kept.chain.len() >= TERMS_MAX {
+            return Err(Refused::Busy);
+        }
+        version.term = version.mark;
+        let is_fenced = |writer: &Writer| version.fenced.iter().any(|fence| fence.writer == *writer);
+        let named =
+            |writer: &Writer| version.members.get(&writer.region).is_some_and(|m| m.writer == *writer);
+        let has_left = |writer: &Writer| {
+            self.kept.chain.iter().any(|term| !term.names(*writer) && term.acked.contains_key(writer))
+        };
+        let gone = held.leaving.iter().copied().filter(|writer| !has_left(writer));
+        let going = held.members.values().map(|member| member.writer).filter(|writer| !named(writer));
+        let leaving: BTreeSet<Writer> = gone.chain(going).filter(|writer| !is_fenced(writer)).collect();
+        if !broken(Broken::ForgetLeavers) {
+            version.leaving = leaving;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a version makes sense by itself.
+fn possible(version: &Version) -> Result<(), Refused> {
+    let named = |writer: &Writer| version.members.get(&writer.region).is_some_and(|m| m.writer == *writer);
+    let fenced: BTreeSet<Writer> = version.fenced.iter().map(|fence| fence.writer).collect();
+    let faults = [
+        (version.mark < Mark::FIRST || version.mark.epoch == 0, "a mark below the first"),
+        (
+            version.term > version.mark || version.term.epoch != version.mark.epoch,
+            "a term that is not of its epoch",
+        ),
+        (!named(&version.authority), "an authority that is no member"),
+        (
+            version.members.iter().any(|(region, m)| m.writer.region != *region),
+            "a member that writes for another region",
+        ),
+        (version.members.values().any(|m| m.name.len() > NAME_BYTES_MAX), "a region's name is too long"),
+        (version.leaving.iter().any(named) || fenced.iter().any(named), "a writer that is a member and gone"),
+        (version.leaving.iter().any(|writer| fenced.contains(writer)), "a writer that is fenced and leaving"),
+        (fenced.len() != version.fenced.len(), "a writer that is fenced twice"),
+        (version.leaving.len() > GONE_MAX || fenced.len() > GONE_MAX, "too many writers are gone"),
+        (version.clock_error_ns > CLOCK_ERROR_NS_MAX, "a clock error of more than a minute"),
+        (version.drift_ppm > DRIFT_PPM_MAX, "a drift of more than a tenth"),
+        (version.limits.len() > LIMITS_BYTES_MAX, "the limits are too long"),
+    ];
+    match faults.into_iter().find(|(fault, _)| *fault) {
+        Some((_, what)) => Err(Refused::Impossible(what)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,659 @@
+//! Nodes, clocks, a network and an operator, all from one seed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use acequia_limits::{Now, RATE_PARTS};
+use acequia_rights::{
+    Ack, Mark, Region, Version, Versions, Writer,
+    versions::{Adopted, CellKey, Draft, Fence, Kept, Kind, Member},
+};
+
+const MS: u64 = 1_000_000;
+/// ε: every wall clock is within this of the true time.
+const ERROR_NS: u64 = 20 * MS;
+/// D: a twentieth, so that a short history shows it.
+const DRIFT_PPM: u32 = 50_000;
+/// How long what was used of a sliding window or a bucket counts.
+const HORIZON_NS: u64 = 150 * MS;
+/// A short and a long window.
+const WINDOWS_NS: [u64; 2] = [200 * MS, 1_500 * MS];
+const SALTS: [u32; 2] = [1, 0xDEAD_BEEF];
+/// True time at the start, so that clocks and windows may lie before it.
+const START_NS: u64 = 1_000_000 * MS;
+const STUCK: &str = "does not recover";
+
+/// A promise that was broken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Caught(String);
+
+impl Caught {
+    /// Whether more was given away than there is, or only too little.
+    #[cfg(feature = "broken")]
+    pub(crate) fn is_unsafe(&self) -> bool {
+        !self.0.starts_with(STUCK)
+    }
+}
+
+impl fmt::Display for Caught {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn stuck<T>(what: &str) -> Result<T, Caught> {
+    Err(Caught(format!("{STUCK}: {what}")))
+}
+
+/// How often the adversary did what.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen(BTreeMap<&'static str, u64>);
+
+impl Seen {
+    fn count(&mut self, what: &'static str) {
+        *self.0.entry(what).or_default() += 1;
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (what, times) in &other.0 {
+            *self.0.entry(what).or_default() += times;
+        }
+    }
+
+    pub(crate) fn all_happened(&self) -> bool {
+        let all = [
+            "budget",
+            "weights",
+            "join",
+            "leave",
+            "evict",
+            "lost disk",
+            "take over",
+            "crash",
+            "restart",
+            "cut",
+            "lost",
+            "twice",
+            "raised",
+            "refused",
+            "two authorities",
+        ];
+        all.iter().all(|what| self.0.contains_key(what))
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    /// splitmix64.
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        (!from.is_empty()).then(|| from[self.below(from.len() as u64) as usize])
+    }
+}
+
+struct Node {
+    /// None while it is down.
+    versions: Option<Versions>,
+    disk: Kept,
+    /// The operator keeps it down.
+    fenced: bool,
+    /// Wall time minus true time.
+    wall_off_ns: i64,
+    /// The latest that this process saw on the wall.
+    latest_wall_ns: u64,
+    steady_base_ns: u64,
+    steady_since_ns: u64,
+    drift_ppm: i64,
+}
+
+impl Node {
+    fn now(&self, true_ns: u64) -> Now {
+        let passed = i128::from(true_ns - self.steady_since_ns);
+        let drifted = passed * (1_000_000 + i128::from(self.drift_ppm)) / 1_000_000;
+        Now {
+            steady_ns: self.steady_base_ns + drifted as u64,
+            wall_ns: true_ns.checked_add_signed(self.wall_off_ns).expect("after the epoch"),
+        }
+    }
+
+    fn store(&mut self, true_ns: u64) {
+        let now = self.now(true_ns);
+        if let Some(versions) = &mut self.versions {
+            self.disk = versions.kept().clone();
+            versions.stored(versions.revision(), now);
+        }
+    }
+}
+
+#[derive(Clone)]
+enum Message {
+    Version(Version),
+    Ack(Writer, Ack),
+}
+
+struct Mail {
+    at_ns: u64,
+    from: Writer,
+    to: Writer,
+    message: Message,
+}
+
+/// What was used of one window.
+#[derive(Default)]
+struct Used {
+    by: BTreeMap<Writer, u64>,
+    budget: u64,
+}
+
+/// One node's use of one bucket at one step.
+struct Use {
+    true_ns: u64,
+    writer: Writer,
+    salt: u32,
+    units: u64,
+    rate: u32,
+    budget: u64,
+}
+
+pub(crate) struct World {
+    random: Random,
+    true_ns: u64,
+    nodes: BTreeMap<Writer, Node>,
+    mail: Vec<Mail>,
+    cut: BTreeSet<Region>,
+    /// By length, salt and start.
+    windows: BTreeMap<(u64, u32, u64), Used>,
+    uses: Vec<Use>,
+    incarnations: BTreeMap<Region, u32>,
+    healing: bool,
+    pub(crate) seen: Seen,
+    pub(crate) trace: u64,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut world = Self {
+            random: Random(seed.wrapping_mul(0xA076_1D64_78BD_642F)),
+            true_ns: START_NS,
+            nodes: BTreeMap::new(),
+            mail: Vec::new(),
+            cut: BTreeSet::new(),
+            windows: BTreeMap::new(),
+            uses: Vec::new(),
+            incarnations: BTreeMap::new(),
+            healing: false,
+            seen: Seen::default(),
+            trace: 0,
+        };
+        let count = 2 + world.random.below(4) as u16;
+        let writers: Vec<Writer> = (0..count).map(|region| world.begin(Region(region))).collect();
+        let members = writers.iter().map(|&writer| (writer.region, world.member(writer))).collect();
+        assert!(world.issue(writers[0], false, draft(members, Vec::new(), 100)));
+        world
+    }
+
+    /// A new writer of a region, with an empty disk.
+    fn begin(&mut self, region: Region) -> Writer {
+        let incarnation = *self.incarnations.entry(region).and_modify(|n| *n += 1).or_default();
+        let writer = Writer { region, node: 0, incarnation };
+        let versions = Versions::new(writer);
+        let node = Node {
+            disk: versions.kept().clone(),
+            versions: Some(versions),
+            fenced: false,
+            wall_off_ns: 0,
+            latest_wall_ns: 0,
+            steady_base_ns: self.random.below(10_000) * MS,
+            steady_since_ns: self.true_ns,
+            drift_ppm: self.random.below(2 * u64::from(DRIFT_PPM) + 1) as i64 - i64::from(DRIFT_PPM),
+        };
+        self.nodes.insert(writer, node);
+        writer
+    }
+
+    fn member(&mut self, writer: Writer) -> Member {
+        Member { weight: 1 + self.random.below(9) as u32, writer, name: String::new() }
+    }
+
+    fn issue(&mut self, authority: Writer, takes_over: bool, draft: Draft) -> bool {
+        let true_ns = self.true_ns;
+        let Some(node) = self.nodes.get_mut(&authority) else { return false };
+        let now = node.now(true_ns);
+        let Some(versions) = &mut node.versions else { return false };
+        let made = match takes_over {
+            true => versions.take_over(draft, now.wall_ns),
+            false => versions.propose(draft, now.wall_ns),
+        };
+        let adopted = made.and_then(|version| versions.adopt(version, now));
+        // On disk before it leaves: a mark must not be given twice.
+        node.store(true_ns);
+        adopted.is_ok()
+    }
+
+    pub(crate) fn step(&mut self) -> Result<(), Caught> {
+        self.true_ns += (1 + self.random.below(15)) * MS;
+        self.trace = self.trace.wrapping_mul(31).wrapping_add(self.random.next());
+        self.clocks();
+        self.deliver()?;
+        if !self.healing {
+            self.operate();
+            self.fail();
+        }
+        self.work();
+        self.spend();
+        self.check()
+    }
+
+    fn clocks(&mut self) {
+        for node in self.nodes.values_mut() {
+            if self.random.percent(20) {
+                node.wall_off_ns = self.random.below(2 * ERROR_NS + 1) as i64 - ERROR_NS as i64;
+            }
+            node.latest_wall_ns = node.latest_wall_ns.max(node.now(self.true_ns).wall_ns);
+        }
+    }
+
+    fn deliver(&mut self) -> Result<(), Caught> {
+        let true_ns = self.true_ns;
+        let (due, later): (Vec<Mail>, Vec<Mail>) =
+            std::mem::take(&mut self.mail).into_iter().partition(|mail| mail.at_ns <= true_ns);
+        self.mail = later;
+        for Mail { from, to, message, .. } in due {
+            if self.cut.contains(&from.region) || self.cut.contains(&to.region) {
+                continue;
+            }
+            let Some(node) = self.nodes.get_mut(&to) else { continue };
+            let now = node.now(true_ns);
+            let Some(versions) = &mut node.versions else { continue };
+            let front = |versions: &Versions| versions.progress().map(|progress| progress.term_effective);
+            let mark = |versions: &Versions| versions.version().map(|version| version.mark);
+            let (old_front, old_mark) = (front(versions), mark(versions));
+            match message {
+                Message::Version(version) => {
+                    let rival = versions.version().is_some_and(|held| {
+                        held.mark.epoch == version.mark.epoch && held.authority != version.authority
+                    });
+                    match versions.adopt(version, now) {
+                        Ok(Adopted::New { .. }) => self.seen.count("adopted"),
+                        Ok(Adopted::Known) => {}
+                        Err(_) => self.seen.count(if rival { "two authorities" } else { "refused" }),
+                    }
+                }
+                Message::Ack(writer, ack) => {
+                    versions.learn_ack(writer, ack, now);
+                    if front(versions) > old_front {
+                        self.seen.count("raised");
+                    }
+                }
+            }
+            if mark(versions) < old_mark {
+                return Err(Caught(format!("{to:?} went back from {old_mark:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nodes write, conform and tell each other.
+    fn work(&mut self) {
+        let all: Vec<Writer> = self.nodes.keys().copied().collect();
+        for &writer in &all {
+            let true_ns = self.true_ns;
+            let (store, conform, settle) =
+                (self.random.percent(30), self.random.percent(40), self.random.percent(5));
+            let Some(node) = self.nodes.get_mut(&writer) else { continue };
+            let now = node.now(true_ns);
+            let latest = node.latest_wall_ns;
+            if let Some(versions) = &mut node.versions {
+                if let Some(due) = versions.ack_due().filter(|_| conform) {
+                    versions.conform(due, latest);
+                }
+                if settle {
+                    versions.settle(WINDOWS_NS[1], now);
+                }
+            }
+            if store {
+                node.store(true_ns);
+            }
+            self.tell(writer, &all);
+        }
+    }
+
+    fn tell(&mut self, from: Writer, all: &[Writer]) {
+        let (Some(to), Some(versions)) = (self.random.pick(all), &self.nodes[&from].versions) else { return };
+        let own = versions.own_ack().map(|ack| Message::Ack(from, ack));
+        let passed_on: Vec<(Writer, Ack)> = versions.acks().collect();
+        let version = versions.version().cloned().map(Message::Version);
+        let passed_on = self.random.pick(&passed_on).map(|(writer, ack)| Message::Ack(writer, ack));
+        for message in [own, version, passed_on].into_iter().flatten() {
+            let copies = match self.random.below(100) {
+                _ if self.healing => 1,
+                0..20 => {
+                    self.seen.count("lost");
+                    0
+                }
+                20..35 => {
+                    self.seen.count("twice");
+                    2
+                }
+                _ => 1,
+            };
+            for _ in 0..copies {
+                let late = if self.random.percent(10) && !self.healing { 600 } else { 40 };
+                let at_ns = self.true_ns + self.random.below(late) * MS;
+                self.mail.push(Mail { at_ns, from, to, message: message.clone() });
+            }
+        }
+    }
+
+    /// An operator gives one command to a node that may obey it.
+    fn operate(&mut self) {
+        if !self.random.percent(7) {
+            return;
+        }
+        let running = self.nodes.iter().filter(|(_, node)| node.versions.is_some());
+        let running: Vec<Writer> = running.map(|(&writer, _)| writer).collect();
+        let Some(at) = self.random.pick(&running) else { return };
+        let Some(versions) = &self.nodes[&at].versions else { return };
+        let Some(held) = versions.version().cloned() else { return };
+        // Most commands go to the authority.
+        let takes_over = held.authority != at;
+        if !versions.owns(at) || (takes_over && !self.random.percent(12)) {
+            return;
+        }
+        let Some(versions) = &self.nodes[&at].versions else { return };
+        let mut members = held.members.clone();
+        members.retain(|_, member| !versions.closed(member.writer));
+        let (mut fenced, mut budget, mut done) = (Vec::new(), budget_of(&held), Vec::new());
+        for _ in 0..1 + self.random.below(2) {
+            let others: Vec<Region> = members.keys().copied().filter(|&region| region != at.region).collect();
+            let other = self.random.pick(&others);
+            match (self.random.below(12), other) {
+                (0..3, _) => {
+                    budget = [7, 40, 100, 101, 250][self.random.below(5) as usize];
+                    done.push("budget");
+                }
+                (3..6, _) => {
+                    for member in members.values_mut() {
+                        member.weight = 1 + self.random.below(9) as u32;
+                    }
+                    done.push("weights");
+                }
+                (6..8, _) if members.len() < 6 => {
+                    let region = Region(self.random.below(8) as u16);
+                    if !members.contains_key(&region) && fenced.is_empty() {
+                        self.end(region, &mut fenced, at);
+                        let writer = self.begin(region);
+                        members.insert(region, self.member(writer));
+                        done.push("join");
+                    }
+                }
+                (8, Some(region)) => {
+                    members.remove(&region);
+                    done.push("leave");
+                }
+                (9..12, Some(region)) => {
+                    self.end(region, &mut fenced, at);
+                    if self.random.percent(50) {
+                        let writer = self.begin(region);
+                        members.insert(region, self.member(writer));
+                        done.push("lost disk");
+                    } else {
+                        members.remove(&region);
+                        done.push("evict");
+                    }
+                }
+                _ => {}
+            }
+        }
+        if self.issue(at, takes_over, draft(members, fenced, budget)) {
+            if takes_over {
+                done.push("take over");
+            }
+            for what in done {
+                self.seen.count(what);
+            }
+        }
+    }
+
+    /// Every writer of a region ends for good, and the operator at `at` notes when, by the clock there.
+    fn end(&mut self, region: Region, fenced: &mut Vec<Fence>, at: Writer) {
+        let wall_ns = self.nodes[&at].now(self.true_ns).wall_ns;
+        for (&writer, node) in self.nodes.iter_mut().filter(|(writer, _)| writer.region == region) {
+            if !node.fenced && !fenced.iter().any(|fence| fence.writer == writer) {
+                fenced.push(Fence { writer, wall_ns });
+            }
+            node.versions = None;
+            node.fenced = true;
+        }
+    }
+
+    fn fail(&mut self) {
+        let all: Vec<Writer> = self.nodes.keys().copied().collect();
+        for writer in all {
+            let (crash, restart) = (self.random.below(1_000) < 8, self.random.percent(8));
+            let Some(node) = self.nodes.get_mut(&writer) else { continue };
+            if node.versions.is_some() && crash {
+                node.versions = None;
+                self.seen.count("crash");
+            } else if restart {
+                self.restart(writer);
+            }
+        }
+        if self.random.percent(2) {
+            let region = Region(self.random.below(8) as u16);
+            if !self.cut.remove(&region) {
+                self.cut.insert(region);
+                self.seen.count("cut");
+            }
+        }
+    }
+
+    fn restart(&mut self, writer: Writer) {
+        let (base, true_ns) = (self.random.below(10_000) * MS, self.true_ns);
+        let Some(node) = self.nodes.get_mut(&writer) else { return };
+        if node.fenced || node.versions.is_some() {
+            return;
+        }
+        node.steady_base_ns = base;
+        node.steady_since_ns = true_ns;
+        let now = node.now(true_ns);
+        node.latest_wall_ns = now.wall_ns;
+        node.versions = Some(Versions::restore(node.disk.clone(), now));
+        self.seen.count("restart");
+    }
+
+    /// Every running node uses its whole share of every cell.
+    fn spend(&mut self) {
+        let true_ns = self.true_ns;
+        for (&writer, node) in &self.nodes {
+            let Some(versions) = &node.versions else { continue };
+            let Some(version) = versions.version() else { continue };
+            let (budget, now) = (budget_of(version), node.now(true_ns));
+            for salt in SALTS {
+                let kind = Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: HORIZON_NS };
+                let part = versions.share(writer, budget, salt, kind);
+                if part.units > 0 || part.rate > 0 {
+                    let (units, rate) = (part.units, part.rate);
+                    self.uses.push(Use { true_ns, writer, salt, units, rate, budget });
+                }
+                for window_ns in WINDOWS_NS {
+                    let stagger = u64::from(salt) % window_ns;
+                    let start_wall_ns = (now.wall_ns - stagger) / window_ns * window_ns + stagger;
+                    let units = versions.share(writer, budget, salt, Kind::Window { start_wall_ns }).units;
+                    if units > 0 {
+                        let used = self.windows.entry((window_ns, salt, start_wall_ns)).or_default();
+                        let by = used.by.entry(writer).or_default();
+                        *by = units.max(*by);
+                        used.budget = used.budget.max(budget);
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(&mut self) -> Result<(), Caught> {
+        let true_ns = self.true_ns;
+        for (&(window_ns, ..), used) in &self.windows {
+            let sum: u64 = used.by.values().sum();
+            if sum > used.budget {
+                let (budget, ms) = (used.budget, window_ns / MS);
+                return Err(Caught(format!("{sum} of {budget} in a window of {ms} ms")));
+            }
+        }
+        self.windows.retain(|&(window_ns, _, start), _| start + window_ns + 10 * ERROR_NS > true_ns);
+        self.uses.retain(|used| used.true_ns + HORIZON_NS > true_ns);
+        for salt in SALTS {
+            let mut most: BTreeMap<Writer, (u64, u32)> = BTreeMap::new();
+            let mut budget = 0;
+            for used in self.uses.iter().filter(|used| used.salt == salt) {
+                let (units, rate) = most.entry(used.writer).or_default();
+                (*units, *rate) = (used.units.max(*units), used.rate.max(*rate));
+                budget = budget.max(used.budget);
+            }
+            let (units, rate) = most.values().fold((0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+            if units > budget || rate > RATE_PARTS {
+                let percent = u64::from(rate) * 100 / u64::from(RATE_PARTS);
+                return Err(Caught(format!("{units} of {budget} and {percent} % of the rate in a horizon")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The faults stop. An operator mends what only an operator can, and then everything must come right.
+    pub(crate) fn heal(&mut self) -> Result<(), Caught> {
+        self.healing = true;
+        self.cut.clear();
+        for writer in self.nodes.keys().copied().collect::<Vec<_>>() {
+            self.restart(writer);
+        }
+        for _ in 0..4 {
+            self.run(120)?;
+            if !self.mend()? {
+                break;
+            }
+        }
+        self.run(700)?;
+        self.recovered()
+    }
+
+    fn run(&mut self, steps: u32) -> Result<(), Caught> {
+        (0..steps).try_for_each(|_| self.step())
+    }
+
+    /// What only an operator can mend: members and leavers that will not come back, two authorities in one epoch, and
+    /// writers that one of two authorities closed and the other did not. Says whether anything was.
+    fn mend(&mut self) -> Result<bool, Caught> {
+        let Some(newest) = self.newest() else { return Ok(false) };
+        let held = self.version(newest);
+        let versions = |writer: &Writer| self.nodes[writer].versions.as_ref();
+        let running = self.nodes.values().filter_map(|node| node.versions.as_ref()?.version());
+        let fork =
+            |version: &Version| version.mark.epoch == held.mark.epoch && version.authority != held.authority;
+        let takes_over = held.authority != newest || running.into_iter().any(fork);
+
+        let named = held.members.values().map(|member| member.writer).chain(held.leaving.iter().copied());
+        let gone: BTreeSet<Writer> = named.filter(|writer| versions(writer).is_none()).collect();
+        let is_closed = |writer: Writer| {
+            let by = [newest, writer];
+            by.iter().any(|by| versions(by).is_some_and(|versions| versions.closed(writer)))
+        };
+        let members = held.members.values().map(|member| member.writer);
+        let closed: Vec<Region> =
+            members.filter(|&writer| is_closed(writer)).map(|writer| writer.region).collect();
+        if !takes_over && gone.is_empty() && closed.is_empty() {
+            return Ok(false);
+        }
+        let wall_ns = self.nodes[&newest].now(self.true_ns).wall_ns;
+        let mut fenced: Vec<Fence> = gone.iter().map(|&writer| Fence { writer, wall_ns }).collect();
+        let mut members = held.members.clone();
+        members.retain(|_, member| !gone.contains(&member.writer));
+        for region in closed {
+            self.end(region, &mut fenced, newest);
+            let writer = self.begin(region);
+            members.insert(region, self.member(writer));
+        }
+        let draft = draft(members, fenced, budget_of(&held));
+        if self.issue(newest, takes_over, draft) {
+            Ok(true)
+        } else {
+            stuck("the operator's version was refused")
+        }
+    }
+
+    /// Of the running members of its own version the one with the newest.
+    fn newest(&self) -> Option<Writer> {
+        let running = self.nodes.iter().filter_map(|(&writer, node)| Some((writer, node.versions.as_ref()?)));
+        let members = running.filter(|(writer, versions)| versions.owns(*writer));
+        let newest = members.max_by_key(|(_, versions)| versions.version().map(|version| version.mark));
+        newest.map(|(writer, _)| writer)
+    }
+
+    fn version(&self, writer: Writer) -> Version {
+        self.nodes[&writer].versions.as_ref().and_then(Versions::version).cloned().expect("a version")
+    }
+
+    fn recovered(&mut self) -> Result<(), Caught> {
+        let Some(newest) = self.newest() else {
+            // Two authorities evicted each other's members until none was left: a matter for a new catalogue.
+            self.seen.count("nobody left");
+            return Ok(());
+        };
+        let last = self.version(newest);
+        let mut sum = 0;
+        for writer in last.members.values().map(|member| member.writer) {
+            let node = self.nodes.get_mut(&writer).expect("a node");
+            let now = node.now(self.true_ns);
+            let Some(versions) = &mut node.versions else { return stuck("a member is down") };
+            let Some(progress) = versions.progress() else { return stuck("a member has no version") };
+            if (progress.requested, progress.effective) != (last.mark, last.mark)
+                || progress.term_effective != last.term
+                || !progress.pending.is_empty()
+            {
+                return stuck(&format!("{writer:?}: {progress:?}, newest {:?}", last.mark));
+            }
+            versions.settle(WINDOWS_NS[1], now);
+            if versions.terms().len() != 1 {
+                return stuck(&format!("{writer:?} has {} terms", versions.terms().len()));
+            }
+            let kind = Kind::Window { start_wall_ns: now.wall_ns };
+            sum += versions.share(writer, budget_of(&last), SALTS[0], kind).units;
+        }
+        if last.mark < Mark::FIRST || sum != budget_of(&last) {
+            return stuck(&format!("only {sum} of {} are used", budget_of(&last)));
+        }
+        Ok(())
+    }
+}
+
+fn draft(members: BTreeMap<Region, Member>, fenced: Vec<Fence>, budget: u64) -> Draft {
+    Draft {
+        members,
+        fenced,
+        clock_error_ns: ERROR_NS,
+        drift_ppm: DRIFT_PPM,
+        key: CellKey([7; 16]),
+        limits: budget.to_le_bytes().to_vec(),
+    }
+}
+
+fn budget_of(version: &Version) -> u64 {
+    let bytes = version.limits.as_slice().try_into().expect("eight bytes");
+    u64::from_le_bytes(bytes)
+}
