@@ -110,9 +110,18 @@ impl Node {
     ///
     /// # Errors
     /// Why not.
-    pub fn propose(&self, draft: Draft) -> Result<Version, Refused> {
+    pub fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
         let sharing = self.lock_sharing().ok_or(Refused::Impossible("this node has no regions"))?;
-        sharing.propose(draft)
+        sharing.propose(draft, wall_ns)
+    }
+
+    /// The next version, with a new epoch, by which this node becomes the authority: an operator's command.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+        let sharing = self.lock_sharing().ok_or(Refused::Impossible("this node has no regions"))?;
+        sharing.take_over(draft, wall_ns)
     }
 
     /// The version of the catalogue that this node has.

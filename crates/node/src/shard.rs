@@ -148,7 +148,11 @@ impl Cells {
                 self.with_heap_cell(at, |cell| cell.rewrite(words));
             }
             (None, State::Inline(words)) => self.table.at_mut(place).words = words,
-            (None, State::Heap(_)) => unreachable!("one limit's states are kept in one way"),
+            // A clock that is not certain any more: windows keep a word for the next one.
+            (None, State::Heap(words)) => {
+                let at = self.add_to_heap(HeapCell::new(words));
+                self.table.at_mut(place).set_heap_place(at);
+            }
         }
         self.table.at_mut(place).set_numbers(numbers);
     }

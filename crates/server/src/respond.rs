@@ -76,6 +76,8 @@ pub(crate) const fn reason(reason: Reason) -> api::Reason {
         Reason::Restarted => api::Reason::Restarted,
         Reason::Overflow => api::Reason::Overflow,
         Reason::Journal => api::Reason::Journal,
+        Reason::NoCatalogue => api::Reason::NoCatalogue,
+        Reason::RestoredDisk => api::Reason::RestoredDisk,
     }
 }
 

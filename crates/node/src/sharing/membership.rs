@@ -128,8 +128,13 @@ impl Sharing {
     }
 
     /// The next version, if this node is the authority or becomes it by this.
-    pub(crate) fn propose(&self, draft: Draft) -> Result<Version, Refused> {
-        self.versions.propose(draft)
+    pub(crate) fn propose(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+        self.versions.propose(draft, wall_ns)
+    }
+
+    /// The next version, by which this node becomes the authority.
+    pub(crate) fn take_over(&self, draft: Draft, wall_ns: u64) -> Result<Version, Refused> {
+        self.versions.take_over(draft, wall_ns)
     }
 
     /// Adopts a version: its limits and shares are in force when this returns.

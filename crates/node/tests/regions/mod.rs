@@ -87,13 +87,12 @@ impl World {
         let draft = Draft {
             members,
             fenced: Vec::new(),
-            takes_over: false,
             clock_error_ns: 0,
             drift_ppm: 1_000,
             key: CellKey([7; 16]),
             limits: sharing::limits_to_bytes(specs).expect("limits"),
         };
-        let version = world.places[0].node.propose(draft).expect("a version");
+        let version = world.places[0].node.propose(draft, START).expect("a version");
         world.places[0].node.adopt(version, now, |_| Vec::new()).expect("adopted");
         world
     }

@@ -133,6 +133,12 @@ fn meaning(reason: Reason) -> Option<&'static str> {
         Reason::Journal => {
             Some("the node cannot write its journal: only what was reserved before may be spent")
         }
+        Reason::NoCatalogue => Some(
+            "the node owns no part of any limit until the authority's catalogue names it",
+        ),
+        Reason::RestoredDisk => Some(
+            "the node's disk is older than what it wrote last: give it an empty `data` folder and recover it",
+        ),
         Reason::Unspecified
         | Reason::WithinLimit
         | Reason::NoMatch
@@ -152,6 +158,8 @@ pub(super) fn reason_word(reason: Reason) -> &'static str {
         Reason::Restarted => "restarted",
         Reason::Overflow => "overflow",
         Reason::Journal => "journal",
+        Reason::NoCatalogue => "no-catalogue",
+        Reason::RestoredDisk => "restored-disk",
         // A newer node may know more reasons.
         Reason::Unspecified => "unknown",
     }

@@ -1,0 +1,78 @@
+//! Who asks, when: Poisson arrivals from a seed, most of them in one region.
+
+/// Numbers that look random, the same for the same seed: SplitMix64 (Steele, Lea and Flood, 2014).
+#[derive(Clone, Debug)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// From a seed.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to below 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.unit() * n as f64) as usize
+    }
+
+    /// How many arrive where `mean` are expected (Knuth's method, in steps where it is large).
+    pub fn arrivals(&mut self, mean: f64) -> u64 {
+        let mut count = 0;
+        let mut rest = mean;
+        while rest > 0.0 {
+            let step = rest.min(20.0);
+            rest -= step;
+            let limit = (-step).exp();
+            let mut product = self.unit();
+            while product > limit {
+                count += 1;
+                product *= self.unit();
+            }
+        }
+        count
+    }
+}
+
+/// Demand of which most is in one region, which changes.
+#[derive(Clone, Copy, Debug)]
+pub struct HotSpot {
+    /// Requests a second in all.
+    pub per_s: f64,
+    /// The part of it in the hot region.
+    pub hot: f64,
+    /// Regions.
+    pub regions: usize,
+}
+
+impl HotSpot {
+    /// Requests in each millisecond, by region.
+    pub fn arrivals(&self, dice: &mut Dice, hot: usize, region: usize) -> u64 {
+        dice.arrivals(self.per_s_in(hot, region) / 1_000.0)
+    }
+
+    /// Requests a second.
+    pub fn per_s_in(&self, hot: usize, region: usize) -> f64 {
+        let part = if region == hot { self.hot } else { (1.0 - self.hot) / (self.regions - 1) as f64 };
+        self.per_s * part
+    }
+}
+
+/// Where the hot spot is after so many shifts: over all regions, near and far by turns.
+pub const fn hot_after(shifts: u64, regions: usize) -> usize {
+    // Steps of two among five regions meet every region, and pairs of all distances.
+    ((shifts * 2) % regions as u64) as usize
+}
