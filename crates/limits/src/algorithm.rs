@@ -419,12 +419,12 @@ impl Algorithm {
         if self.covers(early.words(), late.words(), now) { early } else { late }
     }
 
-    /// The state, owing no more than one that was spent at `now`: a clock may have been set back
-    /// since it was written.
-    pub fn capped(&self, words: &[u64], now: Now) -> State {
+    /// The state on clocks that may have been set back since it was written, when the steady one read
+    /// `written_ns`: what was owed then is owed still, and no more.
+    pub fn redated(&self, words: &[u64], written_ns: u64, now: Now) -> State {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
-                State::Inline(split(meter.capped(tat(words), now.steady_ns)))
+                State::Inline(split(meter.redated(tat(words), written_ns, now.steady_ns)))
             }
             Self::SlidingLog(log) => {
                 let mut state = Vec::new();

@@ -191,9 +191,11 @@ impl Meter {
         paid_ns.saturating_sub(self.refill_ns())
     }
 
-    /// At most what a bucket can owe whose every unit was spent at `steady_ns`.
-    pub fn capped(&self, tat: u128, steady_ns: u64) -> u128 {
-        tat.min(self.spent_at(steady_ns))
+    /// The same debt on a steady clock that has gone back: it read `written_ns` when the state was
+    /// written, and reads `steady_ns` now. On one that has not, the state itself.
+    pub fn redated(&self, tat: u128, written_ns: u64, steady_ns: u64) -> u128 {
+        let owed = tat.saturating_sub(self.tick(written_ns));
+        if steady_ns >= written_ns { tat } else { self.tick(steady_ns).saturating_add(owed) }
     }
 
     fn tick(&self, steady_ns: u64) -> u128 {

@@ -157,6 +157,16 @@ impl Account {
         &self.open
     }
 
+    /// The end of the window in which rights came before it opened; 0 where none did.
+    pub(crate) fn next_window(&self) -> u64 {
+        self.next.end_ns
+    }
+
+    /// The rights that moved in a window.
+    pub(crate) fn transfers_of(&self, end_ns: u64) -> Option<&Transfers> {
+        [&self.open, &self.next].into_iter().find(|transfers| transfers.end_ns == end_ns)
+    }
+
     /// What the cell has now.
     pub(crate) fn effective(&self) -> Part {
         match &self.algorithm {

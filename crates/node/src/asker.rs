@@ -769,7 +769,7 @@ impl<'a> Check<'a, '_> {
         let mut rows = None;
         let progress = self.node.progress();
         let wait = cell.settle(algorithm, self.now, left, salt, progress, |words| {
-            let state = Some(Kept::new(algorithm, words).with_pledge(pledge));
+            let state = Some(Kept::new(algorithm, words, self.now).with_pledge(pledge));
             rows = Some(Row { limit: active.limit.id, tag, state });
         });
         let wait = match rows {

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 pub struct Kept {
     numbers: Numbers,
     words: Vec<u64>,
+    /// What the steady clock read when it was written.
+    written_ns: u64,
     /// What of it other regions may spend.
     pledge: Pledge,
     /// For rows that are no cell's: what the node remembers of itself.
@@ -50,7 +52,7 @@ enum Numbers {
 
 impl Kept {
     /// The state of a cell of `algorithm`.
-    pub fn new(algorithm: &Algorithm, words: &[u64]) -> Self {
+    pub fn new(algorithm: &Algorithm, words: &[u64], now: Now) -> Self {
         let numbers = match algorithm {
             Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => Numbers::Meter(*meter),
             Algorithm::FixedWindow(_) => Numbers::Window,
@@ -58,7 +60,8 @@ impl Kept {
             Algorithm::SlidingSlots(slots) => Numbers::Slots(*slots),
             Algorithm::SlidingApproximate(pair) => Numbers::Approximate(*pair),
         };
-        Self { numbers, words: words.to_vec(), pledge: Pledge::default(), record: Vec::new() }
+        let (pledge, record) = (Pledge::default(), Vec::new());
+        Self { numbers, words: words.to_vec(), written_ns: now.steady_ns, pledge, record }
     }
 
     /// The same, with what was given away.
@@ -74,7 +77,7 @@ impl Kept {
 
     /// Something that the node remembers of itself.
     pub(crate) fn of_record(record: Vec<u8>) -> Self {
-        Self { numbers: Numbers::Window, words: Vec::new(), pledge: Pledge::default(), record }
+        Self { numbers: Numbers::Window, words: Vec::new(), written_ns: 0, pledge: Pledge::default(), record }
     }
 
     /// What [`Kept::of_record`] keeps.
@@ -117,8 +120,9 @@ impl Kept {
         }
     }
 
-    /// The state itself, no more owed than `algorithm`, which is [`Kept::algorithm`], can owe now.
+    /// The state itself, under `algorithm`, which is [`Kept::algorithm`]: on a clock that was set back, no
+    /// more is owed than was when it was written.
     pub(crate) fn state(&self, algorithm: &Algorithm, now: Now) -> State {
-        algorithm.capped(&self.words, now)
+        algorithm.redated(&self.words, self.written_ns, now)
     }
 }

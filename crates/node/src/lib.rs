@@ -14,6 +14,7 @@ mod asker;
 mod catalogue;
 mod explain;
 mod index;
+mod inspect;
 pub mod journal;
 mod kept;
 mod local;
@@ -47,6 +48,7 @@ pub use crate::{
     asker::{Answer, Ask, Asker, DESCRIPTORS_MAX, LimitAnswer, Outcome},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
     explain::Unmatched,
+    inspect::Holding,
     journal::{Row, WALL},
     kept::Kept,
     sharing::{Home, Membership},
@@ -306,7 +308,7 @@ impl Node {
 
     /// The exact state of every cell, journalled or not: written on a clean stop, it loses nothing,
     /// and gives back what was reserved and not used. Nothing may be charged after it.
-    pub fn close(&self, mut write: impl FnMut(Row)) {
+    pub fn close(&self, now: Now, mut write: impl FnMut(Row)) {
         let catalogue = self.catalogue();
         for (at, shard) in self.shards.iter().enumerate() {
             let cells = shard.lock();
@@ -316,15 +318,15 @@ impl Node {
                 let (Some(limit), Some(local)) = (catalogue.id(cell.limit), local) else { continue };
                 let words = cells.words(cell);
                 let state = match cells.account_of(cell) {
-                    Some(account) => Kept::new(&account.algorithm, words).with_pledge(account.pledge()),
-                    None => Kept::new(local.at(tag.salt()), words),
+                    Some(account) => Kept::new(&account.algorithm, words, now).with_pledge(account.pledge()),
+                    None => Kept::new(local.at(tag.salt()), words, now),
                 };
                 write(Row { limit, tag, state: Some(state) });
             }
         }
         let mut write = |slot: u16, numbers: u16, tag: CellTag, words: &[u64]| {
             if let (Some(limit), Some(local)) = (catalogue.id(slot), catalogue.local(slot, numbers)) {
-                write(Row { limit, tag, state: Some(Kept::new(local.least(), words)) });
+                write(Row { limit, tag, state: Some(Kept::new(local.least(), words, now)) });
             }
         };
         let shared = lock(&self.overflow);
@@ -380,7 +382,7 @@ impl Node {
                         let account = state.account.as_deref();
                         let pledge = account.map_or_else(Pledge::default, Account::pledge);
                         let algorithm = account.map_or(algorithm, |account| &account.algorithm);
-                        let kept = Some(Kept::new(algorithm, &state.words).with_pledge(pledge));
+                        let kept = Some(Kept::new(algorithm, &state.words, now).with_pledge(pledge));
                         let batch = self.push_row(Row { limit, tag: whole_tag(at, &cell), state: kept });
                         state.ask_as_is(batch);
                     });
@@ -395,7 +397,7 @@ impl Node {
                 continue;
             }
             if let Some(limit) = catalogue.id(key.slot) {
-                let kept = Some(Kept::new(algorithm, &cell.words));
+                let kept = Some(Kept::new(algorithm, &cell.words, now));
                 let batch = self.push_row(Row { limit, tag: overflow_tag(key.numbers), state: kept });
                 cell.ask_as_is(batch);
             }

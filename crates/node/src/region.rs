@@ -224,7 +224,7 @@ impl Node {
             self.push_row(Row { limit, tag, state: None })
         } else {
             let words = cell.words_to_write(&account.algorithm, now);
-            let state = Some(Kept::new(&account.algorithm, &words).with_pledge(pledge));
+            let state = Some(Kept::new(&account.algorithm, &words, now).with_pledge(pledge));
             let batch = self.push_row(Row { limit, tag, state });
             cell.ask(words, batch);
             batch

@@ -368,7 +368,7 @@ fn stop(node: &Node, disk: &mut Journal, now: Now) {
     scene::sweep_all(node, now);
     disk.flush(node);
     let mut rows = Vec::new();
-    node.close(|row| rows.push(row));
+    node.close(now, |row| rows.push(row));
     disk.write(rows);
 }
 
@@ -593,4 +593,27 @@ fn the_shared_cell_of_a_limit_that_comes_back_with_other_numbers_is_found() {
     next.apply(other, START, |id| disk.rows(id)).expect("limits");
     let more = scene::drain(&mut next.asker(), &key, START);
     assert!(60 + more <= 128, "60 and then {more}");
+}
+
+#[test]
+fn a_lowered_burst_is_owed_whole_after_a_restart_too() {
+    let with = |burst| [scene::bucket("b", "60/h", burst)];
+    for clean in [true, false] {
+        let (node, mut disk) = durable(&with(100));
+        let mut asker = node.asker();
+        assert!(scene::ask(&mut asker, "k", 100, START).allowed);
+        node.apply(scene::limits(&with(10)), START, |id| disk.rows(id)).expect("limits that fit");
+        // A charge under the smaller burst would be denied; a look at the cell is what brings it over.
+        assert!(!scene::ask(&mut asker, "k", 1, START).allowed);
+        disk.flush(&node);
+        if clean {
+            stop(&node, &mut disk, START);
+        }
+        let later = START.later(S);
+        let node = restarted(&node, &mut disk, &with(10), later, clean);
+        let mut asker = node.asker();
+        assert!(!scene::ask(&mut asker, "k", 1, later).allowed);
+        node.apply(scene::limits(&with(100)), later, |id| disk.rows(id)).expect("limits that fit");
+        assert!(!scene::ask(&mut asker, "k", 1, later).allowed, "ninety units would be minted (clean: {clean})");
+    }
 }

@@ -11,6 +11,8 @@ compile_error!("the feature `broken` is for tests: a build without debug asserti
 pub enum Broken {
     /// The giver takes a loan back without allowing for clocks that drift.
     NoDriftMargin,
+    /// A lower share is acknowledged while more is owed.
+    ConformIndebted,
     /// The giver renews without moving its own ends.
     RenewWithoutExtending,
     /// A renewal does not list the frozen loans.

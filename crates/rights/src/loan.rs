@@ -31,8 +31,11 @@
 //! lingers <= L`.
 //!
 //! **Only one's own standing part is lent**, never what is borrowed. So a loan rests on nothing that can end before it,
-//! the check is one comparison, and a version that lowers the standing part below what is lent ([`Book::is_over_lent`])
-//! is not acknowledged until enough of it is back. The last part of a rate is never lent: a meter needs one.
+//! the check is one comparison. The last part of a rate is never lent: a meter needs one.
+//!
+//! **A lowered standing part** keeps the debt, so a cell may owe more than its capacity, and have lent more than it has.
+//! It is acknowledged when neither is so ([`Book::conforms`]). Until then nobody else may be raised, and a restart owes
+//! the whole capacity of the largest standing part since the last that was acknowledged.
 //!
 //! This file knows no clock, no limit and no policy: what to ask, whom to lend to and when to give back is the caller's.
 
@@ -375,6 +378,14 @@ impl Book {
         lent.units > standing.units || lent.rate > standing.rate.saturating_sub(1)
     }
 
+    /// Whether the cell keeps to its standing part, so that a version that lowered it may be acknowledged: no more is
+    /// lent, and it owes (or, in a window, has used) no more than it may. To wait for one refill instead is not
+    /// enough: a cell that has lent its rate pays back ever more slowly.
+    pub fn conforms(&self, standing: Part, owed: u64) -> bool {
+        let within = owed <= self.effective(standing).units || broken(Broken::ConformIndebted);
+        within && !self.is_over_lent(standing)
+    }
+
     /// Lends. The loan must be on disk before the grant leaves. `available` is what the cell could admit now.
     pub fn lend(
         &mut self,
@@ -587,7 +598,8 @@ impl Book {
     }
 
     /// After a restart: every loan that the disk has waits its whole ttl, stretched, from now, and is not renewed.
-    /// Nothing is held. The caller lets the cell owe its whole capacity.
+    /// Nothing is held. The caller lets the cell owe its whole capacity: [`Book::effective`] of the largest standing
+    /// part since the last that was acknowledged.
     pub fn restart(&mut self, now_ns: u64) {
         self.held.clear();
         self.returned.clear();

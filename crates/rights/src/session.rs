@@ -221,7 +221,8 @@ struct Lease {
     before: Option<(u64, Option<u64>)>,
 }
 
-/// What this process knows of one peer, as a giver and as a holder. All of it is lost in a crash, on purpose.
+/// What this process knows of one peer, as a giver and as a holder. All of it is lost in a crash, on purpose; until then
+/// it must live as long as the process, for what was renewed is known nowhere else.
 #[derive(Clone, Debug)]
 pub struct Session {
     drift_ppm: u32,
@@ -320,12 +321,14 @@ impl Session {
 
     /// From when the giver may count on a lent loan again, on its own clock.
     pub fn reclaim_end(&self, lent: &Lent) -> u64 {
-        let end_ns = if !lent.renewing {
-            lent.end_ns
-        } else if self.heard.is_some_and(|(heard, _)| heard.boot == lent.echo.boot) {
-            self.renewed.end(lent.end_ns, lent.wait_ns, self.renewed.at_ns)
-        } else {
-            Chain::default().end(lent.end_ns, lent.wait_ns, self.renewed_before_ns)
+        let end_ns = match self.heard {
+            _ if !lent.renewing => lent.end_ns,
+            Some((heard, _)) if heard.boot == lent.echo.boot => {
+                self.renewed.end(lent.end_ns, lent.wait_ns, self.renewed.at_ns)
+            }
+            Some(_) => Chain::default().end(lent.end_ns, lent.wait_ns, self.renewed_before_ns),
+            // Not the session that it was lent in: what that one renewed is not known.
+            None => return u64::MAX,
         };
         match lent.kind {
             Kind::Sliding { lingers_ns } if !broken(Broken::ReclaimWithoutLinger) => {

@@ -252,7 +252,7 @@ impl Service {
         for shard in 0..SHARDS {
             self.shared.node.sweep(shard, now);
         }
-        if let Err(fault) = writer.close(&[(STOPPED, Some(b"cleanly"))]) {
+        if let Err(fault) = writer.close(now, &[(STOPPED, Some(b"cleanly"))]) {
             error!(%fault, "stopped without writing the journal: the next start is as after a crash");
         }
     }

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use acequia_limits::Now;
 use acequia_node::{Node, Row};
 use acequia_store::{Store, StoreError};
 use tokio::sync::watch;
@@ -138,9 +139,9 @@ impl Writer {
     ///
     /// # Errors
     /// The store cannot be written: then a restart is as after a crash.
-    pub fn close(&self, values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
+    pub fn close(&self, now: Now, values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
         let mut rows = Vec::new();
-        self.node.close(|row| rows.push(row));
+        self.node.close(now, |row| rows.push(row));
         self.write(&rows, values)
     }
 

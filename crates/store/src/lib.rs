@@ -65,14 +65,14 @@ pub enum StoreError {
 /// One suite for every store.
 #[cfg(test)]
 mod contract {
-    use acequia_limits::{Algorithm, CellTag, Rate, meter::Meter};
+    use acequia_limits::{Algorithm, CellTag, Now, Rate, meter::Meter};
     use acequia_node::Kept;
 
     use super::*;
 
     pub(crate) fn row(limit: u128, tag: u128, owed: Option<u64>) -> Row {
         let meter = Algorithm::TokenBucket(Meter::new(Rate::parse("1/h").expect("a rate"), 100));
-        let state = owed.map(|owed| Kept::new(&meter, &[0, owed]));
+        let state = owed.map(|owed| Kept::new(&meter, &[0, owed], Now::at(0)));
         Row { limit: LimitId(limit), tag: CellTag(tag), state }
     }
 

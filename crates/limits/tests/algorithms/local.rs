@@ -39,8 +39,8 @@ fn check_nothing(history: &History) -> TestCaseResult {
     let nothing = whole.local(part(whole, 1 + history.salt % 7, 0), history.salt % 1_000, margin_ns);
     let kept = nothing.convert(whole, walk.state.words(), now);
     let resized = nothing.resize(whole, walk.state.words(), now);
-    let capped = nothing.capped(kept.words(), now);
-    for mut state in [nothing.fresh(), kept, resized, capped, nothing.spent_at(now, salt)] {
+    let redated = nothing.redated(kept.words(), now.steady_ns, now);
+    for mut state in [nothing.fresh(), kept, resized, redated, nothing.spent_at(now, salt)] {
         for later in [0, 1, S, whole.period_ns()] {
             let now = now.later(later);
             for cost in [1, 2, UNITS_MAX, u64::MAX] {

@@ -125,6 +125,8 @@ pub struct Traffic {
     pub borrowed: u64,
     /// Rights given away in windows.
     pub given: u64,
+    /// The most loans that one cell had at once, lent and held.
+    pub loans_max: u64,
 }
 
 /// A node's dealings with other regions.
@@ -494,6 +496,8 @@ impl Sharing {
             let offer = Offer { number, to, part, tokens, ttl_ns: self.home.loan_ttl_ns };
             if let Ok(grant) = account.lend(words, ground, &offer, session, now) {
                 self.traffic.lent += 1;
+                let loans = (account.book().lent().len() + account.book().held().len()) as u64;
+                self.traffic.loans_max = self.traffic.loans_max.max(loans);
                 warm.pieces.push(Piece { to: region, weight: resource.weigh(part), at_ns: now.steady_ns });
                 let entry = Entry::Grant { id: ShortId::default(), grant };
                 self.tells.push((region, Topic::Grant(key, number), entry));

@@ -140,13 +140,12 @@ impl World {
         let draft = Draft {
             members,
             fenced: Vec::new(),
-            takes_over: false,
             clock_error_ns: 2 * MS,
             drift_ppm: 200,
             key: CellKey([7; 16]),
             limits: sharing::limits_to_bytes(specs).expect("limits"),
         };
-        let version = world.places[0].node.propose(draft).expect("a version");
+        let version = world.places[0].node.propose(draft, now.wall_ns).expect("a version");
         world.places[0].node.adopt(version, now, |_| Vec::new()).expect("adopted");
         while world.now < START {
             world.begin_step();

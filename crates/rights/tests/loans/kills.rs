@@ -1,0 +1,91 @@
+//! Leaves out one rule at a time, the crate's and its caller's, until a check notices. A rule whose absence nobody
+//! notices is no rule, or the checks are worth nothing.
+
+use super::world::{Careless, run};
+
+/// Histories until one fails, and how it failed; none if all pass.
+fn kill(histories: u64, check: impl Fn(u64) -> Result<(), String>) -> Option<(u64, String)> {
+    (0..histories).find_map(|seed| {
+        let fault = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(seed)))
+            .unwrap_or_else(|_| Err("an assertion".to_owned()));
+        fault.err().map(|fault| (seed + 1, fault))
+    })
+}
+
+const STEPS: u64 = 10_000;
+
+#[test]
+fn callers_that_break_a_rule_are_caught() {
+    let mut survivors = Vec::new();
+    for careless in Careless::ALL {
+        match kill(1_000, |seed| run(seed, STEPS, Some(careless)).map(|_| ())) {
+            Some((histories, fault)) => println!("{careless:?} | {histories} | {fault}"),
+            None => survivors.push(format!("{careless:?}")),
+        }
+    }
+    assert!(survivors.is_empty(), "nobody noticed: {survivors:?}");
+}
+
+#[cfg(feature = "broken")]
+#[test]
+fn broken_rules_are_caught() {
+    use acequia_rights::broken::{Broken, break_rule};
+
+    use super::{stories, windows};
+
+    const LOANS: &[Broken] = &[
+        Broken::NoDriftMargin,
+        Broken::RenewWithoutExtending,
+        Broken::RenewWithoutExcept,
+        Broken::RenewLoansOfEarlierProcess,
+        Broken::RenewExtendsFromReceipt,
+        Broken::LapseForgotten,
+        Broken::FreezeForgotten,
+        Broken::FreezeKeepsOldEnd,
+        Broken::BeatsWithoutBoot,
+        Broken::DateFromReceipt,
+        Broken::AcceptEnded,
+        Broken::AcceptTwice,
+        Broken::AcceptFull,
+        Broken::GiverKeepsTokens,
+        Broken::LendTokensNotThere,
+        Broken::LendUsedCapacity,
+        Broken::LendBorrowed,
+        Broken::LendLastRate,
+        Broken::NumbersReused,
+        Broken::ReclaimWithoutLinger,
+        Broken::OweNothingOnReclaim,
+        Broken::ShedMoreThanOwed,
+        Broken::GiveBackFull,
+        Broken::GiveBackUsedCapacity,
+        Broken::GiveBackAndKeep,
+        Broken::GiveBackForgets,
+        Broken::ForfeitForgets,
+        Broken::RestartForgetsLoans,
+        Broken::RestartWaitsForNothing,
+    ];
+    const WINDOWS: &[Broken] = &[
+        Broken::GivenNotCounted,
+        Broken::GiveUsedUnits,
+        Broken::ReceiveAdds,
+        Broken::RestoredDiskUnseen,
+        Broken::RefundUnspent,
+    ];
+    let mut survivors = Vec::new();
+    let mut report = |rule: Broken, killed: Option<(u64, String)>| match killed {
+        Some((histories, fault)) => println!("{rule:?} | {histories} | {fault}"),
+        None => survivors.push(rule),
+    };
+    for rule in LOANS {
+        break_rule(Some(*rule));
+        report(*rule, kill(2_000, |seed| run(seed, STEPS, None).map(|_| ())));
+    }
+    for rule in WINDOWS {
+        break_rule(Some(*rule));
+        report(*rule, kill(2_000, |seed| windows::run(seed, STEPS).map(|_| ())));
+    }
+    break_rule(Some(Broken::ConformIndebted));
+    report(Broken::ConformIndebted, kill(1, |_| stories::a_cell_that_lent_its_rate_is_lowered()));
+    break_rule(None);
+    assert!(survivors.is_empty(), "nobody noticed: {survivors:?}");
+}

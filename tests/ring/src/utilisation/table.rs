@@ -1,0 +1,113 @@
+//! The table of what was measured, and whether each bar was met.
+
+use super::world::Sent;
+
+/// What a figure must be.
+#[derive(Clone, Copy, Debug)]
+pub enum Bar {
+    /// No less.
+    AtLeast(f64),
+    /// No more.
+    AtMost(f64),
+    /// As it comes: it is printed to be read.
+    None,
+}
+
+/// What a scenario cost, and whether it admitted too much.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    /// What was sent.
+    pub sent: Sent,
+    /// In so many seconds.
+    pub seconds: f64,
+    /// In which the hot spot moved so often.
+    pub shifts: u64,
+    /// The most loans that one cell of a region had.
+    pub loans_max: u64,
+    /// Units admitted beyond what the limit allows, at the worst time.
+    pub over: u64,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug)]
+struct Line {
+    scenario: String,
+    what: &'static str,
+    figure: f64,
+    unit: &'static str,
+    bar: Bar,
+    cost: Option<Cost>,
+}
+
+/// All lines.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    lines: Vec<Line>,
+}
+
+impl Table {
+    /// Adds a figure.
+    pub fn add(
+        &mut self,
+        scenario: impl Into<String>,
+        (what, figure, unit): (&'static str, f64, &'static str),
+        bar: Bar,
+        cost: Option<Cost>,
+    ) {
+        self.lines.push(Line { scenario: scenario.into(), what, figure, unit, bar, cost });
+        if let Some(line) = self.lines.last() {
+            println!("{}", line.text());
+        }
+    }
+
+    /// The head of the table, printed before its first line.
+    pub fn head() {
+        println!(
+            "{:<46} {:<22} {:>10} {:<5} {:>9} {:<5} {:>7} {:>8} {:>8} {:>6} {:>5}",
+            "scenario", "figure", "", "", "bar", "", "msg/s", "kB/s", "loans/sh", "max", "over"
+        );
+    }
+
+    /// What missed its bar.
+    pub fn missed(&self) -> Vec<String> {
+        self.lines.iter().filter(|line| !line.is_met()).map(Line::text).collect()
+    }
+}
+
+impl Line {
+    fn is_met(&self) -> bool {
+        let met = match self.bar {
+            Bar::AtLeast(bar) => self.figure >= bar,
+            Bar::AtMost(bar) => self.figure <= bar,
+            Bar::None => true,
+        };
+        met && self.cost.is_none_or(|cost| cost.over == 0)
+    }
+
+    fn text(&self) -> String {
+        let bar = match self.bar {
+            Bar::AtLeast(bar) => format!(">= {bar}"),
+            Bar::AtMost(bar) => format!("<= {bar:.3}"),
+            Bar::None => String::new(),
+        };
+        let mut text = format!(
+            "{:<46} {:<22} {:>10.3} {:<5} {:>9} {:<5}",
+            self.scenario,
+            self.what,
+            self.figure,
+            self.unit,
+            bar,
+            if self.is_met() { "" } else { "MISS" }
+        );
+        if let Some(Cost { sent, seconds, shifts, loans_max, over }) = self.cost {
+            let per_shift =
+                if shifts == 0 { String::from("-") } else { format!("{:.1}", sent.lent as f64 / shifts as f64) };
+            text += &format!(
+                " {:>7.1} {:>8.2} {per_shift:>8} {loans_max:>6} {over:>5}",
+                sent.frames as f64 / seconds,
+                sent.bytes as f64 / seconds / 1_000.0,
+            );
+        }
+        text
+    }
+}

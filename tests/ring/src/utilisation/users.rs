@@ -1,0 +1,179 @@
+//! Many cells of a small limit: each user in one region, asking for most of what the limit allows.
+
+use acequia_limits::limit::{LimitSpec, TokenBucketSpec};
+
+use super::{
+    demand::Dice,
+    oracle::Oracle,
+    spec,
+    table::{Bar, Cost, Table},
+    world::{MS, S, START, Sent, World},
+};
+
+const REGIONS: usize = 3;
+/// A user's limit, a second and at once.
+const RATE: u64 = 10;
+/// What a user asks for.
+const ASKED: u64 = 8;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Users {
+    /// Users that ask eight times a second.
+    pub warm: usize,
+    /// Users that ask once in ten seconds.
+    pub cold: usize,
+    /// Whether the warm ones ask evenly, or as Poisson says.
+    pub evenly: bool,
+    /// After the time to warm up.
+    pub seconds: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Admitted, of what warm users asked for.
+    pub admitted: f64,
+    /// Of users whose first request was allowed.
+    pub first: f64,
+    /// What it cost.
+    pub cost: Cost,
+    /// Cells that are shared actively, at the end: over all regions.
+    pub warm_cells: usize,
+    /// From the start, introductions and all.
+    pub sent: Sent,
+}
+
+/// Runs it.
+pub fn run(users: Users, memory_bytes: usize, seed: u64) -> Outcome {
+    let Users { warm, cold, evenly, seconds } = users;
+    let bucket = TokenBucketSpec { rate: format!("{RATE}/s"), burst: RATE };
+    let limit = LimitSpec { token_bucket: Some(bucket), ..spec("user") };
+    let mut world = World::new(REGIONS, &[limit], memory_bytes);
+    if warm > 50_000 {
+        world.skim();
+    }
+    let all = world.sent();
+    let mut dice = Dice::new(seed);
+    let mut oracles = vec![Oracle::bucket(RATE, RATE); warm];
+    let mut asked_before = vec![false; warm];
+    let (mut asked, mut admitted, mut first, mut over) = (0_u64, 0_u64, 0_u64, 0);
+    // Users come over five seconds, and five more pass before anything is counted.
+    let from = START + 10 * S;
+    let mut before = world.sent();
+    let every = 1_000 / ASKED;
+    let mut key = String::new();
+    for ms in 0..10_000 + seconds * 1_000 {
+        if world.now == from {
+            before = world.sent();
+        }
+        world.begin_step();
+        let come = warm.min((warm as u64 * (ms + 1)).div_ceil(5_000) as usize);
+        let now: Vec<usize> = if evenly {
+            (0..come).skip((ms % every) as usize).step_by(every as usize).collect()
+        } else {
+            let arrivals = dice.arrivals(come as f64 * ASKED as f64 / 1_000.0);
+            (0..arrivals).map(|_| dice.below(come)).collect()
+        };
+        for user in now {
+            name(&mut key, "u", user);
+            let allowed = world.ask(user % REGIONS, &key);
+            if allowed {
+                over = over.max(oracles[user].admit(world.now));
+            }
+            if !std::mem::replace(&mut asked_before[user], true) {
+                first += u64::from(allowed);
+            }
+            if world.now > from {
+                asked += 1;
+                admitted += u64::from(allowed);
+            }
+        }
+        for user in (0..cold).skip((ms % 10_000) as usize).step_by(10_000) {
+            name(&mut key, "c", user);
+            assert!(world.ask(user % REGIONS, &key), "a cold user has units");
+        }
+        world.end_step();
+    }
+    let seen = asked_before.iter().filter(|asked| **asked).count().max(1);
+    Outcome {
+        admitted: admitted as f64 / asked.max(1) as f64,
+        first: first as f64 / seen as f64,
+        cost: Cost {
+            sent: world.sent().since(&before),
+            seconds: seconds as f64,
+            shifts: 0,
+            loans_max: world.loans_max(),
+            over,
+        },
+        warm_cells: world.warm_cells(),
+        sent: world.sent().since(&all),
+    }
+}
+
+fn name(key: &mut String, kind: &str, user: usize) {
+    use std::fmt::Write;
+    key.clear();
+    let _ = write!(key, "{kind}{user}");
+}
+
+/// Users, and what they cost.
+pub fn users(table: &mut Table, quick: bool, seed: u64) {
+    let (warm, seconds) = if quick { (300, 5) } else { (10_000, 20) };
+    for evenly in [false, true] {
+        let users = Users { warm, cold: 0, evenly, seconds };
+        let outcome = run(users, 1 << 30, seed);
+        let how = if evenly { "evenly" } else { "Poisson" };
+        let name = format!("{warm} users, 8/s of 10/s each, {how}");
+        table.add(&name, ("admitted of asked", outcome.admitted, ""), Bar::AtLeast(0.95), Some(outcome.cost));
+        table.add(&name, ("first request allowed", outcome.first, ""), Bar::AtLeast(1.0), None);
+        let cells = warm as f64 * seconds as f64;
+        let sent = outcome.cost.sent;
+        let entries: u64 = sent.entries.iter().sum();
+        let per_cell = [
+            ("frames a cell and s", sent.frames as f64 / cells, ""),
+            ("entries a cell and s", entries as f64 / cells, ""),
+            ("bytes a cell and s", sent.bytes as f64 / cells, "B"),
+        ];
+        for figure in per_cell {
+            table.add(&name, figure, Bar::None, None);
+        }
+        if !evenly {
+            let news = outcome.sent;
+            let per_news = news.news_bytes as f64 / news.entries[0].max(1) as f64;
+            let per_introduction = news.introduced_bytes as f64 / news.entries[1].max(1) as f64;
+            table.add(&name, ("bytes a changed cell", per_news, "B"), Bar::AtMost(16.0), None);
+            table.add(&name, ("bytes a first mention", per_introduction, "B"), Bar::None, None);
+        }
+    }
+    let (warm, cold, seconds) = if quick { (100, 10_000, 5) } else { (1_000, 100_000, 20) };
+    let alone = run(Users { warm, cold: 0, evenly: true, seconds }, 1 << 30, seed);
+    let among = run(Users { warm, cold, evenly: true, seconds }, 1 << 30, seed);
+    let name = format!("{warm} warm cells");
+    table.add(&name, ("warm in all regions", alone.warm_cells as f64, ""), Bar::None, Some(alone.cost));
+    let name = format!("{warm} warm cells among {cold} cold");
+    table.add(&name, ("warm in all regions", among.warm_cells as f64, ""), Bar::None, Some(among.cost));
+    let more = among.cost.sent.bytes as f64 / alone.cost.sent.bytes.max(1) as f64;
+    table.add(&name, ("bytes, against without", more, ""), Bar::AtMost(1.02), None);
+}
+
+/// A million users, as many as take part at once: an option, for its memory.
+pub fn million(table: &mut Table, seed: u64) {
+    let warm = 1_000_000;
+    let outcome = run(Users { warm, cold: 0, evenly: true, seconds: 5 }, 8 << 30, seed);
+    let name = "1000000 users, 8/s of 10/s each, evenly";
+    table.add(name, ("admitted of asked", outcome.admitted, ""), Bar::AtLeast(0.95), Some(outcome.cost));
+    table.add(name, ("first request allowed", outcome.first, ""), Bar::AtLeast(1.0), None);
+    table.add(name, ("warm in all regions", outcome.warm_cells as f64, ""), Bar::None, None);
+    table.add(name, ("resident memory", resident_mib(), "MiB"), Bar::None, None);
+}
+
+/// Memory of this process that is resident.
+fn resident_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().unwrap_or(0.0);
+    kib / 1_024.0
+}
+
+const _: () = assert!(S == 1_000 * MS);
