@@ -116,6 +116,9 @@ impl Algorithm {
             | Self::LeakyBucket(_)
             | Self::FixedWindow(_)
             | Self::SlidingApproximate(_) => {
+                if let Ok(words) = <&mut Inline>::try_from(words.as_mut_slice()) {
+                    return self.charge_inline(words, now, cost, salt);
+                }
                 let mut kept = inline(words);
                 self.charge_inline(&mut kept, now, cost, salt);
                 rewrite(words, &kept);
@@ -165,6 +168,14 @@ impl Algorithm {
         match self {
             Self::TokenBucket(_) | Self::LeakyBucket(_) | Self::FixedWindow(_) => 0,
             Self::SlidingLog(_) | Self::SlidingSlots(_) | Self::SlidingApproximate(_) => self.horizon_ns(),
+        }
+    }
+
+    /// Units that a bucket owes, rounded up; 0 for algorithms without a rate.
+    pub fn owed(&self, words: &[u64], now: Now) -> u64 {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.owed_at_most(tat(words), now.steady_ns),
+            _ => 0,
         }
     }
 

@@ -159,6 +159,12 @@ impl Meter {
         divide(tat.saturating_sub(self.tick(steady_ns)), self.p)
     }
 
+    /// Units that are owed, rounded up.
+    pub fn owed_at_most(&self, tat: u128, steady_ns: u64) -> u64 {
+        let owed = tat.saturating_sub(self.tick(steady_ns));
+        divide(owed, self.p) + u64::from(remainder(owed, self.p) > 0)
+    }
+
     /// What is left of `units` after the rate has given back what it does in so many nanoseconds,
     /// rounded down.
     pub fn outlasting(&self, units: u64, ns: u64) -> u64 {

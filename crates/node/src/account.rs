@@ -10,8 +10,12 @@
 
 use acequia_limits::{Algorithm, Now, Part, Verdict, algorithm::State};
 use acequia_rights::{
-    Beats, Book, Change, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers, Writer,
+    Beats, Book, Change, Expired, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers, Writer,
 };
+
+use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
 
 use crate::{kept::Pledge, local::Local};
 
@@ -48,6 +52,16 @@ pub(crate) struct Account {
     flagged: bool,
     /// Whether the disk must hear of a change in what is given away.
     unwritten: bool,
+    /// Loans that ended, for the sessions to forget.
+    ended: SmallVec<[Ended; 1]>,
+}
+
+/// A loan that ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    peer: Writer,
+    number: u64,
+    comes_back: bool,
 }
 
 /// What was asked for since the last look.
@@ -97,6 +111,7 @@ impl Account {
             low_water: 0,
             flagged: false,
             unwritten: false,
+            ended: SmallVec::new(),
         }
     }
 
@@ -111,19 +126,14 @@ impl Account {
         now.steady_ns >= self.due_ns || now.wall_ns >= self.over_ns
     }
 
-    /// Notes what was asked for.
+    /// Notes what was asked for; says, once, whether that calls for a look.
     #[inline]
-    pub(crate) fn offer(&mut self, units: u64, verdict: &Verdict) {
+    pub(crate) fn offer(&mut self, units: u64, verdict: &Verdict) -> bool {
         self.offered.units = self.offered.units.saturating_add(units);
         self.offered.events += 1;
         if !verdict.allowed {
             self.offered.denied = self.offered.denied.max(units);
         }
-    }
-
-    /// Whether a look is due at once; says so once.
-    #[inline]
-    pub(crate) fn calls(&mut self, verdict: &Verdict) -> bool {
         let calls = !self.flagged && (!verdict.allowed || verdict.remaining < self.low_water);
         self.flagged |= calls;
         calls
@@ -208,6 +218,8 @@ impl Account {
             let at = Now { steady_ns: expired.at_ns.min(now.steady_ns), ..now };
             self.apply(words, ground, expired.change, at);
             self.unwritten |= expired.comes_back;
+            let Expired { peer, number, comes_back, .. } = expired;
+            self.ended.push(Ended { peer, number, comes_back });
             changed = true;
         }
         self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX);
@@ -215,6 +227,14 @@ impl Account {
             changed |= self.roll(words, ground, now);
         }
         changed
+    }
+
+    /// Tells the sessions of loans that ended since the last time.
+    pub(crate) fn tell_ended(&mut self, sessions: &mut BTreeMap<Writer, Session>) {
+        for Ended { peer, number, comes_back } in self.ended.drain(..) {
+            let Some(session) = sessions.get_mut(&peer) else { continue };
+            if comes_back { session.came_back(number) } else { session.let_go(number) }
+        }
     }
 
     /// The window that is open, by its end; 0 where there are none.
@@ -285,9 +305,10 @@ impl Account {
         self.settle(words, ground, now, sessions);
     }
 
-    /// Whether more is lent than there is: the newest version cannot be acknowledged yet.
-    pub(crate) fn is_over_lent(&self) -> bool {
-        self.book.is_over_lent(self.standing) && !self.book.lent().is_empty()
+    /// Whether the cell keeps to its own part: if not, the newest version cannot be acknowledged yet.
+    pub(crate) fn conforms(&self, words: &[u64], now: Now) -> bool {
+        let nothing_moves = self.book.lent().is_empty() && self.book.held().is_empty();
+        nothing_moves || self.book.conforms(self.standing, self.algorithm.owed(words, now))
     }
 
     /// What of the own part could be lent.

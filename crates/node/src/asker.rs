@@ -196,6 +196,17 @@ struct Hit {
     numbers: u16,
     descriptors: u64,
     place: Place,
+    /// What its account, if it has one, says of this question.
+    account: Called,
+}
+
+/// Whether a cell has an account, and whether that calls for a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Called {
+    /// There is none.
+    None,
+    Quiet,
+    Calls,
 }
 
 /// Where a hit's state is.
@@ -245,6 +256,7 @@ impl<'a> Check<'a, '_> {
         }
         let mut shared = self.lock_shared(std::slice::from_ref(hit));
         let state = self.probe(hit, 0, &mut cells, shared.as_deref_mut(), answer);
+        let hit = &*hit;
         decide_one(answer, self.catalogue);
         if self.is_due(hit, answer, 0) {
             let left = answer.limits[0].verdict.remaining;
@@ -267,10 +279,10 @@ impl<'a> Check<'a, '_> {
         }
         let verdict = &limit.verdict;
         let calls = match hit.place {
-            Place::At(place) => match cells.shared_mut(place).and_then(|cell| cell.account.as_deref_mut()) {
-                Some(account) => account.calls(verdict),
-                None => self.is_warm(hit, limit) && self.open_account(hit, Some(place), verdict, cells),
-            },
+            Place::At(_) if hit.account != Called::None => hit.account == Called::Calls,
+            Place::At(place) => {
+                self.is_warm(hit, limit) && self.open_account(hit, Some(place), verdict, cells)
+            }
             Place::Absent => {
                 self.is_warm(hit, limit) && {
                     let place = cells.table.find(hit.tag, active.slot);
@@ -312,7 +324,6 @@ impl<'a> Check<'a, '_> {
         };
         let mut account = Box::new(Account::new(&ground));
         account.offer(hit.units, verdict);
-        account.calls(verdict);
         account.flag();
         cells.share(place, account);
         true
@@ -323,13 +334,15 @@ impl<'a> Check<'a, '_> {
         self.locate(hits, &mut guards)?;
         let mut shared = self.lock_shared(hits);
         let mut states: SmallVec<[Option<State>; HITS_INLINE]> = SmallVec::new();
-        for (number, hit) in hits.iter().enumerate() {
+        for number in 0..hits.len() {
+            let (earlier, rest) = hits.split_at_mut(number);
+            let hit = &mut rest[0];
             if hit.exempt {
                 answer.limits.push(self.exempt(hit));
                 states.push(None);
             } else {
                 let cells = cells_of(&mut guards, hit.tag);
-                let before = self.before(hit, &hits[..number]);
+                let before = self.before(hit, earlier);
                 states.push(self.probe(hit, before, cells, shared.as_deref_mut(), answer));
             }
         }
@@ -418,6 +431,7 @@ impl<'a> Check<'a, '_> {
             numbers,
             descriptors: bit,
             place: Place::Absent,
+            account: Called::None,
         })
     }
 
@@ -510,6 +524,7 @@ impl<'a> Check<'a, '_> {
             } else {
                 let words = cells.words(cells.table.at(place));
                 let state = self.carry(hit, numbers, words);
+                let state = self.not_less_than_forgotten(hit, state);
                 cells.rewrite(place, hit.numbers, state);
             }
         }
@@ -517,6 +532,15 @@ impl<'a> Check<'a, '_> {
             cells.move_to_heap(place);
         }
         Ok(())
+    }
+
+    /// Where a restart forgot what was spent, new numbers do not give it back: all of it counts as spent, as in a
+    /// cell that is not there.
+    fn not_less_than_forgotten(&self, hit: &Hit, state: State) -> State {
+        let Some(then) = self.spent_before_start(hit) else { return state };
+        let (algorithm, salt) = (self.algorithm(hit), hit.tag.salt());
+        let spent = algorithm.spent_at(then, salt);
+        if algorithm.covers(spent.words(), state.words(), self.now) { spent } else { state }
     }
 
     /// A state of the hit's limit under the numbers that the hit has.
@@ -556,7 +580,7 @@ impl<'a> Check<'a, '_> {
     #[inline]
     fn probe(
         &self,
-        hit: &Hit,
+        hit: &mut Hit,
         before: u64,
         cells: &mut Cells,
         shared: Option<&mut Shared>,
@@ -569,7 +593,11 @@ impl<'a> Check<'a, '_> {
         let mut over = Reason::OverLimit;
         let verdict = match hit.place {
             Place::At(place) => match cells.shared_mut(place) {
-                Some(cell) => self.probe_shared(hit, cell),
+                Some(cell) => {
+                    let (verdict, called) = self.probe_shared(hit, cell);
+                    hit.account = called;
+                    verdict
+                }
                 None => algorithm.probe(cells.words(cells.table.at(place)), self.now, hit.units, salt),
             },
             Place::Absent | Place::Shared => {
@@ -635,16 +663,16 @@ impl<'a> Check<'a, '_> {
 
     /// What a cell that is shared with other regions says: its loans are settled first.
     #[inline]
-    fn probe_shared(&self, hit: &Hit, cell: &mut HeapCell) -> Verdict {
+    fn probe_shared(&self, hit: &Hit, cell: &mut HeapCell) -> (Verdict, Called) {
         let HeapCell { account: Some(account), words, .. } = cell else { unreachable!("a shared cell") };
         if account.is_due(self.now) {
             self.settle_account(hit, account, words);
         }
         let verdict = account.algorithm.probe(words, self.now, hit.units, hit.tag.salt());
-        if self.ask.charge && hit.charges {
-            account.offer(hit.units, &verdict);
-        }
-        verdict
+        // What only watches moves no rights, and neither does a look.
+        let counts = self.ask.charge && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
+        let calls = counts && account.offer(hit.units, &verdict);
+        (verdict, if calls { Called::Calls } else { Called::Quiet })
     }
 
     #[cold]
@@ -716,13 +744,21 @@ impl<'a> Check<'a, '_> {
             algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
             // A cell that the journal knows must be written even by a thread that does not know yet.
             let kept = active.durable || (!cell.is_unwritten() && account.is_none());
-            let pledge = account.as_ref().map_or_else(Pledge::default, |account| account.pledge());
-            let batch = if kept { self.settle(cell, active, algorithm, tag, salt, left, pledge) } else { 0 };
+            let pledge = || account.as_ref().map_or_else(Pledge::default, |account| account.pledge());
+            let batch = if kept { self.settle(cell, active, algorithm, tag, (salt, left), pledge) } else { 0 };
             cell.account = account;
             batch
         };
         match hit.place {
             Place::At(place) => match cells.table.at(place).heap_place() {
+                // A bucket's words stay as many as they are, and nothing of it waits for a disk.
+                Some(at) if algorithm.has_rate() && !active.durable && cells.is_shared(at) => {
+                    let HeapCell { account: Some(account), words, .. } = cells.heap_mut(at) else {
+                        unreachable!("a shared cell")
+                    };
+                    account.algorithm.charge_heap(words, self.now, hit.units, salt);
+                    0
+                }
                 Some(at) => cells.with_heap_cell(at, |cell| on_heap(cell, journal_tag(hit.tag))),
                 None => {
                     let words = &mut cells.table.at_mut(place).words;
@@ -762,14 +798,13 @@ impl<'a> Check<'a, '_> {
         active: &Active,
         algorithm: &Algorithm,
         tag: CellTag,
-        salt: u32,
-        left: u64,
-        pledge: Pledge,
+        (salt, left): (u32, u64),
+        pledge: impl Fn() -> Pledge,
     ) -> u64 {
         let mut rows = None;
         let progress = self.node.progress();
         let wait = cell.settle(algorithm, self.now, left, salt, progress, |words| {
-            let state = Some(Kept::new(algorithm, words, self.now).with_pledge(pledge));
+            let state = Some(Kept::new(algorithm, words, self.now).with_pledge(pledge()));
             rows = Some(Row { limit: active.limit.id, tag, state });
         });
         let wait = match rows {

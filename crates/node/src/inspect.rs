@@ -2,7 +2,7 @@
 
 use acequia_limits::{Algorithm, CellTag, LimitId, Now, Part};
 
-use acequia_rights::{Held, Lent, Sessions};
+use acequia_rights::{Held, Lent, Mark, Sessions};
 
 use crate::{Node, shard_of};
 
@@ -26,6 +26,17 @@ pub struct Holding {
 }
 
 impl Node {
+    /// The version of the catalogue that this node goes by, and the last one that it has acknowledged on its disk.
+    pub fn marks(&self) -> (Mark, Mark) {
+        let Some(sharing) = self.lock_sharing() else { return Default::default() };
+        (sharing.mark(), sharing.acked())
+    }
+
+    /// Whether a batch is on disk, as far as this node was told.
+    pub fn is_committed(&self, batch: u64) -> bool {
+        self.progress().committed >= batch
+    }
+
     /// What this region has of a cell. Nothing where it does not know the limit.
     pub fn holding(&self, limit: LimitId, tag: CellTag, now: Now) -> Option<Holding> {
         let slot = self.slot_of(limit)?;

@@ -185,7 +185,7 @@ impl Node {
         self.lock_sharing().map_or(0, |sharing| sharing.usage_of(limit))
     }
 
-    fn lock_sharing(&self) -> Option<MutexGuard<'_, Sharing>> {
+    pub(crate) fn lock_sharing(&self) -> Option<MutexGuard<'_, Sharing>> {
         self.sharing.as_ref().map(lock::<Sharing>)
     }
 
@@ -259,6 +259,10 @@ impl Node {
 
     pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u16> {
         lock(&self.registry).slot_of(limit)
+    }
+
+    pub(crate) const fn is_empty_handed(&self) -> bool {
+        self.config.empty_handed.is_some()
     }
 
     pub(crate) fn set_correction(&self, ns: i64) {

@@ -16,7 +16,7 @@
 //! function of what was said *before* it, or a loan that ended unseen would be revived by the next renewal, when its
 //! giver has already taken it back. Two memories see to that:
 //!
-//! - A [`Lapse`]: when a link is added to the chain of renewals at `now`, and the link before had been dated `at`, then
+//! - A *lapse*: when a link is added to the chain of renewals at `now`, and the link before had been dated `at`, then
 //!   every loan with `max(own end, at + ttl) <= now` is over, whatever is said from `now` on. It need only be kept if
 //!   the shortest loan can have ended, so none is recorded while renewals flow.
 //! - What was once excepted stays excepted: the giver stops listing a frozen loan when it has taken it back, and the

@@ -11,7 +11,8 @@
 //! `used` where it is: the window's limit is the largest that was in force in it.)
 //!
 //! A peer that has received more than is known here to have been given proves that this disk was restored from an older
-//! one: the node owns nothing until it begins anew ([`Refusal::RestoredDisk`]).
+//! one: the node owns nothing until it begins anew ([`Refusal::RestoredDisk`]). The proof is not complete: it needs every
+//! peer's echo before anything is spent, and two disks restored at once may agree.
 //!
 //! A window is known by its end and never opens again; what is left of it is burned.
 

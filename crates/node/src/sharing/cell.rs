@@ -174,8 +174,9 @@ impl Resource {
                 u64::try_from(parts).unwrap_or(u64::MAX).min(u64::from(RATE_PARTS))
             }
             Self::Units { window_ns, total } => {
-                let units = units_in(demand, *window_ns);
-                (units + 2 * units.isqrt() + u64::from(demand > 0)).min(*total)
+                // Nothing for chance: where it is scarce, a unit that is sure to be used elsewhere is
+                // worth more, and where it is not, what is left over is shared out as well.
+                (units_in(demand, *window_ns) + u64::from(demand > 0)).min(*total)
             }
             Self::Rights => units_in(demand, 1_000_000_000),
         }

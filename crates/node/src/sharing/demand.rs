@@ -1,15 +1,23 @@
-//! How much of a cell a region is asked for: an average that follows a change within a few dozen
-//! events, and within a tenth of a second where there are many.
+//! How much of a cell a region is asked for: the mean since demand last changed.
+//!
+//! An average with one time constant is either late or noisy, and both cost: who is late is without
+//! its part for so long, and noise moves parts to and fro for nothing. So a change is looked for, as
+//! more or fewer events than chance explains, and the mean begins anew where there is one. Between
+//! changes it gets as steady as the number of events allows.
 //!
 //! It steers who lends to whom, and nothing else: no promise depends on it.
 
 const S: u64 = 1_000_000_000;
 
-/// Events after which the average has forgotten half of what was before.
-const EVENTS: u64 = 24;
-/// The shortest time constant: shorter ones follow the noise of busy cells.
-const TAU_NS_MIN: u64 = 60_000_000;
-/// The longest: a cell that is asked less often than this forgets its demand in about a minute.
+/// Events that are compared with what was expected: of more, the older ones would hide a change.
+const EVENTS: u64 = 32;
+/// So many deviations from what was expected are no chance (Poisson), and so many events beyond:
+/// one look in many thousands begins anew for nothing, and is right again after some dozen events.
+const DEVIATIONS: u64 = 4;
+/// Events that the mean is taken over at most: within three in a hundred of the truth.
+const EVENTS_MEAN: u64 = 512;
+/// The shortest and the longest time that the mean is taken over, if demand stays as it is.
+const TAU_NS_MIN: u64 = 250_000_000;
 const TAU_NS_MAX: u64 = 30 * S;
 /// A first look at so short a time says little about a rate.
 const FIRST_NS: u64 = 20_000_000;
@@ -19,14 +27,25 @@ const FIRST_NS: u64 = 20_000_000;
 pub(crate) struct Demand {
     units_milli: u64,
     events_milli: u64,
-    /// The last look, steady clock; 0 before the first.
+    /// What the mean is over.
+    age_ns: u64,
+    /// The last look, steady clock.
     since_ns: u64,
+    recent: Recent,
+}
+
+/// The last few events, to be compared with the mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Recent {
+    units: u64,
+    events: u64,
+    from_ns: u64,
 }
 
 impl Demand {
     /// Nothing asked for yet, from now on.
     pub(crate) fn since(now_ns: u64) -> Self {
-        Self { since_ns: now_ns, ..Self::default() }
+        Self { since_ns: now_ns, recent: Recent::from(now_ns), ..Self::default() }
     }
 
     /// Units a second, in thousandths.
@@ -41,41 +60,70 @@ impl Demand {
 
     /// Takes in what was asked for since the last look.
     pub(crate) fn observe(&mut self, units: u64, events: u64, now_ns: u64) {
-        let mut dt = now_ns.saturating_sub(self.since_ns);
+        self.recent.units = self.recent.units.saturating_add(units);
+        self.recent.events = self.recent.events.saturating_add(events);
+        let dt = now_ns.saturating_sub(self.since_ns);
         if dt == 0 {
             return;
         }
         self.since_ns = now_ns;
-        let first = self.events_milli == 0;
-        if first {
-            dt = dt.max(FIRST_NS);
-        }
-        // A few events say nothing about how quick a change is.
-        let is_telling = events >= EVENTS / 4;
-        let (units, events) = (per_second_milli(units, dt), per_second_milli(events, dt));
-        if first {
-            (self.units_milli, self.events_milli) = (units, events);
+        if self.events_milli == 0 {
+            let span = (now_ns - self.recent.from_ns).max(FIRST_NS);
+            self.begin(self.recent.units, self.recent.events, span, now_ns);
             return;
         }
-        // The time in which so many events come, at the quicker of the two rates.
-        let quicker = if is_telling { events } else { 0 };
-        let quickest = u128::from(quicker.max(self.events_milli)).max(1);
-        let tau = (u128::from(EVENTS) * 1_000 * u128::from(S) / quickest) as u64;
+        let expected_all = expected(self.events_milli, now_ns - self.recent.from_ns);
+        let got = self.recent.events;
+        let chance = DEVIATIONS * expected_all.isqrt() + DEVIATIONS;
+        if got.abs_diff(expected_all) > chance {
+            // What came since the last look is the newest, if it is enough to go by.
+            if events.max(expected(self.events_milli, dt)) >= EVENTS / 4 {
+                self.begin(units, events, dt, now_ns);
+            } else {
+                self.begin(self.recent.units, got, now_ns - self.recent.from_ns, now_ns);
+            }
+            return;
+        }
+        let tau = (u128::from(EVENTS_MEAN) * 1_000 * u128::from(S) / u128::from(self.events_milli.max(1))) as u64;
         let tau = tau.clamp(TAU_NS_MIN, TAU_NS_MAX);
-        self.units_milli = blend(self.units_milli, units, dt, tau);
-        self.events_milli = blend(self.events_milli, events, dt, tau);
+        self.age_ns = self.age_ns.saturating_add(dt).min(tau).max(dt);
+        self.units_milli = blend(self.units_milli, per_second_milli(units, dt), dt, self.age_ns);
+        self.events_milli = blend(self.events_milli, per_second_milli(events, dt), dt, self.age_ns);
+        if got.max(expected_all) >= EVENTS {
+            self.recent = Recent::from(now_ns);
+        }
+    }
+
+    /// A new mean.
+    fn begin(&mut self, units: u64, events: u64, dt: u64, now_ns: u64) {
+        self.units_milli = per_second_milli(units, dt);
+        self.events_milli = per_second_milli(events, dt);
+        self.age_ns = dt;
+        self.recent = Recent::from(now_ns);
     }
 }
 
+impl Recent {
+    fn from(now_ns: u64) -> Self {
+        Self { from_ns: now_ns, ..Self::default() }
+    }
+}
+
+/// Events in so much time.
+fn expected(milli: u64, ns: u64) -> u64 {
+    u64::try_from(u128::from(milli) * u128::from(ns) / (1_000 * u128::from(S))).unwrap_or(u64::MAX)
+}
+
 fn per_second_milli(count: u64, dt_ns: u64) -> u64 {
-    let milli = u128::from(count) * 1_000 * u128::from(S) / u128::from(dt_ns);
+    let milli = u128::from(count) * 1_000 * u128::from(S) / u128::from(dt_ns.max(1));
     u64::try_from(milli).unwrap_or(u64::MAX)
 }
 
-/// Moves by `dt / (dt + tau)` of the way: a first-order filter without exponentials.
-fn blend(old: u64, new: u64, dt: u64, tau: u64) -> u64 {
-    let (old, new, dt, tau) = (u128::from(old), u128::from(new), u128::from(dt), u128::from(tau));
-    u64::try_from((old * tau + new * dt) / (tau + dt)).unwrap_or(u64::MAX)
+/// Moves by `dt / age` of the way.
+fn blend(old: u64, new: u64, dt: u64, age: u64) -> u64 {
+    let (old, new) = (u128::from(old), u128::from(new));
+    let (dt, age) = (u128::from(dt), u128::from(age.max(1)));
+    u64::try_from((old * (age - dt.min(age)) + new * dt.min(age)) / age).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use acequia_limits::{Algorithm, Limit, LimitId, Now, limit::LimitSpec};
+use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpec};
 use acequia_rights::{
     Ack, Mark, Region, Split, Version, Writer,
     versions::{Adopted, Draft, Kind, Progress, Refused},
@@ -121,6 +121,11 @@ impl Sharing {
         self.versions.version().map_or_else(Mark::default, |version| version.mark)
     }
 
+    /// The last version that this node has acknowledged.
+    pub(crate) fn acked(&self) -> Mark {
+        self.versions.own_ack().map_or_else(Mark::default, |ack| ack.mark)
+    }
+
     /// What a peer told, to be adopted.
     pub(crate) fn take_offered(&mut self) -> Option<Version> {
         let offered = self.offered.take()?;
@@ -159,7 +164,7 @@ impl Sharing {
         let batch = node.progress().open;
         self.tell_version(batch);
         for writer in closed {
-            node.sessions_mut().remove(writer);
+            // Its session stays: what was lent to it ends by that.
             self.peers.retain(|_, peer| peer.writer != *writer);
         }
         node.set_owns_nothing(self.owns_nothing());
@@ -186,6 +191,10 @@ impl Sharing {
             let begun = |limit: &Limit| Scheduled { limit: limit.clone(), from_ns: None, until_ns: None };
             schedule = limits.iter().map(begun).collect();
         }
+        if node.is_empty_handed() {
+            // What was spent before the crash, under an earlier version perhaps, is over by then.
+            self.forgotten_until_ns = now.steady_ns.saturating_add(self.forgotten_ns(&limits));
+        }
         node.resume(schedule, now)?;
         node.restore_all(now, &mut rows);
         node.apply_limits(limits, now, rows)?;
@@ -194,6 +203,17 @@ impl Sharing {
         }
         self.shared = Some((self.versions.revision(), self.margin_ns()));
         Ok(())
+    }
+
+    /// How long what a crash forgot may count: what is not kept in the journal, at the slowest rate that any
+    /// region has.
+    fn forgotten_ns(&self, limits: &[Limit]) -> u64 {
+        let rates = self.versions.terms().iter().filter_map(|term| term.split.as_ref());
+        let least_rate = rates.map(Split::least_rate).min().unwrap_or(RATE_PARTS).max(1);
+        let forgotten = limits.iter().filter(|limit| !limit.is_durable());
+        let longest = forgotten.map(Limit::horizon_ns).max().unwrap_or(0);
+        let slowest = u128::from(longest) * 2 * u128::from(RATE_PARTS) / u128::from(least_rate);
+        u64::try_from(slowest).unwrap_or(u64::MAX)
     }
 
     /// The version that this node has.
@@ -226,7 +246,7 @@ impl Sharing {
                 for writer in closed {
                     account.forfeit(words, ground, Some(*writer), now);
                 }
-                account.is_over_lent()
+                !account.conforms(words, now)
             });
             if over == Some(true) {
                 self.over_lent.insert(key);
@@ -299,6 +319,9 @@ impl Sharing {
     /// Acknowledges the newest version, once nothing is lent beyond the new shares.
     pub(crate) fn acknowledge(&mut self, node: &Node, now: Now) {
         self.wall_high_ns = self.wall_high_ns.max(now.wall_ns).max(node.wall_high_ns());
+        if now.steady_ns < self.forgotten_until_ns {
+            return;
+        }
         let Some(mark) = self.versions.ack_due() else { return };
         let catalogue = node.catalogue();
         let keys: Vec<CellKey> = self.over_lent.iter().copied().collect();
@@ -318,7 +341,8 @@ impl Sharing {
         let over = Visit { node, catalogue, key, now }.at(false, |ground, cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return false };
             account.settle(words, ground, now, &*node.sessions());
-            if !account.is_over_lent() {
+            account.tell_ended(&mut node.sessions_mut());
+            if account.conforms(words, now) {
                 return false;
             }
             let renewing: SmallVec<[(u64, Writer); 4]> = account

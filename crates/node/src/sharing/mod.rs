@@ -143,6 +143,8 @@ pub(crate) struct Sharing {
     over_lent: BTreeSet<CellKey>,
     /// The latest that the wall clock ever showed.
     wall_high_ns: u64,
+    /// Before this nothing is acknowledged: a crash forgot what was spent.
+    forgotten_until_ns: u64,
     /// Revisions of the versions that wait for the disk: (batch, revision).
     storing: Vec<(u64, u64)>,
     /// A version that a peer told, not yet adopted.
@@ -194,6 +196,7 @@ impl Sharing {
             splits: BTreeMap::new(),
             over_lent: BTreeSet::new(),
             wall_high_ns: 0,
+            forgotten_until_ns: 0,
             storing: Vec::new(),
             offered: None,
             peers: BTreeMap::new(),
@@ -367,6 +370,7 @@ impl Sharing {
             let HeapCell { account, words, .. } = cell;
             let account = account.as_deref_mut()?;
             account.settle(words, ground, now, &*node.sessions());
+            account.tell_ended(&mut node.sessions_mut());
             account.look()
         };
         warm.demand.observe(offered.units, offered.events, now.steady_ns);
@@ -441,6 +445,7 @@ impl Sharing {
             spare: account.spare(),
             held: &held,
             units_total: ground.global.budget(),
+            asked: warm.demand.units_milli() / 1_000,
             is_rate: matches!(resource, Resource::Rate { .. }),
             left,
         };
@@ -787,6 +792,10 @@ impl Sharing {
                 }
                 Ok(())
             }
+            (Entry::Refused { number, .. }, Some(key)) => {
+                self.end_loan(node, header.writer, key, number, now);
+                Ok(())
+            }
             (Entry::Renew(renew), _) => {
                 let mut sessions = node.sessions_mut();
                 let session = sessions.get_mut(&header.writer).ok_or(Refusal::Unheard)?;
@@ -834,6 +843,7 @@ impl Sharing {
         let catalogue = node.catalogue();
         let visit = Visit { node, catalogue: &catalogue, key, now };
         let beats = &self.beats;
+        let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
         let result = visit.at(owned, |ground, cell| {
             let HeapCell { account: Some(account), words, .. } = &mut *cell else {
                 return Err(Refusal::Unknown(0));
@@ -881,6 +891,13 @@ impl Sharing {
             Ok(())
         });
         let result = result.unwrap_or(Err(Refusal::Unknown(0)));
+        if let Some(number) = granted
+            && result.is_err_and(|refusal| refusal != Refusal::Duplicate(number))
+            && let Some(peer) = self.peers.get_mut(&from.region)
+        {
+            let entry = Entry::Refused { id: ShortId::default(), number };
+            peer.outbox.tell(Topic::Refused(key, number), entry, 0);
+        }
         match &result {
             Ok(()) => {
                 self.traffic.borrowed += 1;
@@ -890,6 +907,19 @@ impl Sharing {
             Err(_) => {}
         }
         result
+    }
+
+    /// A holder did not take a loan up: it is not renewed, so that it comes back by itself.
+    fn end_loan(&mut self, node: &Node, to: Writer, key: CellKey, number: u64, now: Now) {
+        let catalogue = node.catalogue();
+        Visit { node, catalogue: &catalogue, key, now }.at(false, |_, cell| {
+            let HeapCell { account: Some(account), .. } = cell else { return };
+            let is_its = account.book().lent().iter().any(|lent| lent.number == number && lent.to == to);
+            if is_its && let Some(session) = node.sessions_mut().get_mut(&to) {
+                // A list that is full frees itself: the holder is told the loan's end by its silence.
+                let _ = account.freeze(number, session);
+            }
+        });
     }
 
     // What goes.

@@ -33,6 +33,7 @@ pub(crate) enum Topic {
     Give(CellKey, u64),
     Got(CellKey, u64),
     Recall(CellKey, u64),
+    Refused(CellKey, u64),
     Ask(CellKey, u64),
     Short(CellKey),
     News(CellKey),
@@ -48,6 +49,7 @@ impl Topic {
             | Self::Give(cell, _)
             | Self::Got(cell, _)
             | Self::Recall(cell, _)
+            | Self::Refused(cell, _)
             | Self::Ask(cell, _)
             | Self::Short(cell)
             | Self::News(cell) => Some(cell),
@@ -109,19 +111,9 @@ impl Outbox {
         self.waiting.insert(topic, Waiting { entry, after_batch });
     }
 
-    /// Takes a fact back that was not sent.
-    pub(crate) fn untell(&mut self, topic: &Topic) {
-        self.waiting.remove(topic);
-    }
-
     /// Whether anything could be sent, with what is on disk.
     pub(crate) fn is_ready(&self, committed: u64) -> bool {
         self.under_way.len() < FRAMES_MAX && self.waiting.values().any(|fact| fact.after_batch <= committed)
-    }
-
-    /// Whether something was told and is neither sent nor confirmed.
-    pub(crate) fn is_busy(&self) -> bool {
-        !self.waiting.is_empty() || !self.under_way.is_empty()
     }
 
     /// The next frame's number.
@@ -289,6 +281,7 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Grant { id, .. }
         | Entry::Return { id, .. }
         | Entry::Recall { id, .. }
+        | Entry::Refused { id, .. }
         | Entry::Ask { id, .. }
         | Entry::Give { id, .. }
         | Entry::Got { id, .. } => *id = number,

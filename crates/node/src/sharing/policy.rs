@@ -19,8 +19,9 @@ use super::target::{Claim, water_fill};
 const DEAD_BAND: u64 = 20;
 /// Of the whole: a smaller piece is not worth a loan.
 const QUANTUM: u64 = 128;
-/// Limits of fewer units a region than this move whole.
-const SMALL_UNITS: u64 = 16;
+/// Units that a region keeps if it is asked for as many a second: chance brings requests close
+/// together, and a bucket that holds fewer turns some away that its rate has room for.
+const UNITS_KEPT: u64 = 8;
 
 /// A region's place in a cell, as one node sees it.
 #[derive(Clone, Copy, Debug)]
@@ -55,8 +56,10 @@ pub(crate) struct Flow<'a> {
     pub(crate) spare: Part,
     /// What this region borrowed.
     pub(crate) held: &'a [Borrowed],
-    /// Units of the whole limit: where they are few, parts move whole.
+    /// Units of the whole limit.
     pub(crate) units_total: u64,
+    /// Units that this region is asked for in a second.
+    pub(crate) asked: u64,
     /// Whether the flow is a rate; or else units of a sliding window.
     pub(crate) is_rate: bool,
     /// Units that could be charged now: what of a sliding window may move.
@@ -78,14 +81,13 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
     let seats: SmallVec<[Seat; 8]> = std::iter::once(flow.own).chain(flow.others.iter().copied()).collect();
     let total: u64 = seats.iter().map(|seat| seat.standing).sum();
     let targets = targets(total, &seats);
-    let small = flow.units_total < SMALL_UNITS * seats.len() as u64;
     let fair = total / seats.len() as u64;
-    let quantum = if small { 1 } else { (total / QUANTUM).max(1) };
-    let band = if small { 0 } else { (fair / DEAD_BAND).max(quantum) };
+    let quantum = (total / QUANTUM).max(1);
+    let band = (fair / DEAD_BAND).max(quantum);
     // What each misses of what it wants, and is then given up to its target.
     let missing = |seat: &Seat, target: u64| {
         let need = seat.want.min(target).saturating_sub(seat.holds);
-        if need > band { target.saturating_sub(seat.holds) } else { 0 }
+        if need >= band { target.saturating_sub(seat.holds) } else { 0 }
     };
     let deficits: SmallVec<[u64; 8]> =
         seats.iter().zip(&targets).map(|(seat, target)| missing(seat, *target)).collect();
@@ -98,18 +100,20 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
     let surplus = flow.own.holds.saturating_sub(targets[0]);
     let surplus_all: u64 =
         seats.iter().zip(&targets).map(|(seat, target)| seat.holds.saturating_sub(*target)).sum();
+    // Who has more than its target gives its part of what is missing, rounded up: else regions with a
+    // unit each would all give nothing.
     let mut give = match (deficit, surplus_all) {
         (0, _) | (_, 0) => 0,
         (d, s) if d >= s => surplus,
-        (d, s) => u64::try_from(u128::from(surplus) * u128::from(d) / u128::from(s)).unwrap_or(0),
+        (d, s) => u64::try_from((u128::from(surplus) * u128::from(d)).div_ceil(u128::from(s))).unwrap_or(0),
     };
     // What is borrowed and far more than is wanted goes back unasked: its owner can lend it on.
-    let unused = if small { flow.own.want == 0 } else { flow.own.holds > flow.own.want.saturating_mul(2) };
+    let unused = flow.own.holds > flow.own.want.saturating_mul(2);
     let back = if unused { flow.own.holds.saturating_sub(flow.own.want + flow.own.want / 4) } else { give };
     let returned = give_back(flow, &deficits, back, &mut plan);
     give = give.saturating_sub(returned);
     if give >= quantum && deficit > 0 {
-        lend_flow(flow, &deficits, deficit, give, quantum, small, &mut plan);
+        lend_flow(flow, &deficits, give.min(deficit), quantum, &mut plan);
     }
     plan
 }
@@ -153,38 +157,34 @@ fn give_back(flow: &Flow<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u
     most - rest
 }
 
-/// Lends of the own standing part to those that miss something, in proportion.
-fn lend_flow(
-    flow: &Flow<'_>,
-    deficits: &[u64],
-    deficit: u64,
-    give: u64,
-    quantum: u64,
-    small: bool,
-    plan: &mut Plan,
-) {
-    let mut spare = flow.spare;
-    for (units, _) in plan.lend.iter().map(|(_, part)| (part.units, ())) {
-        spare.units = spare.units.saturating_sub(units);
+/// Lends of the own standing part to those that miss something, in proportion; what does not go
+/// round goes to the one that misses most.
+fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut Plan) {
+    let lent_units: u64 = plan.lend.iter().map(|(_, part)| part.units).sum();
+    let mut units_left = flow.spare.units.saturating_sub(lent_units).saturating_sub(units_kept(flow));
+    let mut rate_left = flow.spare.rate;
+    if !flow.is_rate {
+        units_left = units_left.min(flow.left);
     }
-    // One unit stays: the first request of a region that has been silent is answered at once.
-    let most_units = spare.units.saturating_sub(1);
-    let most = if flow.is_rate { u64::from(spare.rate) } else { most_units.min(flow.left.saturating_sub(1)) };
-    let mut give = give.min(most);
-    let (mut rate_left, mut units_left) = (spare.rate, most_units);
-    let all = flow.others.iter().zip(&deficits[1..]);
-    for (seat, missed) in all {
-        let share = u128::from(give.min(deficit)) * u128::from(*missed) / u128::from(deficit.max(1));
-        let mut piece = u64::try_from(share).unwrap_or(0).min(give);
-        if small && *missed > 0 {
-            // Whole, to the one that wants it most: cut in pieces it would serve nobody.
-            let first = deficits[1..].iter().position(|d| d == deficits[1..].iter().max().unwrap_or(&0));
-            let is_first = first.is_some_and(|at| flow.others[at].region == seat.region);
-            piece = if is_first { most } else { 0 };
-        }
-        if piece < quantum || piece == 0 {
+    let most = if flow.is_rate { u64::from(rate_left) } else { units_left };
+    let give = give.min(most);
+    let deficit: u128 = deficits[1..].iter().map(|missed| u128::from(*missed)).sum();
+    let mut by_need: SmallVec<[(u64, Region); 8]> =
+        deficits[1..].iter().copied().zip(flow.others.iter().map(|seat| seat.region)).collect();
+    by_need.sort_by_key(|(missed, _)| std::cmp::Reverse(*missed));
+    let share = |missed: u64| {
+        let share = u128::from(give) * u128::from(missed) / deficit.max(1);
+        u64::try_from(share).unwrap_or(0)
+    };
+    let mut odd = give - by_need.iter().map(|(missed, _)| share(*missed)).filter(|s| *s >= quantum).sum::<u64>();
+    for (missed, region) in by_need {
+        let mut piece = Some(share(missed)).filter(|piece| *piece >= quantum).unwrap_or(0);
+        let more = odd.min(missed.saturating_sub(piece));
+        if piece + more < quantum {
             continue;
         }
+        piece += more;
+        odd -= more;
         let part = if flow.is_rate {
             let rate = u32::try_from(piece).unwrap_or(u32::MAX).min(rate_left);
             // Burst goes with its rate: a rate with too little burst could never be used.
@@ -198,11 +198,22 @@ fn lend_flow(
             units_left -= units;
             Part { rate: 0, units }
         };
-        give = give.saturating_sub(piece);
         if part.rate > 0 || part.units > 0 {
-            plan.lend.push((seat.region, part));
+            plan.lend.push((region, part));
         }
     }
+}
+
+/// Units that are not lent, so that what is left of the own part can be used: for who is asked, some
+/// for chance; for who is silent, one, so that a first request is answered at once. Where that would
+/// leave half of the limit in regions that are silent, not even that.
+fn units_kept(flow: &Flow<'_>) -> u64 {
+    let regions = flow.others.len() as u64 + 1;
+    let for_first = u64::from(flow.units_total >= 2 * regions);
+    if !flow.is_rate {
+        return for_first;
+    }
+    flow.asked.min(UNITS_KEPT).max(for_first)
 }
 
 /// Lends units to those that must be able to hold more at once than they can: everything, if it takes

@@ -153,6 +153,13 @@ pub enum Entry {
         /// The loan.
         number: u64,
     },
+    /// A loan that the sender did not take up: it came too late, or there are too many.
+    Refused {
+        /// The cell.
+        id: ShortId,
+        /// The loan.
+        number: u64,
+    },
     /// All loans of the receiver go on, but some.
     Renew(Renew),
     /// The sender wants rights in a window.
@@ -213,6 +220,7 @@ impl Entry {
             | Self::Grant { id, .. }
             | Self::Return { id, .. }
             | Self::Recall { id, .. }
+            | Self::Refused { id, .. }
             | Self::Ask { id, .. }
             | Self::Give { id, .. }
             | Self::Got { id, .. } => Some(id),

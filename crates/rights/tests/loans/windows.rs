@@ -3,7 +3,7 @@
 //! Regions disagree about the time, so some are in the next window while others are in the last. Spending is reserved
 //! on disk ahead; a crash takes what was reserved for spent. Transfers are told cumulatively, also by relays, lost,
 //! repeated and reordered. The budget is raised and lowered; a window's limit is the largest that was in force in it.
-//! A disk may be restored from an older one: the region then waits for what all its peers have received.
+//! A disk may be restored from an older one, one at a time: the region then waits for what all its peers have received.
 
 use std::collections::BTreeMap;
 
@@ -73,6 +73,8 @@ pub struct World {
     actors: Vec<Actor>,
     net: Vec<(usize, Message)>,
     budgets: Vec<u64>,
+    /// The last region whose disk was restored, and when.
+    restored: (usize, u64),
     /// Net usage of each window, in truth, and the largest budget that any region went by in it.
     used: BTreeMap<u64, (u64, u64)>,
     pub seen: Seen,
@@ -92,6 +94,7 @@ impl World {
             actors,
             net: Vec::new(),
             budgets: vec![60],
+            restored: (0, 0),
             used: BTreeMap::new(),
             seen: Seen::default(),
         }
@@ -139,10 +142,15 @@ impl World {
         }
         cell.spent += cost;
         self.seen.admitted += cost;
+        self.in_force(end).0 += cost;
+    }
+
+    /// What was used of a window, and its limit: what is used or given now is so under the budgets that regions have now.
+    fn in_force(&mut self, end: u64) -> &mut (u64, u64) {
         let budget = self.actors.iter().map(|a| self.budgets[a.version]).max().expect("regions");
         let used = self.used.entry(end).or_default();
-        used.0 += cost;
         used.1 = used.1.max(budget);
+        used
     }
 
     fn refund(&mut self, i: usize) {
@@ -176,6 +184,7 @@ impl World {
         let units = self.random.below(available + 3);
         let Ok(cumulative) = cell.transfers.give(id(to), units, available) else { return };
         self.seen.transfers += 1;
+        self.in_force(end);
         if self.random.chance(500) {
             // Written, and never sent.
             return self.crash(i);
@@ -207,6 +216,12 @@ impl World {
 
     fn restore(&mut self, i: usize) {
         self.open(i);
+        // One disk at a time: the giver's and the receiver's would say the same, and nobody could know.
+        let (last, at) = self.restored;
+        if last != i && self.now < at + 4 * WINDOW {
+            return;
+        }
+        let (now, restored) = (self.now, &mut self.restored);
         let a = &mut self.actors[i];
         if a.fenced_until >= a.newest {
             return;
@@ -216,6 +231,7 @@ impl World {
                 a.old_disk = Some(a.cells.iter().map(|(end, cell)| (*end, cell.transfers.clone())).collect())
             }
             Some(mut old) => {
+                *restored = (i, now);
                 self.seen.restores += 1;
                 for (end, cell) in &mut a.cells {
                     // A disk that knows less of what was given. What was received is told again.

@@ -1,0 +1,207 @@
+//! The operator: what he wants, and the commands by which he gets it.
+//!
+//! He sees what an operator would see: which processes he stopped himself, which disks are gone, and what the authority
+//! says. He asserts a fence only for writers that are gone, but where a history wants his word to be wrong.
+
+use std::collections::BTreeMap;
+
+use acequia_node::sharing;
+use acequia_rights::{
+    Region, Writer,
+    versions::{CellKey, Draft, Fence, Member},
+};
+
+use crate::{
+    budget::{Budget, KEY, Measured},
+    place::{State, rows_of},
+    trace::Event,
+    world::{Plan, World},
+};
+
+/// What an operator wants.
+#[derive(Clone, Debug)]
+pub struct Operator {
+    /// Who is to have a share, and how much.
+    pub members: BTreeMap<Region, Member>,
+    /// The numbers of each limit; none where it is removed.
+    pub budgets: Vec<Option<Budget>>,
+    /// Writers that are gone, and were not fenced in a version yet.
+    gone: Vec<Writer>,
+    /// Where the authority is.
+    pub authority: usize,
+    clock_error_ns: u64,
+    drift_ppm: u32,
+}
+
+impl Operator {
+    /// What the first version says.
+    pub fn new(plan: &Plan) -> Self {
+        let member = |region: usize| {
+            let writer = Writer { region: Region(region as u16), node: 0, incarnation: 1 };
+            let weight = plan.weights[region];
+            (writer.region, Member { weight, writer, name: String::new() })
+        };
+        Self {
+            members: (0..plan.members).map(member).collect(),
+            budgets: plan.limits.iter().map(|limit| Some(limit.first)).collect(),
+            gone: Vec::new(),
+            authority: 0,
+            clock_error_ns: plan.clock_error_ns,
+            drift_ppm: plan.drift_ppm,
+        }
+    }
+
+    /// A writer's disk is gone: it does nothing any more.
+    pub fn lost(&mut self, writer: Writer) {
+        if self.members.values().any(|member| member.writer == writer) {
+            self.gone.push(writer);
+        }
+    }
+
+    fn draft(&self, limits: &[Measured], fenced: Vec<Fence>) -> Draft {
+        let written = limits.iter().zip(&self.budgets);
+        let specs: Vec<_> =
+            written.filter_map(|(limit, budget)| budget.map(|budget| limit.spec(budget))).collect();
+        Draft {
+            members: self.members.clone(),
+            fenced,
+            clock_error_ns: self.clock_error_ns,
+            drift_ppm: self.drift_ppm,
+            key: CellKey(KEY),
+            limits: sharing::limits_to_bytes(&specs).expect("limits"),
+        }
+    }
+}
+
+impl World {
+    /// Makes what the operator wants the next version, at a place that is the authority or `takes_over`.
+    pub fn publish(&mut self, place: usize, takes_over: bool) -> bool {
+        if !self.places[place].is_awake(self.now) {
+            return false;
+        }
+        let now = self.clock(place);
+        let known: Vec<Writer> = self.operator.gone.clone();
+        let fenced: Vec<Fence> =
+            known.iter().map(|writer| Fence { writer: *writer, wall_ns: now.wall_ns }).collect();
+        let draft = self.operator.draft(&self.limits, fenced);
+        let at = &self.places[place];
+        let Some(node) = at.node() else { return false };
+        let made = match takes_over {
+            true => node.take_over(draft, now.wall_ns),
+            false => node.propose(draft, now.wall_ns),
+        };
+        let Ok(version) = made else { return false };
+        let mark = version.mark;
+        if node.adopt(version, now, rows_of(&at.disk)).is_err() {
+            return false;
+        }
+        self.operator.gone.clear();
+        self.operator.authority = place;
+        self.lay_ghosts(mark);
+        let budgets = self.operator.budgets.clone();
+        self.oracle.issue(mark, budgets, self.now);
+        self.learn(place);
+        true
+    }
+
+    /// As [`World::publish`], at the authority; what could not be done is not wanted.
+    pub fn command(&mut self, what: &'static str, want: impl FnOnce(&mut Operator)) -> bool {
+        let before = self.operator.clone();
+        want(&mut self.operator);
+        let authority = self.operator.authority;
+        let done = self.publish(authority, false);
+        if !done {
+            self.operator = before;
+        }
+        self.note(Event::Command(authority, what, done));
+        done
+    }
+
+    /// A region whose process is stopped loses its share for good, on the operator's word that it stays so.
+    pub fn evict(&mut self, place: usize) -> bool {
+        let authority = self.operator.authority;
+        if place == authority || self.places[place].state != State::Down {
+            return false;
+        }
+        let writer = self.places[place].writer;
+        let region = writer.region;
+        let floor_before = self.operator.clone();
+        self.operator.members.remove(&region);
+        self.operator.lost_for_sure(writer);
+        // The word is given whether or not the command is obeyed.
+        self.places[place].state = State::Fenced;
+        let done = self.publish(authority, false);
+        if !done {
+            let gone = self.operator.gone.clone();
+            self.operator = floor_before;
+            self.operator.gone = gone;
+        }
+        self.note(Event::Command(place, "evict", done));
+        done
+    }
+
+    /// A region that is alive is said to be gone: from now on sums are not promised.
+    pub fn evict_by_mistake(&mut self, place: usize) -> bool {
+        let writer = self.places[place].writer;
+        self.oracle.void = true;
+        self.command("evict by mistake", |operator| {
+            operator.members.remove(&writer.region);
+            operator.lost_for_sure(writer);
+        })
+    }
+
+    /// A fenced or absent place begins with an empty disk, and is named.
+    pub fn join(&mut self, place: usize, weight: u32) -> bool {
+        match self.places[place].state {
+            State::Absent => {}
+            State::Fenced => {
+                let floor = acequia_rights::Mark { epoch: u32::MAX, number: 0 };
+                self.add_ghost(place, floor);
+                if !self.operator.gone.is_empty() {
+                    // The fence is not in a version yet.
+                } else {
+                    self.settle_ghosts();
+                }
+                self.places[place].begin_anew();
+            }
+            State::Up | State::Down => return false,
+        }
+        self.start(place, true);
+        self.name(place, weight)
+    }
+
+    /// A process that has no share gets one.
+    pub fn name(&mut self, place: usize, weight: u32) -> bool {
+        let writer = self.places[place].writer;
+        self.command("name", |operator| {
+            let member = Member { weight, writer, name: String::new() };
+            operator.members.insert(writer.region, member);
+        })
+    }
+
+    /// A region gives its share up, alive.
+    pub fn leave(&mut self, place: usize) -> bool {
+        if place == self.operator.authority {
+            return false;
+        }
+        let region = self.places[place].writer.region;
+        self.command("leave", |operator| {
+            operator.members.remove(&region);
+        })
+    }
+
+    /// Another place becomes the authority.
+    pub fn take_over(&mut self, place: usize) -> bool {
+        let done = self.publish(place, true);
+        self.note(Event::Command(place, "take over", done));
+        done
+    }
+}
+
+impl Operator {
+    fn lost_for_sure(&mut self, writer: Writer) {
+        if !self.gone.contains(&writer) {
+            self.gone.push(writer);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The reference model: one cell of one limit, by one true clock, with everything that was admitted anywhere.
+//!
+//! Each judge takes admissions in true order and the budgets in force, and says when too much came. A budget that is in
+//! force for some time allows for every interval that touches that time; so a judge keeps one account for each time
+//! since which the budget was lower, and no more than a few of those matter.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use acequia_limits::window::FixedWindow;
+
+/// How much was too much.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Excess {
+    /// What came.
+    pub came: f64,
+    /// What may.
+    pub bound: u64,
+}
+
+/// Since some time, no budget was above `bound`.
+#[derive(Clone, Copy, Debug)]
+struct Since {
+    at_ns: u64,
+    bound: u64,
+    /// A bucket's debt, if all the time before is forgotten.
+    debt: f64,
+}
+
+/// A budget changed: times since which it was no higher are one from now on.
+fn change(times: &mut Vec<Since>, bound: u64, at_ns: u64) {
+    match times.last() {
+        Some(last) if bound == last.bound => {}
+        Some(last) if bound < last.bound => times.push(Since { at_ns, bound, debt: 0.0 }),
+        _ => {
+            let mut since = Since { at_ns, bound, debt: 0.0 };
+            while let Some(last) = times.pop_if(|last| last.bound <= bound) {
+                since = Since { bound, ..last };
+            }
+            times.push(since);
+        }
+    }
+}
+
+/// `burst + rate · t` over every interval: a token bucket, or a leaky one.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    times: Vec<Since>,
+    rate: f64,
+    at_ns: u64,
+}
+
+impl Bucket {
+    /// A bucket that is full.
+    pub fn new(units: u64, rate: f64, at_ns: u64) -> Self {
+        Self { times: vec![Since { at_ns, bound: units, debt: 0.0 }], rate, at_ns }
+    }
+
+    /// Another budget is in force.
+    pub fn change(&mut self, units: u64, rate: f64, at_ns: u64) {
+        self.drain(at_ns);
+        self.rate = rate;
+        change(&mut self.times, units, at_ns);
+    }
+
+    /// So much was admitted.
+    pub fn admit(&mut self, cost: u64, at_ns: u64) -> Option<Excess> {
+        self.drain(at_ns);
+        let mut excess = None;
+        for since in &mut self.times {
+            since.debt += cost as f64;
+            if since.debt > since.bound as f64 + 1e-6 {
+                excess = Some(Excess { came: since.debt, bound: since.bound });
+            }
+        }
+        excess
+    }
+
+    fn drain(&mut self, at_ns: u64) {
+        let drained = (at_ns - self.at_ns) as f64 * self.rate;
+        self.at_ns = at_ns;
+        for since in &mut self.times {
+            since.debt = (since.debt - drained).max(0.0);
+        }
+        // The same debt against a higher bound says nothing.
+        while self.times.len() > 1 && self.times[0].debt <= self.times[1].debt {
+            self.times.remove(0);
+        }
+    }
+}
+
+/// So much in every stretch of a window's length.
+#[derive(Clone, Debug)]
+pub struct Trailing {
+    times: Vec<Since>,
+    window_ns: u64,
+    admitted: VecDeque<(u64, u64)>,
+    sum: u64,
+}
+
+impl Trailing {
+    /// Nothing was admitted.
+    pub fn new(units: u64, window_ns: u64, at_ns: u64) -> Self {
+        let times = vec![Since { at_ns, bound: units, debt: 0.0 }];
+        Self { times, window_ns, admitted: VecDeque::new(), sum: 0 }
+    }
+
+    /// Another budget is in force.
+    pub fn change(&mut self, units: u64, at_ns: u64) {
+        change(&mut self.times, units, at_ns);
+    }
+
+    /// So much was admitted.
+    pub fn admit(&mut self, cost: u64, at_ns: u64) -> Option<Excess> {
+        while let Some((_, gone)) = self.admitted.pop_front_if(|(at, _)| *at + self.window_ns <= at_ns) {
+            self.sum -= gone;
+        }
+        match self.admitted.back_mut() {
+            Some((at, units)) if *at == at_ns => *units += cost,
+            _ => self.admitted.push_back((at_ns, cost)),
+        }
+        self.sum += cost;
+        while self.times.len() > 1 && self.times[1].at_ns + self.window_ns <= at_ns {
+            self.times.remove(0);
+        }
+        let over = |(place, since): (usize, &Since)| {
+            let came = match place {
+                0 => self.sum,
+                _ => self.admitted.iter().rev().take_while(|(at, _)| *at >= since.at_ns).map(|a| a.1).sum(),
+            };
+            (came > since.bound).then_some(Excess { came: came as f64, bound: since.bound })
+        };
+        self.times.iter().enumerate().find_map(over)
+    }
+}
+
+/// So much in every window of true time.
+#[derive(Clone, Debug)]
+pub struct Windows {
+    units: u64,
+    window: FixedWindow,
+    salt: u32,
+    end_ns: u64,
+    bound: u64,
+    sum: u64,
+}
+
+impl Windows {
+    /// Nothing was admitted.
+    pub fn new(units: u64, window: FixedWindow, salt: u32, at_ns: u64) -> Self {
+        let mut windows = Self { units, window, salt, end_ns: 0, bound: units, sum: 0 };
+        windows.open(at_ns);
+        windows
+    }
+
+    /// Another budget is in force.
+    pub fn change(&mut self, units: u64, at_ns: u64) {
+        self.open(at_ns);
+        self.units = units;
+        self.bound = self.bound.max(units);
+    }
+
+    /// So much was admitted.
+    pub fn admit(&mut self, cost: u64, at_ns: u64) -> Option<Excess> {
+        self.open(at_ns);
+        self.sum += cost;
+        (self.sum > self.bound).then_some(Excess { came: self.sum as f64, bound: self.bound })
+    }
+
+    fn open(&mut self, at_ns: u64) {
+        if at_ns < self.end_ns {
+            return;
+        }
+        self.bound = self.units;
+        self.sum = 0;
+        self.end_ns = self.window.end_after(at_ns, self.salt);
+    }
+}
+
+/// So much under every window's name, by whatever clock it was named.
+#[derive(Clone, Debug)]
+pub struct Labels {
+    units: u64,
+    /// By the window's end: what came, and the largest budget since the first of it.
+    open: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Labels {
+    /// Nothing was admitted.
+    pub fn new(units: u64) -> Self {
+        Self { units, open: BTreeMap::new() }
+    }
+
+    /// Another budget is in force.
+    pub fn change(&mut self, units: u64) {
+        self.units = units;
+        for (_, bound) in self.open.values_mut() {
+            *bound = units.max(*bound);
+        }
+    }
+
+    /// So much was admitted in the window that ends then.
+    pub fn admit(&mut self, cost: u64, end_ns: u64) -> Option<Excess> {
+        let (came, bound) = self.open.entry(end_ns).or_insert((0, self.units));
+        *came += cost;
+        let excess = (*came > *bound).then_some(Excess { came: *came as f64, bound: *bound });
+        if self.open.len() > 256 {
+            self.open.pop_first();
+        }
+        excess
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_bucket_counts_from_the_lowering() {
+        let mut bucket = Bucket::new(10, 1e-9, 0);
+        assert_eq!(bucket.admit(10, 0), None);
+        bucket.change(4, 1e-9, 0);
+        assert_eq!(bucket.admit(1, S), None);
+        assert!(bucket.admit(4, S).is_some(), "five after the lowering");
+        let mut bucket = Bucket::new(10, 1e-9, 0);
+        bucket.change(4, 1e-9, S);
+        bucket.change(8, 1e-9, S);
+        assert_eq!(bucket.admit(8, 2 * S), None);
+        assert!(bucket.admit(1, 2 * S).is_some());
+    }
+
+    #[test]
+    fn every_stretch_is_counted() {
+        let mut trailing = Trailing::new(3, S, 0);
+        assert_eq!(trailing.admit(3, 10), None);
+        assert!(trailing.admit(1, S + 9).is_some());
+        let mut trailing = Trailing::new(3, S, 0);
+        assert_eq!(trailing.admit(3, 10), None);
+        assert_eq!(trailing.admit(3, S + 10), None);
+    }
+}

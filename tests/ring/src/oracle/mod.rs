@@ -1,0 +1,258 @@
+//! The all-seeing oracle: every admission, every budget that is in force anywhere, and what may not be.
+//!
+//! A request that waits for the disk is admitted at the instant of the decision, but only once the row is there. So
+//! admissions wait in a queue of their cell until those before them are known, and a crash takes those back that it
+//! forgot.
+
+mod judge;
+
+use std::collections::VecDeque;
+
+use acequia_limits::Algorithm;
+use acequia_rights::Mark;
+
+pub use self::judge::{Bucket, Excess, Labels, Trailing, Windows};
+use crate::budget::{Budget, Measured, Shape};
+
+/// One thing that happened to a cell.
+#[derive(Clone, Copy, Debug)]
+struct Admission {
+    at_ns: u64,
+    cost: u64,
+    /// The window's end, as the region named it.
+    label_ns: u64,
+    /// Whose, and the batch that it waits for; 0 once it is known.
+    place: usize,
+    batch: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Admitted(Admission),
+    /// A crash took it back.
+    Forgotten,
+    InForce(u64, Budget),
+}
+
+#[derive(Clone, Debug)]
+enum Judge {
+    Bucket(Bucket),
+    Trailing(Trailing),
+    Windows(Windows, Labels),
+}
+
+/// A cell of a limit.
+#[derive(Clone, Debug)]
+struct Cell {
+    judge: Judge,
+    queue: VecDeque<Event>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// Which check.
+    pub check: &'static str,
+    /// What it saw.
+    pub what: String,
+}
+
+/// Everything that was admitted.
+#[derive(Clone, Debug)]
+pub struct Oracle {
+    limits: Vec<Measured>,
+    cells: Vec<Vec<Cell>>,
+    /// The versions that are in force somewhere, and the budgets of their limits.
+    issued: Vec<(Mark, Vec<Option<Budget>>)>,
+    in_force: Vec<Budget>,
+    /// When they last changed, by limit.
+    changed_ns: Vec<u64>,
+    floor: Mark,
+    /// Clocks keep ε: windows of true time are checked.
+    pub true_windows: bool,
+    /// The promise does not hold for sums any more: an operator's word was wrong, or a disk is an old one.
+    pub void: bool,
+    /// Units admitted, for summaries.
+    pub admitted: u64,
+    /// What was found first.
+    pub finding: Option<Finding>,
+}
+
+impl Oracle {
+    /// An oracle of these limits.
+    pub fn new(limits: &[Measured], at_ns: u64, true_windows: bool) -> Self {
+        let cells = limits.iter().map(|limit| limit.keys.iter().map(|key| Cell::new(limit, key.1.salt(), at_ns)));
+        Self {
+            limits: limits.to_vec(),
+            cells: cells.map(Iterator::collect).collect(),
+            issued: Vec::new(),
+            in_force: limits.iter().map(|limit| limit.first).collect(),
+            changed_ns: vec![at_ns; limits.len()],
+            floor: Mark::default(),
+            true_windows,
+            void: false,
+            admitted: 0,
+            finding: None,
+        }
+    }
+
+    /// The largest numbers of a limit that are in force anywhere.
+    pub fn in_force(&self, limit: usize) -> Budget {
+        self.in_force[limit]
+    }
+
+    /// Whether a window may be open that has seen other budgets.
+    pub fn changed_lately(&self, limit: usize, now: u64) -> bool {
+        now < self.changed_ns[limit].saturating_add(2 * self.limits[limit].algorithm.horizon_ns())
+    }
+
+    /// The authority made a version.
+    pub fn issue(&mut self, mark: Mark, budgets: Vec<Option<Budget>>, at_ns: u64) {
+        self.issued.push((mark, budgets));
+        self.renew(at_ns);
+    }
+
+    /// No region is bound by less than this version any more.
+    pub fn acked(&mut self, floor: Mark, at_ns: u64) {
+        if floor == self.floor {
+            return;
+        }
+        self.floor = floor;
+        self.issued.retain(|(mark, _)| *mark >= floor);
+        self.renew(at_ns);
+    }
+
+    fn renew(&mut self, at_ns: u64) {
+        for limit in 0..self.limits.len() {
+            let all = self.issued.iter().filter_map(|(_, budgets)| budgets[limit]);
+            let most = all.reduce(|a, b| Budget { units: a.units.max(b.units), rate: a.rate.max(b.rate) });
+            let Some(most) = most.filter(|most| *most != self.in_force[limit]) else { continue };
+            self.in_force[limit] = most;
+            self.changed_ns[limit] = at_ns;
+            for key in 0..self.cells[limit].len() {
+                self.happen(limit, key, Event::InForce(at_ns, most));
+            }
+        }
+    }
+
+    /// A region admitted something, or will have once its disk has the batch.
+    pub fn admit(
+        &mut self,
+        (limit, key): (usize, usize),
+        (at_ns, label_ns): (u64, u64),
+        cost: u64,
+        (place, batch): (usize, u64),
+    ) {
+        self.happen(limit, key, Event::Admitted(Admission { at_ns, cost, label_ns, place, batch }));
+    }
+
+    /// A region's disk has everything up to a batch.
+    pub fn committed(&mut self, place: usize, batch: u64) {
+        self.learn(|event| {
+            if let Event::Admitted(admission) = event
+                && admission.place == place
+                && admission.batch <= batch
+            {
+                admission.batch = 0;
+            }
+        });
+    }
+
+    /// A region's process ended: what still waited for the disk was never answered.
+    pub fn forgot(&mut self, place: usize) {
+        self.learn(|event| {
+            if matches!(event, Event::Admitted(admission) if admission.place == place && admission.batch > 0) {
+                *event = Event::Forgotten;
+            }
+        });
+    }
+
+    fn learn(&mut self, mut learn: impl FnMut(&mut Event)) {
+        for limit in 0..self.cells.len() {
+            for key in 0..self.cells[limit].len() {
+                if self.cells[limit][key].queue.is_empty() {
+                    continue;
+                }
+                self.cells[limit][key].queue.iter_mut().for_each(&mut learn);
+                self.settle(limit, key);
+            }
+        }
+    }
+
+    #[inline]
+    fn happen(&mut self, limit: usize, key: usize, event: Event) {
+        let cell = &mut self.cells[limit][key];
+        let waits = matches!(event, Event::Admitted(admission) if admission.batch > 0);
+        if waits || !cell.queue.is_empty() {
+            cell.queue.push_back(event);
+        } else {
+            self.judge(limit, key, event);
+        }
+    }
+
+    fn settle(&mut self, limit: usize, key: usize) {
+        let known = |event: &mut Event| !matches!(event, Event::Admitted(admission) if admission.batch > 0);
+        while let Some(event) = self.cells[limit][key].queue.pop_front_if(known) {
+            self.judge(limit, key, event);
+        }
+    }
+
+    fn judge(&mut self, limit: usize, key: usize, event: Event) {
+        let rate = |budget: Budget| self.limits[limit].rate(budget);
+        let judge = &mut self.cells[limit][key].judge;
+        match event {
+            Event::Forgotten => {}
+            Event::InForce(at_ns, budget) => match judge {
+                Judge::Bucket(bucket) => bucket.change(budget.units, rate(budget), at_ns),
+                Judge::Trailing(trailing) => trailing.change(budget.units, at_ns),
+                Judge::Windows(windows, labels) => {
+                    windows.change(budget.units, at_ns);
+                    labels.change(budget.units);
+                }
+            },
+            Event::Admitted(Admission { at_ns, cost, label_ns, place, .. }) => {
+                self.admitted += cost;
+                let (check, excess) = match judge {
+                    Judge::Bucket(bucket) => ("bucket", bucket.admit(cost, at_ns)),
+                    Judge::Trailing(trailing) => ("trailing", trailing.admit(cost, at_ns)),
+                    Judge::Windows(windows, labels) => {
+                        let by_name = labels.admit(cost, label_ns);
+                        match windows.admit(cost, at_ns) {
+                            Some(excess) if self.true_windows => ("window", Some(excess)),
+                            _ => ("label", by_name),
+                        }
+                    }
+                };
+                if let Some(Excess { came, bound }) = excess
+                    && !self.void
+                {
+                    let name = self.limits[limit].name;
+                    let shape = self.limits[limit].shape;
+                    let what = format!(
+                        "limit {name} {shape:?}, key {key}: {came:.3} of {bound} with {cost} more in region {place}"
+                    );
+                    self.find(check, what);
+                }
+            }
+        }
+    }
+
+    /// Something that may not be.
+    pub fn find(&mut self, check: &'static str, what: String) {
+        self.finding.get_or_insert(Finding { check, what });
+    }
+}
+
+impl Cell {
+    fn new(limit: &Measured, salt: u32, at_ns: u64) -> Self {
+        let Budget { units, .. } = limit.first;
+        let judge = match (limit.shape, &limit.algorithm) {
+            (Shape::Sliding(_, window_ns, _), _) => Judge::Trailing(Trailing::new(units, window_ns, at_ns)),
+            (_, Algorithm::FixedWindow(window)) => {
+                Judge::Windows(Windows::new(units, window.clone(), salt, at_ns), Labels::new(units))
+            }
+            _ => Judge::Bucket(Bucket::new(units, limit.rate(limit.first), at_ns)),
+        };
+        Self { judge, queue: VecDeque::new() }
+    }
+}

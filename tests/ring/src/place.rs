@@ -1,0 +1,184 @@
+//! One region: its machine, its disk, and the process that runs there, if one does.
+
+use std::sync::Arc;
+
+use acequia_limits::{HashKey, LimitId, Now};
+use acequia_node::{Asker, Config, Home, Node, Row};
+use acequia_rights::{Mark, Region, Version, Writer};
+
+use crate::{
+    budget::{KEY, S},
+    clock::Clock,
+    disk::Disk,
+};
+
+/// What runs at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// A process.
+    Up,
+    /// None; the disk is there.
+    Down,
+    /// None, and never again with this incarnation: an operator said so.
+    Fenced,
+    /// Nothing yet.
+    Absent,
+}
+
+/// A process and the thread that asks it.
+#[derive(Debug)]
+pub struct Process {
+    /// The node.
+    pub node: Arc<Node>,
+    /// The way to ask it.
+    pub asker: Asker,
+}
+
+/// A region.
+#[derive(Debug)]
+pub struct Place {
+    /// Who writes here.
+    pub writer: Writer,
+    /// What runs.
+    pub state: State,
+    /// It, if it does.
+    pub process: Option<Process>,
+    /// Its disk.
+    pub disk: Disk,
+    /// An older state of the disk.
+    pub snapshot: Option<Disk>,
+    /// Its clocks.
+    pub clock: Clock,
+    /// Nothing happens here before this.
+    pub asleep_until: u64,
+    /// The disk writes nothing before this.
+    pub stuck_until: u64,
+    /// How long its loans last.
+    pub loan_ttl_ns: u64,
+    /// The version that it goes by, and whether that names it.
+    pub mark: Mark,
+    /// Whether it has a share.
+    pub owner: bool,
+    /// The last version that it acknowledged, or the first that named it.
+    pub floor: Mark,
+    /// Whether its disk was replaced by an older one.
+    pub restored: bool,
+}
+
+impl Place {
+    /// A machine with an empty disk.
+    pub fn new(region: usize, loan_ttl_ns: u64) -> Self {
+        Self {
+            writer: Writer { region: Region(region as u16), node: 0, incarnation: 1 },
+            state: State::Absent,
+            process: None,
+            disk: Disk::default(),
+            snapshot: None,
+            clock: Clock::default(),
+            asleep_until: 0,
+            stuck_until: 0,
+            loan_ttl_ns,
+            mark: Mark::default(),
+            owner: false,
+            floor: Mark::default(),
+            restored: false,
+        }
+    }
+
+    /// What its clocks read.
+    pub fn now(&self, true_ns: u64) -> Now {
+        self.clock.read(true_ns)
+    }
+
+    /// Starts a process on what the disk has. `cleanly`: the last one wrote everything before it stopped.
+    pub fn start(&mut self, true_ns: u64, cleanly: bool) {
+        self.clock.start(true_ns);
+        let now = self.now(true_ns);
+        let served = !self.disk.rows.is_empty();
+        let config = Config {
+            key: HashKey(KEY),
+            memory_bytes: 8 << 20,
+            durable: true,
+            empty_handed: (served && !cleanly).then_some(now),
+            home: Some(Home { writer: self.writer, loan_ttl_ns: self.loan_ttl_ns }),
+        };
+        let node = Arc::new(Node::new(config));
+        let disk = &self.disk;
+        node.resume_home(Vec::new(), now, |limit| disk.rows_of(limit)).expect("its own disk");
+        let asker = node.asker();
+        self.process = Some(Process { node, asker });
+        self.state = State::Up;
+        self.asleep_until = 0;
+        self.stuck_until = 0;
+        self.learn_version();
+    }
+
+    /// The process, if it runs.
+    pub fn node(&self) -> Option<&Arc<Node>> {
+        self.process.as_ref().map(|process| &process.node)
+    }
+
+    /// Looks at which version the process goes by; says whether anything changed.
+    pub fn learn_version(&mut self) -> bool {
+        let Some(node) = self.process.as_ref().map(|process| &process.node) else { return false };
+        let (mark, acked) = node.marks();
+        let mut changed = false;
+        if mark != self.mark {
+            self.mark = mark;
+            let owns = |version: &Version| {
+                version.members.get(&self.writer.region).is_some_and(|member| member.writer == self.writer)
+            };
+            self.owner = node.version().as_ref().is_some_and(owns);
+            changed = true;
+        }
+        let first = if self.owner && self.floor == Mark::default() { mark } else { Mark::default() };
+        let floor = self.floor.max(acked).max(first);
+        changed |= floor != self.floor;
+        self.floor = floor;
+        changed
+    }
+
+    /// Whether it may have a share, or had one that it was not heard to have given up.
+    pub fn is_bound(&self) -> bool {
+        self.state != State::Absent && self.floor != Mark::default() && (self.owner || self.floor < self.mark)
+    }
+
+    /// Whether a process runs and is awake.
+    pub fn is_awake(&self, true_ns: u64) -> bool {
+        self.state == State::Up && self.asleep_until <= true_ns
+    }
+
+    /// Everything is gone: what comes next is another incarnation.
+    pub fn begin_anew(&mut self) {
+        self.process = None;
+        self.disk = Disk::default();
+        self.snapshot = None;
+        self.writer.incarnation += 1;
+        self.mark = Mark::default();
+        self.floor = Mark::default();
+        self.owner = false;
+        self.restored = false;
+    }
+
+    /// What a process that stops cleanly leaves: everything.
+    pub fn stop(&mut self, true_ns: u64) {
+        let now = self.now(true_ns);
+        let Some(process) = self.process.take() else { return };
+        while let Some(batch) = process.node.take_rows() {
+            self.disk.waiting.push_back(batch);
+        }
+        while self.disk.write().is_some() {}
+        let mut rows: Vec<Row> = Vec::new();
+        process.node.close(now, |row| rows.push(row));
+        rows.into_iter().for_each(|row| self.disk.put(row));
+        self.state = State::Down;
+    }
+}
+
+/// The rows of a limit, for a version that brings it back.
+pub fn rows_of(disk: &Disk) -> impl FnMut(LimitId) -> Vec<Row> + '_ {
+    |limit| disk.rows_of(limit)
+}
+
+/// How long loans last in most histories.
+pub const TTL_NS: u64 = 3 * S;

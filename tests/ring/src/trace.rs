@@ -1,0 +1,101 @@
+//! What happened: the last of it to be read by people, all of it as one number that two equal runs have in common.
+
+use std::collections::VecDeque;
+
+/// Events that are kept to be shown.
+const KEPT: usize = 400;
+
+/// One thing that happened, at places by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A process began, after a clean stop or not.
+    Start(usize, bool),
+    /// A process ended; so many batches and rows still reached the disk.
+    Crash(usize, usize, usize),
+    /// A process stopped as it should.
+    Stop(usize),
+    /// A disk was lost, and with it its incarnation.
+    LoseDisk(usize),
+    /// A disk was replaced by an older one.
+    OldDisk(usize),
+    /// A batch was written.
+    Write(usize, u64),
+    /// Time passed at a node.
+    Tick(usize),
+    /// A frame arrived, and was taken or not.
+    Frame(usize, usize, bool),
+    /// A request: place, limit, key, cost, and whether it passed.
+    Ask(usize, usize, usize, u64, bool),
+    /// An operator's command at a place, and whether it was obeyed.
+    Command(usize, &'static str, bool),
+    /// A process sleeps for so many milliseconds.
+    Sleep(usize, u64),
+    /// A wall clock is off by so many milliseconds from now on.
+    Wall(usize, i64),
+    /// A steady clock runs so many parts per million too fast.
+    Drift(usize, i32),
+    /// A link is cut, or whole again.
+    Link(usize, usize, bool),
+    /// A node forgot idle cells.
+    Sweep(usize),
+    /// A disk writes nothing for so many milliseconds.
+    Stuck(usize, u64),
+    /// All faults end.
+    Heal,
+}
+
+/// What happened so far.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    last: VecDeque<(u64, Event)>,
+    hash: u64,
+    /// Events noted.
+    pub events: u64,
+}
+
+impl Trace {
+    /// Notes an event.
+    pub fn note(&mut self, now: u64, event: Event) {
+        self.events += 1;
+        if self.last.len() == KEPT {
+            self.last.pop_front();
+        }
+        self.last.push_back((now, event));
+        let number = match event {
+            Event::Ask(place, limit, key, cost, allowed) => {
+                place as u64 | (limit as u64) << 8 | (key as u64) << 16 | cost << 20 | u64::from(allowed) << 63
+            }
+            Event::Frame(from, to, taken) => 1 << 62 | from as u64 | (to as u64) << 8 | u64::from(taken) << 16,
+            Event::Tick(place) => 1 << 61 | place as u64,
+            Event::Write(place, batch) => 1 << 60 | (place as u64) << 40 | batch,
+            _ => 1 << 59,
+        };
+        self.mix(now ^ number);
+    }
+
+    /// Takes a number into the hash.
+    pub const fn mix(&mut self, number: u64) {
+        self.hash = (self.hash ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    }
+
+    /// Takes bytes into the hash.
+    pub fn mix_bytes(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.mix(u64::from_le_bytes(word));
+        }
+    }
+
+    /// All that happened, as a number.
+    pub const fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// The last events, in words; `start` is where time began.
+    pub fn last(&self, count: usize, start: u64) -> Vec<String> {
+        let skipped = self.last.len().saturating_sub(count);
+        let say = |(at, event): &(u64, Event)| format!("{:>12.6} {event:?}", (at - start) as f64 / 1e9);
+        self.last.iter().skip(skipped).map(say).collect()
+    }
+}
