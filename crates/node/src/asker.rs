@@ -264,7 +264,7 @@ impl<'a> Check<'a, '_> {
         } else {
             self.leave(hit, state.as_ref(), &cells, &mut answer.limits[0]);
         }
-        if self.node.is_shared() {
+        if self.node.is_shared() && hit.account != Called::Quiet {
             self.attend(hit, &answer.limits[0], &mut cells);
         }
         Ok(())
@@ -361,7 +361,7 @@ impl<'a> Check<'a, '_> {
         }
         if self.node.is_shared() {
             for (hit, limit) in hits.iter().zip(&answer.limits) {
-                if !hit.exempt {
+                if !hit.exempt && hit.account != Called::Quiet {
                     self.attend(hit, limit, cells_of(&mut guards, hit.tag));
                 }
             }
@@ -592,14 +592,19 @@ impl<'a> Check<'a, '_> {
         let mut state = None;
         let mut over = Reason::OverLimit;
         let verdict = match hit.place {
-            Place::At(place) => match cells.shared_mut(place) {
-                Some(cell) => {
-                    let (verdict, called) = self.probe_shared(hit, cell);
-                    hit.account = called;
-                    verdict
+            Place::At(place) => {
+                let cell = cells.table.at(place);
+                match cell.heap_place() {
+                    None => algorithm.probe(&cell.words, self.now, hit.units, salt),
+                    Some(at) => {
+                        let cell = cells.heap_mut(at);
+                        match cell.account.as_deref_mut() {
+                            None => algorithm.probe(&cell.words, self.now, hit.units, salt),
+                            Some(account) => self.probe_shared(hit, account, &mut cell.words),
+                        }
+                    }
                 }
-                None => algorithm.probe(cells.words(cells.table.at(place)), self.now, hit.units, salt),
-            },
+            }
             Place::Absent | Place::Shared => {
                 let usage = shared.and_then(|shared| self.shared_cell(hit, shared));
                 over = if usage.is_some() { Reason::Overflow } else { over };
@@ -663,8 +668,7 @@ impl<'a> Check<'a, '_> {
 
     /// What a cell that is shared with other regions says: its loans are settled first.
     #[inline]
-    fn probe_shared(&self, hit: &Hit, cell: &mut HeapCell) -> (Verdict, Called) {
-        let HeapCell { account: Some(account), words, .. } = cell else { unreachable!("a shared cell") };
+    fn probe_shared(&self, hit: &mut Hit, account: &mut Account, words: &mut Vec<u64>) -> Verdict {
         if account.is_due(self.now) {
             self.settle_account(hit, account, words);
         }
@@ -672,7 +676,8 @@ impl<'a> Check<'a, '_> {
         // What only watches moves no rights, and neither does a look.
         let counts = self.ask.charge && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
         let calls = counts && account.offer(hit.units, &verdict);
-        (verdict, if calls { Called::Calls } else { Called::Quiet })
+        hit.account = if calls { Called::Calls } else { Called::Quiet };
+        verdict
     }
 
     #[cold]
@@ -752,7 +757,7 @@ impl<'a> Check<'a, '_> {
         match hit.place {
             Place::At(place) => match cells.table.at(place).heap_place() {
                 // A bucket's words stay as many as they are, and nothing of it waits for a disk.
-                Some(at) if algorithm.has_rate() && !active.durable && cells.is_shared(at) => {
+                Some(at) if hit.account != Called::None && !active.durable && algorithm.has_rate() => {
                     let HeapCell { account: Some(account), words, .. } = cells.heap_mut(at) else {
                         unreachable!("a shared cell")
                     };

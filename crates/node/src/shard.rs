@@ -79,12 +79,6 @@ impl Cells {
         cell.account.is_some().then_some(cell)
     }
 
-    /// Whether other regions have to do with a state on the heap.
-    #[inline]
-    pub(crate) fn is_shared(&self, at: usize) -> bool {
-        self.heap[at].account.is_some()
-    }
-
     /// A state on the heap, for a change that leaves its size.
     #[inline]
     pub(crate) fn heap_mut(&mut self, at: usize) -> &mut HeapCell {

@@ -1,2 +1,16 @@
 //! Regions in memory: real nodes on a network and on disks that do what a seed says.
+
+pub mod budget;
+pub mod clock;
+pub mod disk;
+pub mod heal;
+pub mod history;
+pub mod mix;
+pub mod network;
+pub mod operator;
+pub mod oracle;
+pub mod place;
+pub mod random;
+pub mod trace;
+pub mod world;
 pub mod utilisation;

@@ -46,6 +46,11 @@ pub struct Network {
 }
 
 impl Network {
+    /// Nothing under way.
+    pub fn new(weather: Weather) -> Self {
+        Self { weather, ..Self::default() }
+    }
+
     /// A frame leaves.
     pub fn send(&mut self, now: u64, from: usize, to: usize, bytes: Vec<u8>, random: &mut Random) {
         let weather = self.weather;

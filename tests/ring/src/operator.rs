@@ -51,11 +51,17 @@ impl Operator {
         }
     }
 
-    /// A writer's disk is gone: it does nothing any more.
+    /// A writer does nothing any more.
     pub fn lost(&mut self, writer: Writer) {
-        if self.members.values().any(|member| member.writer == writer) {
+        if !self.gone.contains(&writer) {
             self.gone.push(writer);
         }
+    }
+
+    /// Writers that are gone, and that are named no more.
+    fn to_fence(&self) -> Vec<Writer> {
+        let named = |writer: &&Writer| self.members.values().any(|member| member.writer == **writer);
+        self.gone.iter().filter(|writer| !named(writer)).copied().collect()
     }
 
     fn draft(&self, limits: &[Measured], fenced: Vec<Fence>) -> Draft {
@@ -80,10 +86,9 @@ impl World {
             return false;
         }
         let now = self.clock(place);
-        let known: Vec<Writer> = self.operator.gone.clone();
-        let fenced: Vec<Fence> =
-            known.iter().map(|writer| Fence { writer: *writer, wall_ns: now.wall_ns }).collect();
-        let draft = self.operator.draft(&self.limits, fenced);
+        let fenced = self.operator.to_fence();
+        let fences = fenced.iter().map(|writer| Fence { writer: *writer, wall_ns: now.wall_ns }).collect();
+        let draft = self.operator.draft(&self.limits, fences);
         let at = &self.places[place];
         let Some(node) = at.node() else { return false };
         let made = match takes_over {
@@ -95,9 +100,9 @@ impl World {
         if node.adopt(version, now, rows_of(&at.disk)).is_err() {
             return false;
         }
-        self.operator.gone.clear();
+        self.operator.gone.retain(|writer| !fenced.contains(writer));
         self.operator.authority = place;
-        self.lay_ghosts(mark);
+        self.lay_ghosts(&fenced, mark);
         let budgets = self.operator.budgets.clone();
         self.oracle.issue(mark, budgets, self.now);
         self.learn(place);
@@ -117,25 +122,19 @@ impl World {
         done
     }
 
-    /// A region whose process is stopped loses its share for good, on the operator's word that it stays so.
+    /// A region whose process is stopped loses its share for good, on the operator's word that it stays so. The word
+    /// is given whether or not the authority can be told now.
     pub fn evict(&mut self, place: usize) -> bool {
         let authority = self.operator.authority;
         if place == authority || self.places[place].state != State::Down {
             return false;
         }
         let writer = self.places[place].writer;
-        let region = writer.region;
-        let floor_before = self.operator.clone();
-        self.operator.members.remove(&region);
-        self.operator.lost_for_sure(writer);
-        // The word is given whether or not the command is obeyed.
+        self.bury(place);
         self.places[place].state = State::Fenced;
+        self.operator.members.remove(&writer.region);
+        self.operator.lost(writer);
         let done = self.publish(authority, false);
-        if !done {
-            let gone = self.operator.gone.clone();
-            self.operator = floor_before;
-            self.operator.gone = gone;
-        }
         self.note(Event::Command(place, "evict", done));
         done
     }
@@ -146,7 +145,7 @@ impl World {
         self.oracle.void = true;
         self.command("evict by mistake", |operator| {
             operator.members.remove(&writer.region);
-            operator.lost_for_sure(writer);
+            operator.lost(writer);
         })
     }
 
@@ -154,16 +153,7 @@ impl World {
     pub fn join(&mut self, place: usize, weight: u32) -> bool {
         match self.places[place].state {
             State::Absent => {}
-            State::Fenced => {
-                let floor = acequia_rights::Mark { epoch: u32::MAX, number: 0 };
-                self.add_ghost(place, floor);
-                if !self.operator.gone.is_empty() {
-                    // The fence is not in a version yet.
-                } else {
-                    self.settle_ghosts();
-                }
-                self.places[place].begin_anew();
-            }
+            State::Fenced => self.places[place].begin_anew(),
             State::Up | State::Down => return false,
         }
         self.start(place, true);
@@ -195,13 +185,5 @@ impl World {
         let done = self.publish(place, true);
         self.note(Event::Command(place, "take over", done));
         done
-    }
-}
-
-impl Operator {
-    fn lost_for_sure(&mut self, writer: Writer) {
-        if !self.gone.contains(&writer) {
-            self.gone.push(writer);
-        }
     }
 }

@@ -63,6 +63,8 @@ pub struct Place {
     pub floor: Mark,
     /// Whether its disk was replaced by an older one.
     pub restored: bool,
+    /// Whether its last process stopped as it should.
+    pub stopped: bool,
 }
 
 impl Place {
@@ -82,6 +84,7 @@ impl Place {
             owner: false,
             floor: Mark::default(),
             restored: false,
+            stopped: false,
         }
     }
 
@@ -108,6 +111,7 @@ impl Place {
         let asker = node.asker();
         self.process = Some(Process { node, asker });
         self.state = State::Up;
+        self.stopped = false;
         self.asleep_until = 0;
         self.stuck_until = 0;
         self.learn_version();
@@ -158,6 +162,7 @@ impl Place {
         self.floor = Mark::default();
         self.owner = false;
         self.restored = false;
+        self.stopped = false;
     }
 
     /// What a process that stops cleanly leaves: everything.
@@ -172,6 +177,7 @@ impl Place {
         process.node.close(now, |row| rows.push(row));
         rows.into_iter().for_each(|row| self.disk.put(row));
         self.state = State::Down;
+        self.stopped = true;
     }
 }
 

@@ -48,6 +48,8 @@ pub enum Event {
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     last: VecDeque<(u64, Event)>,
+    /// Faults and commands, which are rarer.
+    notable: VecDeque<(u64, Event)>,
     hash: u64,
     /// Events noted.
     pub events: u64,
@@ -61,6 +63,13 @@ impl Trace {
             self.last.pop_front();
         }
         self.last.push_back((now, event));
+        let usual = matches!(event, Event::Tick(_) | Event::Frame(..) | Event::Ask(..) | Event::Write(..));
+        if !usual {
+            if self.notable.len() == KEPT {
+                self.notable.pop_front();
+            }
+            self.notable.push_back((now, event));
+        }
         let number = match event {
             Event::Ask(place, limit, key, cost, allowed) => {
                 place as u64 | (limit as u64) << 8 | (key as u64) << 16 | cost << 20 | u64::from(allowed) << 63
@@ -92,10 +101,11 @@ impl Trace {
         self.hash
     }
 
-    /// The last events, in words; `start` is where time began.
+    /// The last faults and commands, and the last events of any kind, in words; `start` is where time began.
     pub fn last(&self, count: usize, start: u64) -> Vec<String> {
-        let skipped = self.last.len().saturating_sub(count);
         let say = |(at, event): &(u64, Event)| format!("{:>12.6} {event:?}", (at - start) as f64 / 1e9);
-        self.last.iter().skip(skipped).map(say).collect()
+        let notable = self.notable.iter().skip(self.notable.len().saturating_sub(count)).map(say);
+        let last = self.last.iter().skip(self.last.len().saturating_sub(count)).map(say);
+        notable.chain(std::iter::once("    -- and at last --".to_owned())).chain(last).collect()
     }
 }

@@ -1,10 +1,8 @@
 //! Places, a network, and everything that can be done to them, one event at a time.
 
-use std::collections::VecDeque;
-
 use acequia_limits::{Now, Request};
 use acequia_node::Ask;
-use acequia_rights::{Mark, Region};
+use acequia_rights::{Mark, Region, Writer};
 
 use crate::{
     budget::Measured,
@@ -40,8 +38,15 @@ pub struct World {
     pub trace: Trace,
     /// Of a million sends, so many are followed by a crash.
     pub crash_after_send: u32,
-    /// Fenced writers, and the version from which on nobody holds anything of theirs.
-    ghosts: Vec<(Mark, Mark)>,
+    ghosts: Vec<Ghost>,
+}
+
+/// A writer that is gone, of which others may hold something until they go by a version that says so.
+#[derive(Clone, Copy, Debug)]
+struct Ghost {
+    writer: Writer,
+    floor: Mark,
+    gone: Option<Mark>,
 }
 
 /// How a world begins.
@@ -77,7 +82,7 @@ impl World {
         let mut world = Self {
             now: plan.start,
             places,
-            network: Network { weather: plan.weather, ..Network::default() },
+            network: Network::new(plan.weather),
             oracle: Oracle::new(&plan.limits, plan.start, plan.true_windows),
             operator: Operator::new(&plan),
             limits: plan.limits,
@@ -155,9 +160,7 @@ impl World {
     pub fn lose_disk(&mut self, place: usize) {
         self.crash(place, 0, 0);
         self.note(Event::LoseDisk(place));
-        if let Some(floor) = self.floor_of(place) {
-            self.ghosts.push((floor, Mark { epoch: u32::MAX, number: 0 }));
-        }
+        self.bury(place);
         self.operator.lost(self.places[place].writer);
         self.places[place].begin_anew();
         self.start(place, true);
@@ -276,21 +279,25 @@ impl World {
         }
         let bound = (0..self.places.len()).filter_map(|place| self.floor_of(place)).min();
         let Some(bound) = bound else { return };
-        self.ghosts.retain(|(_, gone)| bound < *gone);
-        let floor = self.ghosts.iter().map(|(floor, _)| *floor).fold(bound, Mark::min);
+        self.ghosts.retain(|ghost| ghost.gone.is_none_or(|gone| bound < gone));
+        let floor = self.ghosts.iter().map(|ghost| ghost.floor).fold(bound, Mark::min);
         self.oracle.acked(floor, self.now);
     }
 
-    /// An operator fenced a writer with this version: once all go by it, nobody has anything of the writer's.
-    pub(crate) fn lay_ghosts(&mut self, mark: Mark) {
-        for (_, gone) in &mut self.ghosts {
-            *gone = mark.min(*gone);
+    /// An operator fenced writers with this version: once all go by it, nobody has anything of theirs.
+    pub(crate) fn lay_ghosts(&mut self, fenced: &[Writer], mark: Mark) {
+        for ghost in &mut self.ghosts {
+            if fenced.contains(&ghost.writer) {
+                ghost.gone.get_or_insert(mark);
+            }
         }
     }
 
-    pub(crate) fn add_ghost(&mut self, place: usize, gone: Mark) {
+    /// A place's writer is gone.
+    pub(crate) fn bury(&mut self, place: usize) {
         if let Some(floor) = self.floor_of(place) {
-            self.ghosts.push((floor, gone));
+            self.ghosts.push(Ghost { writer: self.places[place].writer, floor, gone: None });
+            self.places[place].floor = Mark::default();
         }
     }
 
@@ -377,11 +384,33 @@ impl World {
         }
     }
 
+    /// A node forgets the idle cells of the shards that this history's cells are in.
+    pub fn sweep(&mut self, place: usize) {
+        if !self.places[place].is_awake(self.now) {
+            return;
+        }
+        let now = self.clock(place);
+        self.note(Event::Sweep(place));
+        let Some(node) = self.places[place].node() else { return };
+        for (_, tag) in self.limits.iter().flat_map(|limit| &limit.keys) {
+            node.sweep((tag.0 >> 120) as usize, now);
+        }
+    }
+
+    /// Whether a process is not who the operator's members name for its region.
+    pub fn is_stranger(&self, place: usize) -> bool {
+        let writer = self.places[place].writer;
+        self.operator.members.get(&writer.region).is_none_or(|member| member.writer != writer)
+    }
+
+    /// Whether a process once had a share and has none now.
+    pub fn has_left(&self, place: usize) -> bool {
+        let place = &self.places[place];
+        place.floor != Mark::default() && !place.owner
+    }
+
     /// Notes what happened.
     pub fn note(&mut self, event: Event) {
         self.trace.note(self.now, event);
     }
 }
-
-/// Frames and rows that wait, for scripts that look at them.
-pub type Waiting = VecDeque<(u64, Vec<acequia_node::Row>)>;

@@ -37,6 +37,7 @@ pub fn run(limit: u64, demand: HotSpot, windows: u64, shift_s: u64, seed: u64) -
     let mut oracle = Oracle::window(limit, WINDOW_S * S);
     let (mut admitted, mut falsely, mut over) = (0_u64, 0_u64, 0);
     let before = world.sent();
+    let mut hist = [[0u32; 120]; 2];
     for ms in 0..windows * WINDOW_S * 1_000 {
         let hot = hot_after(ms / (shift_s * 1_000), REGIONS);
         world.begin_step();
@@ -47,12 +48,14 @@ pub fn run(limit: u64, demand: HotSpot, windows: u64, shift_s: u64, seed: u64) -
                     admitted += 1;
                 } else {
                     falsely += u64::from(oracle.left(world.now) > 0);
+                    if oracle.left(world.now) > 0 { hist[usize::from(region == hot)][(ms % 60_000 / 500) as usize] += 1; }
                 }
             }
         }
         world.end_step();
     }
     let all = (limit * windows) as f64;
+    if std::env::var_os("CURVE").is_some() { println!("{hist:?}  {:?}", world.sent().since(&before)); }
     Outcome {
         used: admitted as f64 / all,
         denied_falsely: falsely as f64 / all,

@@ -1,0 +1,81 @@
+//! Runs histories until something is found, or so many steps are done.
+#![allow(clippy::print_stdout, reason = "what it is for")]
+
+use std::{collections::BTreeMap, time::Instant};
+
+use acequia_ring::history::{self, STEPS};
+
+fn main() {
+    let (mut steps, mut seed, mut only, mut survey) = (1e7, 1_u64, false, false);
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let value = args.next().unwrap_or_default();
+        match arg.as_str() {
+            "--steps" => steps = value.parse().expect("a number of steps"),
+            "--seed" => seed = value.parse().expect("a seed"),
+            // All histories, whatever they find: what, how often, and by which seeds.
+            "--survey" => {
+                steps = value.parse().expect("a number of steps");
+                survey = true;
+            }
+            "--only" => {
+                seed = value.parse().expect("a seed");
+                only = true;
+            }
+            _ => {
+                println!("usage: ring [--steps 1e9] [--seed N] [--only SEED]");
+                std::process::exit(2);
+            }
+        }
+    }
+    let begun = Instant::now();
+    let (mut done, mut histories, mut admitted, mut passed, mut hash) = (0, 0, 0, 0, 0_u64);
+    let mut found: BTreeMap<&str, (u64, Vec<String>)> = BTreeMap::new();
+    loop {
+        let ended = match std::panic::catch_unwind(|| history::run(seed, STEPS)) {
+            Ok(ended) => ended,
+            Err(_) => {
+                println!("seed {seed} panicked");
+                if !survey {
+                    std::process::exit(1);
+                }
+                let (count, seeds) = found.entry("panic").or_default();
+                *count += 1;
+                seeds.push(format!("{seed}"));
+                seed += 1;
+                continue;
+            }
+        };
+        done += ended.steps;
+        histories += 1;
+        admitted += ended.admitted;
+        passed += ended.passed_ns / 1_000_000_000;
+        hash = hash.rotate_left(7) ^ ended.hash;
+        if let (true, Some((finding, _))) = (survey, &ended.found) {
+            let (count, seeds) = found.entry(finding.check).or_default();
+            *count += 1;
+            seeds.push(format!("{seed}@{}: {}", ended.steps, finding.what));
+        } else if let Some((finding, last)) = ended.found {
+            for line in last {
+                println!("{line}");
+            }
+            println!("seed {seed}, step {}: {}: {}", ended.steps, finding.check, finding.what);
+            println!("replay: cargo run --profile ring -p acequia-ring --bin ring -- --only {seed}");
+            std::process::exit(1);
+        }
+        if only || done as f64 >= steps {
+            break;
+        }
+        seed += 1;
+    }
+    for (check, (count, seeds)) in found {
+        println!("{count} of {check}:");
+        seeds.iter().take(8).for_each(|seed| println!("    {seed}"));
+    }
+    let took = begun.elapsed().as_secs_f64();
+    println!(
+        "ring: {done} steps in {histories} histories, {admitted} units admitted in {passed} s of true time, \
+         nothing found; {took:.1} s, {:.0} steps/s, trace {hash:016x}",
+        done as f64 / took
+    );
+}

@@ -1,0 +1,143 @@
+//! After the faults: all links up, everybody restarted, time passes. Then views are equal, what was lent is back once
+//! nobody asks, and a region that asks gets what the others do not use.
+
+use acequia_rights::versions::Progress;
+
+use crate::{
+    budget::{MS, S, Shape},
+    network::Weather,
+    oracle::Finding,
+    place::State,
+    trace::Event,
+    world::World,
+};
+
+/// How long views may take to be equal: a few heartbeats, what was lent to come back, and what is owed to drain.
+const SETTLED_IN: u64 = 60;
+
+/// Ends all faults, and looks whether all is well again.
+pub fn heal(world: &mut World) {
+    mend(world);
+    let restored = world.places.iter().any(|place| place.restored);
+    if restored || world.oracle.void {
+        quiet(world, 10 * S);
+        return;
+    }
+    for _ in 0..SETTLED_IN {
+        quiet(world, S);
+        if world.oracle.finding.is_some() || unsettled(world).is_none() {
+            break;
+        }
+    }
+    if let Some(what) = unsettled(world) {
+        world.oracle.find("settle", what);
+        return;
+    }
+    // Nobody asks: everything that was lent comes back.
+    quiet(world, 30 * S);
+    if let Some(what) = still_lent(world) {
+        world.oracle.find("return", what);
+    }
+}
+
+/// All links up, all processes there, all clocks within their bounds.
+fn mend(world: &mut World) {
+    world.note(Event::Heal);
+    world.network.cut.clear();
+    world.network.weather = Weather { way_ns: (5 * MS, 20 * MS), ..Weather::default() };
+    world.crash_after_send = 0;
+    for place in 0..world.places.len() {
+        world.places[place].asleep_until = 0;
+        world.places[place].stuck_until = 0;
+        if world.places[place].state == State::Down {
+            let cleanly = world.places[place].stopped;
+            world.start(place, cleanly);
+        }
+        world.flush(place);
+    }
+    // Somebody must speak for the catalogue.
+    let authority = world.operator.authority;
+    if !world.places[authority].owner {
+        let heir = (0..world.places.len()).find(|place| {
+            let place = &world.places[*place];
+            place.owner && place.state == State::Up
+        });
+        if let Some(heir) = heir {
+            quiet(world, 3 * S);
+            world.operator.members.retain(|_, member| member.writer != world.places[authority].writer);
+            world.take_over(heir);
+        }
+    }
+    quiet(world, 2 * S);
+    for place in 0..world.places.len() {
+        if world.places[place].state == State::Up && world.is_stranger(place) && !world.has_left(place) {
+            world.name(place, 1);
+        }
+    }
+}
+
+/// Time passes, and all that waits is done as it should be.
+pub fn quiet(world: &mut World, ns: u64) {
+    let until = world.now + ns;
+    let mut round = 0;
+    while world.now < until && world.oracle.finding.is_none() {
+        world.pass(10 * MS);
+        while world.deliver() {}
+        round += 1;
+        for place in 0..world.places.len() {
+            let calls = world.places[place].node().is_some_and(|node| node.calls());
+            if calls || round % 2 == 0 {
+                world.tick(place);
+            }
+            world.flush(place);
+            world.send(place);
+        }
+    }
+}
+
+/// Who is still waited for, in words.
+fn unsettled(world: &World) -> Option<String> {
+    let mark = world.places[world.operator.authority].mark;
+    for (number, place) in world.places.iter().enumerate() {
+        let Some(node) = place.node() else { continue };
+        if !place.owner {
+            continue;
+        }
+        let Some(Progress { requested, effective, pending, .. }) =
+            node.membership(place.now(world.now)).and_then(|membership| membership.progress)
+        else {
+            return Some(format!("region {number} has no version"));
+        };
+        if requested != mark || effective != requested || !pending.is_empty() {
+            return Some(format!(
+                "region {number} has {requested:?} of {mark:?}, effective {effective:?}, waits for {pending:?}"
+            ));
+        }
+    }
+    None
+}
+
+fn still_lent(world: &World) -> Option<String> {
+    for limit in &world.limits {
+        for (_, tag) in &limit.keys {
+            for (number, place) in world.places.iter().enumerate() {
+                let Some(node) = place.node() else { continue };
+                let Some(holding) = node.holding(limit.id, *tag, place.now(world.now)) else { continue };
+                if holding.lent != holding.held || holding.lent.units > 0 || holding.lent.rate > 0 {
+                    return Some(format!("limit {} in region {number}: {holding:?}", limit.name));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Not used where a limit has no period that a test can wait for.
+pub fn is_quick(shape: Shape) -> bool {
+    !matches!(shape, Shape::Quota(_) | Shape::Window("1h", _))
+}
+
+/// What a history found, in one line.
+pub fn say(finding: &Finding) -> String {
+    format!("{}: {}", finding.check, finding.what)
+}
