@@ -28,6 +28,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) local: &'a Local,
     /// The cell's own number.
     pub(crate) salt: u32,
+    /// Which of the limit's sets of numbers these are: see [`crate::Catalogue`].
+    pub(crate) which: u16,
 }
 
 /// One cell's dealings with other regions.

@@ -310,7 +310,7 @@ impl<'a> Check<'a, '_> {
 
     #[cold]
     fn open_account(&self, hit: &Hit, place: Option<usize>, verdict: &Verdict, cells: &mut Cells) -> bool {
-        let ground = Ground { global: self.global(hit), local: self.local(hit), salt: hit.tag.salt() };
+        let ground = self.ground(hit);
         let place = match place {
             Some(place) => place,
             // Denied before it was ever charged: there is room, or it would be in a shared cell.
@@ -682,8 +682,7 @@ impl<'a> Check<'a, '_> {
 
     #[cold]
     fn settle_account(&self, hit: &Hit, account: &mut Account, words: &mut Vec<u64>) {
-        let local = self.local(hit);
-        let ground = Ground { global: self.global(hit), local, salt: hit.tag.salt() };
+        let ground = self.ground(hit);
         account.settle(words, &ground, self.now, &*self.node.sessions());
     }
 
@@ -693,7 +692,7 @@ impl<'a> Check<'a, '_> {
     fn renumber(&self, hit: &Hit, cell: &mut HeapCell) {
         let HeapCell { account: Some(account), words, .. } = cell else { unreachable!("a shared cell") };
         let began = self.catalogue.began(self.limit(hit).slot, hit.numbers).unwrap_or(self.now);
-        let ground = Ground { global: self.global(hit), local: self.local(hit), salt: hit.tag.salt() };
+        let ground = self.ground(hit);
         account.renumber(words, &ground, (began, self.now), &*self.node.sessions());
         cell.forget_held_of(ground.global);
     }
@@ -863,6 +862,11 @@ impl<'a> Check<'a, '_> {
     fn global(&self, hit: &Hit) -> &'a Algorithm {
         let own = self.catalogue.global(self.limit(hit).slot, hit.numbers);
         own.expect("a catalogue has the numbers of its own limits")
+    }
+
+    fn ground(&self, hit: &Hit) -> Ground<'a> {
+        let which = self.catalogue.which(self.limit(hit).slot, hit.numbers).unwrap_or(0);
+        Ground { global: self.global(hit), local: self.local(hit), salt: hit.tag.salt(), which }
     }
 
     /// As this region enforces them.

@@ -252,6 +252,21 @@ impl Catalogue {
         self.least_of_today(slot, salt)
     }
 
+    /// Which of a limit's sets of numbers a cell has: 0 for its own, and then one for each override.
+    pub(crate) fn which(&self, slot: u16, numbers: u16) -> Option<u16> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let generation = list.get(usize::from(numbers))?.generation;
+        let before = list[..usize::from(numbers)].iter().filter(|n| n.generation == generation).count();
+        u16::try_from(before).ok()
+    }
+
+    /// The other way round, of today's numbers. None of an override that is over.
+    pub(crate) fn numbers_of(&self, slot: u16, which: u16, now: Now) -> Option<u16> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let mut live = (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none());
+        live.nth(usize::from(which)).filter(|n| !self.is_over(slot, *n, now))
+    }
+
     fn least_of_today(&self, slot: u16, salt: u32) -> Option<u16> {
         let list = &self.slots.get(usize::from(slot))?.numbers;
         let live = (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none());

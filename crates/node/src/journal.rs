@@ -66,6 +66,8 @@ pub(crate) struct HeapCell {
     written: bool,
     /// What it is accounted as from its first day: what it may grow to.
     bytes_max: usize,
+    /// What it is accounted as now: an account grows and shrinks where nobody counts.
+    pub(crate) bytes_counted: usize,
     /// What other regions have to do with it, if they have.
     pub(crate) account: Option<Box<Account>>,
 }
@@ -151,7 +153,8 @@ impl HeapCell {
     /// Forgets what the disk holds: the numbers changed, and with them what the words mean.
     pub(crate) fn rewrite(&mut self, words: Vec<u64>) {
         let account = self.account.take();
-        *self = Self { written: self.written, bytes_max: self.bytes_max, account, ..Self::new(words) };
+        let Self { written, bytes_max, bytes_counted, .. } = *self;
+        *self = Self { written, bytes_max, bytes_counted, account, ..Self::new(words) };
     }
 
     /// Whether nothing of it is, or will be, on disk.

@@ -136,9 +136,10 @@ impl Cells {
     /// Runs a change on a state on the heap, and accounts for its size.
     pub(crate) fn with_heap_cell<R>(&mut self, place: usize, change: impl FnOnce(&mut HeapCell) -> R) -> R {
         let cell = &mut self.heap[place];
-        let before = cell.bytes();
         let result = change(cell);
-        self.heap_bytes = self.heap_bytes + cell.bytes() - before;
+        let bytes = cell.bytes();
+        self.heap_bytes = self.heap_bytes + bytes - cell.bytes_counted;
+        cell.bytes_counted = bytes;
         result
     }
 
@@ -179,8 +180,9 @@ impl Cells {
         self.table.insert(cell)
     }
 
-    fn add_to_heap(&mut self, state: HeapCell) -> usize {
-        self.heap_bytes += state.bytes();
+    fn add_to_heap(&mut self, mut state: HeapCell) -> usize {
+        state.bytes_counted = state.bytes();
+        self.heap_bytes += state.bytes_counted;
         match self.free.pop() {
             Some(at) => {
                 self.heap[at] = state;
@@ -234,7 +236,7 @@ impl Cells {
             gone
         });
         for at in freed {
-            self.heap_bytes -= self.heap[at].bytes();
+            self.heap_bytes -= self.heap[at].bytes_counted;
             self.heap[at] = HeapCell::default();
             self.free.push(at);
         }

@@ -18,6 +18,9 @@ pub(crate) struct Visit<'a> {
     pub(crate) catalogue: &'a Catalogue,
     pub(crate) key: CellKey,
     pub(crate) now: Now,
+    /// Which of its limit's numbers the cell has, as a peer says that goes by the same catalogue. It knows the
+    /// descriptor; this node, as long as nobody asked it, does not.
+    pub(crate) which: Option<u16>,
 }
 
 impl Visit<'_> {
@@ -27,7 +30,11 @@ impl Visit<'_> {
         let (slot, tag) = self.key;
         let salt = tag.salt();
         let mut cells = self.node.shards[shard_of(tag)].lock();
-        let newest = self.catalogue.newest_numbers(slot)?;
+        let told = self.which.and_then(|which| self.catalogue.numbers_of(slot, which, self.now));
+        let newest = match told {
+            Some(told) => told,
+            None => self.catalogue.newest_numbers(slot)?,
+        };
         let place = match cells.table.find(tag, slot) {
             Some(place) => place,
             None if !open || !self.node.has_room_for_accounts(&mut cells, self.now) => return None,
@@ -47,6 +54,7 @@ impl Visit<'_> {
             global: self.catalogue.global(slot, heir)?,
             local: self.catalogue.local(slot, heir)?,
             salt,
+            which: self.catalogue.which(slot, heir).unwrap_or(0),
         };
         if cells.account(place).is_none() {
             if !open {

@@ -29,3 +29,18 @@ fn rights_of_a_window_go_where_they_are_asked_for() {
     assert!(used <= 30_000, "{used}");
     assert!(used >= 29_900, "{used}");
 }
+
+#[test]
+fn a_key_with_numbers_of_its_own_borrows_by_them() {
+    let mut spec = regions::bucket("b", "10/s", 3);
+    spec.overrides = serde_json::from_str(r#"[{"key": "big", "rate": "1000/s", "burst": "300"}]"#).expect("overrides");
+    let mut world = World::new(3, &[spec], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    let mut admitted = 0;
+    for _ in 0..10_000 {
+        world.run(MS, |_, _| 0);
+        admitted += u64::from(world.ask(0, "big"));
+    }
+    assert!(admitted <= 10_300, "{admitted}");
+    assert!(admitted >= 9_300, "the others lend by the override's numbers: {admitted}");
+}

@@ -33,6 +33,11 @@ pub struct Ended {
 
 /// Runs the history of a seed, and heals it at its end.
 pub fn run(seed: u64, steps: u64) -> Ended {
+    watched(seed, steps, |_| ())
+}
+
+/// As [`run`], with a look at the world after every step.
+pub fn watched(seed: u64, steps: u64, mut look: impl FnMut(&World)) -> Ended {
     let mut random = Random::new(seed);
     let mix = Mix::draw(&mut random);
     let start = mix.plan.start;
@@ -43,6 +48,7 @@ pub fn run(seed: u64, steps: u64) -> Ended {
     while done < steps && history.world.oracle.finding.is_none() {
         history.step(done);
         done += 1;
+        look(&history.world);
     }
     let world = &mut history.world;
     if world.oracle.finding.is_none() && !history.mix.wild_walls {

@@ -96,6 +96,11 @@ impl Trace {
         }
     }
 
+    /// The newest events.
+    pub fn newest(&self, count: u64) -> impl Iterator<Item = &(u64, Event)> {
+        self.last.iter().skip(self.last.len().saturating_sub(count as usize))
+    }
+
     /// All that happened, as a number.
     pub const fn hash(&self) -> u64 {
         self.hash

@@ -68,6 +68,8 @@ pub(crate) struct Warm {
     pub(crate) short: u64,
     /// Whether a peer that began anew must be told what it was given.
     pub(crate) regive: bool,
+    /// Which of its limit's numbers it has.
+    pub(crate) which: u16,
     /// When this region was last asked for it, or another region said anything of note.
     pub(crate) busy_ns: u64,
 }
@@ -85,6 +87,7 @@ impl Warm {
             asked_in_vain: 0,
             short: 0,
             regive: false,
+            which: 0,
             busy_ns: now_ns,
         }
     }

@@ -240,8 +240,9 @@ impl Sharing {
         let catalogue = node.catalogue();
         let keys: Vec<CellKey> = self.cells.keys().copied().collect();
         self.over_lent.clear();
+        self.told.clear();
         for key in keys {
-            let over = Visit { node, catalogue: &catalogue, key, now }.at(false, |ground, cell| {
+            let over = Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |ground, cell| {
                 let HeapCell { account: Some(account), words, .. } = cell else { return false };
                 for writer in closed {
                     account.forfeit(words, ground, Some(*writer), now);
@@ -338,7 +339,7 @@ impl Sharing {
     /// Asks loans of a cell back until no more is out than there is; says whether there still is.
     fn recall(&mut self, node: &Node, catalogue: &crate::Catalogue, key: CellKey, now: Now) -> bool {
         let peers = &mut self.peers;
-        let over = Visit { node, catalogue, key, now }.at(false, |ground, cell| {
+        let over = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return false };
             account.settle(words, ground, now, &*node.sessions());
             account.tell_ended(&mut node.sessions_mut());
@@ -386,6 +387,7 @@ impl Sharing {
     fn tell_version(&mut self, batch: u64) {
         let Some(version) = self.versions.version() else { return };
         let mark = version.mark;
+        self.peers.values_mut().for_each(|peer| peer.outbox.introduce_again());
         for peer in self.peers.values_mut().filter(|peer| peer.mark < mark) {
             peer.told = mark;
             peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone())), batch);

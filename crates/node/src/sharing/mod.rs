@@ -151,6 +151,8 @@ pub(crate) struct Sharing {
     offered: Option<Version>,
     peers: BTreeMap<Region, Peer>,
     cells: BTreeMap<CellKey, Warm>,
+    /// Which override's numbers a cell has, as peers said that go by the same version.
+    told: BTreeMap<CellKey, u16>,
     /// What a look has to say, once what it changed is on disk.
     tells: Vec<(Region, Topic, Entry)>,
     looks: BTreeSet<(u64, CellKey)>,
@@ -201,6 +203,7 @@ impl Sharing {
             offered: None,
             peers: BTreeMap::new(),
             cells: BTreeMap::new(),
+            told: BTreeMap::new(),
             tells: Vec::new(),
             looks: BTreeSet::new(),
             loans: Numbers { next: memory.loans, reserved: memory.loans },
@@ -336,7 +339,7 @@ impl Sharing {
         let Some(mut warm) = self.cells.remove(&key) else { return };
         warm.due_ns = u64::MAX;
         let owned = self.owns_nothing().is_none();
-        let visit = Visit { node, catalogue, key, now };
+        let visit = Visit { node, catalogue, key, now, which: self.told.get(&key).copied() };
         let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, node, key, ground, cell, now));
         let Some((keep, after_ns)) = again.flatten() else {
             self.tells.clear();
@@ -373,6 +376,7 @@ impl Sharing {
             account.tell_ended(&mut node.sessions_mut());
             account.look()
         };
+        warm.which = ground.which;
         warm.demand.observe(offered.units, offered.events, now.steady_ns);
         if offered.events > 0 {
             warm.busy_ns = now.steady_ns;
@@ -701,14 +705,18 @@ impl Sharing {
             self.tell_all_acks(from);
         }
         self.compare_marks(&header, from);
+        let same_catalogue = header.mark == self.mark();
         let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
         // An entry about a cell that nobody introduced would be lost if the frame were confirmed.
         let mut strangers: SmallVec<[ShortId; 4]> = SmallVec::new();
         for entry in &entries {
             match entry {
-                Entry::Introduce { id, limit, tag } => {
+                Entry::Introduce { id, limit, tag, which } => {
                     if let Some(slot) = node.slot_of(*limit) {
                         peer.outbox.introduce(*id, (slot, *tag));
+                        if *which > 0 && same_catalogue && self.told.len() < WARM_MAX {
+                            self.told.insert((slot, *tag), *which);
+                        }
                     }
                 }
                 other => {
@@ -841,7 +849,7 @@ impl Sharing {
         let from = header.writer;
         let owned = self.owns_nothing().is_none();
         let catalogue = node.catalogue();
-        let visit = Visit { node, catalogue: &catalogue, key, now };
+        let visit = Visit { node, catalogue: &catalogue, key, now, which: self.told.get(&key).copied() };
         let beats = &self.beats;
         let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
         let result = visit.at(owned, |ground, cell| {
@@ -912,7 +920,7 @@ impl Sharing {
     /// A holder did not take a loan up: it is not renewed, so that it comes back by itself.
     fn end_loan(&mut self, node: &Node, to: Writer, key: CellKey, number: u64, now: Now) {
         let catalogue = node.catalogue();
-        Visit { node, catalogue: &catalogue, key, now }.at(false, |_, cell| {
+        Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |_, cell| {
             let HeapCell { account: Some(account), .. } = cell else { return };
             let is_its = account.book().lent().iter().any(|lent| lent.number == number && lent.to == to);
             if is_its && let Some(session) = node.sessions_mut().get_mut(&to) {
@@ -951,7 +959,11 @@ impl Sharing {
                 loan_max,
                 mark,
             };
-            let bytes = peer.outbox.fill(&header, committed, now.steady_ns, |slot| catalogue.id(slot));
+            let cells = &self.cells;
+            let bytes = peer.outbox.fill(&header, committed, now.steady_ns, |key| {
+                let which = cells.get(&key).map_or(0, |warm| warm.which);
+                catalogue.id(key.0).map(|limit| (limit, which))
+            });
             peer.said_ns = now.steady_ns;
             peer.owes_reply = false;
             self.traffic.frames_out += 1;

@@ -128,7 +128,7 @@ impl Outbox {
         header: &Header,
         committed: u64,
         now_ns: u64,
-        name: impl Fn(u16) -> Option<LimitId>,
+        name: impl Fn(CellKey) -> Option<(LimitId, u16)>,
     ) -> Vec<u8> {
         let mut frame = FrameWriter::new(header);
         let (mut introduced, mut facts) = (Vec::new(), Vec::new());
@@ -146,10 +146,10 @@ impl Outbox {
                 }
                 let Some(mut fact) = self.waiting.remove(&topic) else { continue };
                 if let Some(cell) = topic.cell() {
-                    let Some(limit) = name(cell.0) else { continue };
+                    let Some((limit, which)) = name(cell) else { continue };
                     let (id, introduce) = self.id(cell, &mut described);
                     if introduce {
-                        frame.push(&Entry::Introduce { id, limit, tag: cell.1 });
+                        frame.push(&Entry::Introduce { id, limit, tag: cell.1, which });
                         introduced.push(cell);
                     }
                     set_id(&mut fact.entry, id);
@@ -208,6 +208,12 @@ impl Outbox {
         self.ids.values_mut().for_each(|own| own.known = false);
         self.theirs.clear();
         self.theirs_by_cell.clear();
+    }
+
+    /// The peer goes by another catalogue than when cells were introduced: it shall hear again which numbers they
+    /// have.
+    pub(crate) fn introduce_again(&mut self) {
+        self.ids.values_mut().for_each(|own| own.known = false);
     }
 
     /// A cell is of no interest any more.

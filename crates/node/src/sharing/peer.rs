@@ -64,6 +64,9 @@ impl Peer {
     /// A frame of it came. `boot` is this node's process.
     pub(crate) fn hear(&mut self, header: &Header, boot: u32, now: Now) {
         self.heard_ns = now.steady_ns;
+        if self.mark != header.mark {
+            self.outbox.introduce_again();
+        }
         self.mark = header.mark;
         if header.seen.boot != boot {
             return;

@@ -3,7 +3,39 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use acequia_ring::history::{self, STEPS};
+use acequia_ring::{
+    history::{self, STEPS},
+    trace::Event,
+};
+
+/// Prints what every region has of a cell whenever that changes, and every event in between.
+fn watch(seed: u64, limit: usize, key: usize) {
+    let (mut before, mut seen) = (Vec::new(), 0);
+    let ended = history::watched(seed, STEPS, |world| {
+        let measured = &world.limits[limit];
+        let holding = |place: &acequia_ring::place::Place| {
+            place.node().and_then(|node| node.holding(measured.id, measured.keys[key].1, place.now(world.now)))
+        };
+        let all: Vec<_> = world.places.iter().map(holding).collect();
+        let skipped = world.trace.events - seen;
+        seen = world.trace.events;
+        for (at, event) in world.trace.newest(skipped) {
+            let other = matches!(event, Event::Ask(_, l, k, _, allowed) if (*l, *k) != (limit, key) || !allowed);
+            if !other {
+                println!("{:.9} {event:?}", *at as f64 / 1e9);
+            }
+        }
+        if all != before {
+            for (place, holding) in all.iter().enumerate() {
+                if before.get(place) != Some(holding) {
+                    println!("        {place}: {holding:?}");
+                }
+            }
+            before = all;
+        }
+    });
+    println!("{:?}", ended.found.map(|found| found.0));
+}
 
 fn main() {
     let (mut steps, mut seed, mut only, mut survey) = (1e7, 1_u64, false, false);
@@ -17,6 +49,10 @@ fn main() {
             "--survey" => {
                 steps = value.parse().expect("a number of steps");
                 survey = true;
+            }
+            "--watch" => {
+                let numbers: Vec<usize> = value.split(',').map(|n| n.parse().expect("a number")).collect();
+                return watch(seed, numbers[0], numbers[1]);
             }
             "--only" => {
                 seed = value.parse().expect("a seed");
