@@ -12,6 +12,7 @@
 mod account;
 mod asker;
 mod catalogue;
+pub mod difference;
 mod explain;
 mod index;
 mod inspect;

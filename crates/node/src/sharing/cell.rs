@@ -6,12 +6,14 @@ use smallvec::SmallVec;
 
 use super::{
     demand::Demand,
-    policy::{Seat, units_in},
+    policy::{Seat, Stake, units_in},
     wire::Rough,
 };
 
 /// A view of another region that was not renewed for so long is not gone by any more.
 const VIEW_NS: u64 = 10 * 1_000_000_000;
+/// What a region has left, where it said nothing of the window that is open.
+const UNKNOWN: u64 = u64::MAX;
 
 /// What one region said of a cell.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,6 +68,10 @@ pub(crate) struct Warm {
     pub(crate) asked_in_vain: u32,
     /// The largest cost that was denied for want of units, since the last time it was not.
     pub(crate) short: u64,
+    /// The window that is open, by its end; 0 where there are none.
+    pub(crate) window: u64,
+    /// What was received in it, when it was last looked at.
+    pub(crate) received: u64,
     /// Whether a peer that began anew must be told what it was given.
     pub(crate) regive: bool,
     /// Which of its limit's numbers it has.
@@ -86,6 +92,8 @@ impl Warm {
             quiet_until_ns: 0,
             asked_in_vain: 0,
             short: 0,
+            window: 0,
+            received: 0,
             regive: false,
             which: 0,
             busy_ns: now_ns,
@@ -106,6 +114,28 @@ impl Warm {
             }
         };
         &mut self.views[at].1
+    }
+
+    /// Goes on to a window: what regions said they have left was of another.
+    pub(crate) fn enter(&mut self, end_ns: u64) {
+        if self.window != end_ns {
+            self.window = end_ns;
+            self.received = 0;
+            self.views.iter_mut().for_each(|(_, view)| view.left = UNKNOWN);
+        }
+    }
+
+    /// What another region has of a window's rights by now, as far as is known.
+    pub(crate) fn stake(&self, region: Region, standing_units: u64, now_ns: u64, round_ns: u64) -> Stake {
+        match self.view(region, now_ns) {
+            None => Stake { left: standing_units, demand_milli: 0 },
+            Some(view) => {
+                let age_ns = now_ns.saturating_sub(view.at_ns) + round_ns / 2;
+                let left = if view.left == UNKNOWN { standing_units } else { view.left };
+                let left = left.saturating_sub(units_in(view.demand_milli, age_ns));
+                Stake { left, demand_milli: view.demand_milli }
+            }
+        }
     }
 
     /// What is on its way to a region.

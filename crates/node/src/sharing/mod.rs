@@ -34,7 +34,7 @@ use self::{
     cell::{Asked, Piece, Resource, Told, View, Warm, look_after, time_left_ns},
     outbox::Topic,
     peer::Peer,
-    policy::{Borrowed, Flow, Plan, Seat, Stock, plan},
+    policy::{Borrowed, Flow, Plan, Seat, Stake, Stock, plan, units_in},
     timekeeper::Timekeeper,
     wire::{Entry, Frame, Garbled, Header, Rough, ShortId},
 };
@@ -531,15 +531,24 @@ impl Sharing {
             (account.available(&cell.words, cell.reserved(), now, ground.salt), account.window())
         };
         let Some(account) = cell.account.as_deref_mut() else { return false };
-        let round_ns =
-            self.peers.values().filter(|p| p.is_reached(now.steady_ns, REACH_NS)).map(Peer::round_ns).max();
+        warm.enter(end_ns);
+        let reached = || self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
+        let others = reached().map(|peer| {
+            let standing = self.standing_of(peer.writer, ground, now).units;
+            let region = peer.writer.region;
+            (region, warm.stake(region, standing, now.steady_ns, peer.round_ns()))
+        });
         let mut stock = Stock {
-            left,
-            demand_milli: warm.demand.units_milli(),
+            own: Stake { left, demand_milli: warm.demand.units_milli() },
+            others: others.collect(),
             time_left_ns: time_left_ns(end_ns, now),
-            round_ns: round_ns.unwrap_or(0),
+            round_ns: reached().map(Peer::round_ns).max().unwrap_or(0),
             denied: if denied <= ground.global.budget() { denied } else { 0 },
         };
+        let received = account.open().received().iter().map(|(_, units)| units).sum();
+        if received != warm.received {
+            (warm.received, warm.asked_in_vain) = (received, 0);
+        }
         if std::mem::take(&mut warm.regive) {
             for (region, cumulative) in account.open().given() {
                 let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative: *cumulative };
@@ -547,14 +556,14 @@ impl Sharing {
             }
         }
         let asked = std::mem::take(&mut warm.asked);
-        let nearly_over = stock.left < ground.global.budget() / 64;
         let may_give = !node.is_journal_down() && self.owns_nothing().is_none();
         for Asked { by, units, .. } in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
-            let give = stock.give(units, nearly_over);
+            let give = stock.give(units);
             if give > 0
-                && let Ok(cumulative) = account.give(ground, by, give, stock.left)
+                && let Ok(cumulative) = account.give(ground, by, give, stock.own.left)
             {
-                stock.left -= give;
+                stock.own.left -= give;
+                stock.others.iter_mut().filter(|(r, _)| *r == by).for_each(|(_, stake)| stake.left += give);
                 self.traffic.given += 1;
                 let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative };
                 self.tells.push((by, Topic::Give(key, end_ns), entry));
@@ -563,38 +572,25 @@ impl Sharing {
             warm.told = None;
         }
         account.set_low_water(stock.low_water());
-        let units = stock.ask();
-        if units > 0 && now.steady_ns >= warm.quiet_until_ns && self.owns_nothing().is_none() {
-            self.ask(warm, key, ground, end_ns, units, now);
-        }
-        if units == 0 {
+        let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
+        if !short {
             warm.asked_in_vain = 0;
-        }
-        units > 0
-    }
-
-    /// Asks those that can be reached and have most.
-    fn ask(&mut self, warm: &mut Warm, key: CellKey, ground: &Ground<'_>, end_ns: u64, units: u64, now: Now) {
-        let mut rich: SmallVec<[(u64, Region); 8]> = SmallVec::new();
-        for peer in self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
-            let standing = self.standing_of(peer.writer, ground, now).units;
-            let left = warm.view(peer.writer.region, now.steady_ns).map_or(standing, |view| view.left);
-            if left > 0 {
-                rich.push((left, peer.writer.region));
+        } else if now.steady_ns >= warm.quiet_until_ns && self.owns_nothing().is_none() {
+            let asks = stock.ask(ASKED_MAX);
+            for (region, units) in &asks {
+                if let Some(peer) = self.peers.get_mut(region) {
+                    let entry = Entry::Ask { id: ShortId::default(), end_ns, units: *units };
+                    peer.outbox.tell(Topic::Ask(key, end_ns), entry, 0);
+                }
+            }
+            if !asks.is_empty() {
+                // Not before the answers can be here.
+                let wait = ASK_NS.max(stock.round_ns + stock.round_ns / 4) << warm.asked_in_vain.min(6);
+                warm.asked_in_vain += 1;
+                warm.quiet_until_ns = now.steady_ns + wait.min(ASK_NS_MAX);
             }
         }
-        rich.sort_unstable_by(|a, b| b.cmp(a));
-        rich.truncate(ASKED_MAX);
-        let share = if rich.len() > 1 { units.div_ceil(2) } else { units };
-        for (_, region) in &rich {
-            if let Some(peer) = self.peers.get_mut(region) {
-                let entry = Entry::Ask { id: ShortId::default(), end_ns, units: share };
-                peer.outbox.tell(Topic::Ask(key, end_ns), entry, 0);
-            }
-        }
-        let wait = ASK_NS.saturating_mul(1 << warm.asked_in_vain.min(6)).min(ASK_NS_MAX);
-        warm.asked_in_vain += 1;
-        warm.quiet_until_ns = now.steady_ns + wait;
+        short
     }
 
     /// Tells the others how a cell is doing, where that is news.
@@ -619,9 +615,13 @@ impl Sharing {
                 let age = now.steady_ns.saturating_sub(told.at_ns);
                 let differs =
                     |old: Rough, new: u64, part: u64| old.get().abs_diff(new) > new.max(old.get()) / part;
+                // The others count on it that what was left is used as it was asked for.
+                let by_now = |told: Told, age: u64| {
+                    Rough::new(told.left.get().saturating_sub(units_in(told.demand.get(), age)))
+                };
                 let changed = differs(told.demand, demand, if scarce { 8 } else { 3 })
                     || differs(told.holds, holds, 32)
-                    || (*resource == Resource::Rights && differs(told.left, left, 4));
+                    || (*resource == Resource::Rights && differs(by_now(told, age), left, 8));
                 (changed && age >= 15_000_000) || (scarce && age >= REFRESH_NS / 4) || age >= REFRESH_NS
             }
         };

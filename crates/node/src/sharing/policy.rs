@@ -232,13 +232,25 @@ fn lend_units(flow: &Flow<'_>, plan: &mut Plan) {
     }
 }
 
-/// What one node knows of a stock: the rights of a window that is open.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stock {
-    /// Units that could be charged now.
+/// What a region has of a stock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stake {
+    /// Units that could be charged there now.
     pub(crate) left: u64,
-    /// Units asked for a second, in thousandths.
+    /// Units asked for there a second, in thousandths.
     pub(crate) demand_milli: u64,
+}
+
+/// What one node knows of a stock: the rights of a window that is open.
+///
+/// What is left is best used if all regions run dry at the same time: from then on every denial is a
+/// true one. So a region *needs* what it is asked for until the window ends, or where there is less,
+/// its part of what is left. It asks for that while there is time, and gives nothing of it away.
+#[derive(Clone, Debug)]
+pub(crate) struct Stock {
+    pub(crate) own: Stake,
+    /// Those that can be reached.
+    pub(crate) others: SmallVec<[(Region, Stake); 8]>,
     /// Until the window ends.
     pub(crate) time_left_ns: u64,
     /// The longest time there and back to a peer that can be reached.
@@ -247,32 +259,63 @@ pub(crate) struct Stock {
     pub(crate) denied: u64,
 }
 
-/// The longest demand that is asked for at once.
+/// The longest demand that is asked for at once: more would have to come back when demand moves.
 const AHEAD_NS: u64 = 10 * 1_000_000_000;
+/// A region that has so much less than it needs asks; and a piece that is so much less is no help.
+const NEED_BAND: u64 = 16;
 
 impl Stock {
-    /// Units below which it is time to ask: what is used until an answer can be there, twice.
+    /// Units that a region needs until the window ends, or until nothing is left anywhere.
+    fn need(&self, of: Stake) -> u64 {
+        let others = self.others.iter().map(|(_, stake)| *stake);
+        let all = others.chain([self.own]).fold((0_u128, 0_u128), |(left, demand), stake| {
+            (left + u128::from(stake.left), demand + u128::from(stake.demand_milli))
+        });
+        let part = all.0 * u128::from(of.demand_milli) / all.1.max(1);
+        let wanted = units_in(of.demand_milli, self.time_left_ns);
+        wanted.min(u64::try_from(part).unwrap_or(u64::MAX)).max(u64::from(of.demand_milli > 0))
+    }
+
+    /// Units below which it is time to ask: half of what is asked for at once, so that an answer is
+    /// there long before nothing is; and at least what is used until one can be there, twice.
     pub(crate) fn low_water(&self) -> u64 {
-        let while_asking =
-            units_in(self.demand_milli, self.round_ns.saturating_mul(2).min(self.time_left_ns));
-        // Twice the deviation of as many single units (Poisson).
-        while_asking + 2 * while_asking.isqrt() + u64::from(self.demand_milli > 0)
+        let early_ns = (AHEAD_NS / 2).max(self.round_ns.saturating_mul(2)).min(self.time_left_ns);
+        let early = units_in(self.own.demand_milli, early_ns) + u64::from(self.own.demand_milli > 0);
+        let need = self.need(self.own);
+        early.min(need - need / NEED_BAND).max(self.denied.min(need))
     }
 
-    /// Units to ask for; 0 where there are enough.
-    pub(crate) fn ask(&self) -> u64 {
-        if self.left >= self.low_water() && self.denied <= self.left {
-            return 0;
+    /// Whom to ask for how much: those that have most more than they need, in proportion.
+    pub(crate) fn ask(&self, most_asked: usize) -> SmallVec<[(Region, u64); 4]> {
+        let mut asks = SmallVec::new();
+        let denied = if self.denied > self.own.left { self.denied } else { 0 };
+        if self.own.left >= self.low_water() && denied == 0 {
+            return asks;
         }
-        let ahead = units_in(self.demand_milli, self.time_left_ns.min(AHEAD_NS));
-        ahead.max(self.low_water()).max(self.denied).saturating_sub(self.left)
+        let ahead = units_in(self.own.demand_milli, self.time_left_ns.min(AHEAD_NS));
+        let wanted = ahead.min(self.need(self.own)).max(denied).saturating_sub(self.own.left);
+        let mut rich: SmallVec<[(u64, Region); 8]> = self
+            .others
+            .iter()
+            .map(|(region, stake)| (stake.left.saturating_sub(self.need(*stake)), *region))
+            .filter(|(more, _)| *more > 0)
+            .collect();
+        rich.sort_unstable_by(|a, b| b.cmp(a));
+        rich.truncate(most_asked);
+        let all: u128 = rich.iter().map(|(more, _)| u128::from(*more)).sum();
+        for (more, region) in rich {
+            let units = (u128::from(wanted) * u128::from(more)).div_ceil(all);
+            let units = u64::try_from(units).unwrap_or(u64::MAX);
+            if units > 0 {
+                asks.push((region, units));
+            }
+        }
+        asks
     }
 
-    /// What of the rights here can be given to one that asks for `units`. Where little is left in
-    /// all (`nearly_over`), nothing is held back.
-    pub(crate) fn give(&self, units: u64, nearly_over: bool) -> u64 {
-        let reserve = if nearly_over { 0 } else { self.low_water() };
-        units.min(self.left.saturating_sub(reserve))
+    /// What of the rights here can be given to one that asks for `units`.
+    pub(crate) fn give(&self, units: u64) -> u64 {
+        units.min(self.own.left.saturating_sub(self.need(self.own)))
     }
 }
 
