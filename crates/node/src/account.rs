@@ -11,6 +11,7 @@
 use acequia_limits::{Algorithm, Now, Part, Verdict, algorithm::State};
 use acequia_rights::{
     Beats, Book, Change, Expired, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers, Writer,
+    broken::{Broken, broken},
 };
 
 use std::collections::BTreeMap;
@@ -46,6 +47,9 @@ pub(crate) struct Account {
     due_ns: u64,
     /// When the open window is over: wall clock.
     over_ns: u64,
+    /// Whether the clock went back behind the open window: of the one that it shows now, nobody remembers what was
+    /// given away, so nothing of it may be used.
+    went_back: bool,
     /// What was asked for since the last look.
     offered: Offered,
     /// Less than this left is worth a look at once.
@@ -54,6 +58,8 @@ pub(crate) struct Account {
     flagged: bool,
     /// Whether the disk must hear of a change in what is given away.
     unwritten: bool,
+    /// Whether a bucket's numbers changed, and so what its words on the disk would mean under today's.
+    renumbered: bool,
     /// Loans that ended, for the sessions to forget.
     ended: SmallVec<[Ended; 1]>,
 }
@@ -82,11 +88,13 @@ impl Account {
     }
 
     /// As it was left on the disk, at a restart: loans wait their whole time, and nothing is held.
-    pub(crate) fn restored(ground: &Ground<'_>, pledge: &Pledge, now: Now) -> Self {
+    /// If what was spent is `forgotten`, so is what was received.
+    pub(crate) fn restored(ground: &Ground<'_>, pledge: &Pledge, now: Now, forgotten: bool) -> Self {
         let mut book = Book::from_lent(pledge.lent.iter().copied());
         book.restart(now.steady_ns);
         let mut account = Self::with_book(ground, book);
         for transfers in &pledge.transfers {
+            let transfers = &if forgotten { transfers.without_received() } else { transfers.clone() };
             let known = &mut account.open;
             if known.end_ns == 0 || transfers.end_ns < known.end_ns {
                 account.next = std::mem::replace(known, transfers.clone());
@@ -109,10 +117,12 @@ impl Account {
             next: Transfers::default(),
             due_ns: u64::MAX,
             over_ns: 0,
+            went_back: false,
             offered: Offered::default(),
             low_water: 0,
             flagged: false,
             unwritten: false,
+            renumbered: false,
             ended: SmallVec::new(),
         }
     }
@@ -182,6 +192,7 @@ impl Account {
     /// What the cell has now.
     pub(crate) fn effective(&self) -> Part {
         match &self.algorithm {
+            Algorithm::FixedWindow(_) if self.went_back => Part::default(),
             Algorithm::FixedWindow(_) => Part { rate: 0, units: self.open.limit(self.standing.units) },
             _ => self.book.effective(self.standing),
         }
@@ -196,9 +207,19 @@ impl Account {
         }
     }
 
+    /// The disk shall hear of it again: what is told once more must not leave before it is there.
+    pub(crate) const fn write_again(&mut self) {
+        self.unwritten = true;
+    }
+
     /// Whether the disk must hear of a change in what is given away; says so once.
     pub(crate) const fn take_unwritten(&mut self) -> bool {
         std::mem::replace(&mut self.unwritten, false)
+    }
+
+    /// Whether a bucket's numbers changed since the last time this was asked.
+    pub(crate) const fn take_renumbered(&mut self) -> bool {
+        std::mem::replace(&mut self.renumbered, false)
     }
 
     /// Whether the account says no more than none.
@@ -250,10 +271,12 @@ impl Account {
             self.over_ns = u64::MAX;
             return false;
         };
-        let end_ns = window.older_end(words, now.wall_ns, ground.salt);
+        // A clock that steps back does not bring a window back, or what was given of this one would be forgotten.
+        let end_ns = window.older_end(words, now.wall_ns, ground.salt).max(self.open.end_ns);
         let margin_ns = window.margin_ns;
         let changed = self.open.end_ns != end_ns && !(self.open.is_empty() && self.next.is_empty());
-        if self.open.end_ns != end_ns {
+        self.went_back = end_ns < self.open.end_ns && !broken(Broken::WindowReopens);
+        if self.open.end_ns != end_ns && !self.went_back {
             self.unwritten |= !self.open.given().is_empty();
             self.open = if self.next.end_ns == end_ns {
                 std::mem::take(&mut self.next)
@@ -273,6 +296,7 @@ impl Account {
     fn apply(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, change: Change, at: Now) {
         let old = std::mem::replace(&mut self.algorithm, ground.global.clone());
         self.rebuild(ground);
+        self.renumbered |= self.algorithm.has_rate() && self.algorithm != old;
         set(words, self.algorithm.resize(&old, words, at));
         self.algorithm.owe(words, at, change.owe);
         self.algorithm.forgive(words, at, change.shed);
@@ -305,6 +329,12 @@ impl Account {
         set(words, larger);
         self.over_ns = 0;
         self.settle(words, ground, now, sessions);
+    }
+
+    /// What a restart forgot is owed under new numbers too.
+    pub(crate) fn owe_forgotten(&self, words: &mut Vec<u64>, owe: impl FnOnce(&Algorithm, State) -> State) {
+        let state = owe(&self.algorithm, State::Heap(words.clone()));
+        set(words, state);
     }
 
     /// Whether the cell keeps to its own part: if not, the newest version cannot be acknowledged yet.
@@ -444,14 +474,22 @@ impl Account {
         Ok(cumulative)
     }
 
-    /// Takes rights that a region gave away in a window: the one that is open, or the next.
+    /// Takes rights that a region gave away in a window: the one that is open, or the next. A crash at `forgotten`
+    /// forgot what was spent of those that came before.
     pub(crate) fn receive(
         &mut self,
         ground: &Ground<'_>,
         from: Region,
-        end_ns: u64,
-        cumulative: u64,
+        (end_ns, cumulative): (u64, u64),
+        forgotten: Option<Now>,
     ) -> Result<u64, Refusal> {
+        if let (Some(then), Algorithm::FixedWindow(window)) = (forgotten, &self.algorithm) {
+            // The last window that may have been open then.
+            let latest_ns = then.wall_ns.saturating_add(2 * window.margin_ns);
+            if end_ns <= window.older_end(&[], latest_ns, ground.salt) {
+                return Err(Refusal::Stale);
+            }
+        }
         let gained = if end_ns == self.open.end_ns {
             self.open.receive(from, cumulative)?
         } else if end_ns > self.open.end_ns && self.open.end_ns > 0 {

@@ -239,7 +239,17 @@ impl<'a> Check<'a, '_> {
         answer.limits.clear();
         answer.after_batch = 0;
         match hits.as_mut_slice() {
-            [] => decide(answer, self.catalogue),
+            [] => {
+                decide(answer, self.catalogue);
+                // It has not heard of any limit yet: nobody knows which there are.
+                if self.catalogue.limits.is_empty()
+                    && let Some(reason) = self.node.owns_nothing()
+                {
+                    answer.allowed = false;
+                    answer.reason = reason;
+                    answer.retry_after_ns = self.node.ask_again_ns();
+                }
+            }
             [hit] if !hit.exempt => self.answer_one(hit, answer)?,
             hits => self.answer_all(hits, answer)?,
         }
@@ -292,7 +302,8 @@ impl<'a> Check<'a, '_> {
             Place::Shared => false,
         };
         if calls {
-            cells.attend(active.slot, hit.tag);
+            // By the name that a restart finds it by.
+            cells.attend(active.slot, journal_tag(hit.tag));
             self.node.call(shard_of(hit.tag));
         }
     }
@@ -314,7 +325,8 @@ impl<'a> Check<'a, '_> {
         let place = match place {
             Some(place) => place,
             // Denied before it was ever charged: there is room, or it would be in a shared cell.
-            None if cells.table.has_room(1) => {
+            // Unless others are in one: what it owes there it owes.
+            None if cells.table.has_room(1) && !self.node.overflowing.load(Ordering::Acquire) => {
                 let active = self.limit(hit);
                 let algorithm = self.algorithm(hit);
                 let cell = NewCell::new(self.initial(hit), algorithm, active.durable);
@@ -524,7 +536,15 @@ impl<'a> Check<'a, '_> {
             } else {
                 let words = cells.words(cells.table.at(place));
                 let state = self.carry(hit, numbers, words);
-                let state = self.not_less_than_forgotten(hit, state);
+                let (algorithm, salt) = (self.algorithm(hit), hit.tag.salt());
+                let state = self.node.not_less_than_forgotten(
+                    self.catalogue,
+                    active.slot,
+                    algorithm,
+                    salt,
+                    self.now,
+                    state,
+                );
                 cells.rewrite(place, hit.numbers, state);
             }
         }
@@ -532,15 +552,6 @@ impl<'a> Check<'a, '_> {
             cells.move_to_heap(place);
         }
         Ok(())
-    }
-
-    /// Where a restart forgot what was spent, new numbers do not give it back: all of it counts as spent, as in a
-    /// cell that is not there.
-    fn not_less_than_forgotten(&self, hit: &Hit, state: State) -> State {
-        let Some(then) = self.spent_before_start(hit) else { return state };
-        let (algorithm, salt) = (self.algorithm(hit), hit.tag.salt());
-        let spent = algorithm.spent_at(then, salt);
-        if algorithm.covers(spent.words(), state.words(), self.now) { spent } else { state }
     }
 
     /// A state of the hit's limit under the numbers that the hit has.
@@ -694,6 +705,10 @@ impl<'a> Check<'a, '_> {
         let began = self.catalogue.began(self.limit(hit).slot, hit.numbers).unwrap_or(self.now);
         let ground = self.ground(hit);
         account.renumber(words, &ground, (began, self.now), &*self.node.sessions());
+        let slot = self.limit(hit).slot;
+        account.owe_forgotten(words, |algorithm, state| {
+            self.node.not_less_than_forgotten(self.catalogue, slot, algorithm, ground.salt, self.now, state)
+        });
         cell.forget_held_of(ground.global);
     }
 
@@ -708,7 +723,12 @@ impl<'a> Check<'a, '_> {
         let Some(at) = cells.table.at(place).heap_place() else { return false };
         let progress = self.node.progress();
         cells.with_heap_cell(at, |cell| {
-            cell.would_hold(algorithm, self.now, hit.units, hit.tag.salt(), progress)
+            cell.forget_held_if_renumbered();
+            let account = cell.account.take();
+            let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
+            let held = cell.would_hold(algorithm, self.now, hit.units, hit.tag.salt(), progress);
+            cell.account = account;
+            held
         })
     }
 
@@ -743,6 +763,7 @@ impl<'a> Check<'a, '_> {
             cells.count_spent(active.slot, hit.units);
         }
         let on_heap = |cell: &mut HeapCell, tag: CellTag| {
+            cell.forget_held_if_renumbered();
             let account = cell.account.take();
             let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
             algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
@@ -884,7 +905,9 @@ impl<'a> Check<'a, '_> {
     #[inline]
     fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
         let local = self.local(hit);
-        if hit.place == Place::Shared { local.least() } else { local.at(hit.tag.salt()) }
+        let salt = hit.tag.salt();
+        // Of a few units in all a region may have none: nothing may pass there by another cell's either.
+        if hit.place == Place::Shared && local.owns_any(salt) { local.least() } else { local.at(salt) }
     }
 }
 

@@ -716,7 +716,9 @@ impl Registry {
             return Err(CatalogueFault::TooManyLimits);
         }
         let slot = self.slots.len() as u16;
-        self.slots.push(Slot { id: limit.id, numbers: Vec::new(), empty_handed: false, durable: false });
+        // Among regions a limit may come and go with versions that a crash forgot.
+        let empty_handed = self.sharing.is_some() && !self.is_durable(limit);
+        self.slots.push(Slot { id: limit.id, numbers: Vec::new(), empty_handed, durable: false });
         self.by_id.insert(limit.id, slot);
         Ok(slot)
     }

@@ -113,9 +113,16 @@ impl HeapCell {
         self.asked_in = 0;
     }
 
+    /// Forgets what the disk holds if loans have changed what it means.
+    pub(crate) fn forget_held_if_renumbered(&mut self) {
+        if self.account.as_deref_mut().is_some_and(Account::take_renumbered) {
+            self.forget_held();
+        }
+    }
+
     /// As [`HeapCell::forget_held`], where the numbers change what the words mean.
     pub(crate) fn forget_held_of(&mut self, algorithm: &Algorithm) {
-        if algorithm.has_rate() {
+        if !matches!(algorithm, Algorithm::FixedWindow(_)) {
             self.forget_held();
         }
     }

@@ -2,10 +2,11 @@
 //! the same to a node whose config says something else.
 
 use acequia_limits::{
-    Algorithm, Now,
+    Algorithm, MARGIN_NS_MAX, Now,
     algorithm::State,
     meter::Meter,
     sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
+    window::FixedWindow,
 };
 use acequia_rights::{loan::Lent, transfer::Transfers};
 use serde::{Deserialize, Serialize};
@@ -43,8 +44,8 @@ impl Pledge {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Numbers {
     Meter(Meter),
-    /// A window's state is its end and what was used: it needs no numbers.
-    Window,
+    /// A window's state is its end and what was used; the margin says what was charged ahead.
+    Window(u64),
     Log(SlidingLog),
     Slots(SlidingSlots),
     Approximate(SlidingApproximate),
@@ -55,7 +56,7 @@ impl Kept {
     pub fn new(algorithm: &Algorithm, words: &[u64], now: Now) -> Self {
         let numbers = match algorithm {
             Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => Numbers::Meter(*meter),
-            Algorithm::FixedWindow(_) => Numbers::Window,
+            Algorithm::FixedWindow(window) => Numbers::Window(window.margin_ns),
             Algorithm::SlidingLog(log) => Numbers::Log(*log),
             Algorithm::SlidingSlots(slots) => Numbers::Slots(*slots),
             Algorithm::SlidingApproximate(pair) => Numbers::Approximate(*pair),
@@ -77,7 +78,7 @@ impl Kept {
 
     /// Something that the node remembers of itself.
     pub(crate) fn of_record(record: Vec<u8>) -> Self {
-        Self { numbers: Numbers::Window, words: Vec::new(), written_ns: 0, pledge: Pledge::default(), record }
+        Self { numbers: Numbers::Window(0), words: Vec::new(), written_ns: 0, pledge: Pledge::default(), record }
     }
 
     /// What [`Kept::of_record`] keeps.
@@ -106,7 +107,9 @@ impl Kept {
             (Numbers::Meter(meter), Algorithm::LeakyBucket(_)) if meter.is_sound() => {
                 Some(Algorithm::LeakyBucket(meter))
             }
-            (Numbers::Window, Algorithm::FixedWindow(_)) => Some(like.clone()),
+            (Numbers::Window(margin_ns), Algorithm::FixedWindow(window)) if margin_ns <= MARGIN_NS_MAX => {
+                Some(Algorithm::FixedWindow(FixedWindow { margin_ns, ..window.clone() }))
+            }
             (Numbers::Log(log), _) if sliding && log.window_ns > 0 && self.words.len().is_multiple_of(2) => {
                 Some(Algorithm::SlidingLog(log))
             }

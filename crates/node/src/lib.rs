@@ -8,6 +8,15 @@
 //! The way of a request: [`Asker::check`] → `index` finds the limits that may match → each gives a
 //! tag → `shard` and `table` find the cells → the limits' algorithms decide → all are charged, or
 //! none. `catalogue` says what happens when limits change, [`journal`] what survives a crash.
+//!
+//! Where a limit is shared by regions, a cell is decided by this region's own part (`local`), and costs no
+//! message, until it is *warm*: half of that is used, something was denied, or another region asked for it.
+//! Then it gets an `account`: the effective part, with what is lent, held and given, by the rules of
+//! `acequia-rights`; a request settles what ended meanwhile and is decided by that. It never waits for
+//! another region: it notes what was asked for, and calls. [`Node::tick`] then looks at the cells that
+//! called (`visit`: one cell under its lock), decides who should have what (`sharing`), and puts frames in
+//! line; [`Node::handle`] takes those that come, and [`Node::poll`] gives those that may leave, each when
+//! what it tells is on disk. A region without a share denies, and says why.
 
 mod account;
 mod asker;
@@ -465,7 +474,7 @@ impl Node {
                     }
                 };
                 let state =
-                    if crashed && !durable { local.local.at(salt).spent_at(now, salt) } else { state };
+                    if crashed && !durable { self.spent(local.local.at(salt), now, salt) } else { state };
                 let mut cells = self.shards[shard_of(row.tag)].lock();
                 if cells.table.find(row.tag, slot).is_some() {
                     continue;
@@ -479,7 +488,7 @@ impl Node {
                         // Which override's numbers it had is known when it is next hit: the least, until then.
                         let least = all.iter().min_by_key(|live| live.local.part(salt)).unwrap_or(local);
                         let ground = Ground { global: &least.global, local: &least.local, salt, which: 0 };
-                        let account = Account::restored(&ground, kept.pledge(), now);
+                        let account = Account::restored(&ground, kept.pledge(), now, crashed && !durable);
                         cell.words =
                             account.algorithm.resize(local.local.at(salt), &cell.words, now).words().to_vec();
                         cell.forget_held();

@@ -89,6 +89,12 @@ impl Local {
         }
     }
 
+    /// Whether the region has nothing, by a distribution that counts: what others gave to it they gave to an
+    /// earlier incarnation.
+    pub(crate) fn owns_nothing(&self) -> bool {
+        self.shares.as_ref().is_some_and(|shares| shares.terms.is_empty())
+    }
+
     /// The numbers of a cell.
     #[inline]
     pub(crate) fn at(&self, salt: u32) -> &Algorithm {
@@ -101,6 +107,11 @@ impl Local {
     /// The standing part of a cell.
     pub(crate) fn part(&self, salt: u32) -> Part {
         Part { rate: self.rate, units: self.units(salt) }
+    }
+
+    /// Whether a cell has any unit of its own.
+    pub(crate) fn owns_any(&self, salt: u32) -> bool {
+        self.shares.is_none() || self.units(salt) > 0
     }
 
     /// The smallest numbers that a cell may have: what cells that share one are counted by.

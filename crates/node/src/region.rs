@@ -6,9 +6,15 @@
 
 use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering};
 
-use acequia_limits::{Algorithm, CellTag, Limit, LimitId, Now, Reason, algorithm::State};
+use acequia_limits::{
+    Algorithm, CellTag, Limit, LimitId, Now, Reason, UNITS_MAX,
+    algorithm::State,
+    sliding::{SlidingLog, SlidingSlots},
+    window::FixedWindow,
+};
 use acequia_rights::{
     Region, Session, Version, Versions, Writer,
+    broken::{Broken, broken},
     versions::{self, Adopted, Draft, Refused},
 };
 use std::collections::BTreeMap;
@@ -103,7 +109,7 @@ impl Node {
         rows: impl FnMut(LimitId) -> Vec<Row>,
     ) -> Result<Adopted, AdoptFault> {
         let mut sharing = self.lock_sharing().ok_or(AdoptFault::Alone)?;
-        sharing.adopt(self, version, now, rows)
+        sharing.adopt(self, version, self.not_before(now), rows)
     }
 
     /// The next version of the catalogue, if this node may make it.
@@ -145,7 +151,7 @@ impl Node {
     pub fn tick(&self, now: Now, rows: impl FnMut(LimitId) -> Vec<Row>) -> Result<(), AdoptFault> {
         let Some(mut sharing) = self.lock_sharing() else { return Ok(()) };
         let adopted = match sharing.take_offered() {
-            Some(version) => sharing.adopt(self, version, now, rows).map(|_| ()),
+            Some(version) => sharing.adopt(self, version, self.not_before(now), rows).map(|_| ()),
             None => Ok(()),
         };
         let calls = self.take_calls();
@@ -214,6 +220,7 @@ impl Node {
 
     /// Puts a cell and what is given away of it in line for the disk; gives the batch it is in.
     pub(crate) fn write_account(&self, (slot, tag): CellKey, cell: &mut HeapCell, now: Now) -> u64 {
+        cell.forget_held_if_renumbered();
         let catalogue = self.catalogue();
         let (Some(limit), Some(account)) = (catalogue.id(slot), cell.account.take()) else { return 0 };
         let pledge = account.pledge();
@@ -253,8 +260,8 @@ impl Node {
 
     /// The longest time that anything spent under a limit counts.
     pub(crate) fn longest_ns(&self) -> u64 {
-        let catalogue = self.catalogue();
-        catalogue.limits.iter().map(|active| active.limit.horizon_ns()).max().unwrap_or(0)
+        // Those that were removed lately, too: they may come back.
+        self.schedule().iter().map(|scheduled| scheduled.limit.horizon_ns()).max().unwrap_or(0)
     }
 
     pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u16> {
@@ -300,9 +307,47 @@ impl Node {
         now: Now,
     ) -> State {
         match self.spent_before_start(catalogue, slot, algorithm, now) {
-            Some(then) => algorithm.spent_at(then, salt),
+            Some(then) => self.spent(algorithm, then, salt),
             None => algorithm.fresh(),
         }
+    }
+
+    /// The state of a cell of which nothing is known but that it was served until then. Among regions it may have
+    /// had more than it has now: rights that came and will be told again, or the share of an earlier version. So of a
+    /// window nothing at all is left.
+    pub(crate) fn spent(&self, algorithm: &Algorithm, then: Now, salt: u32) -> State {
+        if !self.is_shared() || broken(Broken::SpentAsOfNow) {
+            return algorithm.spent_at(then, salt);
+        }
+        match algorithm {
+            Algorithm::FixedWindow(window) => {
+                let all = FixedWindow { limit: UNITS_MAX, next_limit: UNITS_MAX, ..window.clone() };
+                Algorithm::FixedWindow(all).spent_at(then, salt)
+            }
+            Algorithm::SlidingLog(log) => {
+                Algorithm::SlidingLog(SlidingLog { limit: UNITS_MAX, ..*log }).spent_at(then, salt)
+            }
+            Algorithm::SlidingSlots(slots) => {
+                Algorithm::SlidingSlots(SlidingSlots { limit: UNITS_MAX, ..*slots }).spent_at(then, salt)
+            }
+            _ => algorithm.spent_at(then, salt),
+        }
+    }
+
+    /// Where a restart forgot what was spent, new numbers do not give it back: all of it counts as spent, as in a
+    /// cell that is not there.
+    pub(crate) fn not_less_than_forgotten(
+        &self,
+        catalogue: &Catalogue,
+        slot: u16,
+        algorithm: &Algorithm,
+        salt: u32,
+        now: Now,
+        state: State,
+    ) -> State {
+        let Some(then) = self.spent_before_start(catalogue, slot, algorithm, now) else { return state };
+        let spent = self.spent(algorithm, then, salt);
+        if algorithm.covers(spent.words(), state.words(), now) { spent } else { state }
     }
 
     /// When a cell must be taken to have been spent, if a restart forgot what was.

@@ -1,6 +1,6 @@
 //! One look at one cell under its shard's lock, with the numbers that its limit has now.
 
-use acequia_limits::Now;
+use acequia_limits::{Algorithm, Now, algorithm::State};
 
 use crate::{
     Catalogue, Node,
@@ -69,7 +69,9 @@ impl Visit<'_> {
                     ground.local.at(salt).resize(old, &words, began.min(self.now)),
                 );
                 let covers = ground.local.at(salt).covers(early.words(), late.words(), self.now);
-                cells.rewrite(place, heir, if covers { early } else { late });
+                let state = if covers { early } else { late };
+                let state = self.not_less_than_forgotten(slot, ground.local.at(salt), salt, state);
+                cells.rewrite(place, heir, state);
             }
             cells.share(place, Box::new(Account::new(&ground)));
         } else if numbers != heir {
@@ -77,11 +79,18 @@ impl Visit<'_> {
             if let Some(cell) = cells.shared_mut(place) {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return None };
                 account.renumber(words, &ground, (began, self.now), &*self.node.sessions());
+                account.owe_forgotten(words, |algorithm, state| {
+                    self.not_less_than_forgotten(slot, algorithm, salt, state)
+                });
                 cell.forget_held_of(ground.global);
             }
             cells.table.at_mut(place).set_numbers(heir);
         }
         let at = cells.table.at(place).heap_place()?;
         Some(cells.with_heap_cell(at, |cell| look(&ground, cell)))
+    }
+
+    fn not_less_than_forgotten(&self, slot: u16, algorithm: &Algorithm, salt: u32, state: State) -> State {
+        self.node.not_less_than_forgotten(self.catalogue, slot, algorithm, salt, self.now, state)
     }
 }

@@ -107,6 +107,12 @@ pub enum Broken {
     JoinAtOnce,
     /// A region that leaves is not waited for.
     ForgetLeavers,
+
+    // Of the node.
+    /// After a crash, a window is spent only as far as the present numbers go.
+    SpentAsOfNow,
+    /// A clock that goes back finds a window that was left as if it had never been open.
+    WindowReopens,
 }
 
 /// Whether a rule is left out in this thread.

@@ -60,6 +60,12 @@ impl Transfers {
         self.given.is_empty() && self.received.is_empty()
     }
 
+    /// The same with nothing received: it may all have been spent.
+    #[must_use]
+    pub fn without_received(&self) -> Self {
+        Self { received: SmallVec::new(), ..self.clone() }
+    }
+
     /// What the region may use in this window, of a standing share of so many units.
     pub fn limit(&self, standing_units: u64) -> u64 {
         let given = if broken(Broken::GivenNotCounted) { 0 } else { sum(&self.given) };

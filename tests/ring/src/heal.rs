@@ -12,8 +12,12 @@ use crate::{
     world::World,
 };
 
-/// How long views may take to be equal: a few heartbeats, what was lent to come back, and what is owed to drain.
-const SETTLED_IN: u64 = 60;
+/// Looks until views must be equal: a second apart at first, for heartbeats and for what was lent; and then further and
+/// further, since a lowered bucket must drain first, which may take months.
+const LOOKS: u32 = 52;
+const LOOKS_CLOSE: u32 = 24;
+/// Looks, ten seconds apart, until what was lent must be back: three times the longest sliding window of any history.
+const RETURN_LOOKS: u32 = 36;
 
 /// Ends all faults, and looks whether all is well again.
 pub fn heal(world: &mut World) {
@@ -23,7 +27,8 @@ pub fn heal(world: &mut World) {
         quiet(world, 10 * S);
         return;
     }
-    for _ in 0..SETTLED_IN {
+    for look in 0..LOOKS {
+        world.pass(S << look.saturating_sub(LOOKS_CLOSE));
         quiet(world, S);
         if world.oracle.finding.is_some() || unsettled(world).is_none() {
             break;
@@ -33,8 +38,13 @@ pub fn heal(world: &mut World) {
         world.oracle.find("settle", what);
         return;
     }
-    // Nobody asks: everything that was lent comes back.
-    quiet(world, 30 * S);
+    // Nobody asks: everything that was lent comes back, of a sliding window once it is not used any more.
+    for _ in 0..RETURN_LOOKS {
+        rounds(world, 10 * S, 40 * MS);
+        if world.oracle.finding.is_some() || still_lent(world).is_none() {
+            break;
+        }
+    }
     if let Some(what) = still_lent(world) {
         world.oracle.find("return", what);
     }
@@ -78,10 +88,14 @@ fn mend(world: &mut World) {
 
 /// Time passes, and all that waits is done as it should be.
 pub fn quiet(world: &mut World, ns: u64) {
+    rounds(world, ns, 10 * MS);
+}
+
+fn rounds(world: &mut World, ns: u64, each_ns: u64) {
     let until = world.now + ns;
     let mut round = 0;
     while world.now < until && world.oracle.finding.is_none() {
-        world.pass(10 * MS);
+        world.pass(each_ns);
         while world.deliver() {}
         round += 1;
         for place in 0..world.places.len() {
@@ -109,8 +123,13 @@ fn unsettled(world: &World) -> Option<String> {
             return Some(format!("region {number} has no version"));
         };
         if requested != mark || effective != requested || !pending.is_empty() {
+            let marks: Vec<_> = world
+                .places
+                .iter()
+                .map(|place| (place.state, place.writer.incarnation, place.owner, place.node().map(|node| node.marks())))
+                .collect();
             return Some(format!(
-                "region {number} has {requested:?} of {mark:?}, effective {effective:?}, waits for {pending:?}"
+                "region {number} has {requested:?} of {mark:?}, effective {effective:?}, waits for {pending:?}; {marks:?}"
             ));
         }
     }

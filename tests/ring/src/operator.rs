@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use acequia_node::sharing;
 use acequia_rights::{
-    Region, Writer,
+    Mark, Region, Writer,
     versions::{CellKey, Draft, Fence, Member},
 };
 
@@ -82,7 +82,9 @@ impl Operator {
 impl World {
     /// Makes what the operator wants the next version, at a place that is the authority or `takes_over`.
     pub fn publish(&mut self, place: usize, takes_over: bool) -> bool {
-        if !self.places[place].is_awake(self.now) {
+        // A node without a catalogue would begin another one.
+        let begun = self.oracle.has_begun();
+        if !self.places[place].is_awake(self.now) || (begun && !self.places[place].owner) {
             return false;
         }
         let now = self.clock(place);
@@ -105,6 +107,13 @@ impl World {
         self.lay_ghosts(&fenced, mark);
         let budgets = self.operator.budgets.clone();
         self.oracle.issue(mark, budgets, self.now);
+        for place in &mut self.places {
+            let member = self.operator.members.get(&place.writer.region);
+            let named = member.is_some_and(|member| member.writer == place.writer);
+            if named && place.floor == Mark::default() {
+                place.floor = mark;
+            }
+        }
         self.learn(place);
         true
     }

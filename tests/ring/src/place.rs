@@ -59,7 +59,7 @@ pub struct Place {
     pub mark: Mark,
     /// Whether it has a share.
     pub owner: bool,
-    /// The last version that it acknowledged, or the first that named it.
+    /// The last version that it acknowledged, or the first that names it.
     pub floor: Mark,
     /// Whether its disk was replaced by an older one.
     pub restored: bool,
@@ -135,16 +135,16 @@ impl Place {
             self.owner = node.version().as_ref().is_some_and(owns);
             changed = true;
         }
-        let first = if self.owner && self.floor == Mark::default() { mark } else { Mark::default() };
-        let floor = self.floor.max(acked).max(first);
+        let floor = self.floor.max(acked);
         changed |= floor != self.floor;
         self.floor = floor;
         changed
     }
 
-    /// Whether it may have a share, or had one that it was not heard to have given up.
+    /// Whether it may have a share: it was named once, and did not acknowledge a version that does not name it.
     pub fn is_bound(&self) -> bool {
-        self.state != State::Absent && self.floor != Mark::default() && (self.owner || self.floor < self.mark)
+        let left = self.mark != Mark::default() && !self.owner && self.floor >= self.mark;
+        self.state != State::Absent && self.floor != Mark::default() && !left
     }
 
     /// Whether a process runs and is awake.

@@ -22,6 +22,8 @@ pub(crate) struct View {
     pub(crate) holds: u64,
     pub(crate) left: u64,
     pub(crate) short: u64,
+    /// The frame that said it is short; news in a later one that does not say so again ends it.
+    pub(crate) short_frame: u64,
     pub(crate) at_ns: u64,
     /// The frame that said so: an earlier one is no news.
     pub(crate) frame: u64,
@@ -60,14 +62,19 @@ pub(crate) struct Warm {
     pub(crate) told: Option<Told>,
     pub(crate) asked: SmallVec<[Asked; 2]>,
     pub(crate) pieces: SmallVec<[Piece; 4]>,
-    /// The next look, steady clock.
+    /// The next look, and the last: steady clock.
     pub(crate) due_ns: u64,
+    pub(crate) looked_ns: u64,
+    /// Whether it is looked at with the next tick.
+    pub(crate) is_called: bool,
     /// No more rights are asked for before this time.
     pub(crate) quiet_until_ns: u64,
     /// Times that asking brought nothing, in a row.
     pub(crate) asked_in_vain: u32,
     /// The largest cost that was denied for want of units, since the last time it was not.
     pub(crate) short: u64,
+    /// When it was denied: steady clock.
+    pub(crate) short_ns: u64,
     /// The window that is open, by its end; 0 where there are none.
     pub(crate) window: u64,
     /// What was received in it, when it was last looked at.
@@ -89,9 +96,12 @@ impl Warm {
             asked: SmallVec::new(),
             pieces: SmallVec::new(),
             due_ns: u64::MAX,
+            looked_ns: 0,
+            is_called: false,
             quiet_until_ns: 0,
             asked_in_vain: 0,
             short: 0,
+            short_ns: 0,
             window: 0,
             received: 0,
             regive: false,
@@ -162,7 +172,7 @@ impl Warm {
             None => (0, standing_of, 0),
         };
         let weight = u32::try_from(standing_of.min(u64::from(u32::MAX))).unwrap_or(1);
-        Seat { region, want, holds: holds + pending, standing: standing_of, short, weight }
+        Seat { region, want, holds: holds.saturating_add(pending).min(u64::from(RATE_PARTS).max(acequia_limits::UNITS_MAX)), standing: standing_of, short, weight }
     }
 }
 
@@ -209,7 +219,7 @@ impl Resource {
             Self::Units { window_ns, total } => {
                 // Nothing for chance: where it is scarce, a unit that is sure to be used elsewhere is
                 // worth more, and where it is not, what is left over is shared out as well.
-                (units_in(demand, *window_ns) + u64::from(demand > 0)).min(*total)
+                units_in(demand, *window_ns).saturating_add(u64::from(demand > 0)).min(*total)
             }
             Self::Rights => units_in(demand, 1_000_000_000),
         }

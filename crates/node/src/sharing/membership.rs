@@ -156,9 +156,10 @@ impl Sharing {
         let adopted = self.versions.adopt(version, now)?;
         let Adopted::New { closed, .. } = &adopted else { return Ok(adopted) };
         self.reshare_ns = 0;
+        self.ticks_since_adopted = 0;
         node.set_terms(self.terms());
         node.apply_limits(limits, now, rows)?;
-        self.shared = Some((self.versions.revision(), self.margin_ns()));
+        self.shared = Some(self.made_of());
         self.settle_accounts(node, closed, now);
         self.keep(node);
         let batch = node.progress().open;
@@ -201,7 +202,8 @@ impl Sharing {
         for key in node.take_found() {
             self.wake(key, now.steady_ns);
         }
-        self.shared = Some((self.versions.revision(), self.margin_ns()));
+        self.settle_accounts(node, &[], now);
+        self.shared = Some(self.made_of());
         Ok(())
     }
 
@@ -296,18 +298,21 @@ impl Sharing {
         error_ns.saturating_add(unsure_ns.max(error_ns)).min(acequia_limits::MARGIN_NS_MAX)
     }
 
+    fn made_of(&self) -> (u64, u64, bool) {
+        (self.versions.revision(), self.margin_ns(), self.restored_disk)
+    }
+
     /// Makes shares anew where time, an acknowledgement or a doubtful clock has changed them.
     pub(crate) fn keep_shares(&mut self, node: &Node, now: Now) {
         node.set_owns_nothing(self.owns_nothing());
-        node.set_correction(self.time.correction_ns());
-        let made_of = (self.versions.revision(), self.margin_ns());
+        let made_of = self.made_of();
         let due = self.versions.terms().len() > 1 && now.steady_ns >= self.reshare_ns;
         if self.shared == Some(made_of) && !due {
             return;
         }
         self.reshare_ns = now.steady_ns + RESHARE_NS;
         self.versions.settle(node.longest_ns(), now);
-        self.shared = Some((self.versions.revision(), self.margin_ns()));
+        self.shared = Some(self.made_of());
         let terms = self.terms();
         if node.reshare(terms, now) {
             self.settle_accounts(node, &[], now);
@@ -323,13 +328,19 @@ impl Sharing {
         if now.steady_ns < self.forgotten_until_ns {
             return;
         }
-        let Some(mark) = self.versions.ack_due() else { return };
         let catalogue = node.catalogue();
         let keys: Vec<CellKey> = self.over_lent.iter().copied().collect();
         for key in keys {
             if !self.recall(node, &catalogue, key, now) {
                 self.over_lent.remove(&key);
             }
+        }
+        let Some(mark) = self.versions.ack_due() else { return };
+        // A clock that was read before the version was adopted, and waited for a lock since, may be behind one that
+        // a request went by meanwhile, under older shares. The second tick from then on reads it later for sure.
+        self.ticks_since_adopted += 1;
+        if self.ticks_since_adopted <= 2 {
+            return;
         }
         if self.over_lent.is_empty() && self.versions.conform(mark, self.wall_high_ns) {
             self.keep(node);

@@ -16,7 +16,7 @@ mod target;
 mod timekeeper;
 pub mod wire;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use acequia_limits::{LimitId, Now, Reason};
 use acequia_rights::{
@@ -53,6 +53,8 @@ const REACH_NS: u64 = 1_500_000_000;
 const RESEND_NS: u64 = 250_000_000;
 /// A cell that nobody asked for, in any region that said so, for so long gives everything back.
 const IDLE_NS: u64 = 10_000_000_000;
+/// Whoever does not ask again for more than a region can hold wants it no more.
+const SHORT_NS: u64 = 3_000_000_000;
 /// News of a cell that nobody waits for.
 const REFRESH_NS: u64 = 4_000_000_000;
 /// Asking again for rights, at first; twice as long each time it brought nothing.
@@ -66,6 +68,10 @@ const WARM_MAX: usize = 4 << 20;
 const LOOKS_MAX: usize = 16_384;
 /// Numbers of loans that are reserved on disk at once: so many are skipped by a restart.
 const NUMBERS_AHEAD: u64 = 4_096;
+/// The slot of no limit.
+const NO_SLOT: u16 = 0;
+/// Looks at one cell that calls are at least so far apart.
+const CALLS_NS: u64 = 5_000_000;
 /// How often usage is counted up and told.
 const USAGE_NS: u64 = 1_000_000_000;
 
@@ -143,6 +149,8 @@ pub(crate) struct Sharing {
     over_lent: BTreeSet<CellKey>,
     /// The latest that the wall clock ever showed.
     wall_high_ns: u64,
+    /// Ticks since a version was adopted.
+    ticks_since_adopted: u32,
     /// Before this nothing is acknowledged: a crash forgot what was spent.
     forgotten_until_ns: u64,
     /// Revisions of the versions that wait for the disk: (batch, revision).
@@ -150,16 +158,20 @@ pub(crate) struct Sharing {
     /// A version that a peer told, not yet adopted.
     offered: Option<Version>,
     peers: BTreeMap<Region, Peer>,
-    cells: BTreeMap<CellKey, Warm>,
+    /// In boxes, so that the tree's nodes are small: they are searched for every entry that comes.
+    cells: BTreeMap<CellKey, Box<Warm>>,
     /// Which override's numbers a cell has, as peers said that go by the same version.
     told: BTreeMap<CellKey, u16>,
     /// What a look has to say, once what it changed is on disk.
     tells: Vec<(Region, Topic, Entry)>,
     looks: BTreeSet<(u64, CellKey)>,
+    /// Cells to look at with the next tick: each once, since it remembers.
+    called: VecDeque<CellKey>,
     loans: Numbers,
     time: Timekeeper,
-    /// What the shares were last made with: the revision of the versions and the clock's margin.
-    shared: Option<(u64, u64)>,
+    /// What the shares were last made with: the revision of the versions, the clock's margin, and whether the
+    /// disk is an old one.
+    shared: Option<(u64, u64, bool)>,
     reshare_ns: u64,
     /// The disk is an old one: nothing is owned until the node begins anew.
     restored_disk: bool,
@@ -198,6 +210,7 @@ impl Sharing {
             splits: BTreeMap::new(),
             over_lent: BTreeSet::new(),
             wall_high_ns: 0,
+            ticks_since_adopted: 0,
             forgotten_until_ns: 0,
             storing: Vec::new(),
             offered: None,
@@ -206,6 +219,7 @@ impl Sharing {
             told: BTreeMap::new(),
             tells: Vec::new(),
             looks: BTreeSet::new(),
+            called: VecDeque::new(),
             loans: Numbers { next: memory.loans, reserved: memory.loans },
             time: Timekeeper::default(),
             shared: None,
@@ -236,9 +250,11 @@ impl Sharing {
     // Time.
 
     /// Lets time pass: looks at cells that are due or call, and puts in line what there is to say.
-    pub(crate) fn tick(&mut self, node: &Node, now: Now, calls: Vec<CellKey>) {
-        self.stored(node, now);
-        self.keep_time(now);
+    pub(crate) fn tick(&mut self, node: &Node, raw: Now, calls: Vec<CellKey>) {
+        self.stored(node, raw);
+        self.keep_time(raw);
+        node.set_correction(self.time.correction_ns());
+        let now = node.not_before(raw);
         self.beat(now);
         self.keep_shares(node, now);
         let catalogue = node.catalogue();
@@ -248,14 +264,11 @@ impl Sharing {
         }
         self.renew(node, now);
         for key in calls {
-            self.wake(key, now.steady_ns);
+            self.wake_for_call(key, now.steady_ns);
         }
         for _ in 0..LOOKS_MAX {
-            let Some((due_ns, key)) = self.looks.first().copied() else { break };
-            if due_ns > now.steady_ns {
-                break;
-            }
-            self.looks.pop_first();
+            let due = self.looks.first().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
+            let Some(key) = self.called.pop_front().or(due.map(|(_, key)| *key)) else { break };
             self.look(node, &catalogue, key, now);
         }
         self.acknowledge(node, now);
@@ -311,24 +324,42 @@ impl Sharing {
         }
     }
 
-    /// Looks at a cell at this time, if no earlier look is planned.
-    fn wake(&mut self, key: CellKey, at_ns: u64) {
-        if !self.cells.contains_key(&key) && self.cells.len() >= WARM_MAX {
-            return;
+    /// Looks at a cell with the next tick. Nothing where as many cells are warm as may be.
+    fn wake(&mut self, key: CellKey, now_ns: u64) -> Option<&mut Warm> {
+        if self.cells.len() >= WARM_MAX && !self.cells.contains_key(&key) {
+            return None;
         }
-        let warm = self.cells.entry(key).or_insert_with(|| Warm::new(at_ns));
-        if at_ns < warm.due_ns {
-            self.looks.remove(&(warm.due_ns, key));
-            warm.due_ns = at_ns;
-            self.looks.insert((at_ns, key));
+        let warm = self.cells.entry(key).or_insert_with(|| Box::new(Warm::new(now_ns)));
+        if !std::mem::replace(&mut warm.is_called, true) {
+            self.called.push_back(key);
+        }
+        Some(warm)
+    }
+
+    /// A cell calls for a look: at once, unless the last one was a moment ago. A cell that denies
+    /// calls with every denial.
+    fn wake_for_call(&mut self, key: CellKey, now_ns: u64) {
+        match self.cells.get_mut(&key) {
+            Some(warm) if now_ns < warm.looked_ns + CALLS_NS => {
+                let due_ns = warm.looked_ns + CALLS_NS;
+                if due_ns < warm.due_ns {
+                    self.looks.remove(&(warm.due_ns, key));
+                    warm.due_ns = due_ns;
+                    self.looks.insert((due_ns, key));
+                }
+            }
+            _ => {
+                self.wake(key, now_ns);
+            }
         }
     }
 
     fn keep_time(&mut self, now: Now) {
         let Some(version) = self.versions.version() else { return };
         let reached = self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
-        let readings: SmallVec<[timekeeper::Reading; 8]> = reached.filter_map(Peer::reading).collect();
         let (error_ns, drift_ppm) = (version.clock_error_ns, version.drift_ppm);
+        let readings: SmallVec<[timekeeper::Reading; 8]> =
+            reached.filter_map(|peer| peer.reading(now, drift_ppm)).collect();
         self.time.observe(now.steady_ns, now.wall_ns, error_ns, drift_ppm, &readings);
     }
 
@@ -337,7 +368,9 @@ impl Sharing {
     /// One look at a cell: what was asked of it, what the others said, and what to do about it.
     fn look(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let Some(mut warm) = self.cells.remove(&key) else { return };
-        warm.due_ns = u64::MAX;
+        self.looks.remove(&(warm.due_ns, key));
+        warm.is_called = false;
+        warm.looked_ns = now.steady_ns;
         let owned = self.owns_nothing().is_none();
         let visit = Visit { node, catalogue, key, now, which: self.told.get(&key).copied() };
         let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, node, key, ground, cell, now));
@@ -377,6 +410,10 @@ impl Sharing {
             account.look()
         };
         warm.which = ground.which;
+        // An override that ended leaves less without a new version.
+        if cell.account.as_deref().is_some_and(|account| account.book().is_over_lent(account.standing())) {
+            self.over_lent.insert(key);
+        }
         warm.demand.observe(offered.units, offered.events, now.steady_ns);
         if offered.events > 0 {
             warm.busy_ns = now.steady_ns;
@@ -397,6 +434,7 @@ impl Sharing {
         let account = cell.account.as_deref_mut()?;
         let idle = now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS;
         if idle && account.is_empty(now) {
+            cell.forget_held_if_renumbered();
             cell.account = None;
             return Some((false, 0));
         }
@@ -421,7 +459,11 @@ impl Sharing {
         let effective = account.effective();
         if denied > effective.units && denied <= ground.global.budget() {
             warm.short = denied;
-        } else if denied > 0 || effective.units >= warm.short {
+            warm.short_ns = now.steady_ns;
+        } else if denied > 0
+            || effective.units >= warm.short
+            || now.steady_ns.saturating_sub(warm.short_ns) > SHORT_NS
+        {
             warm.short = 0;
         }
         let own = Seat {
@@ -550,6 +592,9 @@ impl Sharing {
             (warm.received, warm.asked_in_vain) = (received, 0);
         }
         if std::mem::take(&mut warm.regive) {
+            if !account.open().given().is_empty() {
+                account.write_again();
+            }
             for (region, cumulative) in account.open().given() {
                 let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative: *cumulative };
                 self.tells.push((*region, Topic::Give(key, end_ns), entry));
@@ -659,15 +704,22 @@ impl Sharing {
         node: &Node,
         from: Region,
         bytes: &[u8],
-        now: Now,
+        raw: Now,
     ) -> Result<(), FrameFault> {
         self.traffic.frames_in += 1;
-        let taken = self.take(node, from, bytes, now);
+        let taken = self.take(node, from, bytes, (raw, node.not_before(raw)));
         self.traffic.frames_refused += u64::from(taken.is_err());
         taken
     }
 
-    fn take(&mut self, node: &Node, from: Region, bytes: &[u8], now: Now) -> Result<(), FrameFault> {
+    /// Clocks are compared as they are, and windows go by the corrected one.
+    fn take(
+        &mut self,
+        node: &Node,
+        from: Region,
+        bytes: &[u8],
+        (raw, now): (Now, Now),
+    ) -> Result<(), FrameFault> {
         let Frame { header, entries } = wire::read(bytes)?;
         if header.writer.region != from || from == self.me().region {
             return Err(FrameFault::Impostor { region: from, said: header.writer });
@@ -691,16 +743,25 @@ impl Sharing {
             session.hear(Beat { boot: header.boot, number: header.beat }, now.steady_ns);
         }
         // A peer that saw a later process of this node, or loans that it never gave: an old disk.
-        let ahead = header.seen.boot > self.beats.boot() || header.loan_max > self.loans.reserved;
-        if ahead && header.seen.boot > 0 {
+        let (own, boot) = (self.home.writer.incarnation, self.beats.boot());
+        let ahead = header.seen.boot > boot || header.loan_max > self.loans.reserved;
+        // Or frames that this process never sent: another one had its number.
+        let twice = header.seen.boot == boot && header.seen.highest > peer.outbox.last_number();
+        if (ahead || twice) && header.seen.incarnation == own && header.seen.boot > 0 {
             self.restored_disk = true;
         }
-        let boot = self.beats.boot();
-        peer.hear(&header, boot, now);
+        let adopted = header.mark > peer.mark;
+        peer.hear(&header, (own, boot), raw);
+        if adopted {
+            // What it was told of a version before it had it, it could not count.
+            self.tell_all_acks(from);
+        }
         if began_anew {
             for warm in self.cells.values_mut() {
                 warm.told = None;
                 warm.regive = true;
+                // Its frames are counted anew.
+                warm.views.retain(|(of, _)| *of != from);
             }
             self.tell_all_acks(from);
         }
@@ -709,48 +770,76 @@ impl Sharing {
         let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
         // An entry about a cell that nobody introduced would be lost if the frame were confirmed.
         let mut strangers: SmallVec<[ShortId; 4]> = SmallVec::new();
+        let mut unnamed: SmallVec<[ShortId; 4]> = SmallVec::new();
+        let mut keys: Vec<Option<CellKey>> = Vec::with_capacity(entries.len());
         for entry in &entries {
+            let mut key = None;
             match entry {
                 Entry::Introduce { id, limit, tag, which } => {
-                    if let Some(slot) = node.slot_of(*limit) {
-                        peer.outbox.introduce(*id, (slot, *tag));
+                    // A limit that was never in force here has no slot: entries about its cells are refused.
+                    let slot = node.slot_of(*limit);
+                    let tag = crate::journal_tag(*tag);
+                    peer.outbox.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
+                    if let Some(slot) = slot {
                         if *which > 0 && same_catalogue && self.told.len() < WARM_MAX {
-                            self.told.insert((slot, *tag), *which);
+                            self.told.insert((slot, tag), *which);
                         }
                     }
                 }
                 other => {
-                    if let Some(id) = other.cell()
-                        && peer.outbox.cell(id).is_none()
-                    {
-                        strangers.push(id);
+                    if let Some(id) = other.cell() {
+                        // A number of an earlier process of this node may be another cell's by now.
+                        let is_mine = (header.seen.incarnation, header.seen.boot) == (own, boot);
+                        key = peer.outbox.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
+                        if key.is_none() {
+                            strangers.push(id);
+                        }
                     }
                 }
             }
+            if key.is_some_and(|key| key.0 == NO_SLOT)
+                && let Some(id) = entry.cell()
+            {
+                // It shall be introduced again: the limit may be known by then.
+                unnamed.push(id);
+            }
+            keys.push(key.filter(|key| key.0 != NO_SLOT));
         }
         let known_limits = strangers.is_empty();
-        for id in strangers {
+        for id in strangers.into_iter().chain(unnamed) {
             peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
         }
         if !known_limits {
-            // A limit that this node has not heard of, or a number it forgot: the frame comes again.
+            // A limit that this node has not heard of, or a number it forgot: the frame comes again. But what mends
+            // that counts at once, or two such frames could wait for each other for ever.
+            for entry in entries {
+                if matches!(entry, Entry::Version(_) | Entry::Acked { .. } | Entry::Unknown { .. }) {
+                    let _known = self.take_entry(node, &header, None, entry, now);
+                }
+            }
             return Ok(());
         }
         if !peer.seen.note(header.number) {
             return Ok(());
         }
         peer.owes_reply |= !entries.is_empty();
-        for entry in entries {
-            if self.take_entry(node, &header, entry, now).is_err() {
+        for (entry, key) in entries.into_iter().zip(keys) {
+            if self.take_entry(node, &header, key, entry, now).is_err() {
                 self.traffic.entries_refused += 1;
             }
         }
         Ok(())
     }
 
-    fn take_entry(&mut self, node: &Node, header: &Header, entry: Entry, now: Now) -> Result<(), Refusal> {
+    fn take_entry(
+        &mut self,
+        node: &Node,
+        header: &Header,
+        key: Option<CellKey>,
+        entry: Entry,
+        now: Now,
+    ) -> Result<(), Refusal> {
         let region = header.writer.region;
-        let key = entry.cell().and_then(|id| self.peers.get(&region)?.outbox.cell(id));
         match (entry, key) {
             (Entry::Introduce { .. }, _) => Ok(()),
             (Entry::Unknown { id }, _) => {
@@ -760,8 +849,7 @@ impl Sharing {
                 Ok(())
             }
             (Entry::News { demand, holds, left, .. }, Some(key)) => {
-                self.wake(key, now.steady_ns);
-                let Some(warm) = self.cells.get_mut(&key) else { return Ok(()) };
+                let Some(warm) = self.wake(key, now.steady_ns) else { return Ok(()) };
                 let view = warm.view_mut(region);
                 if header.number < view.frame {
                     return Err(Refusal::Stale);
@@ -773,7 +861,8 @@ impl Sharing {
                     demand_milli,
                     holds,
                     left: left.get(),
-                    short: view.short,
+                    short: if view.short_frame == header.number { view.short } else { 0 },
+                    short_frame: view.short_frame,
                     at_ns,
                     frame: header.number,
                 };
@@ -783,9 +872,11 @@ impl Sharing {
                 Ok(())
             }
             (Entry::Short { units, .. }, Some(key)) => {
-                self.wake(key, now.steady_ns);
-                if let Some(warm) = self.cells.get_mut(&key) {
-                    warm.view_mut(region).short = units;
+                if let Some(warm) = self.wake(key, now.steady_ns) {
+                    let view = warm.view_mut(region);
+                    if header.number >= view.frame.max(view.short_frame) {
+                        (view.short, view.short_frame) = (units, header.number);
+                    }
                     warm.busy_ns = now.steady_ns;
                 }
                 Ok(())
@@ -823,7 +914,7 @@ impl Sharing {
                 Ok(())
             }
             (Entry::Usage { limit, writer, spent, refunded }, _) => {
-                if writer.region != region || refunded > spent {
+                if writer != header.writer || refunded > spent || node.slot_of(limit).is_none() {
                     return Err(Refusal::Malformed);
                 }
                 let counter = self.usage.entry(limit).or_default();
@@ -874,10 +965,11 @@ impl Sharing {
                     Ok(())
                 }
                 Entry::Give { end_ns, cumulative, .. } => {
-                    if !owned {
+                    if !owned || ground.local.owns_nothing() {
                         return Err(Refusal::Unheard);
                     }
-                    let received = account.receive(ground, from.region, end_ns, cumulative);
+                    let forgotten = node.spent_before_start(&catalogue, key.0, &account.algorithm, now);
+                    let received = account.receive(ground, from.region, (end_ns, cumulative), forgotten);
                     if let Some(peer) = self.peers.get_mut(&from.region) {
                         let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
                         peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);

@@ -116,6 +116,11 @@ impl Outbox {
         self.under_way.len() < FRAMES_MAX && self.waiting.values().any(|fact| fact.after_batch <= committed)
     }
 
+    /// The last frame's number.
+    pub(crate) const fn last_number(&self) -> u64 {
+        self.next_number
+    }
+
     /// The next frame's number.
     pub(crate) fn number(&mut self) -> u64 {
         self.next_number += 1;
@@ -216,6 +221,12 @@ impl Outbox {
         self.ids.values_mut().for_each(|own| own.known = false);
     }
 
+    /// The peer is another incarnation: nothing that was said to the one before is for it.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+        self.under_way.clear();
+    }
+
     /// A cell is of no interest any more.
     pub(crate) fn forget(&mut self, cell: &CellKey) {
         if let Some(own) = self.ids.remove(cell) {
@@ -229,7 +240,11 @@ impl Outbox {
             self.theirs.clear();
             self.theirs_by_cell.clear();
         }
-        self.theirs.insert(id, cell);
+        if let Some(before) = self.theirs.insert(id, cell)
+            && self.theirs_by_cell.get(&before) == Some(&id)
+        {
+            self.theirs_by_cell.remove(&before);
+        }
         self.theirs_by_cell.insert(cell, id);
     }
 
@@ -261,6 +276,9 @@ impl Outbox {
             Some(own) => *own,
             None => {
                 self.next_id = self.next_id.wrapping_add(2);
+                while self.cells.contains_key(&ShortId(self.next_id)) {
+                    self.next_id = self.next_id.wrapping_add(2);
+                }
                 let own = Own { id: ShortId(self.next_id), known: false };
                 self.ids.insert(cell, own);
                 self.cells.insert(own.id, cell);

@@ -5,7 +5,7 @@ use acequia_rights::{Mark, Writer};
 
 use super::{
     outbox::Outbox,
-    timekeeper::Reading,
+    timekeeper::{Reading, drifted},
     wire::{Header, Seen},
 };
 
@@ -13,6 +13,8 @@ use super::{
 pub(crate) const REPLY_NS: u64 = 15_000_000;
 /// Times there and back that are remembered: the shortest of them counts, since the others waited.
 const ROUNDS: usize = 8;
+/// After so long a worse sighting of a peer's clock is better than an old one: clocks may be set.
+const SIGHTING_NS: u64 = 2_000_000_000;
 
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -30,7 +32,15 @@ pub(crate) struct Peer {
     pub(crate) told: Mark,
     rounds_ns: [u64; ROUNDS],
     rounds: usize,
-    reading: Option<Reading>,
+    sighting: Option<Sighting>,
+}
+
+/// What a peer's clock read at some time: as of `steady_ns` of ours, `wall_ns`, give or take.
+#[derive(Clone, Copy, Debug)]
+struct Sighting {
+    wall_ns: u64,
+    unsure_ns: u64,
+    steady_ns: u64,
 }
 
 impl Peer {
@@ -48,38 +58,36 @@ impl Peer {
             told: Mark::default(),
             rounds_ns: [u64::MAX; ROUNDS],
             rounds: 0,
-            reading: None,
+            sighting: None,
         }
     }
 
     /// Another process, which knows nothing of what was said.
     pub(crate) fn begin_anew(&mut self, writer: Writer, boot: u32) {
+        if self.writer != writer {
+            self.outbox.clear();
+        }
         self.writer = writer;
         self.boot = boot;
-        self.seen = Seen { boot, ..Seen::default() };
+        self.seen = Seen { incarnation: writer.incarnation, boot, ..Seen::default() };
         self.told = Mark::default();
         self.outbox.restart();
     }
 
-    /// A frame of it came. `boot` is this node's process.
-    pub(crate) fn hear(&mut self, header: &Header, boot: u32, now: Now) {
+    /// A frame of it came. `process` is this node's: its incarnation and its boot.
+    pub(crate) fn hear(&mut self, header: &Header, process: (u32, u32), now: Now) {
         self.heard_ns = now.steady_ns;
         if self.mark != header.mark {
             self.outbox.introduce_again();
         }
         self.mark = header.mark;
-        if header.seen.boot != boot {
+        if (header.seen.incarnation, header.seen.boot) != process {
             return;
         }
         if let Some(round_ns) = self.outbox.confirmed(&header.seen, now.steady_ns) {
             self.rounds_ns[self.rounds % ROUNDS] = round_ns;
             self.rounds += 1;
-        }
-        if self.rounds > 0 {
-            let half_ns = self.round_ns() / 2;
-            let theirs = i64::try_from(header.wall_ns.saturating_add(half_ns)).unwrap_or(i64::MAX);
-            let ours = i64::try_from(now.wall_ns).unwrap_or(i64::MAX);
-            self.reading = Some(Reading { ahead_ns: theirs.saturating_sub(ours), unsure_ns: half_ns });
+            self.sight(header.wall_ns, round_ns, now.steady_ns);
         }
     }
 
@@ -96,8 +104,25 @@ impl Peer {
         self.heard_ns > 0 && now_ns.saturating_sub(self.heard_ns) < reach_ns
     }
 
-    /// Its clock, as far as is known.
-    pub(crate) const fn reading(&self) -> Option<Reading> {
-        self.reading
+    /// A frame was written after one of ours came, and came so long after that was sent: in between, its clock read
+    /// this. However late it is, no more than that is taken for true.
+    fn sight(&mut self, wall_ns: u64, round_ns: u64, steady_ns: u64) {
+        let unsure_ns = round_ns.div_ceil(2);
+        let better = |old: &Sighting| {
+            unsure_ns <= old.unsure_ns.saturating_mul(2) || steady_ns >= old.steady_ns.saturating_add(SIGHTING_NS)
+        };
+        if self.sighting.as_ref().is_none_or(better) {
+            self.sighting = Some(Sighting { wall_ns: wall_ns.saturating_add(unsure_ns), unsure_ns, steady_ns });
+        }
+    }
+
+    /// Its clock against ours, as far as is known.
+    pub(crate) fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
+        let Sighting { wall_ns, unsure_ns, steady_ns } = self.sighting?;
+        let passed_ns = now.steady_ns.saturating_sub(steady_ns);
+        let theirs = i64::try_from(wall_ns.saturating_add(passed_ns)).unwrap_or(i64::MAX);
+        let ours = i64::try_from(now.wall_ns).unwrap_or(i64::MAX);
+        let unsure_ns = unsure_ns.saturating_add(drifted(passed_ns, drift_ppm));
+        Some(Reading { ahead_ns: theirs.saturating_sub(ours), unsure_ns })
     }
 }

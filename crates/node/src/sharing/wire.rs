@@ -47,6 +47,8 @@ pub struct Header {
 /// Which frames of one process arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
+    /// Of which incarnation of the peer.
+    pub incarnation: u32,
     /// The process.
     pub boot: u32,
     /// The highest number.

@@ -4,10 +4,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_limits::{
-    CellTag, HashKey, Limit, LimitId, Now, Request,
+    CellTag, HashKey, Limit, LimitId, Now, Request, Verdict,
     limit::{FixedWindowSpec, LimitSpec, TokenBucketSpec},
 };
-use acequia_node::{Ask, Asker, Config, Home, Kept, Membership, Node, Row, sharing};
+use acequia_node::{Ask, Asker, Config, Holding, Home, Kept, Membership, Node, Row, sharing};
 use acequia_rights::{
     Region, Writer,
     versions::{CellKey, Draft, Member},
@@ -31,7 +31,7 @@ pub(crate) fn window(name: &str, limit: u64, window: &str) -> LimitSpec {
     LimitSpec { fixed_window: Some(fixed), ..spec(name) }
 }
 
-type Disk = BTreeMap<(LimitId, CellTag), Kept>;
+pub(crate) type Disk = BTreeMap<(LimitId, CellTag), Kept>;
 
 pub(crate) struct Place {
     pub(crate) node: Arc<Node>,
@@ -49,7 +49,13 @@ pub(crate) struct World {
     wire: Wire,
     sent: u64,
     one_way_ns: u64,
+    /// Pairs (from, to) between which what is sent from now on is lost.
     pub(crate) cut: Vec<(usize, usize)>,
+    /// How far each region's wall clock is ahead.
+    pub(crate) ahead: Vec<u64>,
+    /// Frames of cut links, where they are kept.
+    pub(crate) caught: Option<Vec<(usize, usize, Vec<u8>)>>,
+    specs: Vec<LimitSpec>,
 }
 
 pub(crate) fn writer(region: usize) -> Writer {
@@ -75,7 +81,7 @@ impl World {
                 Place { asker: node.asker(), node, disk: Disk::new(), admitted: 0 }
             })
             .collect();
-        let world = Self { now: START, places, wire: Wire::new(), sent: 0, one_way_ns, cut: Vec::new() };
+        let world = Self { now: START, places, wire: Wire::new(), sent: 0, one_way_ns, cut: Vec::new(), ahead: vec![0; regions], caught: None, specs: specs.to_vec() };
         let members = (0..regions)
             .map(|region| {
                 (
@@ -102,8 +108,8 @@ impl World {
         for ms in 0..ns / MS {
             self.now += MS;
             self.arrive();
-            let now = Now::at(self.now);
             for region in 0..self.places.len() {
+                let now = self.now_of(region);
                 for _ in 0..demand(region, ms) {
                     self.ask(region, "k");
                 }
@@ -119,12 +125,24 @@ impl World {
     }
 
     pub(crate) fn ask(&mut self, region: usize, key: &str) -> bool {
+        let now = self.now_of(region);
         let place = &mut self.places[region];
         let entries = [("key", key)];
         let request = Request::new("shop", &entries);
-        let allowed = place.asker.check(&request, Now::at(self.now), Ask::CHECK).allowed;
+        let allowed = place.asker.check(&request, now, Ask::CHECK).allowed;
         place.admitted += u64::from(allowed);
         allowed
+    }
+
+    /// What a region has of the first limit's cell, and what it would say to one more unit. Charges nothing.
+    pub(crate) fn peek(&mut self, region: usize, key: &str) -> (Holding, Verdict) {
+        let now = self.now_of(region);
+        let place = &mut self.places[region];
+        let entries = [("key", key)];
+        let request = Request::new("shop", &entries);
+        let limit = place.asker.check(&request, now, Ask::PEEK).limits[0];
+        let id = place.asker.catalogue().limits[0].limit.id;
+        (place.node.holding(id, limit.tag, now).expect("a limit that is known"), limit.verdict)
     }
 
     fn flush(&mut self, region: usize) {
@@ -141,9 +159,14 @@ impl World {
     }
 
     fn send(&mut self, from: usize) {
-        while let Some((to, bytes)) = self.places[from].node.poll(Now::at(self.now)) {
+        while let Some((to, bytes)) = self.places[from].node.poll(self.now_of(from)) {
             self.sent += 1;
             let to = usize::from(to.0);
+            if let Some(caught) = &mut self.caught
+                && self.cut.contains(&(from, to))
+            {
+                caught.push((from, to, bytes.clone()));
+            }
             if !self.cut.contains(&(from, to)) {
                 self.wire.insert((self.now + self.one_way_ns, self.sent), (from, to, bytes));
             }
@@ -157,8 +180,58 @@ impl World {
             }
             let (from, to, bytes) = entry.remove();
             let node = &self.places[to].node;
-            node.handle(Region(from as u16), &bytes, Now::at(self.now)).expect("a frame that reads");
+            let _late = node.handle(Region(from as u16), &bytes, self.now_of(to));
         }
+    }
+
+    pub(crate) fn now_of(&self, region: usize) -> Now {
+        Now { steady_ns: self.now, wall_ns: self.now + self.ahead[region] }
+    }
+
+    pub(crate) fn disk_of(&self, region: usize) -> Disk {
+        self.places[region].disk.clone()
+    }
+
+    /// Starts a region's node again, after a crash: with its disk, or another.
+    pub(crate) fn restart(&mut self, region: usize, disk: Option<Disk>, writer: Writer) {
+        let now = self.now_of(region);
+        let config = Config {
+            key: HashKey([7; 16]),
+            memory_bytes: 64 << 20,
+            durable: true,
+            empty_handed: Some(now),
+            home: Some(Home { writer, loan_ttl_ns: sharing::LOAN_TTL_NS }),
+        };
+        let node = Arc::new(Node::new(config));
+        let place = &mut self.places[region];
+        if let Some(disk) = disk {
+            place.disk = disk;
+        }
+        node.resume_home(Vec::new(), now, |id| rows(&place.disk, id)).expect("its disk");
+        (0..self.ahead.len()).for_each(|other| node.meet(self::writer(other)));
+        place.asker = node.asker();
+        place.node = node;
+        self.flush(region);
+    }
+
+    /// Another version, made by a region.
+    pub(crate) fn change(&mut self, by: usize, specs: &[LimitSpec], members: &[(Writer, u32)], fenced: &[Writer], error_ns: u64) {
+        let now = self.now_of(by);
+        let members = members.iter().map(|(writer, weight)| {
+            (writer.region, Member { weight: *weight, writer: *writer, name: String::new() })
+        });
+        let draft = Draft {
+            members: members.collect(),
+            fenced: fenced.iter().map(|w| acequia_rights::versions::Fence { writer: *w, wall_ns: now.wall_ns }).collect(),
+            clock_error_ns: error_ns,
+            drift_ppm: 1_000,
+            key: CellKey([7; 16]),
+            limits: sharing::limits_to_bytes(specs).expect("limits"),
+        };
+        self.specs = specs.to_vec();
+        let node = &self.places[by].node;
+        let version = node.propose(draft, now.wall_ns).expect("a version");
+        node.adopt(version, now, |_| Vec::new()).expect("adopted");
     }
 
     pub(crate) fn admitted(&self) -> u64 {
@@ -190,4 +263,9 @@ fn rows(disk: &Disk, id: LimitId) -> Vec<Row> {
 
 pub(crate) fn limit(spec: LimitSpec) -> Limit {
     Limit::new(spec).expect("a limit")
+}
+
+pub(crate) fn sliding(name: &str, limit: u64, window: &str) -> LimitSpec {
+    let json = format!("{{\"limit\":{limit},\"window\":\"{window}\"}}");
+    LimitSpec { sliding_window: Some(serde_json::from_str(&json).expect("a window")), ..spec(name) }
 }

@@ -11,7 +11,18 @@ use acequia_ring::{
 /// Prints what every region has of a cell whenever that changes, and every event in between.
 fn watch(seed: u64, limit: usize, key: usize) {
     let (mut before, mut seen) = (Vec::new(), 0);
+    let mut suspects = Vec::new();
     let ended = history::watched(seed, STEPS, |world| {
+        let now = |place: &acequia_ring::place::Place| {
+            let now = place.now(world.now);
+            let suspect = place.node().and_then(|node| node.membership(now)).map(|m| m.clock_is_suspect);
+            (suspect, place.clock.error_ns, place.clock.drift_ppm)
+        };
+        let found: Vec<_> = world.places.iter().map(now).collect();
+        if found != suspects {
+            println!("    clocks {found:?}");
+            suspects = found;
+        }
         let measured = &world.limits[limit];
         let holding = |place: &acequia_ring::place::Place| {
             place.node().and_then(|node| node.holding(measured.id, measured.keys[key].1, place.now(world.now)))

@@ -106,6 +106,11 @@ impl Oracle {
         now < self.changed_ns[limit].saturating_add(2 * self.limits[limit].algorithm.horizon_ns())
     }
 
+    /// Whether there is a catalogue.
+    pub fn has_begun(&self) -> bool {
+        !self.issued.is_empty()
+    }
+
     /// The authority made a version.
     pub fn issue(&mut self, mark: Mark, budgets: Vec<Option<Budget>>, at_ns: u64) {
         self.issued.push((mark, budgets));

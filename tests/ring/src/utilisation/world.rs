@@ -225,9 +225,9 @@ impl World {
                     self.sent.news_bytes += 1 + varint_bytes(u64::from(id.0)) + words;
                     0
                 }
-                Entry::Introduce { id, limit, tag } => {
+                Entry::Introduce { id, limit, tag, .. } => {
                     self.sent.introduced_bytes +=
-                        1 + varint_bytes(u64::from(id.0)) + varint_wide(limit.0) + varint_wide(tag.0);
+                        1 + varint_bytes(u64::from(id.0)) + varint_wide(limit.0) + varint_wide(tag.0) + 1;
                     1
                 }
                 Entry::Grant { .. } => 2,

@@ -1,0 +1,13 @@
+//! Generates the messages of both APIs, as `crates/api` does, without clients and servers: those take tonic, which
+//! would be half of the build.
+
+use std::error::Error;
+
+const PROTO_ROOT: &str = "../../proto";
+const PROTOS: [&str; 2] = ["acequia/v1/limiter.proto", "envoy/service/ratelimit/v3/rls.proto"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed={PROTO_ROOT}");
+    prost_build::Config::new().disable_comments(["."]).compile_fds(protox::compile(PROTOS, [PROTO_ROOT])?)?;
+    Ok(())
+}

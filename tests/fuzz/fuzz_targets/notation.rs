@@ -1,0 +1,66 @@
+//! What operators write in a limit: rates, durations, patterns, conditions and addresses.
+#![no_main]
+
+use std::str;
+
+use acequia_fuzz::seeds;
+use acequia_limits::{
+    PERIOD_NS_MAX, Rate, UNITS_MAX,
+    notation::{format_duration_ns, parse_duration_ns},
+    pattern::Pattern,
+    selector::{By, Condition, Prefix},
+};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
+    // A text, and a value that it may fit.
+    let mut lines = bytes.splitn(2, |byte| *byte == b'\n');
+    let (text, value) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let Ok(text) = str::from_utf8(text) else { return };
+
+    if let Ok(rate) = Rate::parse(text) {
+        let (units, period_ns) = rate.lowest_terms();
+        assert!((1..=UNITS_MAX).contains(&units) && (1..=PERIOD_NS_MAX).contains(&period_ns));
+    }
+    if let Ok(ns) = parse_duration_ns(text) {
+        assert!((1..=PERIOD_NS_MAX).contains(&ns));
+        let short = parse_duration_ns(&format_duration_ns(ns)).expect("what is written reads back");
+        assert!(short <= ns && ns - short <= ns / 20, "{ns} is written as {short}");
+    }
+
+    let pattern = Pattern::new(text);
+    assert_eq!(pattern.to_string(), text);
+    let fits = pattern.matches(value);
+    assert_eq!(fits, naive(text.as_bytes(), value), "{text:?} {value:?}");
+    assert!(!fits || value.starts_with(pattern.prefix().as_bytes()));
+    let _ = format!("{:?} {}", Condition::new(text, [text, "!a*", "\\!"]).accepts(value), fits);
+
+    let prefix = Prefix { v4: bytes.first().map_or(0, |b| b % 33), v6: bytes.last().map_or(0, |b| b % 129) };
+    let by = By { key: String::new(), prefix: Some(prefix) };
+    let canonical = by.canonical(value);
+    assert!(canonical.bytes() == value || matches!(canonical.bytes().len(), 4 | 16));
+});
+
+/// The definition, place by place: `fits[j]` is whether the pattern so far fits the first `j` bytes.
+fn naive(pattern: &[u8], value: &[u8]) -> bool {
+    let mut fits = vec![false; value.len() + 1];
+    fits[0] = true;
+    for byte in pattern {
+        if *byte == b'*' {
+            let first = fits.iter().position(|fit| *fit).unwrap_or(fits.len());
+            fits[first..].fill(true);
+        } else {
+            for end in (1..fits.len()).rev() {
+                fits[end] = fits[end - 1] && value[end - 1] == *byte;
+            }
+            fits[0] = false;
+        }
+    }
+    fits[value.len()]
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let texts = ["60/s\n", "5/10s\n10.1.2.3", "1_000/d\n2001:db8::1", "1h30m\nx", "250ms\n", "400d\n"];
+    let patterns = ["/report/*\n/report/a/b", "a*b*c\na-b-b-c", "!x*\n!x", "*.png\na.png"];
+    texts.iter().chain(&patterns).map(|text| text.as_bytes().to_vec()).collect()
+}

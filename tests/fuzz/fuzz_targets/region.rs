@@ -1,0 +1,465 @@
+//! A whole node among regions, fed with well-formed frames of two peers that say anything, between checks, ticks and
+//! polls. It never panics, takes no more memory than a bound, loses nothing to a frame that it refuses, and lets
+//! no more through than the whole limit, whatever it is told: a part that was lent is a part of that.
+#![no_main]
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use acequia_fuzz::{
+    memory,
+    place::{self, MS, Place, S},
+};
+use acequia_limits::{CellTag, LimitId, Now, Part, Request};
+use acequia_node::{
+    Ask, Outcome,
+    sharing::wire::{self, Entry, Header, Rough, Seen, ShortId},
+};
+use acequia_rights::{
+    Ack, Beat, Grant, Mark, Region, Renew, Return, Version, Writer,
+    versions::{Fence, Member},
+};
+use libfuzzer_sys::{
+    arbitrary::{Result, Unstructured},
+    fuzz_target,
+};
+
+/// Steps in a history.
+const STEPS_MAX: usize = 120;
+/// Entries in a frame.
+const ENTRIES_MAX: usize = 12;
+/// The most bytes that a node, the frames and the answers of one history take.
+const BYTES_MAX: usize = 24 << 20;
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+fuzz_target!(|bytes: &[u8]| {
+    let (_, peak) = memory::peak_of(|| {
+        let mut history = History::new();
+        // It ends when the bytes do.
+        let _ = history.run(&mut Unstructured::new(bytes));
+        history.end();
+    });
+    assert!(peak <= BYTES_MAX, "{peak} bytes");
+});
+
+/// What a peer would know of itself and of the node.
+struct Peer {
+    writer: Writer,
+    boot: u32,
+    number: u64,
+    beat: u64,
+    loan: u64,
+    ids: u32,
+    /// What the node said last.
+    heard: Option<Header>,
+    seen: Seen,
+    /// The loans that the node gave it, and the windows in which it asked.
+    grants: Vec<Grant>,
+}
+
+struct History {
+    now: Now,
+    place: Place,
+    peers: [Peer; 2],
+    /// Units let through, by limit and cell, in the order of the instants.
+    admitted: BTreeMap<(u32, CellTag), Vec<(u64, u64)>>,
+}
+
+/// The cells that the keys hit: the limit, the cell.
+static CELLS: LazyLock<Vec<(LimitId, CellTag)>> = LazyLock::new(|| {
+    let now = Now::at(place::START);
+    let mut place = Place::new(0, now);
+    place.found(now);
+    let mut cells = Vec::new();
+    for key in KEYS {
+        place.ask(key, 1, now);
+        let (answer, catalogue) = place.asker.last();
+        let cell = |said: &acequia_node::LimitAnswer| (catalogue.limits[said.limit as usize].limit.id, said.tag);
+        cells.extend(answer.limits.iter().map(cell));
+    }
+    cells
+});
+
+impl History {
+    fn new() -> Self {
+        let now = Now::at(place::START);
+        let mut place = Place::new(0, now);
+        place.found(now);
+        let peer = |region| Peer {
+            writer: place::writer(region),
+            boot: 1,
+            number: 0,
+            beat: 0,
+            loan: 0,
+            ids: 0,
+            heard: None,
+            seen: Seen::default(),
+            grants: Vec::new(),
+        };
+        Self { now, place, peers: [peer(1), peer(2)], admitted: BTreeMap::new() }
+    }
+
+    fn run(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+        // Most histories begin where all regions have agreed.
+        if u.ratio(7, 8)? {
+            self.agree();
+        }
+        for _ in 0..STEPS_MAX {
+            if u.is_empty() {
+                break;
+            }
+            match u.int_in_range(0..=9)? {
+                0..=3 => {
+                    let peer = usize::from(u.arbitrary::<bool>()?);
+                    let frame = self.frame(peer, u)?;
+                    self.handle(peer, &frame, u)?;
+                }
+                4 | 5 => self.check(u)?,
+                6 => self.tick(),
+                7 => self.poll(),
+                8 => self.place.flush(),
+                _ => {
+                    let ms: u16 = u.arbitrary()?;
+                    let ns = u64::from(ms >> 2) * [MS / 10, MS, 10 * MS, S][usize::from(ms & 3)];
+                    self.now = self.now.later(ns);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The peers hear the version and acknowledge it.
+    fn agree(&mut self) {
+        for _ in 0..3 {
+            self.now = self.now.later(20 * MS);
+            self.tick();
+            self.place.flush();
+            self.poll();
+            for peer in 0..2 {
+                let writer = self.peers[peer].writer;
+                let acked = place::ack_of(&self.place.node, self.now.wall_ns);
+                let entries = acked.map(|ack| Entry::Acked { writer, ack });
+                let frame = self.written(peer, &entries.into_iter().collect::<Vec<_>>());
+                self.place.node.handle(writer.region, &frame, self.now).expect("a frame that reads");
+            }
+        }
+        self.now = self.now.later(7_200 * S);
+        self.tick();
+        self.place.flush();
+        self.poll();
+    }
+
+    fn check(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
+        let key = *u.choose(&KEYS)?;
+        let cost = *u.choose(&[1, 1, 1, 5, 20, 400, u64::MAX])?;
+        let times = u.int_in_range(1..=40)?;
+        let entries = [("key", key)];
+        let mut request = Request::new("shop", &entries);
+        request.cost = cost;
+        for _ in 0..times {
+            let asker = &mut self.place.asker;
+            if !asker.check(&request, self.now, Ask::CHECK).allowed {
+                break;
+            }
+            let (answer, _) = asker.last();
+            for said in answer.limits.iter().filter(|said| said.outcome == Outcome::Allow) {
+                let all = self.admitted.entry((said.limit, said.tag)).or_default();
+                all.push((self.now.steady_ns, said.units));
+            }
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self) {
+        let disk = &self.place.disk;
+        let _ = self.place.node.tick(self.now, |id| place::rows(disk, id));
+    }
+
+    /// Takes what the node says: as a peer would, it learns beats, loans and numbers from it.
+    fn poll(&mut self) {
+        let mut frames = 0;
+        while let Some((to, bytes)) = self.place.node.poll(self.now) {
+            frames += 1;
+            assert!(frames < 1_000, "a node has an end of what it says");
+            let frame = wire::read(&bytes).expect("a node writes frames that read");
+            let Some(peer) = self.peers.iter_mut().find(|peer| peer.writer.region == to) else { continue };
+            let Header { writer, boot, number, .. } = frame.header;
+            let highest = number.max(peer.seen.highest);
+            peer.seen = Seen { incarnation: writer.incarnation, boot, highest, mask: u64::MAX };
+            for entry in frame.entries {
+                if let Entry::Grant { grant, .. } = entry {
+                    peer.grants.push(grant);
+                }
+            }
+            peer.heard = Some(frame.header);
+        }
+    }
+
+    /// Gives a frame to the node. One that it refuses changes nothing that anybody sees.
+    fn handle(&mut self, peer: usize, frame: &[u8], u: &mut Unstructured<'_>) -> Result<()> {
+        let from = self.peers[peer].writer.region;
+        let from = if u.ratio(1, 32)? { Region(from.0 % 3) } else { from };
+        let before = self.visible();
+        if self.place.node.handle(from, frame, self.now).is_err() {
+            assert!(self.visible() == before, "a refused frame changed something");
+        }
+        Ok(())
+    }
+
+    fn visible(&mut self) -> impl PartialEq + use<> {
+        let peeks = KEYS.map(|key| {
+            let entries = [("key", key)];
+            let request = Request::new("shop", &entries);
+            self.place.asker.check(&request, self.now, Ask::PEEK).clone()
+        });
+        let node = &self.place.node;
+        let traffic = acequia_node::sharing::Traffic { frames_in: 0, frames_refused: 0, ..node.traffic() };
+        let usage: Vec<u128> = CELLS.iter().map(|(limit, _)| node.usage_of(*limit)).collect();
+        (peeks, traffic, usage, node.membership(self.now), node.version(), node.usage().cells)
+    }
+
+    /// At the end the node still says what it has to say, and what it let through is checked.
+    fn end(&mut self) {
+        for _ in 0..3 {
+            self.now = self.now.later(S);
+            self.tick();
+            self.place.flush();
+            self.poll();
+        }
+        self.place.node.membership(self.now);
+        let traffic = self.place.node.traffic();
+        assert!(traffic.loans_max <= 2 * acequia_rights::loan::LOANS_MAX as u64, "{traffic:?}");
+        (0..acequia_node::SHARDS).for_each(|shard| self.place.node.sweep(shard, self.now));
+        self.place.node.close(self.now, drop);
+    }
+
+    // What peers say.
+
+    fn frame(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+        let count = u.int_in_range(0..=ENTRIES_MAX)?;
+        let mut entries = Vec::new();
+        for _ in 0..count {
+            let entry = self.entry(peer, u)?;
+            entries.push(entry);
+        }
+        let mut frame = self.written(peer, &entries);
+        if u.ratio(1, 16)? {
+            // Another header, or none.
+            let at = u.choose_index(frame.len().min(48))?;
+            frame[at] = u.arbitrary()?;
+        } else if u.ratio(1, 32)? {
+            let (writer, boot) = (self.peers[peer].writer, self.peers[peer].boot);
+            self.peers[peer].writer.incarnation = writer.incarnation.wrapping_add(u.int_in_range(0..=1)?);
+            self.peers[peer].boot = boot.wrapping_add(u.int_in_range(0..=2)?);
+            self.peers[peer].number = 0;
+        }
+        Ok(frame)
+    }
+
+    fn written(&mut self, peer: usize, entries: &[Entry]) -> Vec<u8> {
+        let mark = self.place.node.version().map_or_else(Mark::default, |version| version.mark);
+        let peer = &mut self.peers[peer];
+        peer.number += 1;
+        peer.beat += 1;
+        let header = Header {
+            writer: peer.writer,
+            boot: peer.boot,
+            number: peer.number,
+            seen: peer.seen,
+            beat: peer.beat,
+            wall_ns: self.now.wall_ns,
+            loan_max: peer.grants.iter().map(|grant| grant.number).max().unwrap_or(0),
+            mark,
+        };
+        let mut bytes = vec![wire::VERSION];
+        bytes = postcard::to_extend(&header, bytes).expect("a header");
+        for entry in entries {
+            bytes = postcard::to_extend(entry, bytes).expect("an entry");
+        }
+        bytes
+    }
+
+    /// The node's newest beat, as the peer heard it.
+    fn echo(&self, peer: usize, u: &mut Unstructured<'_>) -> Result<Beat> {
+        if u.ratio(1, 16)? {
+            return Ok(Beat { boot: u.arbitrary()?, number: u.arbitrary()? });
+        }
+        let heard = self.peers[peer].heard.as_ref();
+        Ok(heard.map_or(Beat { boot: 0, number: 0 }, |header| Beat { boot: header.boot, number: header.beat }))
+    }
+
+    fn entry(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<Entry> {
+        let id = self.id(peer, u)?;
+        Ok(match u.int_in_range(0..=19)? {
+            0..=2 => {
+                let (limit, tag) = self.cell(u)?;
+                self.peers[peer].ids = (self.peers[peer].ids + 2) % 64;
+                let which = if u.ratio(1, 4)? { u.arbitrary()? } else { 0 };
+                Entry::Introduce { id: ShortId(self.peers[peer].ids), limit, tag, which }
+            }
+            3 => Entry::Unknown { id },
+            4 => {
+                let mut rough = || u.arbitrary().map(Rough);
+                Entry::News { id, demand: rough()?, holds: rough()?, left: rough()? }
+            }
+            5 => Entry::Short { id, units: number(u)? },
+            6..=8 => {
+                self.peers[peer].loan += 1;
+                let number = if u.ratio(1, 8)? { number(u)? } else { self.peers[peer].loan };
+                let part = Part { rate: small(u, 1 << 20)? as u32, units: small(u, 1_000)? };
+                let tokens = part.units.min(small(u, 1_000)?);
+                let ttl_ns = if u.ratio(1, 8)? { u.arbitrary()? } else { 3 * S };
+                Entry::Grant { id, grant: Grant { number, part, tokens, ttl_ns, echo: self.echo(peer, u)? } }
+            }
+            9 => {
+                let back = match u.choose_iter(self.peers[peer].grants.clone()) {
+                    Ok(grant) => Return { number: grant.number, tokens: small(u, grant.part.units)? },
+                    Err(_) => Return { number: number(u)?, tokens: number(u)? },
+                };
+                Entry::Return { id, back }
+            }
+            10 => Entry::Recall { id, number: small(u, self.peers[peer].loan)? },
+            11 => {
+                let number = match u.choose_iter(self.peers[peer].grants.clone()) {
+                    Ok(grant) => grant.number,
+                    Err(_) => number(u)?,
+                };
+                Entry::Refused { id, number }
+            }
+            12 => {
+                let (from, up_to) = (small(u, 4)?, small(u, self.peers[peer].loan + 2)?);
+                let except = (0..u.int_in_range(0..=6)?).map(|_| small(u, up_to.max(1))).collect::<Result<_>>()?;
+                Entry::Renew(Renew { echo: self.echo(peer, u)?, from, up_to, except })
+            }
+            13 => Entry::Ask { id, end_ns: self.window(u)?, units: number(u)? },
+            14 | 15 => Entry::Give { id, end_ns: self.window(u)?, cumulative: number(u)? },
+            16 => Entry::Got { id, end_ns: self.window(u)?, cumulative: number(u)? },
+            17 => Entry::Version(Box::new(self.version(u)?)),
+            18 => {
+                let writer = if u.arbitrary()? { self.peers[peer].writer } else { self.writer(u)? };
+                let ack = match place::ack_of(&self.place.node, self.now.wall_ns) {
+                    Some(ack) if u.ratio(3, 4)? => ack,
+                    _ => Ack {
+                        mark: mark(u)?,
+                        term: mark(u)?,
+                        from_wall_ns: u.arbitrary()?,
+                        authority: self.writer(u)?,
+                    },
+                };
+                Entry::Acked { writer, ack }
+            }
+            _ => {
+                let writer = if u.ratio(7, 8)? { self.peers[peer].writer } else { self.writer(u)? };
+                let (limit, _) = self.cell(u)?;
+                Entry::Usage { limit, writer, spent: number(u)?, refunded: small(u, 2)? }
+            }
+        })
+    }
+
+    /// One that was introduced, by either end, mostly.
+    fn id(&self, peer: usize, u: &mut Unstructured<'_>) -> Result<ShortId> {
+        let own = u32::from(u.int_in_range(0..=32_u8)?) * 2;
+        Ok(match u.int_in_range(0..=15)? {
+            0 => ShortId(u.arbitrary()?),
+            1..=4 => ShortId(own | 1),
+            5 => ShortId(own),
+            _ => ShortId(self.peers[peer].ids),
+        })
+    }
+
+    fn cell(&self, u: &mut Unstructured<'_>) -> Result<(LimitId, CellTag)> {
+        if u.ratio(1, 24)? {
+            return Ok((LimitId(u.arbitrary()?), CellTag(u.arbitrary()?)));
+        }
+        let (limit, tag) = *u.choose(&CELLS)?;
+        Ok((limit, if u.ratio(1, 12)? { CellTag(u.arbitrary()?) } else { tag }))
+    }
+
+    /// The end of a window that is open, or is next.
+    fn window(&self, u: &mut Unstructured<'_>) -> Result<u64> {
+        let wall_ns = self.now.wall_ns;
+        let length_ns = *u.choose(&[3_600 * S, S])?;
+        Ok(match u.int_in_range(0..=7)? {
+            0 => u.arbitrary()?,
+            1 => (wall_ns / length_ns + 2) * length_ns,
+            _ => (wall_ns / length_ns + 1) * length_ns,
+        })
+    }
+
+    fn writer(&self, u: &mut Unstructured<'_>) -> Result<Writer> {
+        Ok(Writer {
+            region: Region(u.int_in_range(0..=4)?),
+            node: u.int_in_range(0..=1)?,
+            incarnation: u.int_in_range(0..=3)?,
+        })
+    }
+
+    /// A version that follows from the one that the node has, with something of it changed.
+    fn version(&self, u: &mut Unstructured<'_>) -> Result<Version> {
+        let mut version = self.place.node.version().expect("it has one");
+        version.mark.number = version.mark.number.saturating_add(1);
+        for _ in 0..u.int_in_range(0..=3)? {
+            match u.int_in_range(0..=9)? {
+                0 => version.mark = mark(u)?,
+                1 => version.term = version.mark,
+                2 => version.term = mark(u)?,
+                3 => version.authority = self.writer(u)?,
+                4 => {
+                    let writer = self.writer(u)?;
+                    let member = Member { weight: number(u)? as u32, writer, name: "x".repeat(u.int_in_range(0..=200)?) };
+                    version.members.insert(writer.region, member);
+                }
+                5 => drop(version.members.pop_last()),
+                6 => drop(version.leaving.insert(self.writer(u)?)),
+                7 => version.fenced.push(Fence { writer: self.writer(u)?, wall_ns: u.arbitrary()? }),
+                8 => {
+                    version.clock_error_ns = number(u)?;
+                    version.drift_ppm = number(u)? as u32;
+                }
+                _ => version.limits = limits(u)?,
+            }
+        }
+        Ok(version)
+    }
+}
+
+/// The same limits with other numbers, or some of them, or no limits.
+fn limits(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+    let mut text = place::LIMITS.to_owned();
+    for old in ["300", "3000", "1000/s", "90/s", "5000", "500"] {
+        if u.ratio(1, 3)? {
+            let unit = if old.ends_with("/s") { "/s" } else { "" };
+            text = text.replacen(old, &format!("{}{unit}", small(u, 1 << 20)?.max(1)), 1);
+        }
+    }
+    let mut specs: Vec<serde_json::Value> = serde_json::from_str(&text).expect("JSON");
+    for _ in 0..u.int_in_range(0..=2)? {
+        let at = u.choose_index(specs.len().max(1))?;
+        if at < specs.len() {
+            specs.remove(at);
+        }
+    }
+    let mut bytes = serde_json::to_vec(&specs).expect("JSON");
+    if u.ratio(1, 8)? {
+        let at = u.choose_index(bytes.len())?;
+        bytes[at] = u.arbitrary()?;
+    }
+    Ok(bytes)
+}
+
+fn mark(u: &mut Unstructured<'_>) -> Result<Mark> {
+    Ok(Mark { epoch: small(u, 3)? as u32, number: number(u)? })
+}
+
+/// Mostly small; sometimes as large as can be.
+fn number(u: &mut Unstructured<'_>) -> Result<u64> {
+    Ok(match u.int_in_range(0..=7)? {
+        0 => u.arbitrary()?,
+        1 => u64::MAX,
+        2 => u.int_in_range(0..=1 << 54)?,
+        _ => u.int_in_range(0..=400)?,
+    })
+}
+
+fn small(u: &mut Unstructured<'_>, most: u64) -> Result<u64> {
+    if u.ratio(1, 32)? { u.arbitrary() } else { u.int_in_range(0..=most) }
+}

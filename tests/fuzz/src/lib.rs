@@ -1,0 +1,58 @@
+//! What the fuzz targets share. **A decoder takes any bytes: it reads them or refuses them, it never panics, and
+//! never takes memory that the bytes do not pay for.**
+
+pub mod memory;
+pub mod place;
+pub mod seeds;
+
+/// `acequia_api::wire`, from its own files: the rest of that crate is generated.
+#[path = "../../../crates/api/src/wire.rs"]
+pub mod wire;
+
+/// The messages of `acequia.v1`, as `acequia_api` has them.
+pub mod acequia {
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/acequia.v1.rs"));
+    }
+}
+
+/// The messages of Envoy's API, as `acequia_api` has them.
+pub mod envoy {
+    pub mod config {
+        pub mod core {
+            pub mod v3 {
+                include!(concat!(env!("OUT_DIR"), "/envoy.config.core.v3.rs"));
+            }
+        }
+    }
+    pub mod extensions {
+        pub mod common {
+            pub mod ratelimit {
+                pub mod v3 {
+                    include!(concat!(env!("OUT_DIR"), "/envoy.extensions.common.ratelimit.v3.rs"));
+                }
+            }
+        }
+    }
+    pub mod service {
+        pub mod ratelimit {
+            pub mod v3 {
+                include!(concat!(env!("OUT_DIR"), "/envoy.service.ratelimit.v3.rs"));
+            }
+        }
+    }
+    pub mod r#type {
+        pub mod v3 {
+            include!(concat!(env!("OUT_DIR"), "/envoy.r#type.v3.rs"));
+        }
+    }
+}
+
+/// The messages of the xDS project that Envoy's import.
+pub mod xds {
+    pub mod core {
+        pub mod v3 {
+            include!(concat!(env!("OUT_DIR"), "/xds.core.v3.rs"));
+        }
+    }
+}

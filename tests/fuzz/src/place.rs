@@ -1,0 +1,158 @@
+//! Nodes of regions, with disks in memory.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use acequia_limits::{CellTag, HashKey, LimitId, Now, Request, limit::LimitSpec};
+use acequia_node::{
+    Ask, Asker, Config, Home, Kept, Node, Row,
+    sharing::{self, wire},
+};
+use acequia_rights::{
+    Ack, Region, Writer,
+    versions::{CellKey, Draft, Member},
+};
+
+pub const MS: u64 = 1_000_000;
+pub const S: u64 = 1_000 * MS;
+pub const START: u64 = 1_700_000_000 * S;
+pub const KEY: [u8; 16] = [7; 16];
+/// Regions in the catalogue, the node under test among them.
+pub const REGIONS: u16 = 3;
+/// Some limits of every algorithm, with overrides and without.
+pub const LIMITS: &str = r#"[
+{"name":"bucket","domain":"shop","by":["key"],"token_bucket":{"rate":"1000/s","burst":300},
+ "overrides":[{"key":"b","rate":"90/s"}]},
+{"name":"slow","domain":"shop","by":["key"],"token_bucket":{"rate":"60/h","burst":40}},
+{"name":"queue","domain":"shop","by":["key"],"leaky_bucket":{"rate":"50/s","queue":20}},
+{"name":"window","domain":"shop","by":["key"],"fixed_window":{"limit":3000,"window":"1h"}},
+{"name":"blink","domain":"shop","by":["key"],"fixed_window":{"limit":90,"window":"1s","stagger":true}},
+{"name":"log","domain":"shop","by":["key"],"sliding_window":{"limit":30,"window":"10s"}},
+{"name":"slots","domain":"shop","by":["key"],"sliding_window":{"limit":900,"window":"2m"}},
+{"name":"pair","domain":"shop","by":["key"],"sliding_window":{"limit":500,"window":"1m","approximate":true}},
+{"name":"quota","domain":"shop","by":["key"],"quota":{"limit":5000,"per":"day","time_zone":"Europe/Berlin"}}
+]"#;
+
+/// The bytes that a disk has.
+pub type Disk = BTreeMap<(LimitId, CellTag), Kept>;
+
+#[derive(Debug)]
+pub struct Place {
+    pub node: Arc<Node>,
+    pub asker: Asker,
+    pub disk: Disk,
+}
+
+pub fn writer(region: u16) -> Writer {
+    Writer { region: Region(region), node: 0, incarnation: 1 }
+}
+
+pub fn specs() -> Vec<LimitSpec> {
+    serde_json::from_str(LIMITS).expect("limits")
+}
+
+pub fn config(region: Option<u16>, empty_handed: Option<Now>) -> Config {
+    let home =
+        region.map(|region| Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS });
+    Config { key: HashKey(KEY), memory_bytes: 4 << 20, durable: true, empty_handed, home }
+}
+
+pub fn rows(disk: &Disk, id: LimitId) -> Vec<Row> {
+    let all = (id, CellTag(0))..=(id, CellTag(u128::MAX));
+    let row = |(&(limit, tag), state): (&(LimitId, CellTag), &Kept)| Row { limit, tag, state: Some(state.clone()) };
+    disk.range(all).map(row).collect()
+}
+
+impl Place {
+    /// A region on an empty disk.
+    pub fn new(region: u16, now: Now) -> Self {
+        let node = Arc::new(Node::new(config(Some(region), None)));
+        node.resume_home(Vec::new(), now, |_| Vec::new()).expect("an empty disk");
+        (0..REGIONS).for_each(|other| node.meet(writer(other)));
+        let mut place = Self { asker: node.asker(), node, disk: Disk::new() };
+        place.flush();
+        place
+    }
+
+    /// Makes and adopts the first version, with every region in it.
+    pub fn found(&mut self, now: Now) {
+        let draft = draft(sharing::limits_to_bytes(&specs()).expect("limits"));
+        let version = self.node.propose(draft, now.wall_ns).expect("a version");
+        self.node.adopt(version, now, |_| Vec::new()).expect("a version that fits");
+        self.flush();
+    }
+
+    /// Writes what waits for the disk.
+    pub fn flush(&mut self) {
+        while let Some((batch, rows)) = self.node.take_rows() {
+            for row in rows {
+                match row.state {
+                    Some(state) => self.disk.insert((row.limit, row.tag), state),
+                    None => self.disk.remove(&(row.limit, row.tag)),
+                };
+            }
+            self.node.committed(batch);
+        }
+    }
+
+    pub fn ask(&mut self, key: &str, cost: u64, now: Now) -> bool {
+        let entries = [("key", key)];
+        let mut request = Request::new("shop", &entries);
+        request.cost = cost;
+        self.asker.check(&request, now, Ask::CHECK).allowed
+    }
+}
+
+pub fn draft(limits: Vec<u8>) -> Draft {
+    let member = |region: u16| {
+        let member = Member { weight: 1 + u32::from(region), writer: writer(region), name: format!("r{region}") };
+        (Region(region), member)
+    };
+    Draft {
+        members: (0..REGIONS).map(member).collect(),
+        fenced: Vec::new(),
+        clock_error_ns: 5 * MS,
+        drift_ppm: 1_000,
+        key: CellKey(KEY),
+        limits,
+    }
+}
+
+/// The word of a region that it conforms to a version.
+pub fn ack_of(node: &Node, wall_ns: u64) -> Option<Ack> {
+    let version = node.version()?;
+    Some(Ack { mark: version.mark, term: version.term, from_wall_ns: wall_ns, authority: version.authority })
+}
+
+/// Regions that talk, ask and lend for some seconds: their disks, and what went over the wire.
+pub fn history() -> (Vec<Place>, Vec<Vec<u8>>) {
+    let mut now = Now::at(START);
+    let mut places: Vec<Place> = (0..REGIONS).map(|region| Place::new(region, now)).collect();
+    places[0].found(now);
+    let mut wire = Vec::new();
+    for step in 0..300_u64 {
+        now = now.later(10 * MS);
+        let mut sent = Vec::new();
+        for (from, place) in places.iter_mut().enumerate() {
+            let busy = if from == 0 { 6 } else { 1 };
+            for _ in 0..busy {
+                place.ask(if step % 3 == 0 { "b" } else { "a" }, 1, now);
+            }
+            let disk = &place.disk;
+            place.node.tick(now, |id| rows(disk, id)).expect("a version that fits");
+            place.flush();
+            while let Some((to, bytes)) = place.node.poll(now) {
+                sent.push((Region(from as u16), to, bytes));
+            }
+        }
+        for (from, to, bytes) in sent {
+            places[usize::from(to.0)].node.handle(from, &bytes, now).expect("a frame that reads");
+            wire.push(bytes);
+        }
+    }
+    (places, wire)
+}
+
+/// What a frame says, if it is one.
+pub fn header_of(frame: &[u8]) -> Option<wire::Header> {
+    wire::read(frame).ok().map(|frame| frame.header)
+}
