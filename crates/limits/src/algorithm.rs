@@ -174,7 +174,9 @@ impl Algorithm {
     /// Units that a bucket owes, rounded up; 0 for algorithms without a rate.
     pub fn owed(&self, words: &[u64], now: Now) -> u64 {
         match self {
-            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => meter.owed_at_most(tat(words), now.steady_ns),
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
+                meter.owed_at_most(tat(words), now.steady_ns)
+            }
             _ => 0,
         }
     }

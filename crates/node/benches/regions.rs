@@ -42,7 +42,9 @@ fn main() -> ExitCode {
     println!("{:<34}{:>8}{:>14}{:>8}", "cells drawn", "alone", "of 3 regions", "ratio");
     let all: Vec<&str> = keys.iter().map(String::as_str).collect();
     let mut met = true;
-    for (name, keys) in [("1 000 000 uniform", &all[..]), ("1 hot, cold to others", &["hot"]), ("1 hot and warm", &["warm"])] {
+    for (name, keys) in
+        [("1 000 000 uniform", &all[..]), ("1 hot, cold to others", &["hot"]), ("1 hot and warm", &["warm"])]
+    {
         let rounds: Vec<[f64; 2]> = (0..ROUNDS)
             .map(|round| {
                 // Who goes first takes turns.
@@ -93,7 +95,8 @@ fn node(shared: bool) -> Arc<Node> {
     let now = Now::at(START);
     if shared {
         node.resume_home(Vec::new(), now, |_| Vec::new()).unwrap();
-        let member = |region| (Region(region), Member { weight: 1, writer: writer(region), name: String::new() });
+        let member =
+            |region| (Region(region), Member { weight: 1, writer: writer(region), name: String::new() });
         let draft = Draft {
             members: BTreeMap::from_iter((0..3).map(member)),
             fenced: Vec::new(),

@@ -10,7 +10,8 @@
 
 use acequia_limits::{Algorithm, Now, Part, Verdict, algorithm::State};
 use acequia_rights::{
-    Beats, Book, Change, Expired, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers, Writer,
+    Beats, Book, Change, Expired, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers,
+    Writer,
     broken::{Broken, broken},
 };
 
@@ -306,7 +307,9 @@ impl Account {
         let part = self.effective();
         self.algorithm = ground.local.with(ground.global, part);
         if let Algorithm::FixedWindow(window) = &mut self.algorithm {
-            window.next_limit = self.next.limit(self.standing.units);
+            let follows = self.next.end_ns == window.end_after(self.open.end_ns, ground.salt);
+            let came = if follows { self.next.limit(self.standing.units) } else { self.standing.units };
+            window.next_limit = came;
         }
     }
 
@@ -472,6 +475,15 @@ impl Account {
         self.rebuild(ground);
         self.unwritten = true;
         Ok(cumulative)
+    }
+
+    /// What a region gave in a window that is known here, in all.
+    pub(crate) fn received(&self, from: Region, end_ns: u64) -> u64 {
+        let known = [&self.open, &self.next].into_iter().filter(|transfers| transfers.end_ns == end_ns);
+        let of = |transfers: &Transfers| {
+            transfers.received().iter().find(|(region, _)| *region == from).map(|r| r.1)
+        };
+        known.filter_map(of).max().unwrap_or(0)
     }
 
     /// Takes rights that a region gave away in a window: the one that is open, or the next. A crash at `forgotten`

@@ -770,7 +770,8 @@ impl<'a> Check<'a, '_> {
             // A cell that the journal knows must be written even by a thread that does not know yet.
             let kept = active.durable || (!cell.is_unwritten() && account.is_none());
             let pledge = || account.as_ref().map_or_else(Pledge::default, |account| account.pledge());
-            let batch = if kept { self.settle(cell, active, algorithm, tag, (salt, left), pledge) } else { 0 };
+            let batch =
+                if kept { self.settle(cell, active, algorithm, tag, (salt, left), pledge) } else { 0 };
             cell.account = account;
             batch
         };

@@ -87,5 +87,6 @@ impl Node {
 }
 
 fn total(parts: impl Iterator<Item = Part>) -> Part {
-    parts.fold(Part::default(), |sum, part| Part { rate: sum.rate + part.rate, units: sum.units + part.units })
+    parts
+        .fold(Part::default(), |sum, part| Part { rate: sum.rate + part.rate, units: sum.units + part.units })
 }

@@ -78,7 +78,13 @@ impl Kept {
 
     /// Something that the node remembers of itself.
     pub(crate) fn of_record(record: Vec<u8>) -> Self {
-        Self { numbers: Numbers::Window(0), words: Vec::new(), written_ns: 0, pledge: Pledge::default(), record }
+        Self {
+            numbers: Numbers::Window(0),
+            words: Vec::new(),
+            written_ns: 0,
+            pledge: Pledge::default(),
+            record,
+        }
     }
 
     /// What [`Kept::of_record`] keeps.

@@ -482,6 +482,7 @@ impl Node {
                 while !cells.table.has_room(1) {
                     cells.table.grow();
                 }
+                let mut numbers = numbers;
                 let cell = if durable || !kept.pledge().is_empty() {
                     let mut cell = HeapCell::restored(state.words().to_vec());
                     if !kept.pledge().is_empty() {
@@ -493,6 +494,7 @@ impl Node {
                             account.algorithm.resize(local.local.at(salt), &cell.words, now).words().to_vec();
                         cell.forget_held();
                         cell.account = Some(Box::new(account));
+                        numbers = least.numbers;
                         self.lent_before(slot, row.tag);
                     }
                     NewCell::Heap(cell)

@@ -258,12 +258,6 @@ impl Node {
         changed
     }
 
-    /// The longest time that anything spent under a limit counts.
-    pub(crate) fn longest_ns(&self) -> u64 {
-        // Those that were removed lately, too: they may come back.
-        self.schedule().iter().map(|scheduled| scheduled.limit.horizon_ns()).max().unwrap_or(0)
-    }
-
     pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u16> {
         lock(&self.registry).slot_of(limit)
     }
@@ -361,7 +355,9 @@ impl Node {
         let then = self.config.empty_handed?;
         let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
             || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
-        (recent && catalogue.is_empty_handed(slot)).then_some(then)
+        // Among regions a version may have been adopted, and served, that the disk never had.
+        let forgotten = catalogue.is_empty_handed(slot) || (self.is_shared() && !catalogue.is_durable(slot));
+        (recent && forgotten).then_some(then)
     }
 
     /// A cell was lent of before this start: the sharing keeps an eye on it.

@@ -3,7 +3,10 @@
 mod regions;
 
 use acequia_limits::{HashKey, Now, Request};
-use acequia_node::{Ask, Config, Home, Node, sharing::{self, Standing}};
+use acequia_node::{
+    Ask, Config, Home, Node,
+    sharing::{self, Standing},
+};
 use acequia_rights::{Region, Writer};
 use regions::{MS, S, START, World, bucket, sliding, window, writer};
 
@@ -238,7 +241,8 @@ fn a_cell_that_others_own_is_denied_without_room_too() {
         let key = key.to_string();
         let entries = [("key", key.as_str())];
         let request = Request::new("shop", &entries);
-        let admitted = nodes.iter_mut().filter(|_| true).map(|asker| asker.check(&request, now, Ask::CHECK).allowed);
+        let admitted =
+            nodes.iter_mut().filter(|_| true).map(|asker| asker.check(&request, now, Ask::CHECK).allowed);
         let admitted: usize = admitted.map(usize::from).sum();
         assert!(admitted <= 1, "{admitted} of 1 for {key}");
     }

@@ -614,6 +614,9 @@ fn a_lowered_burst_is_owed_whole_after_a_restart_too() {
         let mut asker = node.asker();
         assert!(!scene::ask(&mut asker, "k", 1, later).allowed);
         node.apply(scene::limits(&with(100)), later, |id| disk.rows(id)).expect("limits that fit");
-        assert!(!scene::ask(&mut asker, "k", 1, later).allowed, "ninety units would be minted (clean: {clean})");
+        assert!(
+            !scene::ask(&mut asker, "k", 1, later).allowed,
+            "ninety units would be minted (clean: {clean})"
+        );
     }
 }

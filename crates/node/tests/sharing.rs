@@ -33,7 +33,8 @@ fn rights_of_a_window_go_where_they_are_asked_for() {
 #[test]
 fn a_key_with_numbers_of_its_own_borrows_by_them() {
     let mut spec = regions::bucket("b", "10/s", 3);
-    spec.overrides = serde_json::from_str(r#"[{"key": "big", "rate": "1000/s", "burst": "300"}]"#).expect("overrides");
+    spec.overrides =
+        serde_json::from_str(r#"[{"key": "big", "rate": "1000/s", "burst": "300"}]"#).expect("overrides");
     let mut world = World::new(3, &[spec], 40 * MS);
     world.run(2 * S, |_, _| 0);
     let mut admitted = 0;

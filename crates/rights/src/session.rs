@@ -304,7 +304,7 @@ impl Session {
     pub fn renew(&mut self, now_ns: u64) -> Option<Renew> {
         let (echo, heard_ns) = self.heard?;
         let from = self.lent_from?;
-        if self.echoed.is_some_and(|echoed| echo <= echoed) || self.frozen.len() > FROZEN_MAX {
+        if self.echoed.is_some_and(|echoed| echo <= echoed) || self.frozen.len() >= FROZEN_MAX {
             return None;
         }
         self.echoed = Some(echo);

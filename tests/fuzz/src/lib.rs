@@ -6,8 +6,14 @@ pub mod place;
 pub mod seeds;
 
 /// `acequia_api::wire`, from its own files: the rest of that crate is generated.
-#[path = "../../../crates/api/src/wire.rs"]
-pub mod wire;
+#[path = "../../../crates/api/src/wire"]
+pub mod wire {
+    mod reader;
+    mod request;
+    mod response;
+
+    pub use self::{reader::*, request::*, response::*};
+}
 
 /// The messages of `acequia.v1`, as `acequia_api` has them.
 pub mod acequia {

@@ -3,9 +3,7 @@
 use acequia_limits::{
     Algorithm, CellTag, HashKey, Limit, LimitId,
     cell::Tagger,
-    limit::{
-        FixedWindowSpec, LeakyBucketSpec, LimitSpec, QuotaSpec, SlidingWindowSpec, TokenBucketSpec,
-    },
+    limit::{FixedWindowSpec, LeakyBucketSpec, LimitSpec, QuotaSpec, SlidingWindowSpec, TokenBucketSpec},
 };
 
 use crate::random::Random;

@@ -84,6 +84,8 @@ fn mend(world: &mut World) {
             world.name(place, 1);
         }
     }
+    // Whatever was wanted while nobody could be told.
+    world.command("all that was wanted", |_| ());
 }
 
 /// Time passes, and all that waits is done as it should be.
@@ -126,7 +128,14 @@ fn unsettled(world: &World) -> Option<String> {
             let marks: Vec<_> = world
                 .places
                 .iter()
-                .map(|place| (place.state, place.writer.incarnation, place.owner, place.node().map(|node| node.marks())))
+                .map(|place| {
+                    (
+                        place.state,
+                        place.writer.incarnation,
+                        place.owner,
+                        place.node().map(|node| node.marks()),
+                    )
+                })
                 .collect();
             return Some(format!(
                 "region {number} has {requested:?} of {mark:?}, effective {effective:?}, waits for {pending:?}; {marks:?}"

@@ -297,7 +297,10 @@ impl History {
                 });
             }
             Step::Evict => {
-                if world.places[place].state == State::Up && draw % 3 == 0 && place != world.operator.authority {
+                if world.places[place].state == State::Up
+                    && draw % 3 == 0
+                    && place != world.operator.authority
+                {
                     world.crash_anyhow(place);
                 }
                 world.evict(place);
@@ -324,7 +327,8 @@ impl History {
                     world.restore_snapshot(place);
                 } else {
                     let copy = world.places[place].disk.clone();
-                    world.places[place].snapshot = Some(crate::disk::Disk { rows: copy.rows, ..Default::default() });
+                    world.places[place].snapshot =
+                        Some(crate::disk::Disk { rows: copy.rows, ..Default::default() });
                 }
             }
             Step::Mistake => {

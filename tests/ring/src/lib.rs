@@ -12,5 +12,5 @@ pub mod oracle;
 pub mod place;
 pub mod random;
 pub mod trace;
-pub mod world;
 pub mod utilisation;
+pub mod world;

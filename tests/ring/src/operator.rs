@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use acequia_node::sharing;
 use acequia_rights::{
-    Mark, Region, Writer,
+    Mark, Region, Version, Writer,
     versions::{CellKey, Draft, Fence, Member},
 };
 
@@ -25,7 +25,7 @@ pub struct Operator {
     pub members: BTreeMap<Region, Member>,
     /// The numbers of each limit; none where it is removed.
     pub budgets: Vec<Option<Budget>>,
-    /// Writers that are gone, and were not fenced in a version yet.
+    /// Writers that are gone.
     gone: Vec<Writer>,
     /// Where the authority is.
     pub authority: usize,
@@ -58,10 +58,15 @@ impl Operator {
         }
     }
 
-    /// Writers that are gone, and that are named no more.
-    fn to_fence(&self) -> Vec<Writer> {
-        let named = |writer: &&Writer| self.members.values().any(|member| member.writer == **writer);
-        self.gone.iter().filter(|writer| !named(writer)).copied().collect()
+    /// Writers that are gone, that the authority's version waits for, and that the next one will not name.
+    fn to_fence(&self, version: Option<&Version>) -> Vec<Writer> {
+        let Some(version) = version else { return Vec::new() };
+        let waited_for = |writer: &Writer| {
+            let member = version.members.get(&writer.region);
+            member.is_some_and(|member| member.writer == *writer) || version.leaving.contains(writer)
+        };
+        let named = |writer: &Writer| self.members.values().any(|member| member.writer == *writer);
+        self.gone.iter().filter(|writer| waited_for(writer) && !named(writer)).copied().collect()
     }
 
     fn draft(&self, limits: &[Measured], fenced: Vec<Fence>) -> Draft {
@@ -88,7 +93,8 @@ impl World {
             return false;
         }
         let now = self.clock(place);
-        let fenced = self.operator.to_fence();
+        let version = self.places[place].node().and_then(|node| node.version());
+        let fenced = self.operator.to_fence(version.as_ref());
         let fences = fenced.iter().map(|writer| Fence { writer: *writer, wall_ns: now.wall_ns }).collect();
         let draft = self.operator.draft(&self.limits, fences);
         let at = &self.places[place];
@@ -102,7 +108,6 @@ impl World {
         if node.adopt(version, now, rows_of(&at.disk)).is_err() {
             return false;
         }
-        self.operator.gone.retain(|writer| !fenced.contains(writer));
         self.operator.authority = place;
         self.lay_ghosts(&fenced, mark);
         let budgets = self.operator.budgets.clone();

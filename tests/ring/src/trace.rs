@@ -72,9 +72,15 @@ impl Trace {
         }
         let number = match event {
             Event::Ask(place, limit, key, cost, allowed) => {
-                place as u64 | (limit as u64) << 8 | (key as u64) << 16 | cost << 20 | u64::from(allowed) << 63
+                place as u64
+                    | (limit as u64) << 8
+                    | (key as u64) << 16
+                    | cost << 20
+                    | u64::from(allowed) << 63
             }
-            Event::Frame(from, to, taken) => 1 << 62 | from as u64 | (to as u64) << 8 | u64::from(taken) << 16,
+            Event::Frame(from, to, taken) => {
+                1 << 62 | from as u64 | (to as u64) << 8 | u64::from(taken) << 16
+            }
             Event::Tick(place) => 1 << 61 | place as u64,
             Event::Write(place, batch) => 1 << 60 | (place as u64) << 40 | batch,
             _ => 1 << 59,

@@ -172,7 +172,14 @@ impl Warm {
             None => (0, standing_of, 0),
         };
         let weight = u32::try_from(standing_of.min(u64::from(u32::MAX))).unwrap_or(1);
-        Seat { region, want, holds: holds.saturating_add(pending).min(u64::from(RATE_PARTS).max(acequia_limits::UNITS_MAX)), standing: standing_of, short, weight }
+        Seat {
+            region,
+            want,
+            holds: holds.saturating_add(pending).min(u64::from(RATE_PARTS).max(acequia_limits::UNITS_MAX)),
+            standing: standing_of,
+            short,
+            weight,
+        }
     }
 }
 

@@ -84,7 +84,8 @@ impl Demand {
             }
             return;
         }
-        let tau = (u128::from(EVENTS_MEAN) * 1_000 * u128::from(S) / u128::from(self.events_milli.max(1))) as u64;
+        let tau =
+            (u128::from(EVENTS_MEAN) * 1_000 * u128::from(S) / u128::from(self.events_milli.max(1))) as u64;
         let tau = tau.clamp(TAU_NS_MIN, TAU_NS_MAX);
         self.age_ns = self.age_ns.saturating_add(dt).min(tau).max(dt);
         self.units_milli = blend(self.units_milli, per_second_milli(units, dt), dt, self.age_ns);

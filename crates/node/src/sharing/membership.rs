@@ -21,6 +21,9 @@ use crate::{
 /// While shares are being distributed anew, how often it is looked whether a wait is over.
 const RESHARE_NS: u64 = 100_000_000;
 
+/// How long a clock that was doubted is doubted at least.
+const DOUBT_NS: u64 = 60_000_000_000;
+
 /// Why a version was not adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptFault {
@@ -121,6 +124,11 @@ impl Sharing {
         self.versions.version().map_or_else(Mark::default, |version| version.mark)
     }
 
+    /// Whether a writer gives its share up, and was not yet heard to have done so.
+    pub(crate) fn is_leaving(&self, writer: Writer) -> bool {
+        self.versions.version().is_some_and(|version| version.leaving.contains(&writer))
+    }
+
     /// The last version that this node has acknowledged.
     pub(crate) fn acked(&self) -> Mark {
         self.versions.own_ack().map_or_else(Mark::default, |ack| ack.mark)
@@ -162,11 +170,14 @@ impl Sharing {
         self.shared = Some(self.made_of());
         self.settle_accounts(node, closed, now);
         self.keep(node);
-        let batch = node.progress().open;
+        let batch = self.storing.last().map_or(0, |(batch, _)| *batch);
         self.tell_version(batch);
         for writer in closed {
             // Its session stays: what was lent to it ends by that.
-            self.peers.retain(|_, peer| peer.writer != *writer);
+            // It is still told the version, should it be alive; nothing else is for it.
+            for peer in self.peers.values_mut().filter(|peer| peer.writer == *writer) {
+                peer.close();
+            }
         }
         node.set_owns_nothing(self.owns_nothing());
         Ok(adopted)
@@ -244,13 +255,14 @@ impl Sharing {
         self.over_lent.clear();
         self.told.clear();
         for key in keys {
-            let over = Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |ground, cell| {
-                let HeapCell { account: Some(account), words, .. } = cell else { return false };
-                for writer in closed {
-                    account.forfeit(words, ground, Some(*writer), now);
-                }
-                !account.conforms(words, now)
-            });
+            let over =
+                Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |ground, cell| {
+                    let HeapCell { account: Some(account), words, .. } = cell else { return false };
+                    for writer in closed {
+                        account.forfeit(words, ground, Some(*writer), now);
+                    }
+                    !account.conforms(words, now)
+                });
             if over == Some(true) {
                 self.over_lent.insert(key);
             }
@@ -290,12 +302,37 @@ impl Sharing {
 
     fn margin_ns(&self) -> u64 {
         let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
-        if !self.time.is_suspect() {
-            return error_ns;
+        error_ns.saturating_add(self.doubt_ns).min(acequia_limits::MARGIN_NS_MAX)
+    }
+
+    /// How far the wall clock may be off beyond the error of the catalogue. It grows in steps, and falls once a
+    /// minute at most: every change begins new numbers for every limit.
+    pub(crate) fn keep_doubt(&mut self, now: Now) {
+        let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
+        let doubt_ns = match self.time.is_suspect() {
+            true => self.time.unsure_ns().max(error_ns).max(1).next_power_of_two(),
+            false => 0,
+        };
+        if doubt_ns > self.doubt_ns || now.steady_ns >= self.doubt_until_ns {
+            if doubt_ns != self.doubt_ns {
+                self.doubt_until_ns = now.steady_ns.saturating_add(DOUBT_NS);
+            }
+            self.doubt_ns = doubt_ns;
         }
-        // In steps, so that a margin that grows does not begin new numbers every time.
-        let unsure_ns = self.time.unsure_ns().max(1).next_power_of_two();
-        error_ns.saturating_add(unsure_ns.max(error_ns)).min(acequia_limits::MARGIN_NS_MAX)
+    }
+
+    /// The longest time that what was spent under an earlier share may count, of any limit: a bucket's is that of
+    /// the slowest part that any region has.
+    fn longest_ns(&self, node: &Node) -> u64 {
+        let splits = self.versions.terms().iter().filter_map(|term| term.split.as_ref());
+        let least_rate = splits.map(Split::least_rate).min().unwrap_or(RATE_PARTS).max(1);
+        let of = |limit: &Limit| {
+            let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns());
+            let parts = if limit.algorithm.has_rate() { RATE_PARTS.div_ceil(least_rate) } else { 1 };
+            horizon_ns.saturating_mul(u64::from(parts))
+        };
+        // Those that were removed lately, too: they may come back.
+        node.schedule().iter().map(|scheduled| of(&scheduled.limit)).max().unwrap_or(0)
     }
 
     fn made_of(&self) -> (u64, u64, bool) {
@@ -311,7 +348,7 @@ impl Sharing {
             return;
         }
         self.reshare_ns = now.steady_ns + RESHARE_NS;
-        self.versions.settle(node.longest_ns(), now);
+        self.versions.settle(self.longest_ns(node), now);
         self.shared = Some(self.made_of());
         let terms = self.terms();
         if node.reshare(terms, now) {

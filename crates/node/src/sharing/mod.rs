@@ -105,6 +105,9 @@ pub enum FrameFault {
     /// Its writer was evicted, or began anew.
     #[error("{0:?} is closed: it must join again with a new incarnation")]
     Closed(Writer),
+    /// A writer that the catalogue does not name, while the one that it does name is there.
+    #[error("{0:?} is not in the catalogue, and another writer of its region is, and was heard just now")]
+    Unnamed(Writer),
     /// An earlier process of the sender.
     #[error("a frame of an earlier process of {0:?}")]
     Late(Writer),
@@ -147,6 +150,9 @@ pub(crate) struct Sharing {
     splits: BTreeMap<acequia_rights::Mark, std::sync::Arc<acequia_rights::Split>>,
     /// Cells of which more is lent than the newest version leaves to this region.
     over_lent: BTreeSet<CellKey>,
+    /// How far the wall clock may be off beyond the catalogue's error, and until when at least.
+    doubt_ns: u64,
+    doubt_until_ns: u64,
     /// The latest that the wall clock ever showed.
     wall_high_ns: u64,
     /// Ticks since a version was adopted.
@@ -209,6 +215,8 @@ impl Sharing {
             versions,
             splits: BTreeMap::new(),
             over_lent: BTreeSet::new(),
+            doubt_ns: 0,
+            doubt_until_ns: 0,
             wall_high_ns: 0,
             ticks_since_adopted: 0,
             forgotten_until_ns: 0,
@@ -253,6 +261,7 @@ impl Sharing {
     pub(crate) fn tick(&mut self, node: &Node, raw: Now, calls: Vec<CellKey>) {
         self.stored(node, raw);
         self.keep_time(raw);
+        self.keep_doubt(raw);
         node.set_correction(self.time.correction_ns());
         let now = node.not_before(raw);
         self.beat(now);
@@ -312,7 +321,9 @@ impl Sharing {
         }
         let mut sessions = node.sessions_mut();
         for peer in self.peers.values_mut() {
-            if now.steady_ns < peer.renewed_ns + PULSE_NS || !peer.is_reached(now.steady_ns, REACH_NS) {
+            let late =
+                now.steady_ns < peer.renewed_ns + PULSE_NS || !peer.is_reached(now.steady_ns, REACH_NS);
+            if late || self.versions.closed(peer.writer) {
                 continue;
             }
             if let Some(session) = sessions.get_mut(&peer.writer)
@@ -475,7 +486,7 @@ impl Sharing {
             weight: u32::try_from(resource.weigh(account.standing())).unwrap_or(1),
         };
         let mut others: SmallVec<[Seat; 8]> = SmallVec::new();
-        for peer in self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
+        for peer in self.peers.values().filter(|peer| self.is_partner(peer, now)) {
             let standing = self.standing_of(peer.writer, ground, now);
             others.push(warm.seat(peer.writer.region, standing, resource, now.steady_ns, peer.round_ns()));
         }
@@ -537,6 +548,9 @@ impl Sharing {
         for (region, part) in plan.lend {
             let Some(peer) = self.peers.get(&region) else { continue };
             let to = peer.writer;
+            if self.versions.closed(to) {
+                continue;
+            }
             let with_peer = account.book().lent().iter().filter(|lent| lent.to == to).count();
             if with_peer >= LOANS_PER_PEER_MAX {
                 continue;
@@ -690,6 +704,11 @@ impl Sharing {
         }
     }
 
+    /// Whether a peer can be lent to and asked now: it was heard, and the catalogue names it.
+    fn is_partner(&self, peer: &Peer, now: Now) -> bool {
+        peer.is_reached(now.steady_ns, REACH_NS) && self.versions.owns(peer.writer)
+    }
+
     /// The standing part that another writer has of a cell, as far as is known here.
     fn standing_of(&self, writer: Writer, ground: &Ground<'_>, now: Now) -> acequia_limits::Part {
         let kind = membership::kind_of(ground.global, now);
@@ -724,13 +743,23 @@ impl Sharing {
         if header.writer.region != from || from == self.me().region {
             return Err(FrameFault::Impostor { region: from, said: header.writer });
         }
-        if self.versions.closed(header.writer) {
+        if self.versions.closed(header.writer) && !self.is_leaving(header.writer) {
             return Err(FrameFault::Closed(header.writer));
         }
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
+        let named = |writer: Writer| self.versions.version().is_some_and(|version| names(version, writer));
         let peer = self.peers.entry(from).or_insert_with(|| Peer::new(header.writer));
         if (header.writer, header.boot) < (peer.writer, peer.boot) {
             return Err(FrameFault::Late(header.writer));
+        }
+        // Who the catalogue names is not displaced by a writer that it does not know: that one is told the
+        // catalogue when it is named.
+        if header.writer != peer.writer
+            && named(peer.writer)
+            && !named(header.writer)
+            && peer.is_reached(raw.steady_ns, REACH_NS)
+        {
+            return Err(FrameFault::Unnamed(header.writer));
         }
         let began_anew = (header.writer, header.boot) != (peer.writer, peer.boot);
         if began_anew {
@@ -738,6 +767,12 @@ impl Sharing {
         }
         {
             let mut sessions = node.sessions_mut();
+            if began_anew {
+                // Of writers of a region that own nothing, one is enough.
+                let own = &self.versions;
+                let of_region = |writer: &Writer| writer.region == from && *writer != header.writer;
+                sessions.retain(|writer, _| !of_region(writer) || own.closed(*writer) || own.owns(*writer));
+            }
             let session = sessions.entry(header.writer).or_insert_with(|| Session::new(drift_ppm));
             session.set_drift_ppm(drift_ppm);
             session.hear(Beat { boot: header.boot, number: header.beat }, now.steady_ns);
@@ -771,6 +806,7 @@ impl Sharing {
         // An entry about a cell that nobody introduced would be lost if the frame were confirmed.
         let mut strangers: SmallVec<[ShortId; 4]> = SmallVec::new();
         let mut unnamed: SmallVec<[ShortId; 4]> = SmallVec::new();
+        let mut is_lost = false;
         let mut keys: Vec<Option<CellKey>> = Vec::with_capacity(entries.len());
         for entry in &entries {
             let mut key = None;
@@ -792,6 +828,10 @@ impl Sharing {
                         let is_mine = (header.seen.incarnation, header.seen.boot) == (own, boot);
                         key = peer.outbox.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
                         if key.is_none() {
+                            // What is only news is told again, and can be lost; rights cannot.
+                            let is_news =
+                                matches!(other, Entry::News { .. } | Entry::Short { .. } | Entry::Ask { .. });
+                            is_lost |= !is_news;
                             strangers.push(id);
                         }
                     }
@@ -805,11 +845,10 @@ impl Sharing {
             }
             keys.push(key.filter(|key| key.0 != NO_SLOT));
         }
-        let known_limits = strangers.is_empty();
         for id in strangers.into_iter().chain(unnamed) {
             peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
         }
-        if !known_limits {
+        if is_lost {
             // A limit that this node has not heard of, or a number it forgot: the frame comes again. But what mends
             // that counts at once, or two such frames could wait for each other for ever.
             for entry in entries {
@@ -840,6 +879,18 @@ impl Sharing {
         now: Now,
     ) -> Result<(), Refusal> {
         let region = header.writer.region;
+        // One that leaves is still heard: it must learn of it and say so. What it lends or gives is refused.
+        let goes_on = matches!(
+            entry,
+            Entry::Introduce { .. }
+                | Entry::Unknown { .. }
+                | Entry::Acked { .. }
+                | Entry::Version(_)
+                | Entry::Return { .. }
+        );
+        if self.versions.closed(header.writer) && !goes_on {
+            return Err(Refusal::Stale);
+        }
         match (entry, key) {
             (Entry::Introduce { .. }, _) => Ok(()),
             (Entry::Unknown { id }, _) => {
@@ -971,6 +1022,8 @@ impl Sharing {
                     let forgotten = node.spent_before_start(&catalogue, key.0, &account.algorithm, now);
                     let received = account.receive(ground, from.region, (end_ns, cumulative), forgotten);
                     if let Some(peer) = self.peers.get_mut(&from.region) {
+                        // All that ever came, not what was told now: a giver whose disk is an old one learns so.
+                        let cumulative = account.received(from.region, end_ns).max(cumulative);
                         let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
                         peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);
                     }
@@ -1000,7 +1053,7 @@ impl Sharing {
         }
         match &result {
             Ok(()) => {
-                self.traffic.borrowed += 1;
+                self.traffic.borrowed += u64::from(granted.is_some());
                 self.wake(key, now.steady_ns);
             }
             Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
@@ -1086,6 +1139,11 @@ impl Sharing {
             }
         }
     }
+}
+
+/// Whether a version knows a writer.
+fn names(version: &Version, writer: Writer) -> bool {
+    version.members.get(&writer.region).is_some_and(|member| member.writer == writer)
 }
 
 fn returned(peer: Option<&mut Peer>, key: CellKey, back: acequia_rights::Return) {

@@ -74,6 +74,13 @@ impl Peer {
         self.outbox.restart();
     }
 
+    /// Its writer is closed: nothing that waits is for it any more.
+    pub(crate) fn close(&mut self) {
+        self.outbox.clear();
+        self.heard_ns = 0;
+        self.told = Mark::default();
+    }
+
     /// A frame of it came. `process` is this node's: its incarnation and its boot.
     pub(crate) fn hear(&mut self, header: &Header, process: (u32, u32), now: Now) {
         self.heard_ns = now.steady_ns;
@@ -109,10 +116,12 @@ impl Peer {
     fn sight(&mut self, wall_ns: u64, round_ns: u64, steady_ns: u64) {
         let unsure_ns = round_ns.div_ceil(2);
         let better = |old: &Sighting| {
-            unsure_ns <= old.unsure_ns.saturating_mul(2) || steady_ns >= old.steady_ns.saturating_add(SIGHTING_NS)
+            unsure_ns <= old.unsure_ns.saturating_mul(2)
+                || steady_ns >= old.steady_ns.saturating_add(SIGHTING_NS)
         };
         if self.sighting.as_ref().is_none_or(better) {
-            self.sighting = Some(Sighting { wall_ns: wall_ns.saturating_add(unsure_ns), unsure_ns, steady_ns });
+            self.sighting =
+                Some(Sighting { wall_ns: wall_ns.saturating_add(unsure_ns), unsure_ns, steady_ns });
         }
     }
 

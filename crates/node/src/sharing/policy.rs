@@ -176,7 +176,8 @@ fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &
         let share = u128::from(give) * u128::from(missed) / deficit.max(1);
         u64::try_from(share).unwrap_or(0)
     };
-    let mut odd = give - by_need.iter().map(|(missed, _)| share(*missed)).filter(|s| *s >= quantum).sum::<u64>();
+    let mut odd =
+        give - by_need.iter().map(|(missed, _)| share(*missed)).filter(|s| *s >= quantum).sum::<u64>();
     for (missed, region) in by_need {
         let mut piece = Some(share(missed)).filter(|piece| *piece >= quantum).unwrap_or(0);
         let more = odd.min(missed.saturating_sub(piece));

@@ -81,7 +81,17 @@ impl World {
                 Place { asker: node.asker(), node, disk: Disk::new(), admitted: 0 }
             })
             .collect();
-        let world = Self { now: START, places, wire: Wire::new(), sent: 0, one_way_ns, cut: Vec::new(), ahead: vec![0; regions], caught: None, specs: specs.to_vec() };
+        let world = Self {
+            now: START,
+            places,
+            wire: Wire::new(),
+            sent: 0,
+            one_way_ns,
+            cut: Vec::new(),
+            ahead: vec![0; regions],
+            caught: None,
+            specs: specs.to_vec(),
+        };
         let members = (0..regions)
             .map(|region| {
                 (
@@ -215,14 +225,24 @@ impl World {
     }
 
     /// Another version, made by a region.
-    pub(crate) fn change(&mut self, by: usize, specs: &[LimitSpec], members: &[(Writer, u32)], fenced: &[Writer], error_ns: u64) {
+    pub(crate) fn change(
+        &mut self,
+        by: usize,
+        specs: &[LimitSpec],
+        members: &[(Writer, u32)],
+        fenced: &[Writer],
+        error_ns: u64,
+    ) {
         let now = self.now_of(by);
         let members = members.iter().map(|(writer, weight)| {
             (writer.region, Member { weight: *weight, writer: *writer, name: String::new() })
         });
         let draft = Draft {
             members: members.collect(),
-            fenced: fenced.iter().map(|w| acequia_rights::versions::Fence { writer: *w, wall_ns: now.wall_ns }).collect(),
+            fenced: fenced
+                .iter()
+                .map(|w| acequia_rights::versions::Fence { writer: *w, wall_ns: now.wall_ns })
+                .collect(),
             clock_error_ns: error_ns,
             drift_ppm: 1_000,
             key: CellKey([7; 16]),

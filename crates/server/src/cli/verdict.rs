@@ -133,9 +133,9 @@ fn meaning(reason: Reason) -> Option<&'static str> {
         Reason::Journal => {
             Some("the node cannot write its journal: only what was reserved before may be spent")
         }
-        Reason::NoCatalogue => Some(
-            "the node owns no part of any limit until the authority's catalogue names it",
-        ),
+        Reason::NoCatalogue => {
+            Some("the node owns no part of any limit until the authority's catalogue names it")
+        }
         Reason::RestoredDisk => Some(
             "the node's disk is older than what it wrote last: give it an empty `data` folder and recover it",
         ),

@@ -25,13 +25,16 @@ fn watch(seed: u64, limit: usize, key: usize) {
         }
         let measured = &world.limits[limit];
         let holding = |place: &acequia_ring::place::Place| {
-            place.node().and_then(|node| node.holding(measured.id, measured.keys[key].1, place.now(world.now)))
+            place
+                .node()
+                .and_then(|node| node.holding(measured.id, measured.keys[key].1, place.now(world.now)))
         };
         let all: Vec<_> = world.places.iter().map(holding).collect();
         let skipped = world.trace.events - seen;
         seen = world.trace.events;
         for (at, event) in world.trace.newest(skipped) {
-            let other = matches!(event, Event::Ask(_, l, k, _, allowed) if (*l, *k) != (limit, key) || !allowed);
+            let other =
+                matches!(event, Event::Ask(_, l, k, _, allowed) if (*l, *k) != (limit, key) || !allowed);
             if !other {
                 println!("{:.9} {event:?}", *at as f64 / 1e9);
             }

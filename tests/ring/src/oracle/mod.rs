@@ -81,7 +81,8 @@ pub struct Oracle {
 impl Oracle {
     /// An oracle of these limits.
     pub fn new(limits: &[Measured], at_ns: u64, true_windows: bool) -> Self {
-        let cells = limits.iter().map(|limit| limit.keys.iter().map(|key| Cell::new(limit, key.1.salt(), at_ns)));
+        let cells =
+            limits.iter().map(|limit| limit.keys.iter().map(|key| Cell::new(limit, key.1.salt(), at_ns)));
         Self {
             limits: limits.to_vec(),
             cells: cells.map(Iterator::collect).collect(),
@@ -166,7 +167,8 @@ impl Oracle {
     /// A region's process ended: what still waited for the disk was never answered.
     pub fn forgot(&mut self, place: usize) {
         self.learn(|event| {
-            if matches!(event, Event::Admitted(admission) if admission.place == place && admission.batch > 0) {
+            if matches!(event, Event::Admitted(admission) if admission.place == place && admission.batch > 0)
+            {
                 *event = Event::Forgotten;
             }
         });

@@ -41,8 +41,7 @@ impl Flow {
     /// A leaky bucket, likewise.
     pub fn leaky(rate: u64) -> Self {
         let queue = rate / 5;
-        let bucket =
-            LeakyBucketSpec { rate: format!("{rate}/s"), queue, no_wait: Default::default() };
+        let bucket = LeakyBucketSpec { rate: format!("{rate}/s"), queue, no_wait: Default::default() };
         Self {
             spec: LimitSpec { leaky_bucket: Some(bucket), ..spec("flow") },
             oracle: Oracle::bucket(rate, queue),
@@ -52,8 +51,7 @@ impl Flow {
 
     /// A sliding window.
     pub fn sliding(limit: u64, seconds: u64, slots: Option<u32>) -> Self {
-        let window =
-            SlidingWindowSpec { limit, window: format!("{seconds}s"), slots, approximate: false };
+        let window = SlidingWindowSpec { limit, window: format!("{seconds}s"), slots, approximate: false };
         Self {
             spec: LimitSpec { sliding_window: Some(window), ..spec("flow") },
             oracle: Oracle::sliding(limit, seconds * S),
@@ -109,11 +107,15 @@ pub fn run(flow: &Flow, shift_ns: u64, shifts: u64, seed: u64) -> Outcome {
         }
     }
     if std::env::var_os("CURVE").is_some() {
-        let bins: Vec<String> =
-            curve.chunks(100).map(|c| format!("{:.2}", c.iter().sum::<u64>() as f64 / (flow.per_s * shifts as f64 / 10.0))).collect();
+        let bins: Vec<String> = curve
+            .chunks(100)
+            .map(|c| format!("{:.2}", c.iter().sum::<u64>() as f64 / (flow.per_s * shifts as f64 / 10.0)))
+            .collect();
         println!("{}", bins.join(" "));
         println!("{:?}", world.sent().since(&before));
-        for t in world.traffic() { println!("{t:?}"); }
+        for t in world.traffic() {
+            println!("{t:?}");
+        }
     }
     let seconds = (shifts * shift_ns) as f64 / S as f64;
     let fixed: f64 = (0..REGIONS)
@@ -131,12 +133,9 @@ pub fn run(flow: &Flow, shift_ns: u64, shifts: u64, seed: u64) -> Outcome {
 /// When the tenth of a second before is first at 95 % of the limit, and the half second after as well:
 /// saved tokens that are spent at once are no return.
 fn back_s(curve: &[u64], per_s: f64) -> f64 {
-    let enough = |part: &[u64]| {
-        part.iter().sum::<u64>() as f64 >= per_s * 0.95 * part.len() as f64 / 1_000.0
-    };
-    let back = (100..curve.len()).find(|at| {
-        enough(&curve[at - 100..*at]) && enough(&curve[*at..(at + 500).min(curve.len())])
-    });
+    let enough = |part: &[u64]| part.iter().sum::<u64>() as f64 >= per_s * 0.95 * part.len() as f64 / 1_000.0;
+    let back = (100..curve.len())
+        .find(|at| enough(&curve[at - 100..*at]) && enough(&curve[*at..(at + 500).min(curve.len())]));
     back.unwrap_or(curve.len()) as f64 / 1_000.0
 }
 

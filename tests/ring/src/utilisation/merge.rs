@@ -24,7 +24,7 @@ const ROUND_NS: u64 = 4_200 * MS;
 /// Two nodes: one tells of its cells, the other listens.
 pub fn merge(table: &mut Table, quick: bool) {
     let nodes = [node(0), node(1)];
-    let mut asker = nodes[0].asker();
+    let mut askers = [nodes[0].asker(), nodes[1].asker()];
     let (mut news, mut handled_s, mut looked_s) = (0_u64, 0.0, 0.0);
     let rounds = if quick { 4 } else { 20 };
     let mut now = START;
@@ -46,8 +46,11 @@ pub fn merge(table: &mut Table, quick: bool) {
             // At first so much that the cell is shared; then a little.
             for _ in 0..if round == 0 { 80 } else { 3 } {
                 let request = acequia_limits::Request::new("shop", &entries);
-                let _ = asker.check(&request, Now::at(now), acequia_node::Ask::CHECK);
+                let _ = askers[0].check(&request, Now::at(now), acequia_node::Ask::CHECK);
             }
+            // The other is asked for it as well, and so keeps an eye on it.
+            let request = acequia_limits::Request::new("shop", &entries);
+            let _ = askers[1].check(&request, Now::at(now), acequia_node::Ask::CHECK);
         }
         nodes[0].tick(Now::at(now), |_| Vec::new()).expect("a version that fits");
         let frames = frames(&nodes[0], now);

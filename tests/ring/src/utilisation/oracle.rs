@@ -87,7 +87,11 @@ impl Oracle {
                 (u128::from(*burst) * u128::from(S)).saturating_sub(debt) as u64 / S
             }
             Self::Window { limit, window_ns, open } => {
-                if now / window_ns == open.0 { limit.saturating_sub(open.1) } else { *limit }
+                if now / window_ns == open.0 {
+                    limit.saturating_sub(open.1)
+                } else {
+                    *limit
+                }
             }
             Self::Sliding { limit, window_ns, log } => {
                 let counted = log.iter().filter(|at| **at + window_ns > now).count() as u64;

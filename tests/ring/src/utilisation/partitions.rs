@@ -41,15 +41,7 @@ pub fn partitions(table: &mut Table, quick: bool, seed: u64) {
 }
 
 /// Compares with what the sides could use.
-fn judge(
-    table: &mut Table,
-    name: String,
-    used: f64,
-    per_s: f64,
-    demand: &HotSpot,
-    hot: usize,
-    cost: Cost,
-) {
+fn judge(table: &mut Table, name: String, used: f64, per_s: f64, demand: &HotSpot, hot: usize, cost: Cost) {
     let side = |few: bool| {
         let regions = (0..REGIONS).filter(|region| FEW.contains(region) == few);
         let rights = regions.clone().count() as f64 * per_s / REGIONS as f64;

@@ -48,14 +48,18 @@ pub fn run(limit: u64, demand: HotSpot, windows: u64, shift_s: u64, seed: u64) -
                     admitted += 1;
                 } else {
                     falsely += u64::from(oracle.left(world.now) > 0);
-                    if oracle.left(world.now) > 0 { hist[usize::from(region == hot)][(ms % 60_000 / 500) as usize] += 1; }
+                    if oracle.left(world.now) > 0 {
+                        hist[usize::from(region == hot)][(ms % 60_000 / 500) as usize] += 1;
+                    }
                 }
             }
         }
         world.end_step();
     }
     let all = (limit * windows) as f64;
-    if std::env::var_os("CURVE").is_some() { println!("{hist:?}  {:?}", world.sent().since(&before)); }
+    if std::env::var_os("CURVE").is_some() {
+        println!("{hist:?}  {:?}", world.sent().since(&before));
+    }
     Outcome {
         used: admitted as f64 / all,
         denied_falsely: falsely as f64 / all,

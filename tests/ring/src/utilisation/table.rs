@@ -100,8 +100,11 @@ impl Line {
             if self.is_met() { "" } else { "MISS" }
         );
         if let Some(Cost { sent, seconds, shifts, loans_max, over }) = self.cost {
-            let per_shift =
-                if shifts == 0 { String::from("-") } else { format!("{:.1}", sent.lent as f64 / shifts as f64) };
+            let per_shift = if shifts == 0 {
+                String::from("-")
+            } else {
+                format!("{:.1}", sent.lent as f64 / shifts as f64)
+            };
             text += &format!(
                 " {:>7.1} {:>8.2} {per_shift:>8} {loans_max:>6} {over:>5}",
                 sent.frames as f64 / seconds,
