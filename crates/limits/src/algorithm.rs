@@ -4,6 +4,7 @@ use crate::{
     DRIFT_PPM_MAX, Now, Part,
     meter::Meter,
     sliding::{APPROXIMATE_UNITS_MAX, SlidingApproximate, SlidingLog, SlidingSlots},
+    time::CLOCK_END,
     verdict::{NEVER, Verdict},
     window::{Edges, FixedWindow, Usage},
 };
@@ -432,6 +433,28 @@ impl Algorithm {
         if self.covers(early.words(), late.words(), now) { early } else { late }
     }
 
+    /// The state as it were if all that was charged had been charged so much later, by the steady clock: one that was
+    /// anchored anew may be ahead of the one that the state was written by. Windows with edges do not go by it.
+    pub fn delayed(&self, words: &[u64], by_ns: u64) -> State {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
+                State::Inline(split(meter.delayed(tat(words), by_ns)))
+            }
+            Self::SlidingLog(_) => {
+                let later = |(place, word): (usize, &u64)| {
+                    if place % 2 == 0 { word.saturating_add(by_ns) } else { *word }
+                };
+                State::Heap(words.iter().enumerate().map(later).collect())
+            }
+            Self::SlidingSlots(slots) => State::Heap(slots.delayed(words, by_ns)),
+            Self::FixedWindow(_) => self.state_of(Usage::of(words)),
+            Self::SlidingApproximate(pair) => {
+                let [number, counts] = inline(words);
+                State::Inline([number + by_ns.div_ceil(pair.window_ns), counts])
+            }
+        }
+    }
+
     /// The state on clocks that may have been set back since it was written, when the steady one read
     /// `written_ns`: what was owed then is owed still, and no more.
     pub fn redated(&self, words: &[u64], written_ns: u64, now: Now) -> State {
@@ -451,6 +474,20 @@ impl Algorithm {
                 State::Inline([number.min(now.steady_ns / pair.window_ns), counts])
             }
             Self::FixedWindow(_) | Self::SlidingSlots(_) => self.convert(self, words, now),
+        }
+    }
+
+    /// Whether a state read from a disk can be one of these numbers: no time is beyond every clock, and counts
+    /// can be added up.
+    pub fn is_sound(&self, words: &[u64]) -> bool {
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
+                meter.is_sound() && inline(words)[0] <= CLOCK_END
+            }
+            Self::FixedWindow(_) => words.iter().all(|word| *word < CLOCK_END),
+            Self::SlidingLog(log) => log.is_sound(words),
+            Self::SlidingSlots(slots) => slots.is_sound(words),
+            Self::SlidingApproximate(pair) => pair.is_sound(inline(words)),
         }
     }
 

@@ -204,6 +204,11 @@ impl Meter {
         if steady_ns >= written_ns { tat } else { self.tick(steady_ns).saturating_add(owed) }
     }
 
+    /// The theoretical arrival time if everything had been charged so much later.
+    pub fn delayed(&self, tat: u128, by_ns: u64) -> u128 {
+        if tat == 0 { 0 } else { tat.saturating_add(self.tick(by_ns)).min(TAT_MAX) }
+    }
+
     fn tick(&self, steady_ns: u64) -> u128 {
         u128::from(steady_ns) * u128::from(self.n)
     }

@@ -11,7 +11,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::verdict::{NEVER, Verdict};
+use crate::{
+    PERIOD_NS_MAX, UNITS_MAX,
+    time::CLOCK_END,
+    verdict::{NEVER, Verdict},
+};
 
 /// The largest limit that is counted by an exact log unless the config sets `slots`. A log of 64
 /// charges takes 1 KiB, four times what 32 slots take.
@@ -95,6 +99,16 @@ impl SlidingLog {
     /// Whether every charge has left the window.
     pub fn is_idle(&self, log: &[u64], steady_ns: u64) -> bool {
         self.expired(log, steady_ns) == log.len()
+    }
+
+    /// Whether a state read from a disk is one of these numbers.
+    pub fn is_sound(&self, log: &[u64]) -> bool {
+        let times = || log.chunks_exact(2).map(|charge| charge[0]);
+        is_sound(self.limit, self.window_ns)
+            && log.len().is_multiple_of(2)
+            && times().all(|time| time < CLOCK_END)
+            && times().is_sorted()
+            && can_be_added(log.iter().skip(1).step_by(2))
     }
 
     /// Words at the front of the log that are out of the window: charges at or before `now − window`.
@@ -202,8 +216,20 @@ impl SlidingSlots {
 
     /// Whether a state read from a disk is one of these numbers.
     pub fn is_sound(&self, words: &[u64]) -> bool {
-        let slots = (1..=SLOTS_MAX).contains(&self.slots) && self.window_ns > 0;
-        slots && (words.is_empty() || words.len() == 1 + self.places())
+        is_sound(self.limit, self.window_ns)
+            && (1..=SLOTS_MAX).contains(&self.slots)
+            && (words.is_empty() || words.len() == 1 + self.places())
+            && words.first().is_none_or(|slot| *slot <= CLOCK_END / self.slot_ns())
+            && can_be_added(words.iter().skip(1))
+    }
+
+    /// The state if everything had been charged so much later: whole slots, rounded up.
+    pub(crate) fn delayed(&self, words: &[u64], by_ns: u64) -> Vec<u64> {
+        let (slots, places) = (by_ns.div_ceil(self.slot_ns()), u64::from(self.slots) + 1);
+        let Some((newest, counts)) = words.split_first() else { return Vec::new() };
+        let mut counts = counts.to_vec();
+        counts.rotate_right((slots % places) as usize);
+        std::iter::once(newest.saturating_add(slots)).chain(counts).collect()
     }
 
     /// Nanoseconds in a slot, rounded up: `m` slots are never shorter than the window.
@@ -219,6 +245,16 @@ impl SlidingSlots {
     fn places(&self) -> usize {
         self.slots as usize + 1
     }
+}
+
+/// Whether numbers read from a disk are some that a config can have, on a clock that gains what it may.
+fn is_sound(limit: u64, window_ns: u64) -> bool {
+    limit <= UNITS_MAX && (1..=2 * PERIOD_NS_MAX).contains(&window_ns)
+}
+
+/// Whether counts read from a disk have a sum, with room for a charge.
+fn can_be_added<'a>(counts: impl Iterator<Item = &'a u64>) -> bool {
+    counts.map(|count| u128::from(*count)).sum::<u128>() < u128::from(CLOCK_END)
 }
 
 /// Where a slot's count is kept.
@@ -239,6 +275,13 @@ pub struct SlidingApproximate {
 }
 
 impl SlidingApproximate {
+    /// Whether a state read from a disk is one of these numbers.
+    pub fn is_sound(&self, state: [u64; 2]) -> bool {
+        is_sound(self.limit, self.window_ns)
+            && self.limit <= APPROXIMATE_UNITS_MAX
+            && state[0] <= CLOCK_END / self.window_ns
+    }
+
     /// Whether `cost` fits beside the estimate.
     pub fn probe(&self, state: [u64; 2], steady_ns: u64, cost: u64) -> Verdict {
         let (older, current) = self.counters(state, steady_ns);
@@ -339,6 +382,28 @@ impl SlidingApproximate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_window_can_have_counted_is_not_read() {
+        let log = SlidingLog { limit: 30, window_ns: 10_000_000_000 };
+        assert!(log.is_sound(&[5, 1, 7, 2]));
+        for words in [&[5, 1, 7][..], &[7, 1, 5, 1], &[u64::MAX, 1], &[5, u64::MAX, 7, u64::MAX]] {
+            assert!(!log.is_sound(words), "{words:?}");
+        }
+        assert!(!SlidingLog { window_ns: u64::MAX, ..log }.is_sound(&[5, 1]));
+
+        let slots = SlidingSlots { limit: 30, window_ns: 10_000_000_000, slots: 2 };
+        assert!(slots.is_sound(&[]) && slots.is_sound(&[7, 1, 2, 3]));
+        for words in [&[7, 1, 2][..], &[u64::MAX, 1, 2, 3], &[7, u64::MAX, 2, 3]] {
+            assert!(!slots.is_sound(words), "{words:?}");
+        }
+        assert!(!SlidingSlots { slots: 0, ..slots }.is_sound(&[]));
+
+        let pair = SlidingApproximate { limit: 30, window_ns: 10_000_000_000 };
+        assert!(pair.is_sound([170_000_000, 5 << 32 | 7]));
+        assert!(!pair.is_sound([u64::MAX, 0]));
+        assert!(!SlidingApproximate { window_ns: 0, ..pair }.is_sound([0, 0]));
+    }
 
     const S: u64 = 1_000_000_000;
 

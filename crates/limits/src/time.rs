@@ -1,5 +1,8 @@
 //! The two clocks of a decision.
 
+/// A time, in nanoseconds, that no clock shows: they stay below it.
+pub const CLOCK_END: u64 = 1 << 63;
+
 /// What time it is, on both clocks, in nanoseconds since the Unix epoch.
 ///
 /// *Steady* time never goes back while a process lives, and counts while the machine sleeps:
@@ -8,9 +11,9 @@
 /// operator or by NTP: only windows with edges that people see (`:00`, midnight) use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Now {
-    /// Nanoseconds on the steady clock. Below 2^63.
+    /// Nanoseconds on the steady clock. Below [`CLOCK_END`].
     pub steady_ns: u64,
-    /// Nanoseconds on the wall clock. Below 2^63.
+    /// Nanoseconds on the wall clock. Below [`CLOCK_END`].
     pub wall_ns: u64,
 }
 

@@ -628,6 +628,11 @@ impl Registry {
         .collect()
     }
 
+    /// How far wall clocks may be off, where limits are shared.
+    pub(crate) fn clock_error_ns(&self) -> Option<u64> {
+        self.sharing.as_ref().map(|terms| terms.margin_ns)
+    }
+
     /// What a node must remember over a restart.
     pub(crate) fn schedule(&self) -> Vec<Scheduled> {
         self.active.iter().map(Active::scheduled).chain(self.retired.iter().cloned()).collect()

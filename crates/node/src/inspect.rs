@@ -37,10 +37,11 @@ impl Node {
         self.progress().committed >= batch
     }
 
-    /// What this region has of a cell. Nothing where it does not know the limit.
+    /// What this region has of a cell. Nothing where the limit is not in force here.
     pub fn holding(&self, limit: LimitId, tag: CellTag, now: Now) -> Option<Holding> {
         let slot = self.slot_of(limit)?;
         let catalogue = self.catalogue();
+        catalogue.limits.iter().find(|active| active.slot == slot)?;
         let now = self.not_before(now);
         let cells = self.shards[shard_of(tag)].lock();
         let salt = tag.salt();

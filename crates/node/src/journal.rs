@@ -5,7 +5,8 @@
 //! it does not cover *asks* for more: the state after a further chunk goes to the journal, and the
 //! reply waits until it is there. A busy cell asks when half of its chunk is left, and so never waits.
 
-use acequia_limits::{Algorithm, CellTag, LimitId, Now};
+use acequia_limits::{Algorithm, CellTag, LimitId, Now, meter::Meter};
+use acequia_rights::broken::{Broken, broken};
 
 use crate::{account::Account, kept::Kept};
 
@@ -62,6 +63,8 @@ pub(crate) struct HeapCell {
     /// A state on its way to the disk, and the batch it travels in. 0 where none is.
     asked: Vec<u64>,
     asked_in: u64,
+    /// What the held and the asked states mean: a bucket's words count in ticks of its rate, and loans change that.
+    meter: Option<Meter>,
     /// Whether the disk has a row of it, or will: even one that says nothing any more must go.
     written: bool,
     /// What it is accounted as from its first day: what it may grow to.
@@ -135,7 +138,8 @@ impl HeapCell {
 
     /// A state to write that covers the cell's and whatever the disk holds already, so that charges which
     /// that covers need not wait.
-    pub(crate) fn words_to_write(&self, algorithm: &Algorithm, now: Now) -> Vec<u64> {
+    pub(crate) fn words_to_write(&mut self, algorithm: &Algorithm, now: Now) -> Vec<u64> {
+        self.go_by(algorithm);
         let covers = |words: &Vec<u64>| !words.is_empty() && algorithm.covers(words, &self.words, now);
         if self.asked_in > 0 && covers(&self.asked) {
             self.asked.clone()
@@ -179,6 +183,7 @@ impl HeapCell {
         progress: Progress,
     ) -> bool {
         self.learn(progress);
+        self.go_by(algorithm);
         let mut after = self.words.clone();
         algorithm.charge_heap(&mut after, now, units, salt);
         algorithm.covers(&self.held, &after, now)
@@ -196,6 +201,7 @@ impl HeapCell {
         ask: impl FnOnce(&[u64]),
     ) -> u64 {
         self.learn(progress);
+        self.go_by(algorithm);
         let chunk = algorithm.chunk().min(left);
         let ahead = |units: u64| {
             let mut words = self.words.clone();
@@ -232,6 +238,15 @@ impl HeapCell {
     pub(crate) fn sent_in(&mut self, batch: u64) {
         self.asked_in = batch;
         self.written = true;
+    }
+
+    /// What was written under another rate covers nothing under this one.
+    fn go_by(&mut self, algorithm: &Algorithm) {
+        let (Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter)) = algorithm else { return };
+        if self.meter != Some(*meter) && !broken(Broken::CoverByAnotherRate) {
+            self.forget_held();
+        }
+        self.meter = Some(*meter);
     }
 
     fn learn(&mut self, progress: Progress) {

@@ -6,9 +6,14 @@ use acequia_limits::{
     algorithm::State,
     meter::Meter,
     sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
+    time::CLOCK_END,
     window::FixedWindow,
 };
-use acequia_rights::{loan::Lent, transfer::Transfers};
+use acequia_rights::{
+    broken::{Broken, broken},
+    loan::Lent,
+    transfer::Transfers,
+};
 use serde::{Deserialize, Serialize};
 
 /// A state and the numbers that give it its meaning.
@@ -18,6 +23,8 @@ pub struct Kept {
     words: Vec<u64>,
     /// What the steady clock read when it was written.
     written_ns: u64,
+    /// What the wall clock read then: a steady clock is anchored to it at every start.
+    written_wall_ns: u64,
     /// What of it other regions may spend.
     pledge: Pledge,
     /// For rows that are no cell's: what the node remembers of itself.
@@ -62,7 +69,8 @@ impl Kept {
             Algorithm::SlidingApproximate(pair) => Numbers::Approximate(*pair),
         };
         let (pledge, record) = (Pledge::default(), Vec::new());
-        Self { numbers, words: words.to_vec(), written_ns: now.steady_ns, pledge, record }
+        let Now { steady_ns: written_ns, wall_ns: written_wall_ns } = now;
+        Self { numbers, words: words.to_vec(), written_ns, written_wall_ns, pledge, record }
     }
 
     /// The same, with what was given away.
@@ -82,6 +90,7 @@ impl Kept {
             numbers: Numbers::Window(0),
             words: Vec::new(),
             written_ns: 0,
+            written_wall_ns: 0,
             pledge: Pledge::default(),
             record,
         }
@@ -97,41 +106,71 @@ impl Kept {
         Self { words: vec![wall_ns, 0], ..Self::of_record(Vec::new()) }
     }
 
-    /// The time that [`Kept::of_wall`] keeps.
+    /// The time that [`Kept::of_wall`] keeps, if a clock can have shown it.
     pub(crate) fn wall_ns(&self) -> Option<u64> {
-        self.words.first().copied()
+        self.words.first().copied().filter(|wall_ns| *wall_ns < CLOCK_END)
     }
 
     /// The numbers it was written under, as an algorithm of the same limit as `like`. Nothing where
     /// the two have nothing in common or the numbers are impossible: the file was not ours.
     pub(crate) fn algorithm(&self, like: &Algorithm) -> Option<Algorithm> {
         let sliding = matches!(like, Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_));
-        match (self.numbers, like) {
-            (Numbers::Meter(meter), Algorithm::TokenBucket(_)) if meter.is_sound() => {
-                Some(Algorithm::TokenBucket(meter))
-            }
-            (Numbers::Meter(meter), Algorithm::LeakyBucket(_)) if meter.is_sound() => {
-                Some(Algorithm::LeakyBucket(meter))
-            }
+        let algorithm = match (self.numbers, like) {
+            (Numbers::Meter(meter), Algorithm::TokenBucket(_)) => Algorithm::TokenBucket(meter),
+            (Numbers::Meter(meter), Algorithm::LeakyBucket(_)) => Algorithm::LeakyBucket(meter),
             (Numbers::Window(margin_ns), Algorithm::FixedWindow(window)) if margin_ns <= MARGIN_NS_MAX => {
-                Some(Algorithm::FixedWindow(FixedWindow { margin_ns, ..window.clone() }))
+                Algorithm::FixedWindow(FixedWindow { margin_ns, ..window.clone() })
             }
-            (Numbers::Log(log), _) if sliding && log.window_ns > 0 && self.words.len().is_multiple_of(2) => {
-                Some(Algorithm::SlidingLog(log))
+            (Numbers::Log(log), _) if sliding => Algorithm::SlidingLog(log),
+            (Numbers::Slots(slots), _) if sliding => Algorithm::SlidingSlots(slots),
+            (Numbers::Approximate(pair), Algorithm::SlidingApproximate(_)) => {
+                Algorithm::SlidingApproximate(pair)
             }
-            (Numbers::Slots(slots), _) if sliding && slots.is_sound(&self.words) => {
-                Some(Algorithm::SlidingSlots(slots))
-            }
-            (Numbers::Approximate(pair), Algorithm::SlidingApproximate(_)) if pair.window_ns > 0 => {
-                Some(Algorithm::SlidingApproximate(pair))
-            }
-            _ => None,
-        }
+            _ => return None,
+        };
+        (self.written_ns < CLOCK_END && algorithm.is_sound(&self.words)).then_some(algorithm)
     }
 
     /// The state itself, under `algorithm`, which is [`Kept::algorithm`]: on a clock that was set back, no
     /// more is owed than was when it was written.
-    pub(crate) fn state(&self, algorithm: &Algorithm, now: Now) -> State {
-        algorithm.redated(&self.words, self.written_ns, now)
+    ///
+    /// Among regions, where walls are known to be at most `error_ns` off, no more time is taken to have passed since
+    /// than the walls say for sure. The steady clock that the state was written by has drifted from the wall for as
+    /// long as its process lived, and today's was anchored to the wall anew: their difference says less.
+    pub(crate) fn state(&self, algorithm: &Algorithm, error_ns: Option<u64>, now: Now) -> State {
+        let state = algorithm.redated(&self.words, self.written_ns, now);
+        let Some(error_ns) = error_ns.filter(|_| !broken(Broken::TrustAnchor)) else { return state };
+        let surely_ns = now.wall_ns.saturating_sub(self.written_wall_ns).saturating_sub(2 * error_ns);
+        let by_clock_ns = now.steady_ns.saturating_sub(self.written_ns);
+        let ahead_ns = by_clock_ns.saturating_sub(surely_ns);
+        if ahead_ns == 0 { state } else { algorithm.delayed(state.words(), ahead_ns) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_limits::{Rate, window::Edges};
+
+    use super::*;
+
+    #[test]
+    fn a_row_that_no_node_can_have_written_is_not_read() {
+        let window_ns = 3_600 * 1_000_000_000;
+        let window = Algorithm::FixedWindow(FixedWindow::new(9, Edges::Every { window_ns, stagger: false }));
+        let log = Algorithm::SlidingLog(SlidingLog { limit: 9, window_ns });
+        let bucket = Algorithm::TokenBucket(Meter::new(Rate::parse("1/s").expect("a rate"), 9));
+        for (algorithm, sound, impossible) in [
+            (&window, [window_ns, 3], [u64::MAX, 3]),
+            (&window, [window_ns, 3], [window_ns, u64::MAX]),
+            (&log, [window_ns, 3], [u64::MAX, 3]),
+            (&bucket, [1 << 40, 3], [u64::MAX, 3]),
+        ] {
+            let read = |words: &[u64], ns| Kept::new(algorithm, words, Now::at(ns)).algorithm(algorithm);
+            assert_eq!(read(&sound, window_ns).as_ref(), Some(algorithm));
+            assert_eq!(read(&impossible, window_ns), None, "{impossible:?}");
+            assert_eq!(read(&sound, u64::MAX), None, "written at the end of time");
+        }
+        assert_eq!(Kept::of_wall(7).wall_ns(), Some(7));
+        assert_eq!(Kept::of_wall(u64::MAX).wall_ns(), None);
     }
 }

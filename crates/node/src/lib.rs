@@ -442,6 +442,7 @@ impl Node {
         crashed: bool,
         rows: &mut impl FnMut(LimitId) -> Vec<Row>,
     ) {
+        let error_ns = registry.clock_error_ns();
         for id in ids {
             let found = registry.active().iter().find(|active| active.limit.id == *id);
             let Some(active) = found else { continue };
@@ -462,7 +463,7 @@ impl Node {
                     continue;
                 }
                 let salt = row.tag.salt();
-                let state = kept.state(&algorithm, now);
+                let state = kept.state(&algorithm, error_ns, now);
                 // Under numbers of today where they are the same. Else nobody knows when they changed.
                 let (numbers, local, state) = match all.iter().find(|live| *live.local.at(salt) == algorithm)
                 {
@@ -505,18 +506,24 @@ impl Node {
             }
             let all: Vec<(u16, Algorithm)> =
                 all.iter().map(|live| (live.numbers, live.local.least().clone())).collect();
-            self.restore_shared(slot, &all, &shared, now);
+            self.restore_shared(slot, &all, &shared, (error_ns, now));
         }
     }
 
     /// The cells that new ones shared stand for every set of numbers that the limit has now: a row
     /// does not say whose keys were in it.
-    fn restore_shared(&self, slot: u16, all: &[(u16, Algorithm)], shared: &[Kept], now: Now) {
+    fn restore_shared(
+        &self,
+        slot: u16,
+        all: &[(u16, Algorithm)],
+        shared: &[Kept],
+        (error_ns, now): (Option<u64>, Now),
+    ) {
         for (numbers, algorithm) in all {
             let mut joined: Option<State> = None;
             for kept in shared {
                 let Some(old) = kept.algorithm(algorithm) else { continue };
-                let state = algorithm.convert_sometime(&old, kept.state(&old, now).words(), now);
+                let state = algorithm.convert_sometime(&old, kept.state(&old, error_ns, now).words(), now);
                 joined = Some(match joined {
                     None => state,
                     Some(first) if algorithm.covers(first.words(), state.words(), now) => first,

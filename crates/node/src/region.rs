@@ -79,7 +79,7 @@ impl Node {
         if let Some(bytes) = read(MEMORY, &mut rows) {
             memory = postcard::from_bytes(&bytes).map_err(|_| ResumeFault::Unreadable("memory"))?;
         }
-        memory.boot += 1;
+        memory = memory.next_start().ok_or(ResumeFault::Unreadable("memory"))?;
         let versions = match read(VERSIONS, &mut rows) {
             None => Versions::new(home.writer),
             Some(bytes) => {
@@ -266,6 +266,14 @@ impl Node {
         self.config.empty_handed.is_some()
     }
 
+    /// The wall never goes back behind this time while the process lives: what was forgotten of an earlier window is
+    /// not asked for again.
+    pub(crate) fn leave_behind(&self, now: Now) {
+        if !broken(Broken::WindowReopens) {
+            self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
+        }
+    }
+
     pub(crate) fn set_correction(&self, ns: i64) {
         self.correction_ns.store(ns, Ordering::Release);
     }
@@ -419,5 +427,34 @@ impl Node {
     #[inline]
     pub(crate) const fn is_shared(&self) -> bool {
         self.sharing.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_limits::HashKey;
+
+    use super::*;
+    use crate::{Config, Home, sharing::LOAN_TTL_NS};
+
+    #[test]
+    fn a_memory_that_no_node_can_have_is_not_taken_up() {
+        let writer = Writer { region: Region(0), node: 0, incarnation: 1 };
+        let config = Config {
+            key: HashKey([7; 16]),
+            memory_bytes: 1 << 20,
+            durable: true,
+            empty_handed: None,
+            home: Some(Home { writer, loan_ttl_ns: LOAN_TTL_NS }),
+        };
+        let resumed = |boot, loans| {
+            let record = postcard::to_allocvec(&Memory { boot, loans }).expect("bytes");
+            let row = Row { limit: MEMORY, tag: CellTag(0), state: Some(Kept::of_record(record)) };
+            let rows = |limit| if limit == MEMORY { vec![row.clone()] } else { Vec::new() };
+            Node::new(config).resume_home(Vec::new(), Now::at(1), rows)
+        };
+        assert_eq!(resumed(3, 4_096), Ok(()));
+        assert_eq!(resumed(u32::MAX, 4_096), Err(ResumeFault::Unreadable("memory")));
+        assert_eq!(resumed(3, u64::MAX), Err(ResumeFault::Unreadable("memory")));
     }
 }

@@ -109,6 +109,10 @@ pub enum Broken {
     ForgetLeavers,
 
     // Of the node.
+    /// After a restart the steady clock is taken to go on where the last one was.
+    TrustAnchor,
+    /// A state on disk covers one that counts in another rate.
+    CoverByAnotherRate,
     /// After a crash, a window is spent only as far as the present numbers go.
     SpentAsOfNow,
     /// A clock that goes back finds a window that was left as if it had never been open.

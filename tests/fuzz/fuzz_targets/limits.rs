@@ -30,7 +30,7 @@ fn serve(limits: Vec<Limit>) {
         // At one instant no cell lets more through than its budget.
         let mut charged = std::collections::BTreeMap::new();
         for cost in [1, 1, 3, u64::MAX, 0, 1 << 40, 1] {
-            let entries = [("key", "b"), ("ip", "10.1.2.3"), ("route", "/report/a")];
+            let entries = [("to", "all"), ("key", "b"), ("ip", "10.1.2.3"), ("route", "/report/a")];
             let mut request = Request::new("shop", &entries);
             request.cost = cost;
             asker.check(&request, now, Ask::CHECK);
@@ -55,7 +55,8 @@ fn serve(limits: Vec<Limit>) {
 
 fn seeds() -> Vec<Vec<u8>> {
     let specs = place::specs();
-    let mut seeds: Vec<Vec<u8>> = specs.into_iter().map(|spec| serde_json::to_vec(&[spec]).expect("JSON")).collect();
+    let mut seeds: Vec<Vec<u8>> =
+        specs.into_iter().map(|spec| serde_json::to_vec(&[spec]).expect("JSON")).collect();
     let more = r#"[{"name":"all","domain":"shop","when":{"route":["/report/*","!/report/tiny"],"key":"b"},
 "by":["key",{"ip":"ip","v4":24,"v6":64}],"cost":2,"leaky_bucket":{"rate":"5/10s","queue":9,"no_wait":"allow"},
 "mode":"shadow","charge":"each","unlimited":{"key":"gold"},

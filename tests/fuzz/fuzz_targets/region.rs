@@ -1,6 +1,6 @@
 //! A whole node among regions, fed with well-formed frames of two peers that say anything, between checks, ticks and
 //! polls. It never panics, takes no more memory than a bound, loses nothing to a frame that it refuses, and lets
-//! no more through than the whole limit, whatever it is told: a part that was lent is a part of that.
+//! no more through at once than the whole limit and what the peers said to have lent and given.
 #![no_main]
 
 use std::{collections::BTreeMap, sync::LazyLock};
@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use acequia_fuzz::{
     memory,
     place::{self, MS, Place, S},
+    seeds,
 };
 use acequia_limits::{CellTag, LimitId, Now, Part, Request};
 use acequia_node::{
@@ -31,7 +32,7 @@ const ENTRIES_MAX: usize = 12;
 const BYTES_MAX: usize = 24 << 20;
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
-fuzz_target!(|bytes: &[u8]| {
+fuzz_target!(init: seeds::write(|| seeds::random(24, 1_024)), |bytes: &[u8]| {
     let (_, peak) = memory::peak_of(|| {
         let mut history = History::new();
         // It ends when the bytes do.
@@ -60,8 +61,18 @@ struct History {
     now: Now,
     place: Place,
     peers: [Peer; 2],
-    /// Units let through, by limit and cell, in the order of the instants.
-    admitted: BTreeMap<(u32, CellTag), Vec<(u64, u64)>>,
+    /// What was let through last, by limit and cell.
+    admitted: BTreeMap<(LimitId, CellTag), Admitted>,
+    /// Units that the peers ever said to have lent and given.
+    told: u64,
+}
+
+/// Units let through in one instant, and the largest budget that the limit had in it.
+#[derive(Default)]
+struct Admitted {
+    at_ns: u64,
+    units: u64,
+    whole: u64,
 }
 
 /// The cells that the keys hit: the limit, the cell.
@@ -71,9 +82,10 @@ static CELLS: LazyLock<Vec<(LimitId, CellTag)>> = LazyLock::new(|| {
     place.found(now);
     let mut cells = Vec::new();
     for key in KEYS {
-        place.ask(key, 1, now);
+        place.ask("all", key, 1, now);
         let (answer, catalogue) = place.asker.last();
-        let cell = |said: &acequia_node::LimitAnswer| (catalogue.limits[said.limit as usize].limit.id, said.tag);
+        let cell =
+            |said: &acequia_node::LimitAnswer| (catalogue.limits[said.limit as usize].limit.id, said.tag);
         cells.extend(answer.limits.iter().map(cell));
     }
     cells
@@ -95,7 +107,7 @@ impl History {
             seen: Seen::default(),
             grants: Vec::new(),
         };
-        Self { now, place, peers: [peer(1), peer(2)], admitted: BTreeMap::new() }
+        Self { now, place, peers: [peer(1), peer(2)], admitted: BTreeMap::new(), told: 0 }
     }
 
     fn run(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
@@ -152,7 +164,7 @@ impl History {
         let key = *u.choose(&KEYS)?;
         let cost = *u.choose(&[1, 1, 1, 5, 20, 400, u64::MAX])?;
         let times = u.int_in_range(1..=40)?;
-        let entries = [("key", key)];
+        let entries = [("to", *u.choose(&place::TO)?), ("key", key)];
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         for _ in 0..times {
@@ -160,10 +172,21 @@ impl History {
             if !asker.check(&request, self.now, Ask::CHECK).allowed {
                 break;
             }
-            let (answer, _) = asker.last();
+            let (answer, catalogue) = asker.last();
             for said in answer.limits.iter().filter(|said| said.outcome == Outcome::Allow) {
-                let all = self.admitted.entry((said.limit, said.tag)).or_default();
-                all.push((self.now.steady_ns, said.units));
+                // In one instant, which is the least of promises. What the peers say that they lend and give
+                // is believed: their certificates are.
+                let limit = &catalogue.limits[said.limit as usize].limit;
+                let budgets = limit.overrides.iter().map(|one| one.algorithm.budget());
+                let whole = budgets.fold(limit.algorithm.budget(), u64::max);
+                let all = self.admitted.entry((limit.id, said.tag)).or_default();
+                if all.at_ns != self.now.steady_ns {
+                    *all = Admitted { at_ns: self.now.steady_ns, ..Admitted::default() };
+                }
+                all.units = all.units.saturating_add(said.units);
+                all.whole = all.whole.max(whole);
+                let most = all.whole.saturating_add(self.told);
+                assert!(all.units <= most, "{} of {most} in {:?}", all.units, limit.spec.name);
             }
         }
         Ok(())
@@ -207,7 +230,7 @@ impl History {
 
     fn visible(&mut self) -> impl PartialEq + use<> {
         let peeks = KEYS.map(|key| {
-            let entries = [("key", key)];
+            let entries = [("to", "all"), ("key", key)];
             let request = Request::new("shop", &entries);
             self.place.asker.check(&request, self.now, Ask::PEEK).clone()
         });
@@ -239,6 +262,11 @@ impl History {
         let mut entries = Vec::new();
         for _ in 0..count {
             let entry = self.entry(peer, u)?;
+            if let Entry::Grant { grant: Grant { part: Part { units, .. }, .. }, .. }
+            | Entry::Give { cumulative: units, .. } = &entry
+            {
+                self.told = self.told.saturating_add(*units);
+            }
             entries.push(entry);
         }
         let mut frame = self.written(peer, &entries);
@@ -284,7 +312,8 @@ impl History {
             return Ok(Beat { boot: u.arbitrary()?, number: u.arbitrary()? });
         }
         let heard = self.peers[peer].heard.as_ref();
-        Ok(heard.map_or(Beat { boot: 0, number: 0 }, |header| Beat { boot: header.boot, number: header.beat }))
+        Ok(heard
+            .map_or(Beat { boot: 0, number: 0 }, |header| Beat { boot: header.boot, number: header.beat }))
     }
 
     fn entry(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<Entry> {
@@ -327,7 +356,8 @@ impl History {
             }
             12 => {
                 let (from, up_to) = (small(u, 4)?, small(u, self.peers[peer].loan + 2)?);
-                let except = (0..u.int_in_range(0..=6)?).map(|_| small(u, up_to.max(1))).collect::<Result<_>>()?;
+                let except =
+                    (0..u.int_in_range(0..=6)?).map(|_| small(u, up_to.max(1))).collect::<Result<_>>()?;
                 Entry::Renew(Renew { echo: self.echo(peer, u)?, from, up_to, except })
             }
             13 => Entry::Ask { id, end_ns: self.window(u)?, units: number(u)? },
@@ -405,7 +435,11 @@ impl History {
                 3 => version.authority = self.writer(u)?,
                 4 => {
                     let writer = self.writer(u)?;
-                    let member = Member { weight: number(u)? as u32, writer, name: "x".repeat(u.int_in_range(0..=200)?) };
+                    let member = Member {
+                        weight: number(u)? as u32,
+                        writer,
+                        name: "x".repeat(u.int_in_range(0..=200)?),
+                    };
                     version.members.insert(writer.region, member);
                 }
                 5 => drop(version.members.pop_last()),

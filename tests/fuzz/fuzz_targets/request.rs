@@ -57,7 +57,9 @@ fn agree<M>(
         (Err(error), Ok(_)) => assert!(
             matches!(
                 error,
-                Malformed::Group { .. } | Malformed::TooManyDescriptors { .. } | Malformed::TooManyEntries { .. }
+                Malformed::Group { .. }
+                    | Malformed::TooManyDescriptors { .. }
+                    | Malformed::TooManyEntries { .. }
             ),
             "only ours fails: {error}"
         ),
@@ -104,13 +106,18 @@ fn seeds() -> Vec<Vec<u8>> {
         hits_addend: Some(2),
         is_negative_hits: true,
     };
-    let rls = RateLimitRequest { domain: "shop".into(), descriptors: vec![envoy.clone(), envoy], hits_addend: 3 };
+    let rls =
+        RateLimitRequest { domain: "shop".into(), descriptors: vec![envoy.clone(), envoy], hits_addend: 3 };
     let ours = v1::Descriptor {
         entries: vec![v1::Entry { key: "api_key".into(), value: "k1".into() }],
         cost: Some(5),
     };
-    let check =
-        CheckRequest { domain: "shop".into(), descriptors: vec![ours.clone(), ours], cost: Some(2), detail: true };
+    let check = CheckRequest {
+        domain: "shop".into(),
+        descriptors: vec![ours.clone(), ours],
+        cost: Some(2),
+        detail: true,
+    };
     let batch = CheckBatch { checks: vec![check.clone(), CheckRequest::default(), check.clone()] };
     vec![rls.encode_to_vec(), check.encode_to_vec(), batch.encode_to_vec()]
 }

@@ -10,7 +10,7 @@ use acequia_fuzz::{
         RateLimitResponse,
         rate_limit_response::{Code, rate_limit::Unit},
     },
-    memory,
+    memory, seeds,
     wire::{
         CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue, RateLimitResponseWriter,
         Reader, StatusOut, WireType, write_check_response, write_check_result,
@@ -69,7 +69,7 @@ enum Input<'a> {
     Envoy(Envoy<'a>),
 }
 
-fuzz_target!(|input: Input<'_>| match input {
+fuzz_target!(init: seeds::write(|| seeds::random(8, 256)), |input: Input<'_>| match input {
     Input::Bytes(bytes) => {
         let (_, peak) = memory::peak_of(|| {
             let _ = CheckResponse::decode(bytes);
@@ -87,7 +87,10 @@ fuzz_target!(|input: Input<'_>| match input {
 fn walk(mut reader: Reader<'_>, end: usize, depth: usize) {
     let mut last = None;
     while let Ok(Some(field)) = reader.field() {
-        assert!(field.offset < end && last.is_none_or(|last| field.offset > last), "a walk goes on, and ends");
+        assert!(
+            field.offset < end && last.is_none_or(|last| field.offset > last),
+            "a walk goes on, and ends"
+        );
         last = Some(field.offset);
         if field.wire_type == WireType::Len && depth < 4 {
             let Ok(inner) = reader.message(field) else { return };

@@ -33,7 +33,7 @@ fn restore(kept: &Kept, crashed: bool, shared: bool) {
     let mut asker = node.asker();
     for later in [1, 2 * place::S, 7_200 * place::S] {
         for key in ["a", "b"] {
-            let entries = [("key", key)];
+            let entries = [("to", "all"), ("key", key)];
             let request = acequia_limits::Request::new("shop", &entries);
             asker.check(&request, now, acequia_node::Ask::CHECK);
         }

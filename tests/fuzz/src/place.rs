@@ -18,19 +18,23 @@ pub const START: u64 = 1_700_000_000 * S;
 pub const KEY: [u8; 16] = [7; 16];
 /// Regions in the catalogue, the node under test among them.
 pub const REGIONS: u16 = 3;
-/// Some limits of every algorithm, with overrides and without.
+/// Some limits of every algorithm, with overrides and without: a request goes to one of them, or to all.
 pub const LIMITS: &str = r#"[
-{"name":"bucket","domain":"shop","by":["key"],"token_bucket":{"rate":"1000/s","burst":300},
+{"name":"bucket","domain":"shop","when":{"to":["bucket","all"]},"by":["key"],"token_bucket":{"rate":"1000/s","burst":300},
  "overrides":[{"key":"b","rate":"90/s"}]},
-{"name":"slow","domain":"shop","by":["key"],"token_bucket":{"rate":"60/h","burst":40}},
-{"name":"queue","domain":"shop","by":["key"],"leaky_bucket":{"rate":"50/s","queue":20}},
-{"name":"window","domain":"shop","by":["key"],"fixed_window":{"limit":3000,"window":"1h"}},
-{"name":"blink","domain":"shop","by":["key"],"fixed_window":{"limit":90,"window":"1s","stagger":true}},
-{"name":"log","domain":"shop","by":["key"],"sliding_window":{"limit":30,"window":"10s"}},
-{"name":"slots","domain":"shop","by":["key"],"sliding_window":{"limit":900,"window":"2m"}},
-{"name":"pair","domain":"shop","by":["key"],"sliding_window":{"limit":500,"window":"1m","approximate":true}},
-{"name":"quota","domain":"shop","by":["key"],"quota":{"limit":5000,"per":"day","time_zone":"Europe/Berlin"}}
+{"name":"slow","domain":"shop","when":{"to":["slow","all"]},"by":["key"],"token_bucket":{"rate":"60/h","burst":40}},
+{"name":"queue","domain":"shop","when":{"to":["queue","all"]},"by":["key"],"leaky_bucket":{"rate":"50/s","queue":20}},
+{"name":"window","domain":"shop","when":{"to":["window","all"]},"by":["key"],"fixed_window":{"limit":3000,"window":"1h"}},
+{"name":"blink","domain":"shop","when":{"to":["blink","all"]},"by":["key"],"fixed_window":{"limit":90,"window":"1s","stagger":true}},
+{"name":"log","domain":"shop","when":{"to":["log","all"]},"by":["key"],"sliding_window":{"limit":30,"window":"10s"}},
+{"name":"slots","domain":"shop","when":{"to":["slots","all"]},"by":["key"],"sliding_window":{"limit":900,"window":"2m"}},
+{"name":"pair","domain":"shop","when":{"to":["pair","all"]},"by":["key"],"sliding_window":{"limit":500,"window":"1m","approximate":true}},
+{"name":"quota","domain":"shop","when":{"to":["quota","all"]},"by":["key"],"quota":{"limit":5000,"per":"day","time_zone":"Europe/Berlin"}}
 ]"#;
+
+/// What requests go to.
+pub const TO: [&str; 10] =
+    ["all", "bucket", "slow", "queue", "window", "blink", "log", "slots", "pair", "quota"];
 
 /// The bytes that a disk has.
 pub type Disk = BTreeMap<(LimitId, CellTag), Kept>;
@@ -51,14 +55,14 @@ pub fn specs() -> Vec<LimitSpec> {
 }
 
 pub fn config(region: Option<u16>, empty_handed: Option<Now>) -> Config {
-    let home =
-        region.map(|region| Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS });
+    let home = region.map(|region| Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS });
     Config { key: HashKey(KEY), memory_bytes: 4 << 20, durable: true, empty_handed, home }
 }
 
 pub fn rows(disk: &Disk, id: LimitId) -> Vec<Row> {
     let all = (id, CellTag(0))..=(id, CellTag(u128::MAX));
-    let row = |(&(limit, tag), state): (&(LimitId, CellTag), &Kept)| Row { limit, tag, state: Some(state.clone()) };
+    let row =
+        |(&(limit, tag), state): (&(LimitId, CellTag), &Kept)| Row { limit, tag, state: Some(state.clone()) };
     disk.range(all).map(row).collect()
 }
 
@@ -94,8 +98,9 @@ impl Place {
         }
     }
 
-    pub fn ask(&mut self, key: &str, cost: u64, now: Now) -> bool {
-        let entries = [("key", key)];
+    /// Asks for something of a limit, or of all.
+    pub fn ask(&mut self, to: &str, key: &str, cost: u64, now: Now) -> bool {
+        let entries = [("to", to), ("key", key)];
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         self.asker.check(&request, now, Ask::CHECK).allowed
@@ -104,7 +109,8 @@ impl Place {
 
 pub fn draft(limits: Vec<u8>) -> Draft {
     let member = |region: u16| {
-        let member = Member { weight: 1 + u32::from(region), writer: writer(region), name: format!("r{region}") };
+        let member =
+            Member { weight: 1 + u32::from(region), writer: writer(region), name: format!("r{region}") };
         (Region(region), member)
     };
     Draft {
@@ -135,7 +141,8 @@ pub fn history() -> (Vec<Place>, Vec<Vec<u8>>) {
         for (from, place) in places.iter_mut().enumerate() {
             let busy = if from == 0 { 6 } else { 1 };
             for _ in 0..busy {
-                place.ask(if step % 3 == 0 { "b" } else { "a" }, 1, now);
+                let to = TO[(step % 10) as usize];
+                place.ask(to, if step % 3 == 0 { "b" } else { "a" }, 1, now);
             }
             let disk = &place.disk;
             place.node.tick(now, |id| rows(disk, id)).expect("a version that fits");

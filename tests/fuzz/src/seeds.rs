@@ -10,3 +10,19 @@ pub fn write(seeds: impl FnOnce() -> Vec<Vec<u8>>) {
     }
     std::process::exit(0);
 }
+
+/// Bytes of no meaning, for targets that make something of any: long ones, or they would grow too slowly.
+pub fn random(count: u64, bytes: usize) -> Vec<Vec<u8>> {
+    let seed = |number: u64| {
+        let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let next = || {
+            // Marsaglia's xorshift.
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        };
+        std::iter::repeat_with(next).take(bytes).collect()
+    };
+    (1..=count).map(seed).collect()
+}

@@ -315,6 +315,7 @@ impl World {
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         let at = &mut self.places[place];
+        let owner = at.owner;
         let Some(process) = &mut at.process else { return (false, 0) };
         let answer = process.asker.check(&request, now, Ask::CHECK);
         let Some(only) = answer.limits.first() else { return (true, 0) };
@@ -327,9 +328,14 @@ impl World {
             }
             let batch = if batch > 0 && process.node.is_committed(batch) { 0 } else { batch };
             self.oracle.admit((limit, key), (self.now, label_ns), cost, (place, batch));
-            if !self.places[place].owner && !self.oracle.void {
-                let what = format!("region {place} has no share, and admitted {cost}");
-                self.oracle.find("owns-nothing", what);
+            // One that leaves may still use what it holds of others.
+            if !owner && !self.oracle.void {
+                let holding = process.node.holding(measured.id, tag, now).unwrap_or_default();
+                if holding.effective.units == 0 {
+                    let name = measured.name;
+                    let what = format!("region {place} has no part of limit {name}, and admitted {cost}: {holding:?}");
+                    self.oracle.find("owns-nothing", what);
+                }
             }
         }
         self.note(Event::Ask(place, limit, key, cost, allowed));

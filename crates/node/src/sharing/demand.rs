@@ -161,6 +161,43 @@ mod tests {
     }
 
     #[test]
+    fn chance_moves_it_little() {
+        // Eight and twenty-two by turns, as Poisson arrivals of fifteen might come.
+        let mut demand = Demand::since(0);
+        let mut now = 0;
+        for n in 0..200 {
+            now += 20 * MS;
+            let events = if n % 2 == 0 { 8 } else { 22 };
+            demand.observe(events, events, now);
+            assert!(n < 50 || demand.units_milli().abs_diff(750_000) < 40_000, "{demand:?}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_seen_in_one_look() {
+        let mut demand = Demand::since(0);
+        for n in 1..=100 {
+            demand.observe(15, 15, n * 20 * MS);
+        }
+        demand.observe(240, 240, 101 * 20 * MS);
+        assert!(demand.units_milli() > 11_000_000, "{demand:?}");
+        demand.observe(15, 15, 102 * 20 * MS);
+        assert!(demand.units_milli() < 800_000, "{demand:?}");
+    }
+
+    #[test]
+    fn silence_is_heard() {
+        let mut demand = Demand::since(0);
+        for n in 1..=100 {
+            demand.observe(1, 1, n * 125 * MS);
+        }
+        for n in 1..=30 {
+            demand.observe(0, 0, 12_500 * MS + n * 250 * MS);
+        }
+        assert!(demand.units_milli() < 800, "{demand:?}");
+    }
+
+    #[test]
     fn the_extremes_do_not_overflow() {
         let mut demand = Demand::since(0);
         demand.observe(u64::MAX, u64::MAX, 1);

@@ -204,6 +204,14 @@ pub(crate) struct Memory {
     pub(crate) loans: u64,
 }
 
+impl Memory {
+    /// As the next process has it; nothing where it cannot be this node's, which never counts so far.
+    pub(crate) fn next_start(self) -> Option<Self> {
+        let boot = self.boot.checked_add(1)?;
+        (self.loans < u64::MAX / 2).then_some(Self { boot, ..self })
+    }
+}
+
 impl Sharing {
     pub(crate) fn new(home: Home, versions: Versions, memory: Memory, born_in: u64) -> Self {
         let beats = Beats::new(memory.boot, home.loan_ttl_ns.saturating_mul(4));
@@ -264,6 +272,7 @@ impl Sharing {
         self.keep_doubt(raw);
         node.set_correction(self.time.correction_ns());
         let now = node.not_before(raw);
+        node.leave_behind(now);
         self.beat(now);
         self.keep_shares(node, now);
         let catalogue = node.catalogue();

@@ -262,6 +262,8 @@ pub(crate) struct Stock {
 
 /// The longest demand that is asked for at once: more would have to come back when demand moves.
 const AHEAD_NS: u64 = 10 * 1_000_000_000;
+/// As many at least, where they are needed: who is asked once in a minute wants a unit at hand then.
+const UNITS_FEW: u64 = 4;
 /// A region that has so much less than it needs asks; and a piece that is so much less is no help.
 const NEED_BAND: u64 = 16;
 
@@ -281,7 +283,8 @@ impl Stock {
     /// there long before nothing is; and at least what is used until one can be there, twice.
     pub(crate) fn low_water(&self) -> u64 {
         let early_ns = (AHEAD_NS / 2).max(self.round_ns.saturating_mul(2)).min(self.time_left_ns);
-        let early = units_in(self.own.demand_milli, early_ns) + u64::from(self.own.demand_milli > 0);
+        let few = if self.own.demand_milli > 0 { UNITS_FEW / 2 } else { 0 };
+        let early = units_in(self.own.demand_milli, early_ns).max(few);
         let need = self.need(self.own);
         early.min(need - need / NEED_BAND).max(self.denied.min(need))
     }
@@ -293,7 +296,7 @@ impl Stock {
         if self.own.left >= self.low_water() && denied == 0 {
             return asks;
         }
-        let ahead = units_in(self.own.demand_milli, self.time_left_ns.min(AHEAD_NS));
+        let ahead = units_in(self.own.demand_milli, self.time_left_ns.min(AHEAD_NS)).max(UNITS_FEW);
         let wanted = ahead.min(self.need(self.own)).max(denied).saturating_sub(self.own.left);
         let mut rich: SmallVec<[(u64, Region); 8]> = self
             .others
@@ -323,4 +326,145 @@ impl Stock {
 /// Units that come in so much time at so many thousandths a second.
 pub(crate) fn units_in(milli: u64, ns: u64) -> u64 {
     u64::try_from(u128::from(milli) * u128::from(ns) / 1_000_000_000_000).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn seat(region: u16, want: u64, holds: u64) -> Seat {
+        Seat { region: Region(region), want, holds, standing: 200_000, short: 0, weight: 1 }
+    }
+
+    /// A bucket of a thousand units among five regions, of which this is the first.
+    fn flow<'a>(own: Seat, others: &'a [Seat], held: &'a [Borrowed]) -> Flow<'a> {
+        Flow {
+            own,
+            others,
+            spare: Part { rate: 199_999, units: 200 },
+            held,
+            units_total: 1_000,
+            asked: 100,
+            is_rate: true,
+            left: 200,
+        }
+    }
+
+    #[test]
+    fn who_has_more_than_its_part_lends_its_part_of_what_is_missing() {
+        let others = [
+            seat(1, 800_000, 200_000),
+            seat(2, 50_000, 200_000),
+            seat(3, 50_000, 200_000),
+            seat(4, 50_000, 200_000),
+        ];
+        let plan = plan(&flow(seat(0, 50_000, 200_000), &others, &[]));
+        assert!(plan.is_scarce && plan.give_back.is_empty());
+        let [(region, part)] = plan.lend[..] else { panic!("one loan: {plan:?}") };
+        assert_eq!(region, Region(1));
+        assert!((149_000..=151_000).contains(&part.rate), "{part:?}");
+        // Units go along, but for those that chance takes.
+        assert_eq!(part.units, 192 * u64::from(part.rate) / 199_999);
+    }
+
+    #[test]
+    fn small_differences_are_left_alone() {
+        let others = [seat(1, 209_000, 200_000), seat(2, 150_000, 200_000)];
+        assert_eq!(plan(&flow(seat(0, 150_000, 200_000), &others, &[])), Plan::default());
+    }
+
+    #[test]
+    fn what_is_borrowed_and_not_used_goes_back_unasked() {
+        let part = Part { rate: 125_000, units: 100 };
+        let held =
+            [1, 2, 3, 4].map(|region| Borrowed { from: Region(region), number: u64::from(region), part });
+        let others = [1, 2, 3, 4].map(|region| seat(region, 75_000, 75_000));
+        let back = plan(&flow(seat(0, 75_000, 700_000), &others, &held)).give_back;
+        assert_eq!(back.len(), 4, "{back:?}");
+        // Those that miss something first, while it is used.
+        let others = [seat(1, 75_000, 75_000), seat(2, 300_000, 75_000), seat(3, 75_000, 75_000)];
+        let back = plan(&flow(seat(0, 500_000, 650_000), &others, &held)).give_back;
+        assert_eq!(back.as_slice(), [(Region(2), 2)]);
+    }
+
+    #[test]
+    fn a_silent_region_keeps_a_unit_unless_there_is_one_a_region() {
+        let others = [seat(1, 800_000, 200_000), seat(2, 0, 200_000)];
+        let mut flow = flow(seat(0, 0, 200_000), &others, &[]);
+        flow.asked = 0;
+        flow.spare.units = 3;
+        let units = |flow: &Flow<'_>| plan(flow).lend.iter().map(|(_, part)| part.units).sum::<u64>();
+        flow.units_total = 10;
+        assert_eq!(units(&flow), 2);
+        flow.units_total = 3;
+        flow.spare.units = 1;
+        assert_eq!(units(&flow), 1);
+    }
+
+    #[test]
+    fn regions_with_a_unit_each_do_not_all_keep_it() {
+        let unit = |region, want, holds| Seat { standing: 1, ..seat(region, want, holds) };
+        let others = [unit(1, 4, 1), unit(2, 0, 1), unit(3, 0, 1), unit(4, 0, 1)];
+        let own = unit(0, 0, 1);
+        let flow = Flow {
+            spare: Part { rate: 0, units: 1 },
+            units_total: 5,
+            asked: 0,
+            is_rate: false,
+            left: 1,
+            ..flow(own, &others, &[])
+        };
+        assert_eq!(plan(&flow).lend.as_slice(), [(Region(1), Part { rate: 0, units: 1 })]);
+    }
+
+    fn stock(own: (u64, u64), others: [(u64, u64); 4], seconds_left: u64) -> Stock {
+        let stake = |(left, per_s): (u64, u64)| Stake { left, demand_milli: per_s * 1_000 };
+        Stock {
+            own: stake(own),
+            others: (1..).map(Region).zip(others.map(stake)).collect(),
+            time_left_ns: seconds_left * S,
+            round_ns: S / 5,
+            denied: 0,
+        }
+    }
+
+    #[test]
+    fn nobody_asks_while_there_is_plenty() {
+        let plenty = stock((10_000, 1_000), [(20_000, 50); 4], 40);
+        assert!(plenty.ask(3).is_empty());
+        assert!(plenty.own.left >= plenty.low_water());
+    }
+
+    #[test]
+    fn who_runs_low_asks_those_that_have_more_than_they_need_and_as_much_as_they_have() {
+        let low = stock((4_000, 1_000), [(20_000, 0), (10_000, 0), (500, 50), (0, 0)], 40);
+        let asks: SmallVec<[(Region, u64); 4]> = smallvec![(Region(1), 4_000), (Region(2), 2_000)];
+        assert_eq!(low.ask(3), asks, "ten seconds' worth in all");
+    }
+
+    #[test]
+    fn near_the_end_everybody_keeps_its_part_of_what_is_left() {
+        // 3 000 left and 1 200 a second asked for: two and a half seconds' worth for each.
+        let hot = stock((1_500, 1_000), [(375, 50); 4], 20);
+        assert_eq!(hot.ask(4).iter().map(|(_, units)| units).sum::<u64>(), 1_000);
+        let mild = stock((375, 50), [(1_500, 1_000), (375, 50), (375, 50), (375, 50)], 20);
+        assert_eq!(mild.give(10_000), 250);
+        assert!(mild.ask(3).is_empty());
+        // Once all have their parts nothing moves.
+        let fair = stock((2_500, 1_000), [(125, 50); 4], 20);
+        assert!(fair.ask(3).is_empty());
+        assert_eq!(stock((125, 50), [(2_500, 1_000), (125, 50), (125, 50), (125, 50)], 20).give(100), 0);
+    }
+
+    #[test]
+    fn a_silent_region_gives_all_and_a_large_cost_is_asked_for_whole() {
+        assert_eq!(stock((1, 0), [(0, 1), (1, 0), (1, 0), (1, 0)], 20).give(5), 1);
+        let mut dear = stock((10, 0), [(30, 0), (30, 0), (0, 0), (0, 0)], 20);
+        dear.denied = 50;
+        assert_eq!(dear.ask(3).iter().map(|(_, units)| units).sum::<u64>(), 40);
+    }
 }

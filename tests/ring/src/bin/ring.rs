@@ -11,7 +11,7 @@ use acequia_ring::{
 /// Prints what every region has of a cell whenever that changes, and every event in between.
 fn watch(seed: u64, limit: usize, key: usize) {
     let (mut before, mut seen) = (Vec::new(), 0);
-    let mut suspects = Vec::new();
+    let (mut suspects, mut in_force) = (Vec::new(), None);
     let ended = history::watched(seed, STEPS, |world| {
         let now = |place: &acequia_ring::place::Place| {
             let now = place.now(world.now);
@@ -24,6 +24,10 @@ fn watch(seed: u64, limit: usize, key: usize) {
             suspects = found;
         }
         let measured = &world.limits[limit];
+        if in_force != Some(world.oracle.in_force(limit)) {
+            in_force = Some(world.oracle.in_force(limit));
+            println!("    in force {in_force:?}");
+        }
         let holding = |place: &acequia_ring::place::Place| {
             place
                 .node()
@@ -37,6 +41,13 @@ fn watch(seed: u64, limit: usize, key: usize) {
                 matches!(event, Event::Ask(_, l, k, _, allowed) if (*l, *k) != (limit, key) || !allowed);
             if !other {
                 println!("{:.9} {event:?}", *at as f64 / 1e9);
+                if let Event::Write(place, _) | Event::Start(place, _) | Event::Crash(place, ..) = event {
+                    for row in world.places[*place].disk.rows_of(measured.id) {
+                        if row.tag.0 as u64 == measured.keys[key].1.0 as u64 {
+                            println!("        disk of {place}: {:?}", row.state);
+                        }
+                    }
+                }
             }
         }
         if all != before {

@@ -107,13 +107,25 @@ impl Oracle {
         now < self.changed_ns[limit].saturating_add(2 * self.limits[limit].algorithm.horizon_ns())
     }
 
+    /// The newest version that anybody made.
+    pub fn newest(&self) -> Mark {
+        self.issued.iter().map(|(mark, _)| *mark).max().unwrap_or_default()
+    }
+
     /// Whether there is a catalogue.
     pub fn has_begun(&self) -> bool {
         !self.issued.is_empty()
     }
 
     /// The authority made a version.
-    pub fn issue(&mut self, mark: Mark, budgets: Vec<Option<Budget>>, at_ns: u64) {
+    ///
+    /// A limit that it removes keeps its numbers here: what was lent under them is out until it ends, and numbers with
+    /// which the limit comes back are in force alone once everybody acknowledged those.
+    pub fn issue(&mut self, mark: Mark, mut budgets: Vec<Option<Budget>>, at_ns: u64) {
+        let before = self.issued.iter().max_by_key(|(mark, _)| *mark);
+        for (limit, budget) in budgets.iter_mut().enumerate() {
+            *budget = budget.or_else(|| before.and_then(|(_, budgets)| budgets[limit]));
+        }
         self.issued.push((mark, budgets));
         self.renew(at_ns);
     }

@@ -106,17 +106,6 @@ pub fn run(flow: &Flow, shift_ns: u64, shifts: u64, seed: u64) -> Outcome {
             world.end_step();
         }
     }
-    if std::env::var_os("CURVE").is_some() {
-        let bins: Vec<String> = curve
-            .chunks(100)
-            .map(|c| format!("{:.2}", c.iter().sum::<u64>() as f64 / (flow.per_s * shifts as f64 / 10.0)))
-            .collect();
-        println!("{}", bins.join(" "));
-        println!("{:?}", world.sent().since(&before));
-        for t in world.traffic() {
-            println!("{t:?}");
-        }
-    }
     let seconds = (shifts * shift_ns) as f64 / S as f64;
     let fixed: f64 = (0..REGIONS)
         .map(|region| demand.per_s_in(0, region).min(flow.per_s / REGIONS as f64) / flow.per_s)
