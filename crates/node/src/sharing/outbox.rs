@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::Writer;
 
-use super::wire::{Entry, FrameWriter, Header, Seen, ShortId};
+use super::wire::{ENTRIES_MAX, Entry, FrameWriter, Header, Seen, ShortId};
 
 /// Frames on their way to one peer.
 const FRAMES_MAX: usize = 16;
@@ -144,6 +144,7 @@ impl Outbox {
                 .iter()
                 .filter(|(_, fact)| fact.after_batch <= committed)
                 .map(|(topic, _)| *topic)
+                .take(ENTRIES_MAX)
                 .collect();
             for topic in topics {
                 if frame.is_full() {
