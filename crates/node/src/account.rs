@@ -32,6 +32,9 @@ pub(crate) struct Ground<'a> {
     pub(crate) salt: u32,
     /// Which of the limit's sets of numbers these are: see [`crate::Catalogue`].
     pub(crate) which: u16,
+    /// Whether the limit is in the catalogue now. Of one that was removed nothing is given away: that it is gone may be
+    /// acknowledged.
+    pub(crate) in_force: bool,
 }
 
 /// One cell's dealings with other regions.
@@ -46,8 +49,9 @@ pub(crate) struct Account {
     next: Transfers,
     /// When a loan ends, if none is renewed: steady clock.
     due_ns: u64,
-    /// When the open window is over: wall clock.
+    /// When the open window is over, and when it was last looked which is open: wall clock.
     over_ns: u64,
+    rolled_ns: u64,
     /// Whether the clock went back behind the open window: of the one that it shows now, nobody remembers what was
     /// given away, so nothing of it may be used.
     went_back: bool,
@@ -118,6 +122,7 @@ impl Account {
             next: Transfers::default(),
             due_ns: u64::MAX,
             over_ns: 0,
+            rolled_ns: 0,
             went_back: false,
             offered: Offered::default(),
             low_water: 0,
@@ -136,7 +141,8 @@ impl Account {
     /// Whether time has changed what the cell has.
     #[inline]
     pub(crate) fn is_due(&self, now: Now) -> bool {
-        now.steady_ns >= self.due_ns || now.wall_ns >= self.over_ns
+        let window = now.wall_ns >= self.over_ns || now.wall_ns < self.rolled_ns;
+        (now.steady_ns >= self.due_ns || window) && !broken(Broken::SettleLate)
     }
 
     /// Notes what was asked for; says, once, whether that calls for a look.
@@ -202,6 +208,9 @@ impl Account {
     /// What must survive a restart.
     pub(crate) fn pledge(&self) -> Pledge {
         let given = |transfers: &&Transfers| !transfers.given().is_empty();
+        if broken(Broken::RestartForgetsPledge) {
+            return Pledge::default();
+        }
         Pledge {
             lent: self.book.lent().to_vec(),
             transfers: [&self.open, &self.next].into_iter().filter(given).cloned().collect(),
@@ -247,18 +256,27 @@ impl Account {
             changed = true;
         }
         self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX);
-        if now.wall_ns >= self.over_ns {
+        if now.wall_ns >= self.over_ns || now.wall_ns < self.rolled_ns {
             changed |= self.roll(words, ground, now);
         }
         changed
     }
 
-    /// Tells the sessions of loans that ended since the last time.
-    pub(crate) fn tell_ended(&mut self, sessions: &mut BTreeMap<Writer, Session>) {
+    /// Tells the sessions of loans that ended since the last time. Gives those that were held: their givers may not
+    /// know, if a renewal was late, and would renew them for ever.
+    pub(crate) fn tell_ended(
+        &mut self,
+        sessions: &mut BTreeMap<Writer, Session>,
+    ) -> SmallVec<[(Writer, u64); 1]> {
+        let mut held = SmallVec::new();
         for Ended { peer, number, comes_back } in self.ended.drain(..) {
+            if !comes_back {
+                held.push((peer, number));
+            }
             let Some(session) = sessions.get_mut(&peer) else { continue };
             if comes_back { session.came_back(number) } else { session.let_go(number) }
         }
+        held
     }
 
     /// The window that is open, by its end; 0 where there are none.
@@ -272,8 +290,7 @@ impl Account {
             self.over_ns = u64::MAX;
             return false;
         };
-        // A clock that steps back does not bring a window back, or what was given of this one would be forgotten.
-        let end_ns = window.older_end(words, now.wall_ns, ground.salt).max(self.open.end_ns);
+        let end_ns = window.older_end(words, now.wall_ns, ground.salt);
         let margin_ns = window.margin_ns;
         let changed = self.open.end_ns != end_ns && !(self.open.is_empty() && self.next.is_empty());
         self.went_back = end_ns < self.open.end_ns && !broken(Broken::WindowReopens);
@@ -288,7 +305,9 @@ impl Account {
                 self.next = Transfers::default();
             }
         }
+        // A clock that steps back does not bring a window back: what was given of this one would be forgotten.
         self.over_ns = end_ns.saturating_add(margin_ns);
+        self.rolled_ns = now.wall_ns;
         self.rebuild(ground);
         changed
     }
@@ -298,7 +317,10 @@ impl Account {
         let old = std::mem::replace(&mut self.algorithm, ground.global.clone());
         self.rebuild(ground);
         self.renumbered |= self.algorithm.has_rate() && self.algorithm != old;
-        set(words, self.algorithm.resize(&old, words, at));
+        match broken(Broken::RebuildForgetsDebt) {
+            true => set(words, self.algorithm.fresh()),
+            false => set(words, self.algorithm.resize(&old, words, at)),
+        }
         self.algorithm.owe(words, at, change.owe);
         self.algorithm.forgive(words, at, change.shed);
     }

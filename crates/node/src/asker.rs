@@ -9,6 +9,7 @@ use acequia_limits::{
     Algorithm, CellTag, Charge, Descriptor, Mode, Now, Reason, Request, Verdict, algorithm::State,
     limit::NoWait, selector::Canonical, verdict::NEVER,
 };
+use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
 use crate::{
@@ -525,7 +526,8 @@ impl<'a> Check<'a, '_> {
     fn refresh(&self, hit: &Hit, cells: &mut Cells, place: usize) -> Result<(), Stale> {
         let active = self.limit(hit);
         let cell = cells.table.at(place);
-        if cell.numbers() != hit.numbers {
+        let skipped = broken(Broken::ReshareWithoutRenumber) && cells.account(place).is_some();
+        if cell.numbers() != hit.numbers && !skipped {
             let numbers = cell.numbers();
             if self.catalogue.local(active.slot, numbers).is_none() {
                 return Err(Stale);
@@ -888,7 +890,7 @@ impl<'a> Check<'a, '_> {
 
     fn ground(&self, hit: &Hit) -> Ground<'a> {
         let which = self.catalogue.which(self.limit(hit).slot, hit.numbers).unwrap_or(0);
-        Ground { global: self.global(hit), local: self.local(hit), salt: hit.tag.salt(), which }
+        Ground { global: self.global(hit), local: self.local(hit), salt: hit.tag.salt(), which, in_force: true }
     }
 
     /// As this region enforces them.

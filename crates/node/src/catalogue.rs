@@ -17,6 +17,7 @@ use acequia_limits::{
 
 use acequia_rights::{
     Region, Split,
+    broken::{Broken, broken},
     versions::{Kind, Until},
 };
 
@@ -40,6 +41,8 @@ pub struct Catalogue {
     domains: BTreeMap<Box<[u8]>, Domain>,
     /// By slot; slot 0 is none.
     slots: Vec<Slot>,
+    /// The slots of the limits that there are now.
+    active: BTreeSet<u16>,
 }
 
 /// The limits of one domain.
@@ -286,6 +289,11 @@ impl Catalogue {
         Some(self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.began)
     }
 
+    /// Whether the limit of a slot is one of those that there are now.
+    pub(crate) fn is_active(&self, slot: u16) -> bool {
+        self.active.contains(&slot) || broken(Broken::GiveOfRemoved)
+    }
+
     /// The limit of a slot, in force or not.
     pub(crate) fn id(&self, slot: u16) -> Option<LimitId> {
         self.slots.get(usize::from(slot)).map(|slot| slot.id)
@@ -432,12 +440,12 @@ impl Terms {
     }
 
     /// Whether a distribution still counts for a limit.
-    fn counts(&self, term: &Term, limit: &Limit, now: Now) -> bool {
+    fn counts(&self, term: &Term, limit: &Limit, drains_ns: u64, now: Now) -> bool {
         let algorithm = &limit.algorithm;
         let (Until::Superseded { windows_wall_ns, .. }, Algorithm::FixedWindow(window)) =
             (term.until, algorithm)
         else {
-            return term.until.applies(self.kind_of(limit, now), self.drift_ppm);
+            return term.until.applies(self.kind_of(limit, drains_ns, now), self.drift_ppm);
         };
         // Until the first window that starts then or later is open. Cells with edges of their own may be in one
         // that began before, for one window.
@@ -449,9 +457,10 @@ impl Terms {
         now.wall_ns < edge.saturating_add(window.margin_ns.max(self.margin_ns))
     }
 
-    /// What shares of a limit without fixed windows are wanted for.
-    fn kind_of(&self, limit: &Limit, now: Now) -> Kind {
-        let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns());
+    /// What shares of a limit without fixed windows are wanted for. `drains_ns`: how long what was spent under earlier
+    /// numbers may count.
+    fn kind_of(&self, limit: &Limit, drains_ns: u64, now: Now) -> Kind {
+        let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(drains_ns);
         if limit.algorithm.has_rate() {
             let slowest =
                 u128::from(horizon_ns) * u128::from(RATE_PARTS) / u128::from(self.least_rate.max(1));
@@ -572,10 +581,29 @@ impl Registry {
         Ok(self.active.iter().map(|active| active.numbers).ne(before))
     }
 
+    /// How long what was spent under any numbers that this process knows of may count: the most units that there
+    /// were, at the slowest rate.
+    pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
+        let Some(slot) = self.by_id.get(&limit.id) else { return 0 };
+        let all = self.slots[usize::from(*slot)].numbers.iter().map(|numbers| &numbers.algorithm);
+        let own = std::iter::once(&limit.algorithm);
+        let all: Vec<&Algorithm> = all.chain(own).filter(|algorithm| algorithm.budget() > 0).collect();
+        if broken(Broken::DrainAsOfNow) || !limit.algorithm.has_rate() {
+            return 0;
+        }
+        let most = all.iter().map(|algorithm| algorithm.budget()).max().unwrap_or(0);
+        let slowest = |algorithm: &&Algorithm| {
+            let whole = u128::from(algorithm.horizon_ns()) * u128::from(most);
+            u64::try_from(whole.div_ceil(u128::from(algorithm.budget()))).unwrap_or(u64::MAX)
+        };
+        all.iter().map(slowest).max().unwrap_or(0)
+    }
+
     /// How this region shares one limit now.
     fn shares_of(&self, limit: &Limit, now: Now) -> Option<Arc<Shares>> {
         let sharing = self.sharing.as_ref()?;
-        let terms = sharing.terms.iter().filter(|term| sharing.counts(term, limit, now));
+        let drains_ns = self.drains_ns(limit);
+        let terms = sharing.terms.iter().filter(|term| sharing.counts(term, limit, drains_ns, now));
         // One in which this region has nothing leaves it nothing.
         let splits: Option<Vec<Arc<Split>>> = terms.map(|term| term.split.clone()).collect();
         Some(Arc::new(Shares {
@@ -603,6 +631,7 @@ impl Registry {
             version,
             domains: domains.collect(),
             limits: self.active.clone(),
+            active: self.active.iter().map(|active| active.slot).collect(),
             slots: self.slots.clone(),
         }
     }

@@ -5,7 +5,7 @@
 //! it does not cover *asks* for more: the state after a further chunk goes to the journal, and the
 //! reply waits until it is there. A busy cell asks when half of its chunk is left, and so never waits.
 
-use acequia_limits::{Algorithm, CellTag, LimitId, Now, meter::Meter};
+use acequia_limits::{Algorithm, CellTag, LimitId, Now};
 use acequia_rights::broken::{Broken, broken};
 
 use crate::{account::Account, kept::Kept};
@@ -63,8 +63,6 @@ pub(crate) struct HeapCell {
     /// A state on its way to the disk, and the batch it travels in. 0 where none is.
     asked: Vec<u64>,
     asked_in: u64,
-    /// What the held and the asked states mean: a bucket's words count in ticks of its rate, and loans change that.
-    meter: Option<Meter>,
     /// Whether the disk has a row of it, or will: even one that says nothing any more must go.
     written: bool,
     /// What it is accounted as from its first day: what it may grow to.
@@ -118,7 +116,8 @@ impl HeapCell {
 
     /// Forgets what the disk holds if loans have changed what it means.
     pub(crate) fn forget_held_if_renumbered(&mut self) {
-        if self.account.as_deref_mut().is_some_and(Account::take_renumbered) {
+        let renumbered = self.account.as_deref_mut().is_some_and(Account::take_renumbered);
+        if renumbered && !broken(Broken::CoverByAnotherRate) {
             self.forget_held();
         }
     }
@@ -139,7 +138,6 @@ impl HeapCell {
     /// A state to write that covers the cell's and whatever the disk holds already, so that charges which
     /// that covers need not wait.
     pub(crate) fn words_to_write(&mut self, algorithm: &Algorithm, now: Now) -> Vec<u64> {
-        self.go_by(algorithm);
         let covers = |words: &Vec<u64>| !words.is_empty() && algorithm.covers(words, &self.words, now);
         if self.asked_in > 0 && covers(&self.asked) {
             self.asked.clone()
@@ -183,7 +181,6 @@ impl HeapCell {
         progress: Progress,
     ) -> bool {
         self.learn(progress);
-        self.go_by(algorithm);
         let mut after = self.words.clone();
         algorithm.charge_heap(&mut after, now, units, salt);
         algorithm.covers(&self.held, &after, now)
@@ -201,7 +198,6 @@ impl HeapCell {
         ask: impl FnOnce(&[u64]),
     ) -> u64 {
         self.learn(progress);
-        self.go_by(algorithm);
         let chunk = algorithm.chunk().min(left);
         let ahead = |units: u64| {
             let mut words = self.words.clone();
@@ -238,15 +234,6 @@ impl HeapCell {
     pub(crate) fn sent_in(&mut self, batch: u64) {
         self.asked_in = batch;
         self.written = true;
-    }
-
-    /// What was written under another rate covers nothing under this one.
-    fn go_by(&mut self, algorithm: &Algorithm) {
-        let (Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter)) = algorithm else { return };
-        if self.meter != Some(*meter) && !broken(Broken::CoverByAnotherRate) {
-            self.forget_held();
-        }
-        self.meter = Some(*meter);
     }
 
     fn learn(&mut self, progress: Progress) {

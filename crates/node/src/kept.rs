@@ -2,7 +2,7 @@
 //! the same to a node whose config says something else.
 
 use acequia_limits::{
-    Algorithm, MARGIN_NS_MAX, Now,
+    Algorithm, MARGIN_NS_MAX, Now, RATE_PARTS, UNITS_MAX,
     algorithm::State,
     meter::Meter,
     sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
@@ -44,6 +44,12 @@ impl Pledge {
     /// Whether nothing is given away.
     pub(crate) fn is_empty(&self) -> bool {
         self.lent.is_empty() && self.transfers.is_empty()
+    }
+
+    /// Whether a node can have given so much, in windows that there are.
+    fn is_sound(&self) -> bool {
+        let is_part = |lent: &Lent| lent.part.units <= UNITS_MAX && lent.part.rate <= RATE_PARTS;
+        self.lent.iter().all(is_part) && self.transfers.iter().all(|window| window.end_ns < CLOCK_END)
     }
 }
 
@@ -128,7 +134,9 @@ impl Kept {
             }
             _ => return None,
         };
-        (self.written_ns < CLOCK_END && algorithm.is_sound(&self.words)).then_some(algorithm)
+        let is_sound =
+            self.written_ns < CLOCK_END && self.pledge.is_sound() && algorithm.is_sound(&self.words);
+        is_sound.then_some(algorithm)
     }
 
     /// The state itself, under `algorithm`, which is [`Kept::algorithm`]: on a clock that was set back, no
@@ -170,6 +178,10 @@ mod tests {
             assert_eq!(read(&impossible, window_ns), None, "{impossible:?}");
             assert_eq!(read(&sound, u64::MAX), None, "written at the end of time");
         }
+        let pledge = |end_ns| Pledge { transfers: vec![Transfers::new(end_ns)], ..Pledge::default() };
+        let given = |end_ns| Kept::new(&window, &[window_ns, 3], Now::at(1)).with_pledge(pledge(end_ns));
+        assert_eq!(given(window_ns).algorithm(&window).as_ref(), Some(&window));
+        assert_eq!(given(u64::MAX).algorithm(&window), None, "rights in a window that never ends");
         assert_eq!(Kept::of_wall(7).wall_ns(), Some(7));
         assert_eq!(Kept::of_wall(u64::MAX).wall_ns(), None);
     }

@@ -258,6 +258,11 @@ impl Node {
         changed
     }
 
+    /// How long what was spent under any numbers of a limit so far may count.
+    pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
+        lock(&self.registry).drains_ns(limit)
+    }
+
     pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u16> {
         lock(&self.registry).slot_of(limit)
     }
@@ -360,7 +365,7 @@ impl Node {
         algorithm: &Algorithm,
         now: Now,
     ) -> Option<Now> {
-        let then = self.config.empty_handed?;
+        let then = self.config.empty_handed.filter(|_| !broken(Broken::CrashForgetsSpent))?;
         let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
             || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
         // Among regions a version may have been adopted, and served, that the disk never had.

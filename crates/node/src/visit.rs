@@ -2,6 +2,8 @@
 
 use acequia_limits::{Algorithm, Now, algorithm::State};
 
+use acequia_rights::broken::{Broken, broken};
+
 use crate::{
     Catalogue, Node,
     account::{Account, Ground},
@@ -55,6 +57,7 @@ impl Visit<'_> {
             local: self.catalogue.local(slot, heir)?,
             salt,
             which: self.catalogue.which(slot, heir).unwrap_or(0),
+            in_force: self.catalogue.is_active(slot),
         };
         if cells.account(place).is_none() {
             if !open {
@@ -74,7 +77,7 @@ impl Visit<'_> {
                 cells.rewrite(place, heir, state);
             }
             cells.share(place, Box::new(Account::new(&ground)));
-        } else if numbers != heir {
+        } else if numbers != heir && !broken(Broken::ReshareWithoutRenumber) {
             let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
             if let Some(cell) = cells.shared_mut(place) {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return None };

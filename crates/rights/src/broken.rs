@@ -109,6 +109,34 @@ pub enum Broken {
     ForgetLeavers,
 
     // Of the node.
+    /// A grant leaves before the loan is on disk.
+    GrantBeforeDurable,
+    /// Rights of a window are told before they are given on disk.
+    GiveBeforeDurable,
+    /// What is given away is not kept.
+    RestartForgetsPledge,
+    /// What was spent before a crash is forgotten.
+    CrashForgetsSpent,
+    /// A cell is charged before the loans that ended are gone.
+    SettleLate,
+    /// New numbers leave a cell with loans as it is.
+    ReshareWithoutRenumber,
+    /// What a cell owes is forgotten when its numbers change.
+    RebuildForgetsDebt,
+    /// An earlier process of a peer goes on being heard.
+    TrustOldBoot,
+    /// Near an edge only one window is charged.
+    NoMargin,
+    /// A node that knows that its disk is an old one goes on.
+    OldDiskTrusted,
+    /// A node that the catalogue does not name has a share.
+    OwnsNothingIgnored,
+    /// A version is acknowledged while more is lent or owed than there is.
+    ConformAtOnce,
+    /// What was held of a writer that is closed is held on.
+    HoldOfClosed,
+    /// What was spent under larger numbers is waited for as long as the present ones take to drain.
+    DrainAsOfNow,
     /// After a restart the steady clock is taken to go on where the last one was.
     TrustAnchor,
     /// A state on disk covers one that counts in another rate.
@@ -117,6 +145,8 @@ pub enum Broken {
     SpentAsOfNow,
     /// A clock that goes back finds a window that was left as if it had never been open.
     WindowReopens,
+    /// What was removed is given away still.
+    GiveOfRemoved,
 }
 
 /// Whether a rule is left out in this thread.

@@ -327,7 +327,7 @@ impl History {
             }
             3 => Entry::Unknown { id },
             4 => {
-                let mut rough = || u.arbitrary().map(Rough);
+                let mut rough = || Ok(Rough(if u.ratio(1, 4)? { u16::MAX } else { u.arbitrary()? }));
                 Entry::News { id, demand: rough()?, holds: rough()?, left: rough()? }
             }
             5 => Entry::Short { id, units: number(u)? },

@@ -4,7 +4,7 @@
 use acequia_rights::versions::Progress;
 
 use crate::{
-    budget::{MS, S, Shape},
+    budget::{MS, S},
     network::Weather,
     oracle::Finding,
     place::State,
@@ -145,24 +145,26 @@ fn unsettled(world: &World) -> Option<String> {
     None
 }
 
+/// Cells of which something is lent, or held, that nobody asks for.
 fn still_lent(world: &World) -> Option<String> {
     for limit in &world.limits {
-        for (_, tag) in &limit.keys {
-            for (number, place) in world.places.iter().enumerate() {
-                let Some(node) = place.node() else { continue };
-                let Some(holding) = node.holding(limit.id, *tag, place.now(world.now)) else { continue };
-                if holding.lent != holding.held || holding.lent.units > 0 || holding.lent.rate > 0 {
-                    return Some(format!("limit {} in region {number}: {holding:?}", limit.name));
-                }
+        for (key, tag) in &limit.keys {
+            let all: Vec<_> = world
+                .places
+                .iter()
+                .enumerate()
+                .filter_map(|(number, place)| {
+                    let holding = place.node()?.holding(limit.id, *tag, place.now(world.now))?;
+                    let moved = holding.lent != Default::default() || holding.held != Default::default();
+                    moved.then(|| format!("region {number} lent {:?}, holds {:?}", holding.lent, holding.held))
+                })
+                .collect();
+            if !all.is_empty() {
+                return Some(format!("limit {} {:?}, key {key}: {}", limit.name, limit.shape, all.join("; ")));
             }
         }
     }
     None
-}
-
-/// Not used where a limit has no period that a test can wait for.
-pub fn is_quick(shape: Shape) -> bool {
-    !matches!(shape, Shape::Quota(_) | Shape::Window("1h", _))
 }
 
 /// What a history found, in one line.

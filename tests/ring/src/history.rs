@@ -284,10 +284,16 @@ impl History {
             }
             Step::Remove => {
                 let first = world.limits[limit].first;
-                world.command("remove or add", |operator| {
-                    let budget = &mut operator.budgets[limit];
-                    *budget = if budget.is_some() { None } else { Some(first) };
-                });
+                if world.operator.budgets[limit].is_some() {
+                    world.command("remove", |operator| {
+                        operator.budgets[limit] = None;
+                        operator.removed[limit] = operator.members.clone();
+                    });
+                } else if world.operator.removed[limit] == world.operator.members {
+                    // Regions that did not know the limit would not wait for what others spent under it: see the
+                    // crate's documentation.
+                    world.command("add", |operator| operator.budgets[limit] = Some(first));
+                }
             }
             Step::Weight => {
                 world.command("weights", |operator| {

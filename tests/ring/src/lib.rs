@@ -5,12 +5,15 @@ pub mod clock;
 pub mod disk;
 pub mod heal;
 pub mod history;
+#[cfg(feature = "broken")]
+pub mod kill;
 pub mod mix;
 pub mod network;
 pub mod operator;
 pub mod oracle;
 pub mod place;
 pub mod random;
+pub mod stories;
 pub mod trace;
 pub mod utilisation;
 pub mod world;

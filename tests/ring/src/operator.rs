@@ -25,6 +25,8 @@ pub struct Operator {
     pub members: BTreeMap<Region, Member>,
     /// The numbers of each limit; none where it is removed.
     pub budgets: Vec<Option<Budget>>,
+    /// The members when each limit was last removed.
+    pub removed: Vec<BTreeMap<Region, Member>>,
     /// Writers that are gone.
     gone: Vec<Writer>,
     /// Where the authority is.
@@ -44,6 +46,7 @@ impl Operator {
         Self {
             members: (0..plan.members).map(member).collect(),
             budgets: plan.limits.iter().map(|limit| Some(limit.first)).collect(),
+            removed: vec![BTreeMap::new(); plan.limits.len()],
             gone: Vec::new(),
             authority: 0,
             clock_error_ns: plan.clock_error_ns,
@@ -197,7 +200,8 @@ impl World {
     /// Another place becomes the authority.
     pub fn take_over(&mut self, place: usize) -> bool {
         // Who takes over without the newest version may meet another who did: `tests/stories.rs` has that.
-        let done = self.oracle.newest() == self.places[place].mark && self.publish(place, true);
+        let newest = self.places.iter().map(|place| place.mark).max();
+        let done = newest == Some(self.places[place].mark) && self.publish(place, true);
         self.note(Event::Command(place, "take over", done));
         done
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpec};
 use acequia_rights::{
     Ack, Mark, Region, Split, Version, Writer,
+    broken::{Broken, broken},
     versions::{Adopted, Draft, Kind, Progress, Refused},
 };
 use smallvec::SmallVec;
@@ -259,7 +260,9 @@ impl Sharing {
                 Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |ground, cell| {
                     let HeapCell { account: Some(account), words, .. } = cell else { return false };
                     for writer in closed {
-                        account.forfeit(words, ground, Some(*writer), now);
+                        if !broken(Broken::HoldOfClosed) {
+                            account.forfeit(words, ground, Some(*writer), now);
+                        }
                     }
                     !account.conforms(words, now)
                 });
@@ -289,7 +292,7 @@ impl Sharing {
         let terms = chain
             .iter()
             .map(|term| {
-                let split = term.split.as_ref().filter(|_| term.names(me) && owns).map(|split| {
+                let split = term.split.as_ref().filter(|_| (term.names(me) && owns) || broken(Broken::OwnsNothingIgnored)).map(|split| {
                     let kept = self.splits.entry(term.mark).or_insert_with(|| Arc::new(split.clone()));
                     Arc::clone(kept)
                 });
@@ -301,6 +304,9 @@ impl Sharing {
     }
 
     fn margin_ns(&self) -> u64 {
+        if broken(Broken::NoMargin) {
+            return 0;
+        }
         let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
         error_ns.saturating_add(self.doubt_ns).min(acequia_limits::MARGIN_NS_MAX)
     }
@@ -327,7 +333,8 @@ impl Sharing {
         let splits = self.versions.terms().iter().filter_map(|term| term.split.as_ref());
         let least_rate = splits.map(Split::least_rate).min().unwrap_or(RATE_PARTS).max(1);
         let of = |limit: &Limit| {
-            let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns());
+            let horizon_ns =
+                limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(node.drains_ns(limit));
             let parts = if limit.algorithm.has_rate() { RATE_PARTS.div_ceil(least_rate) } else { 1 };
             horizon_ns.saturating_mul(u64::from(parts))
         };
@@ -379,7 +386,8 @@ impl Sharing {
         if self.ticks_since_adopted <= 2 {
             return;
         }
-        if self.over_lent.is_empty() && self.versions.conform(mark, self.wall_high_ns) {
+        let conforms = self.over_lent.is_empty() || broken(Broken::ConformAtOnce);
+        if conforms && self.versions.conform(mark, self.wall_high_ns) {
             self.keep(node);
         }
     }
@@ -390,7 +398,12 @@ impl Sharing {
         let over = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return false };
             account.settle(words, ground, now, &*node.sessions());
-            account.tell_ended(&mut node.sessions_mut());
+            for (from, number) in account.tell_ended(&mut node.sessions_mut()) {
+                if let Some(peer) = peers.get_mut(&from.region) {
+                    let entry = Entry::Refused { id: ShortId::default(), number };
+                    peer.outbox.tell(Topic::Refused(key, number), entry, 0);
+                }
+            }
             if account.conforms(words, now) {
                 return false;
             }

@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use acequia_limits::{LimitId, Now, Reason};
 use acequia_rights::{
+    broken::{Broken, broken},
     Beats, Offer, Refusal, Region, Session, Version, Versions, Writer, loan::LOANS_PER_PEER_MAX,
     session::Beat,
 };
@@ -426,7 +427,10 @@ impl Sharing {
             let HeapCell { account, words, .. } = cell;
             let account = account.as_deref_mut()?;
             account.settle(words, ground, now, &*node.sessions());
-            account.tell_ended(&mut node.sessions_mut());
+            for (from, number) in account.tell_ended(&mut node.sessions_mut()) {
+                let entry = Entry::Refused { id: ShortId::default(), number };
+                self.tells.push((from.region, Topic::Refused(key, number), entry));
+            }
             account.look()
         };
         warm.which = ground.which;
@@ -447,7 +451,12 @@ impl Sharing {
         let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
         for (region, topic, entry) in self.tells.drain(..) {
             if let Some(peer) = self.peers.get_mut(&region) {
-                peer.outbox.tell(topic, entry, batch);
+                let early = match topic {
+                    Topic::Grant(..) => broken(Broken::GrantBeforeDurable),
+                    Topic::Give(..) => broken(Broken::GiveBeforeDurable),
+                    _ => false,
+                };
+                peer.outbox.tell(topic, entry, if early { 0 } else { batch });
             }
         }
         self.tell_news(warm, key, ground, cell, &resource, scarce, now);
@@ -516,6 +525,10 @@ impl Sharing {
             left,
         };
         let mut plan = plan(&flow);
+        if !ground.in_force {
+            plan.lend.clear();
+            plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
+        }
         if now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS {
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
@@ -624,7 +637,7 @@ impl Sharing {
             }
         }
         let asked = std::mem::take(&mut warm.asked);
-        let may_give = !node.is_journal_down() && self.owns_nothing().is_none();
+        let may_give = !node.is_journal_down() && self.owns_nothing().is_none() && ground.in_force;
         for Asked { by, units, .. } in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
             let give = stock.give(units);
             if give > 0
@@ -643,7 +656,7 @@ impl Sharing {
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
         if !short {
             warm.asked_in_vain = 0;
-        } else if now.steady_ns >= warm.quiet_until_ns && self.owns_nothing().is_none() {
+        } else if now.steady_ns >= warm.quiet_until_ns && self.owns_nothing().is_none() && ground.in_force {
             let asks = stock.ask(ASKED_MAX);
             for (region, units) in &asks {
                 if let Some(peer) = self.peers.get_mut(region) {
@@ -758,7 +771,7 @@ impl Sharing {
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
         let named = |writer: Writer| self.versions.version().is_some_and(|version| names(version, writer));
         let peer = self.peers.entry(from).or_insert_with(|| Peer::new(header.writer));
-        if (header.writer, header.boot) < (peer.writer, peer.boot) {
+        if (header.writer, header.boot) < (peer.writer, peer.boot) && !broken(Broken::TrustOldBoot) {
             return Err(FrameFault::Late(header.writer));
         }
         // Who the catalogue names is not displaced by a writer that it does not know: that one is told the
@@ -791,7 +804,8 @@ impl Sharing {
         let ahead = header.seen.boot > boot || header.loan_max > self.loans.reserved;
         // Or frames that this process never sent: another one had its number.
         let twice = header.seen.boot == boot && header.seen.highest > peer.outbox.last_number();
-        if (ahead || twice) && header.seen.incarnation == own && header.seen.boot > 0 {
+        let is_old = (ahead || twice) && header.seen.incarnation == own && header.seen.boot > 0;
+        if is_old && !broken(Broken::OldDiskTrusted) {
             self.restored_disk = true;
         }
         let adopted = header.mark > peer.mark;
@@ -1012,7 +1026,7 @@ impl Sharing {
             let session = sessions.get_mut(&from).ok_or(Refusal::Unheard)?;
             match entry {
                 Entry::Grant { grant, .. } => {
-                    if !owned {
+                    if !owned || !ground.in_force {
                         return Err(Refusal::Unheard);
                     }
                     account.accept(words, ground, (from, &grant), (beats, session), now)

@@ -274,7 +274,7 @@ impl Stock {
         let all = others.chain([self.own]).fold((0_u128, 0_u128), |(left, demand), stake| {
             (left + u128::from(stake.left), demand + u128::from(stake.demand_milli))
         });
-        let part = all.0 * u128::from(of.demand_milli) / all.1.max(1);
+        let part = all.0.saturating_mul(u128::from(of.demand_milli)) / all.1.max(1);
         let wanted = units_in(of.demand_milli, self.time_left_ns);
         wanted.min(u64::try_from(part).unwrap_or(u64::MAX)).max(u64::from(of.demand_milli > 0))
     }
@@ -466,5 +466,18 @@ mod tests {
         let mut dear = stock((10, 0), [(30, 0), (30, 0), (0, 0), (0, 0)], 20);
         dear.denied = 50;
         assert_eq!(dear.ask(3).iter().map(|(_, units)| units).sum::<u64>(), 40);
+    }
+
+    #[test]
+    fn a_demand_without_end_overflows_nothing() {
+        // One request may cost as much as a number can say.
+        let endless = Stake { left: u64::MAX, demand_milli: u64::MAX };
+        let mut stock = stock((0, 0), [(0, 0); 4], 20);
+        stock.own.demand_milli = u64::MAX;
+        stock.others.iter_mut().for_each(|(_, stake)| *stake = endless);
+        assert!(stock.low_water() > 0);
+        assert!(!stock.ask(3).is_empty());
+        stock.own.left = u64::MAX;
+        stock.give(u64::MAX);
     }
 }

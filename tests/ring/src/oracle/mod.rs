@@ -107,11 +107,6 @@ impl Oracle {
         now < self.changed_ns[limit].saturating_add(2 * self.limits[limit].algorithm.horizon_ns())
     }
 
-    /// The newest version that anybody made.
-    pub fn newest(&self) -> Mark {
-        self.issued.iter().map(|(mark, _)| *mark).max().unwrap_or_default()
-    }
-
     /// Whether there is a catalogue.
     pub fn has_begun(&self) -> bool {
         !self.issued.is_empty()

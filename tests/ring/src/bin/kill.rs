@@ -1,0 +1,41 @@
+//! Leaves out one rule after the other, and runs stories and histories until something notices.
+//!
+//! Prints which check found it, and how many histories that took. Ends with 1 if a rule can be left out unnoticed.
+#![allow(clippy::print_stdout, reason = "what it is for")]
+
+#[cfg(feature = "broken")]
+fn main() {
+    use acequia_ring::kill::{self, Killed};
+
+    let (mut histories, mut only) = (20_000, None);
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--quick" => histories = 400,
+            "--histories" => histories = args.next().and_then(|n| n.parse().ok()).expect("a number"),
+            name => only = Some(name.to_owned()),
+        }
+    }
+    std::panic::set_hook(Box::new(|_| ()));
+    let mut survivors = 0;
+    for (name, rule) in kill::RULES {
+        if only.as_ref().is_some_and(|only| only != name) {
+            continue;
+        }
+        match kill::kill(*rule, histories) {
+            Some(Killed { by, histories, what }) => println!("{name:<28} {by:<14} {histories:>6}   {what}"),
+            None => {
+                survivors += 1;
+                println!("{name:<28} SURVIVES       {histories:>6}");
+            }
+        }
+    }
+    println!("{} rules, {survivors} survive", kill::RULES.len());
+    std::process::exit(i32::from(survivors > 0));
+}
+
+#[cfg(not(feature = "broken"))]
+fn main() {
+    println!("build with --features broken: without it no rule can be left out");
+    std::process::exit(2);
+}

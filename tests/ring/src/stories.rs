@@ -1,0 +1,445 @@
+//! Scripted adversaries: what random search seldom hits, told step by step.
+
+use acequia_rights::Mark;
+
+use crate::{
+    budget::{Budget, MS, Measured, S, Shape},
+    heal::{heal, quiet},
+    network::Weather,
+    oracle::Finding,
+    place::TTL_NS,
+    world::{Plan, START, World},
+};
+
+/// A story: what it found, if it did.
+pub type Story = fn() -> Option<Finding>;
+
+/// All stories, by name.
+pub const ALL: &[(&str, Story)] = &[
+    ("a loan is spent after its end", a_holder_sleeps_past_the_end_of_a_loan),
+    ("a grant comes again after its return", a_grant_comes_again_after_its_return),
+    ("a crash between a loan's row and its grant", a_crash_between_row_and_grant),
+    ("a crash after rights were given", a_crash_after_rights_were_given),
+    ("an old disk", an_old_disk_knows_itself),
+    ("an eviction that a survivor has not heard of", an_eviction_that_a_survivor_has_not_heard_of),
+    ("a window's edge", a_window_edge_with_clocks_apart),
+    ("a lowering while lent out", a_lowering_while_lent_out),
+    ("a limit that comes back", a_limit_that_comes_back),
+    ("a version that was skipped", a_version_that_was_skipped),
+    ("frames of an earlier boot", frames_of_an_earlier_boot),
+    ("a lost disk that nobody named", a_lost_disk_that_nobody_named),
+    ("an eviction of a giver", an_eviction_of_a_giver),
+    ("a lowering after an eviction", a_lowering_after_an_eviction),
+    ("a steady clock that is anchored anew", a_steady_clock_that_is_anchored_anew),
+    ("rights that came before a crash", rights_that_came_before_a_crash),
+    ("a clock that goes back over an edge", a_clock_that_goes_back_over_an_edge),
+    ("two who take over at once", two_who_take_over_at_once),
+];
+
+/// Three equal regions with one limit.
+fn three(shape: Shape, units: u64, rate: u64) -> World {
+    let limits = vec![Measured::new(0, shape, Budget { units, rate }, 1)];
+    let plan = Plan {
+        members: 3,
+        places: 3,
+        limits,
+        weights: vec![1, 1, 1],
+        clock_error_ns: 10 * MS,
+        drift_ppm: 1_000,
+        loan_ttl_ns: TTL_NS,
+        true_windows: true,
+        weather: Weather { way_ns: (5 * MS, 20 * MS), ..Weather::default() },
+        start: START + 100 * S,
+    };
+    let mut world = World::new(plan, 1);
+    quiet(&mut world, 2 * S);
+    world
+}
+
+const TOKEN: Shape = Shape::Token("s", S);
+const CELL: (usize, usize) = (0, 0);
+
+/// One region asks for much for some time, so that the others lend it what they have.
+fn lend_to(world: &mut World, place: usize, ns: u64) {
+    for _ in 0..ns / (20 * MS) {
+        for _ in 0..4 {
+            world.ask(place, CELL, 1);
+        }
+        quiet(world, 20 * MS);
+    }
+}
+
+fn drain_all(world: &mut World) {
+    for place in 0..world.places.len() {
+        world.drain(place, CELL);
+    }
+    world.weigh(0, 0);
+}
+
+fn found(world: World) -> Option<Finding> {
+    world.oracle.finding
+}
+
+/// The giver takes its part back; the holder sleeps all the while, wakes, and spends.
+fn a_holder_sleeps_past_the_end_of_a_loan() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    lend_to(&mut world, 0, 3 * S);
+    for drift in [-1_000, 1_000] {
+        world.places[0].clock.drift(world.now, -drift);
+        world.places[1].clock.drift(world.now, drift);
+        world.places[2].clock.drift(world.now, drift);
+        for other in 1..3 {
+            world.network.cut.extend([(0, other), (other, 0)]);
+        }
+        world.places[0].asleep_until = world.now + 4 * S;
+        for _ in 0..300 {
+            quiet(&mut world, 10 * MS);
+            world.weigh(0, 0);
+        }
+        quiet(&mut world, 5 * S);
+        drain_all(&mut world);
+        world.network.cut.clear();
+        lend_to(&mut world, 0, 3 * S);
+    }
+    found(world)
+}
+
+/// Everything is delivered twice, the second time much later.
+fn a_grant_comes_again_after_its_return() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.weather.kept = 1_000_000;
+    for round in 0..6 {
+        lend_to(&mut world, round % 3, 2 * S);
+        for _ in 0..200 {
+            if let Some(flying) = world.network.again(&mut world.random) {
+                world.hand(&flying);
+            }
+            world.weigh(0, 0);
+        }
+        drain_all(&mut world);
+        quiet(&mut world, 200 * MS);
+    }
+    found(world)
+}
+
+/// Loans and rights leave, and the giver's machine stops before anything more is on its disk.
+fn a_crash_between_row_and_grant() -> Option<Finding> {
+    stop_a_giver(three(TOKEN, 300, 100))
+}
+
+/// As before, with the rights of a window.
+fn a_crash_after_rights_were_given() -> Option<Finding> {
+    stop_a_giver(three(Shape::Window("1m", false), 300, 1))
+}
+
+fn stop_a_giver(mut world: World) -> Option<Finding> {
+    for round in 0..6 {
+        let giver = 1 + round % 2;
+        // Nothing of the giver's reaches its disk while it is asked for what it has.
+        for _ in 0..120 {
+            for _ in 0..8 {
+                world.ask(0, CELL, 1);
+            }
+            world.pass(10 * MS);
+            while world.deliver() {}
+            for place in 0..3 {
+                world.tick(place);
+                if place != giver {
+                    world.flush(place);
+                    world.send(place);
+                }
+            }
+            world.weigh(0, 0);
+        }
+        world.take(giver);
+        world.crash(giver, 0, 0);
+        world.start(giver, false);
+        world.weigh(0, 0);
+        quiet(&mut world, 100 * MS);
+        drain_all(&mut world);
+        // What was lent comes back, and the next window begins.
+        world.pass(60 * S - world.now % (60 * S));
+        quiet(&mut world, 14 * S);
+    }
+    found(world)
+}
+
+/// A disk is replaced by an older one after others have heard of what came later: the node must see it.
+fn an_old_disk_knows_itself() -> Option<Finding> {
+    let mut world = three(Shape::Window("1m", false), 300, 1);
+    world.places[1].snapshot = Some(world.places[1].disk.clone());
+    for _ in 0..3 {
+        world.crash(1, 9, 0);
+        world.start(1, false);
+        lend_to(&mut world, 0, S);
+    }
+    world.restore_snapshot(1);
+    world.start(1, false);
+    quiet(&mut world, 5 * S);
+    let now = world.places[1].now(world.now);
+    let standing = world.places[1].node().and_then(|node| node.membership(now)).map(|m| m.standing);
+    if standing != Some(acequia_node::sharing::Standing::RestoredDisk) {
+        world.oracle.find("old-disk", format!("region 1 goes on as {standing:?}"));
+    }
+    found(world)
+}
+
+/// The victim had lent to a survivor that cannot be reached; it spends what it holds, while the authority shares the
+/// victim's part anew.
+fn an_eviction_that_a_survivor_has_not_heard_of() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", false), 300, 1);
+    lend_to(&mut world, 2, 2 * S);
+    world.network.cut.extend([(0, 2), (2, 0)]);
+    quiet(&mut world, S);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 10 * S);
+    drain_all(&mut world);
+    let hour = 3_600 * S;
+    world.pass(hour - world.now % hour + S);
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
+    world.network.cut.clear();
+    quiet(&mut world, 10 * S);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// Clocks are as far apart as they may be, and all is taken on both sides of an edge.
+fn a_window_edge_with_clocks_apart() -> Option<Finding> {
+    let mut world = three(Shape::Window("1s", false), 300, 1);
+    for round in 0..20_u64 {
+        let error = if round % 2 == 0 { 10 * MS as i64 } else { -10 * MS as i64 };
+        world.places[0].clock.error_ns = error;
+        world.places[1].clock.error_ns = -error;
+        let edge = world.now - world.now % S + S;
+        world.pass(edge - world.now - 15 * MS);
+        for _ in 0..30 {
+            drain_all(&mut world);
+            world.pass(MS);
+        }
+        quiet(&mut world, 300 * MS);
+    }
+    found(world)
+}
+
+/// A budget is lowered while most of it is lent: nobody is told that it is effective before it is back.
+fn a_lowering_while_lent_out() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    lend_to(&mut world, 0, 3 * S);
+    for units in [30, 300, 3, 300] {
+        world.network.cut.extend([(0, 1), (1, 0)]);
+        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: units.div_ceil(3) }));
+        for _ in 0..40 {
+            quiet(&mut world, 50 * MS);
+            drain_all(&mut world);
+        }
+        world.network.cut.clear();
+        lend_to(&mut world, 0, 3 * S);
+    }
+    found(world)
+}
+
+/// A limit is removed, and comes back before what was spent under it is over; a process crashes in between.
+fn a_limit_that_comes_back() -> Option<Finding> {
+    for shape in [Shape::Window("10s", false), Shape::Sliding("10s", 10 * S, None), Shape::Sliding("10s", 10 * S, Some(10))] {
+        let mut world = three(shape, 30, 1);
+        quiet(&mut world, S);
+        drain_all(&mut world);
+        world.command("remove", |operator| operator.budgets[0] = None);
+        quiet(&mut world, S);
+        world.crash(1, 9, 0);
+        world.start(1, false);
+        quiet(&mut world, 500 * MS);
+        world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 30, rate: 1 }));
+        for _ in 0..10 {
+            quiet(&mut world, 100 * MS);
+            drain_all(&mut world);
+        }
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// Weights move from one to the next, and a region hears of the last version only.
+fn a_version_that_was_skipped() -> Option<Finding> {
+    let mut world = three(Shape::Window("1s", false), 300, 1);
+    let weights = |world: &mut World, of: [u32; 3]| {
+        world.command("weights", |operator| {
+            for (member, weight) in operator.members.values_mut().zip(of) {
+                member.weight = weight;
+            }
+        });
+    };
+    for of in [[1, 8, 1], [8, 1, 1], [1, 1, 8]] {
+        world.network.cut.extend([(0, 2), (2, 0), (1, 2), (2, 1)]);
+        weights(&mut world, of);
+        for _ in 0..4 {
+            quiet(&mut world, 500 * MS);
+            drain_all(&mut world);
+        }
+        world.network.cut = vec![(1, 2), (2, 1)];
+        weights(&mut world, [of[1], of[2], of[0]]);
+        for _ in 0..4 {
+            quiet(&mut world, 500 * MS);
+            drain_all(&mut world);
+        }
+        world.network.cut.clear();
+        quiet(&mut world, 3 * S);
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// A process begins anew, and what its predecessor said and heard keeps arriving.
+fn frames_of_an_earlier_boot() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.weather.kept = 500_000;
+    for round in 0..8 {
+        lend_to(&mut world, 0, S);
+        let place = round % 3;
+        world.crash(place, 9, 0);
+        world.start(place, false);
+        for _ in 0..100 {
+            if let Some(flying) = world.network.again(&mut world.random) {
+                world.hand(&flying);
+            }
+            quiet(&mut world, 10 * MS);
+            world.weigh(0, 0);
+        }
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// A disk is lost. What comes back owns nothing until the authority names it, and until all agree.
+fn a_lost_disk_that_nobody_named() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", false), 300, 1);
+    drain_all(&mut world);
+    world.lose_disk(1);
+    for _ in 0..5 {
+        quiet(&mut world, S);
+        drain_all(&mut world);
+    }
+    world.name(1, 1);
+    for _ in 0..5 {
+        quiet(&mut world, S);
+        drain_all(&mut world);
+    }
+    if world.places[1].floor == Mark::default() {
+        world.oracle.find("settle", "region 1 was never named".to_owned());
+    }
+    found(world)
+}
+
+/// The victim had lent; the survivor that holds it must drop it, though it has some seconds left.
+fn an_eviction_of_a_giver() -> Option<Finding> {
+    let mut world = three(TOKEN, 30, 100);
+    lend_to(&mut world, 2, 3 * S);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    for _ in 0..60 {
+        quiet(&mut world, 50 * MS);
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// What the victim owed drains at its own part of the rate: nobody else has that part before it is over, however
+/// small the budget was meanwhile. (History 501232.)
+fn a_lowering_after_an_eviction() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 30);
+    drain_all(&mut world);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 200 * MS);
+    for units in [1, 300] {
+        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 30 }));
+        for _ in 0..20 {
+            quiet(&mut world, 100 * MS);
+            drain_all(&mut world);
+        }
+    }
+    found(world)
+}
+
+/// A process whose steady clock was slow stops; the next one's is right, and what is on the disk is no older for it.
+fn a_steady_clock_that_is_anchored_anew() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 6_000, 3_000);
+    for place in 0..3 {
+        world.places[place].clock.drift(world.now, -1_000);
+    }
+    world.pass(20_000 * S);
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
+    for place in 0..3 {
+        world.flush(place);
+        world.crash(place, 9, 0);
+        world.start(place, false);
+    }
+    quiet(&mut world, S);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A region spends rights that others gave it, and crashes. They are told again, and spent already. (History 309.)
+fn rights_that_came_before_a_crash() -> Option<Finding> {
+    let mut world = three(Shape::Window("10s", false), 300, 1);
+    for _ in 0..3 {
+        world.pass(10 * S - world.now % (10 * S));
+        quiet(&mut world, 100 * MS);
+        for _ in 0..120 {
+            for _ in 0..6 {
+                world.ask(0, CELL, 1);
+            }
+            quiet(&mut world, 20 * MS);
+        }
+        world.crash(0, 9, 0);
+        world.start(0, false);
+        quiet(&mut world, 500 * MS);
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// A region gives rights away and goes on to the next window. Its clock goes back, by no more than it may be wrong:
+/// what it gave is not there again under the old name.
+fn a_clock_that_goes_back_over_an_edge() -> Option<Finding> {
+    let mut world = three(Shape::Window("1m", false), 300, 1);
+    for _ in 0..3 {
+        world.pass(60 * S - world.now % (60 * S));
+        world.places[1].clock.error_ns = 10 * MS as i64;
+        quiet(&mut world, 15 * S);
+        lend_to(&mut world, 0, 3 * S);
+        world.pass(60 * S - world.now % (60 * S) + 2 * MS);
+        quiet(&mut world, 10 * MS);
+        world.tick(1);
+        world.places[1].clock.error_ns = -10 * MS as i64;
+        drain_all(&mut world);
+        quiet(&mut world, S);
+    }
+    found(world)
+}
+
+/// Two places take over in one epoch, neither knowing of the other. Nothing more is admitted for it, and a third
+/// epoch puts it right.
+fn two_who_take_over_at_once() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    for other in 1..3 {
+        world.network.cut.extend([(0, other), (other, 0)]);
+    }
+    world.publish(0, true);
+    world.publish(1, true);
+    for _ in 0..10 {
+        quiet(&mut world, 200 * MS);
+        drain_all(&mut world);
+    }
+    world.network.cut.clear();
+    quiet(&mut world, 3 * S);
+    drain_all(&mut world);
+    world.publish(1, true);
+    heal(&mut world);
+    found(world)
+}

@@ -1,0 +1,53 @@
+//! A million steps, the stories, and that a seed is a history.
+
+use acequia_ring::{
+    history::{self, STEPS},
+    stories,
+};
+
+/// Where the suite's histories begin; `cargo run --bin ring` takes others.
+const SEED: u64 = 42_000;
+const STEPS_IN_ALL: u64 = 1_000_000;
+
+#[test]
+fn nothing_is_found_in_a_million_steps() {
+    let (mut steps, mut histories, mut admitted, mut passed_ns, mut hash) = (0, 0, 0, 0, 0_u64);
+    while steps < STEPS_IN_ALL {
+        let seed = SEED + histories;
+        let ended = history::run(seed, STEPS);
+        if let Some((finding, last)) = ended.found {
+            panic!(
+                "{}\nseed {seed}, step {}: {}: {}\nreplay: cargo run --profile ring -p acequia-ring --bin ring -- --only {seed}",
+                last.join("\n"),
+                ended.steps,
+                finding.check,
+                finding.what
+            );
+        }
+        steps += ended.steps;
+        histories += 1;
+        admitted += ended.admitted;
+        passed_ns += ended.passed_ns;
+        hash = hash.rotate_left(7) ^ ended.hash;
+    }
+    eprintln!(
+        "ring: {steps} steps in {histories} histories, {admitted} units admitted in {} s, nothing found, trace {hash:016x}",
+        passed_ns / 1_000_000_000
+    );
+}
+
+#[test]
+fn a_seed_is_a_history() {
+    for seed in SEED..SEED + 4 {
+        let (first, again) = (history::run(seed, STEPS), history::run(seed, STEPS));
+        assert_eq!((first.hash, first.admitted), (again.hash, again.admitted), "seed {seed}");
+        assert_ne!(first.hash, history::run(seed + 1, STEPS).hash, "another seed is another history");
+    }
+}
+
+#[test]
+fn every_story_ends_well() {
+    for (name, story) in stories::ALL {
+        assert_eq!(story(), None, "{name}");
+    }
+}
