@@ -890,7 +890,13 @@ impl<'a> Check<'a, '_> {
 
     fn ground(&self, hit: &Hit) -> Ground<'a> {
         let which = self.catalogue.which(self.limit(hit).slot, hit.numbers).unwrap_or(0);
-        Ground { global: self.global(hit), local: self.local(hit), salt: hit.tag.salt(), which, in_force: true }
+        Ground {
+            global: self.global(hit),
+            local: self.local(hit),
+            salt: hit.tag.salt(),
+            which,
+            in_force: true,
+        }
     }
 
     /// As this region enforces them.

@@ -489,7 +489,13 @@ impl Node {
                     if !kept.pledge().is_empty() {
                         // Which override's numbers it had is known when it is next hit: the least, until then.
                         let least = all.iter().min_by_key(|live| live.local.part(salt)).unwrap_or(local);
-                        let ground = Ground { global: &least.global, local: &least.local, salt, which: 0, in_force: true };
+                        let ground = Ground {
+                            global: &least.global,
+                            local: &least.local,
+                            salt,
+                            which: 0,
+                            in_force: true,
+                        };
                         let account = Account::restored(&ground, kept.pledge(), now, crashed && !durable);
                         cell.words =
                             account.algorithm.resize(local.local.at(salt), &cell.words, now).words().to_vec();

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use acequia_limits::{Algorithm, Part};
+use acequia_limits::{Algorithm, Part, window::Edges};
 use acequia_rights::{Region, Split};
 
 /// What makes a region's numbers out of a limit's.
@@ -23,6 +23,17 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
+    /// Whether the clock is good enough to tell a limit's windows apart. While it is not, nothing of them is spent.
+    fn can_tell(&self, algorithm: &Algorithm) -> bool {
+        match algorithm {
+            Algorithm::FixedWindow(window) => match window.edges {
+                Edges::Every { window_ns, .. } => self.margin_ns.saturating_mul(2) < window_ns,
+                Edges::Calendar(_) => true,
+            },
+            _ => true,
+        }
+    }
+
     fn is_same(&self, others: &Self) -> bool {
         let same = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
         self.region == others.region
@@ -63,7 +74,8 @@ impl Local {
         all.dedup();
         let made = |units: u64| {
             // A meter needs a rate; one of a region without any holds no unit anyway.
-            let part = Part { rate: if algorithm.has_rate() { rate.max(1) } else { 0 }, units };
+            let rate = if algorithm.has_rate() { rate.max(1) } else { 0 };
+            let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
             (units, algorithm.local(part, shares.drift_ppm, shares.margin_ns))
         };
         let mut variants: Vec<(u64, Algorithm)> = all.into_iter().map(made).collect();
@@ -125,7 +137,9 @@ impl Local {
         match &self.shares {
             None => global.clone(),
             Some(shares) => {
-                let part = Part { rate: if global.has_rate() { part.rate.max(1) } else { 0 }, ..part };
+                // Whatever others say that they lent: never more than the limit.
+                let units = if shares.can_tell(global) { part.units.min(global.budget()) } else { 0 };
+                let part = Part { rate: if global.has_rate() { part.rate.max(1) } else { 0 }, units };
                 global.local(part, shares.drift_ppm, shares.margin_ns)
             }
         }

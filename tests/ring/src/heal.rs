@@ -156,11 +156,17 @@ fn still_lent(world: &World) -> Option<String> {
                 .filter_map(|(number, place)| {
                     let holding = place.node()?.holding(limit.id, *tag, place.now(world.now))?;
                     let moved = holding.lent != Default::default() || holding.held != Default::default();
-                    moved.then(|| format!("region {number} lent {:?}, holds {:?}", holding.lent, holding.held))
+                    moved
+                        .then(|| format!("region {number} lent {:?}, holds {:?}", holding.lent, holding.held))
                 })
                 .collect();
             if !all.is_empty() {
-                return Some(format!("limit {} {:?}, key {key}: {}", limit.name, limit.shape, all.join("; ")));
+                return Some(format!(
+                    "limit {} {:?}, key {key}: {}",
+                    limit.name,
+                    limit.shape,
+                    all.join("; ")
+                ));
             }
         }
     }

@@ -34,6 +34,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("rights that came before a crash", rights_that_came_before_a_crash),
     ("a clock that goes back over an edge", a_clock_that_goes_back_over_an_edge),
     ("two who take over at once", two_who_take_over_at_once),
+    ("a loan that the disk does not know", a_loan_that_the_disk_does_not_know),
 ];
 
 /// Three equal regions with one limit.
@@ -72,6 +73,8 @@ fn lend_to(world: &mut World, place: usize, ns: u64) {
 fn drain_all(world: &mut World) {
     for place in 0..world.places.len() {
         world.drain(place, CELL);
+        // Only what is on a disk was answered.
+        world.flush(place);
     }
     world.weigh(0, 0);
 }
@@ -229,7 +232,9 @@ fn a_lowering_while_lent_out() -> Option<Finding> {
     lend_to(&mut world, 0, 3 * S);
     for units in [30, 300, 3, 300] {
         world.network.cut.extend([(0, 1), (1, 0)]);
-        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: units.div_ceil(3) }));
+        world.command("budget", |operator| {
+            operator.budgets[0] = Some(Budget { units, rate: units.div_ceil(3) })
+        });
         for _ in 0..40 {
             quiet(&mut world, 50 * MS);
             drain_all(&mut world);
@@ -242,7 +247,11 @@ fn a_lowering_while_lent_out() -> Option<Finding> {
 
 /// A limit is removed, and comes back before what was spent under it is over; a process crashes in between.
 fn a_limit_that_comes_back() -> Option<Finding> {
-    for shape in [Shape::Window("10s", false), Shape::Sliding("10s", 10 * S, None), Shape::Sliding("10s", 10 * S, Some(10))] {
+    for shape in [
+        Shape::Window("10s", false),
+        Shape::Sliding("10s", 10 * S, None),
+        Shape::Sliding("10s", 10 * S, Some(10)),
+    ] {
         let mut world = three(shape, 30, 1);
         quiet(&mut world, S);
         drain_all(&mut world);
@@ -441,5 +450,28 @@ fn two_who_take_over_at_once() -> Option<Finding> {
     drain_all(&mut world);
     world.publish(1, true);
     heal(&mut world);
+    found(world)
+}
+
+/// A region's disk has heard of what it spent at the rate of a loan. The loan ends, and all the rest is spent at the
+/// region's own rate: the disk must hear of that, too.
+fn a_loan_that_the_disk_does_not_know() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 97);
+    for place in [0, 2, 1] {
+        lend_to(&mut world, place, 2 * S);
+        for other in 0..3 {
+            world.network.cut.extend([(place, other), (other, place)]);
+        }
+        quiet(&mut world, 6 * S);
+        world.pass(400 * S);
+        quiet(&mut world, S);
+        drain_all(&mut world);
+        world.crash(place, 9, 0);
+        world.start(place, false);
+        drain_all(&mut world);
+        world.network.cut.clear();
+        world.pass(400 * S);
+        quiet(&mut world, 2 * S);
+    }
     found(world)
 }

@@ -333,7 +333,9 @@ impl World {
                 let holding = process.node.holding(measured.id, tag, now).unwrap_or_default();
                 if holding.effective.units == 0 {
                     let name = measured.name;
-                    let what = format!("region {place} has no part of limit {name}, and admitted {cost}: {holding:?}");
+                    let what = format!(
+                        "region {place} has no part of limit {name}, and admitted {cost}: {holding:?}"
+                    );
                     self.oracle.find("owns-nothing", what);
                 }
             }

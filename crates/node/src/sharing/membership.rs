@@ -292,10 +292,14 @@ impl Sharing {
         let terms = chain
             .iter()
             .map(|term| {
-                let split = term.split.as_ref().filter(|_| (term.names(me) && owns) || broken(Broken::OwnsNothingIgnored)).map(|split| {
-                    let kept = self.splits.entry(term.mark).or_insert_with(|| Arc::new(split.clone()));
-                    Arc::clone(kept)
-                });
+                let split = term
+                    .split
+                    .as_ref()
+                    .filter(|_| (term.names(me) && owns) || broken(Broken::OwnsNothingIgnored))
+                    .map(|split| {
+                        let kept = self.splits.entry(term.mark).or_insert_with(|| Arc::new(split.clone()));
+                        Arc::clone(kept)
+                    });
                 Term { split, until: term.until }
             })
             .collect();
@@ -333,8 +337,7 @@ impl Sharing {
         let splits = self.versions.terms().iter().filter_map(|term| term.split.as_ref());
         let least_rate = splits.map(Split::least_rate).min().unwrap_or(RATE_PARTS).max(1);
         let of = |limit: &Limit| {
-            let horizon_ns =
-                limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(node.drains_ns(limit));
+            let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(node.drains_ns(limit));
             let parts = if limit.algorithm.has_rate() { RATE_PARTS.div_ceil(least_rate) } else { 1 };
             horizon_ns.saturating_mul(u64::from(parts))
         };

@@ -20,8 +20,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use acequia_limits::{LimitId, Now, Reason};
 use acequia_rights::{
+    Beats, Offer, Refusal, Region, Session, Version, Versions, Writer,
     broken::{Broken, broken},
-    Beats, Offer, Refusal, Region, Session, Version, Versions, Writer, loan::LOANS_PER_PEER_MAX,
+    loan::LOANS_PER_PEER_MAX,
     session::Beat,
 };
 use crdts::{
@@ -438,7 +439,9 @@ impl Sharing {
         if cell.account.as_deref().is_some_and(|account| account.book().is_over_lent(account.standing())) {
             self.over_lent.insert(key);
         }
-        warm.demand.observe(offered.units, offered.events, now.steady_ns);
+        // What no cell could ever give is not asked for.
+        let most = offered.events.saturating_mul(ground.global.budget());
+        warm.demand.observe(offered.units.min(most), offered.events, now.steady_ns);
         if offered.events > 0 {
             warm.busy_ns = now.steady_ns;
         }
