@@ -304,7 +304,7 @@ impl History {
             }
             Step::Evict => {
                 if world.places[place].state == State::Up
-                    && draw % 3 == 0
+                    && draw.is_multiple_of(3)
                     && place != world.operator.authority
                 {
                     world.crash_anyhow(place);
@@ -329,7 +329,7 @@ impl History {
                 world.take_over(place);
             }
             Step::OldDisk => {
-                if world.places[place].snapshot.is_some() && draw % 4 == 0 {
+                if world.places[place].snapshot.is_some() && draw.is_multiple_of(4) {
                     world.restore_snapshot(place);
                 } else {
                     let copy = world.places[place].disk.clone();
@@ -337,10 +337,8 @@ impl History {
                         Some(crate::disk::Disk { rows: copy.rows, ..Default::default() });
                 }
             }
-            Step::Mistake => {
-                if place != world.operator.authority && world.places[place].state == State::Up {
-                    world.evict_by_mistake(place);
-                }
+            Step::Mistake if place != world.operator.authority && world.places[place].state == State::Up => {
+                world.evict_by_mistake(place);
             }
             _ => {}
         }

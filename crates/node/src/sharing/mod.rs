@@ -842,10 +842,12 @@ impl Sharing {
                     let slot = node.slot_of(*limit);
                     let tag = crate::journal_tag(*tag);
                     peer.outbox.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
-                    if let Some(slot) = slot {
-                        if *which > 0 && same_catalogue && self.told.len() < WARM_MAX {
-                            self.told.insert((slot, tag), *which);
-                        }
+                    if let Some(slot) = slot
+                        && *which > 0
+                        && same_catalogue
+                        && self.told.len() < WARM_MAX
+                    {
+                        self.told.insert((slot, tag), *which);
                     }
                 }
                 other => {

@@ -7,21 +7,22 @@
 fn main() {
     use acequia_ring::kill::{self, Killed};
 
-    let (mut histories, mut only) = (20_000, None);
+    let (mut histories, mut only, mut quick) = (20_000, None, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
-            "--quick" => histories = 400,
+            "--quick" => (histories, quick) = (400, true),
             "--histories" => histories = args.next().and_then(|n| n.parse().ok()).expect("a number"),
             name => only = Some(name.to_owned()),
         }
     }
     std::panic::set_hook(Box::new(|_| ()));
-    let mut survivors = 0;
+    let (mut survivors, mut tried) = (0, 0);
     for (name, rule) in kill::RULES {
-        if only.as_ref().is_some_and(|only| only != name) {
+        if only.as_ref().is_some_and(|only| only != name) || (quick && kill::PATIENT.contains(name)) {
             continue;
         }
+        tried += 1;
         match kill::kill(*rule, histories) {
             Some(Killed { by, histories, what }) => println!("{name:<28} {by:<14} {histories:>6}   {what}"),
             None => {
@@ -30,7 +31,7 @@ fn main() {
             }
         }
     }
-    println!("{} rules, {survivors} survive", kill::RULES.len());
+    println!("{tried} rules, {survivors} survive");
     std::process::exit(i32::from(survivors > 0));
 }
 

@@ -93,19 +93,16 @@ fn main() {
     let (mut done, mut histories, mut admitted, mut passed, mut hash) = (0, 0, 0, 0, 0_u64);
     let mut found: BTreeMap<&str, (u64, Vec<String>)> = BTreeMap::new();
     loop {
-        let ended = match std::panic::catch_unwind(|| history::run(seed, STEPS)) {
-            Ok(ended) => ended,
-            Err(_) => {
-                println!("seed {seed} panicked");
-                if !survey {
-                    std::process::exit(1);
-                }
-                let (count, seeds) = found.entry("panic").or_default();
-                *count += 1;
-                seeds.push(format!("{seed}"));
-                seed += 1;
-                continue;
+        let Ok(ended) = std::panic::catch_unwind(|| history::run(seed, STEPS)) else {
+            println!("seed {seed} panicked");
+            if !survey {
+                std::process::exit(1);
             }
+            let (count, seeds) = found.entry("panic").or_default();
+            *count += 1;
+            seeds.push(format!("{seed}"));
+            seed += 1;
+            continue;
         };
         done += ended.steps;
         histories += 1;
