@@ -435,19 +435,22 @@ impl Account {
         Ok(())
     }
 
-    /// Gives a loan back before its time.
+    /// Gives a loan back before its time. More tokens may go than came: what the holder's own part gave back of its
+    /// debt. Where the disk keeps the debt (`durable`), it must hear of that before the giver does, or a crash would
+    /// have both.
     pub(crate) fn give_back(
         &mut self,
         words: &mut Vec<u64>,
         ground: &Ground<'_>,
         (from, number): (Writer, u64),
         session: &mut Session,
-        now: Now,
+        (durable, now): (bool, Now),
     ) -> Result<Return, Refusal> {
         let available = self.algorithm.available(words, now, ground.salt);
         let (back, change) = self.book.give_back(number, from, available, now.steady_ns)?;
         session.let_go(number);
         self.apply(words, ground, change, now);
+        self.unwritten |= durable && self.algorithm.has_rate() && !broken(Broken::ReturnBeforeDurable);
         Ok(back)
     }
 

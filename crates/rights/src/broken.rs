@@ -111,6 +111,8 @@ pub enum Broken {
     // Of the node.
     /// A grant leaves before the loan is on disk.
     GrantBeforeDurable,
+    /// A loan is given back before the debt that stays is on disk.
+    ReturnBeforeDurable,
     /// Rights of a window are told before they are given on disk.
     GiveBeforeDurable,
     /// What is given away is not kept.

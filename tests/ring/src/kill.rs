@@ -33,6 +33,7 @@ pub const RULES: &[(&str, Broken)] = rules![
     // Of the node.
     GrantBeforeDurable,
     GiveBeforeDurable,
+    ReturnBeforeDurable,
     RestartForgetsPledge,
     CrashForgetsSpent,
     SettleLate,

@@ -35,6 +35,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a clock that goes back over an edge", a_clock_that_goes_back_over_an_edge),
     ("two who take over at once", two_who_take_over_at_once),
     ("a loan that the disk does not know", a_loan_that_the_disk_does_not_know),
+    ("a return with more than came", a_return_with_more_than_came),
 ];
 
 /// Three equal regions with one limit.
@@ -472,6 +473,42 @@ fn a_loan_that_the_disk_does_not_know() -> Option<Finding> {
         world.network.cut.clear();
         world.pass(400 * S);
         quiet(&mut world, 2 * S);
+    }
+    found(world)
+}
+
+/// A region has spent its part and borrows; it gives the loan back with the tokens that its own part has since, and
+/// crashes before the disk hears of the debt that stays. (History 9002153.)
+fn a_return_with_more_than_came() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 200);
+    for round in 0..12 {
+        let holder = 1 + round % 2;
+        // What others have is spent, so that they lend capacity without tokens.
+        for place in 0..3 {
+            if place != holder {
+                world.drain(place, CELL);
+                world.flush(place);
+            }
+        }
+        lend_to(&mut world, holder, S);
+        // Nobody asks any more; the disk is stuck when the loan goes back.
+        for _ in 0..1_400 {
+            world.pass(10 * MS);
+            while world.deliver() {}
+            for place in 0..3 {
+                world.tick(place);
+                if place != holder {
+                    world.flush(place);
+                    world.send(place);
+                }
+            }
+        }
+        world.take(holder);
+        world.crash(holder, 0, 0);
+        world.start(holder, false);
+        quiet(&mut world, 100 * MS);
+        drain_all(&mut world);
+        quiet(&mut world, 60 * S);
     }
     found(world)
 }

@@ -553,6 +553,7 @@ impl Sharing {
         now: Now,
     ) {
         let HeapCell { account: Some(account), words, .. } = cell else { return };
+        let durable = node.catalogue().is_durable(key.0);
         let mut sessions = node.sessions_mut();
         for (region, number) in plan.give_back {
             let Some(from) =
@@ -562,7 +563,7 @@ impl Sharing {
             };
             let from = from.from;
             let Some(session) = sessions.get_mut(&from) else { continue };
-            if let Ok(back) = account.give_back(words, ground, (from, number), session, now) {
+            if let Ok(back) = account.give_back(words, ground, (from, number), session, (durable, now)) {
                 let entry = Entry::Return { id: ShortId::default(), back };
                 self.tells.push((region, Topic::Return(key, number), entry));
             }
@@ -1029,6 +1030,7 @@ impl Sharing {
             account.settle(words, ground, now, &*node.sessions());
             let mut sessions = node.sessions_mut();
             let session = sessions.get_mut(&from).ok_or(Refusal::Unheard)?;
+            let mut back = None;
             match entry {
                 Entry::Grant { grant, .. } => {
                     if !owned || !ground.in_force {
@@ -1038,9 +1040,8 @@ impl Sharing {
                 }
                 Entry::Return { back, .. } => account.take_return(words, ground, (from, &back), session, now),
                 Entry::Recall { number, .. } => {
-                    let back = account.give_back(words, ground, (from, number), session, now)?;
-                    drop(sessions);
-                    returned(self.peers.get_mut(&from.region), key, back);
+                    let durable = catalogue.is_durable(key.0);
+                    back = Some(account.give_back(words, ground, (from, number), session, (durable, now))?);
                     Ok(())
                 }
                 Entry::Give { end_ns, cumulative, .. } => {
@@ -1066,8 +1067,11 @@ impl Sharing {
                 }
                 _ => Err(Refusal::Malformed),
             }?;
-            if account.take_unwritten() {
-                node.write_account(key, cell, now);
+            let unwritten = account.take_unwritten();
+            drop(sessions);
+            let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
+            if let Some(back) = back {
+                returned(self.peers.get_mut(&from.region), key, back, batch);
             }
             Ok(())
         });
@@ -1174,10 +1178,10 @@ fn names(version: &Version, writer: Writer) -> bool {
     version.members.get(&writer.region).is_some_and(|member| member.writer == writer)
 }
 
-fn returned(peer: Option<&mut Peer>, key: CellKey, back: acequia_rights::Return) {
+fn returned(peer: Option<&mut Peer>, key: CellKey, back: acequia_rights::Return, after_batch: u64) {
     if let Some(peer) = peer {
         let entry = Entry::Return { id: ShortId::default(), back };
-        peer.outbox.tell(Topic::Return(key, back.number), entry, 0);
+        peer.outbox.tell(Topic::Return(key, back.number), entry, after_batch);
     }
 }
 
