@@ -10,7 +10,7 @@
 //!
 //! **Room.** `n ≤ 2^53`, `p < 2^63`, `capacity ≤ 2^53` and time is below `2^63`; so the time in ticks
 //! is below `2^116`, and so is what a capacity or a cost weighs. A debt that is moved between pieces
-//! of a limit may exceed the capacity; it stops growing at [`TAT_MAX`], and `2^127 + 2^117` still is
+//! of a limit may exceed the capacity; it stops growing at `TAT_MAX`, and `2^127 + 2^117` still is
 //! below `2^128`.
 
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! How a region shares its limits with others: what it hears, what it decides, what it says.
 //!
-//! **Nothing in here can over-admit.** What a cell may spend is kept by its account ([`crate::account`])
+//! **Nothing in here can over-admit.** What a cell may spend is kept by its account (`account.rs`)
 //! by the rules of `acequia-rights`; this module only calls them, at times and in amounts that it
 //! likes, and carries what they say. It knows peers, frames and demand; it knows no socket and no
 //! clock: [`Node::handle`] takes a frame that came, [`Node::tick`] lets time pass, [`Node::poll`]
