@@ -246,18 +246,31 @@ impl Account {
         now: Now,
         sessions: &impl Sessions,
     ) -> bool {
-        let mut changed = false;
-        while let Some(expired) = self.book.expire_one(now.steady_ns, sessions) {
-            let at = Now { steady_ns: expired.at_ns.min(now.steady_ns), ..now };
-            self.apply(words, ground, expired.change, at);
-            self.unwritten |= expired.comes_back;
-            let Expired { peer, number, comes_back, .. } = expired;
-            self.ended.push(Ended { peer, number, comes_back });
-            changed = true;
-        }
+        let mut changed = self.end_loans(words, ground, (0, now), sessions);
         self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX);
         if now.wall_ns >= self.over_ns || now.wall_ns < self.rolled_ns {
             changed |= self.roll(words, ground, now);
+        }
+        changed
+    }
+
+    /// Ends the loans that are over, each at its instant; one that comes back, not before `lent_from_ns`.
+    fn end_loans(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (lent_from_ns, now): (u64, Now),
+        sessions: &impl Sessions,
+    ) -> bool {
+        let mut changed = false;
+        while let Some(expired) = self.book.expire_one(now.steady_ns, sessions) {
+            let Expired { at_ns, peer, number, comes_back, change } = expired;
+            let from_ns = if comes_back { lent_from_ns } else { 0 };
+            let at = Now { steady_ns: at_ns.max(from_ns).min(now.steady_ns), ..now };
+            self.apply(words, ground, change, at);
+            self.unwritten |= comes_back;
+            self.ended.push(Ended { peer, number, comes_back });
+            changed = true;
         }
         changed
     }
@@ -337,13 +350,21 @@ impl Account {
 
     /// Goes by the numbers that the limit has now. They began at some time before `now`, at the latest
     /// when `began` says: the larger debt of the two counts.
+    ///
+    /// Loans that ended before did so under the old numbers, `before`: by those the debt drained until then, and it must
+    /// not be reckoned back by the new rate. The debt is as of `now` afterwards, so what comes back since counts from
+    /// `now`, too.
     pub(crate) fn renumber(
         &mut self,
         words: &mut Vec<u64>,
-        ground: &Ground<'_>,
+        (before, ground): (Option<&Ground<'_>>, &Ground<'_>),
         (began, now): (Now, Now),
         sessions: &impl Sessions,
     ) {
+        let late_ends = broken(Broken::EndLoansByNewNumbers);
+        if let Some(before) = before.filter(|_| !late_ends) {
+            self.end_loans(words, before, (0, began.min(now)), sessions);
+        }
         let old = self.algorithm.clone();
         self.standing = ground.local.part(ground.salt);
         self.algorithm = ground.global.clone();
@@ -353,6 +374,7 @@ impl Account {
         let larger = if self.algorithm.covers(early.words(), late.words(), now) { early } else { late };
         set(words, larger);
         self.over_ns = 0;
+        self.end_loans(words, ground, (if late_ends { 0 } else { now.steady_ns }, now), sessions);
         self.settle(words, ground, now, sessions);
     }
 

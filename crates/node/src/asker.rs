@@ -533,7 +533,7 @@ impl<'a> Check<'a, '_> {
                 return Err(Stale);
             }
             if let Some(cell) = cells.shared_mut(place) {
-                self.renumber(hit, cell);
+                self.renumber(hit, numbers, cell);
                 cells.table.at_mut(place).set_numbers(hit.numbers);
             } else {
                 let words = cells.words(cells.table.at(place));
@@ -702,12 +702,15 @@ impl<'a> Check<'a, '_> {
     /// Brings a shared cell to the numbers that its limit has now. Where they began earlier and that
     /// leaves a larger debt, it counts.
     #[cold]
-    fn renumber(&self, hit: &Hit, cell: &mut HeapCell) {
+    fn renumber(&self, hit: &Hit, numbers: u16, cell: &mut HeapCell) {
         let HeapCell { account: Some(account), words, .. } = cell else { unreachable!("a shared cell") };
         let began = self.catalogue.began(self.limit(hit).slot, hit.numbers).unwrap_or(self.now);
         let ground = self.ground(hit);
-        account.renumber(words, &ground, (began, self.now), &*self.node.sessions());
         let slot = self.limit(hit).slot;
+        let old = self.catalogue.global(slot, numbers).zip(self.catalogue.local(slot, numbers));
+        let before = old.map(|(global, local)| Ground { global, local, ..ground });
+        let (grounds, times) = ((before.as_ref(), &ground), (began, self.now));
+        account.renumber(words, grounds, times, &*self.node.sessions());
         account.owe_forgotten(words, |algorithm, state| {
             self.node.not_less_than_forgotten(self.catalogue, slot, algorithm, ground.salt, self.now, state)
         });

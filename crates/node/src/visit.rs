@@ -81,7 +81,9 @@ impl Visit<'_> {
             let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
             if let Some(cell) = cells.shared_mut(place) {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return None };
-                account.renumber(words, &ground, (began, self.now), &*self.node.sessions());
+                let before = self.ground_of(slot, numbers, salt);
+                let (grounds, times) = ((before.as_ref(), &ground), (began, self.now));
+                account.renumber(words, grounds, times, &*self.node.sessions());
                 account.owe_forgotten(words, |algorithm, state| {
                     self.not_less_than_forgotten(slot, algorithm, salt, state)
                 });
@@ -91,6 +93,11 @@ impl Visit<'_> {
         }
         let at = cells.table.at(place).heap_place()?;
         Some(cells.with_heap_cell(at, |cell| look(&ground, cell)))
+    }
+
+    fn ground_of(&self, slot: u16, numbers: u16, salt: u32) -> Option<Ground<'_>> {
+        let (global, local) = (self.catalogue.global(slot, numbers)?, self.catalogue.local(slot, numbers)?);
+        Some(Ground { global, local, salt, which: 0, in_force: true })
     }
 
     fn not_less_than_forgotten(&self, slot: u16, algorithm: &Algorithm, salt: u32, state: State) -> State {

@@ -113,6 +113,10 @@ pub enum Broken {
     GrantBeforeDurable,
     /// A loan is given back before the debt that stays is on disk.
     ReturnBeforeDurable,
+    /// A loan that ended before the numbers changed ends by the new ones.
+    EndLoansByNewNumbers,
+    /// The first frames of a process carry a beat that it sends later.
+    BeatBeforeSent,
     /// Rights of a window are told before they are given on disk.
     GiveBeforeDurable,
     /// What is given away is not kept.

@@ -33,6 +33,8 @@ pub const RULES: &[(&str, Broken)] = rules![
     // Of the node.
     GrantBeforeDurable,
     GiveBeforeDurable,
+    EndLoansByNewNumbers,
+    BeatBeforeSent,
     ReturnBeforeDurable,
     RestartForgetsPledge,
     CrashForgetsSpent,
@@ -82,7 +84,14 @@ pub const RULES: &[(&str, Broken)] = rules![
 ];
 
 /// Rules that take more than a few histories to be missed.
-pub const PATIENT: &[&str] = &["NoDriftMargin", "LapseForgotten", "BeatsWithoutBoot", "JoinAtOnce"];
+pub const PATIENT: &[&str] = &[
+    "ReturnBeforeDurable",
+    "BeatBeforeSent",
+    "NoDriftMargin",
+    "LapseForgotten",
+    "BeatsWithoutBoot",
+    "JoinAtOnce",
+];
 
 /// Runs without a rule until something is found that is not found with it.
 pub fn kill(rule: Broken, histories: u64) -> Option<Killed> {

@@ -36,12 +36,14 @@ pub const ALL: &[(&str, Story)] = &[
     ("two who take over at once", two_who_take_over_at_once),
     ("a loan that the disk does not know", a_loan_that_the_disk_does_not_know),
     ("a return with more than came", a_return_with_more_than_came),
+    ("a loan that ended before new numbers", a_loan_that_ended_before_new_numbers),
+    ("a frame before the first tick", a_frame_before_the_first_tick),
 ];
 
 /// Three equal regions with one limit.
-fn three(shape: Shape, units: u64, rate: u64) -> World {
+fn plan(shape: Shape, units: u64, rate: u64) -> Plan {
     let limits = vec![Measured::new(0, shape, Budget { units, rate }, 1)];
-    let plan = Plan {
+    Plan {
         members: 3,
         places: 3,
         limits,
@@ -52,8 +54,12 @@ fn three(shape: Shape, units: u64, rate: u64) -> World {
         true_windows: true,
         weather: Weather { way_ns: (5 * MS, 20 * MS), ..Weather::default() },
         start: START + 100 * S,
-    };
-    let mut world = World::new(plan, 1);
+    }
+}
+
+/// The same, two seconds later.
+fn three(shape: Shape, units: u64, rate: u64) -> World {
+    let mut world = World::new(plan(shape, units, rate), 1);
     quiet(&mut world, 2 * S);
     world
 }
@@ -509,6 +515,60 @@ fn a_return_with_more_than_came() -> Option<Finding> {
         quiet(&mut world, 100 * MS);
         drain_all(&mut world);
         quiet(&mut world, 60 * S);
+    }
+    found(world)
+}
+
+/// A loan ends while nobody looks, and the next look is at another version, with a quicker rate. (History 7012401.)
+fn a_loan_that_ended_before_new_numbers() -> Option<Finding> {
+    let mut world = three(TOKEN, 30, 3);
+    lend_to(&mut world, 1, 3 * S);
+    drain_all(&mut world);
+    world.pass(5 * S);
+    world.command("budget", |operator| operator.budgets[0] = Some(Budget { units: 30, rate: 60 }));
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A process sends before its first tick. A beat that it counts from a later time would date loans too late.
+/// (History 7007576.)
+fn a_frame_before_the_first_tick() -> Option<Finding> {
+    let mut world = World::new(plan(TOKEN, 300, 100), 1);
+    world.network.weather.way_ns = (MS, 2 * MS);
+    let others = |world: &mut World| {
+        world.pass(2 * MS);
+        while world.deliver() {}
+        for place in [0, 2] {
+            world.tick(place);
+            world.flush(place);
+            world.send(place);
+        }
+    };
+    // Region 1 says that it is there, and looks at the time more than a second later.
+    world.flush(1);
+    world.send(1);
+    for _ in 0..700 {
+        others(&mut world);
+    }
+    world.tick(1);
+    world.flush(1);
+    world.send(1);
+    for _ in 0..4 {
+        for _ in 0..60 {
+            world.ask(1, CELL, 2);
+        }
+        world.tick(1);
+        world.flush(1);
+        world.send(1);
+        others(&mut world);
+        others(&mut world);
+    }
+    for other in [0, 2] {
+        world.network.cut.extend([(1, other), (other, 1)]);
+    }
+    for _ in 0..500 {
+        quiet(&mut world, 10 * MS);
+        world.weigh(0, 0);
     }
     found(world)
 }

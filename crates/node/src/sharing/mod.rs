@@ -1115,6 +1115,10 @@ impl Sharing {
         if committed < self.born_in {
             return None;
         }
+        // A frame may leave before the first tick: its beat is dated no later than now.
+        if self.beat_ns == 0 && !broken(Broken::BeatBeforeSent) {
+            self.beat(now);
+        }
         let regions: SmallVec<[Region; 8]> = self.peers.keys().copied().collect();
         let catalogue = node.catalogue();
         for region in regions {
