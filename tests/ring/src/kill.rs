@@ -85,6 +85,7 @@ pub const RULES: &[(&str, Broken)] = rules![
 
 /// Rules that take more than a few histories to be missed.
 pub const PATIENT: &[&str] = &[
+    "CoverByAnotherRate",
     "ReturnBeforeDurable",
     "BeatBeforeSent",
     "NoDriftMargin",
