@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A region, by the number that the catalogue gave it. Numbers are never given twice.
+/// A region, by its number: see [`Region::named`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Region(pub u16);
 
@@ -16,4 +16,40 @@ pub struct Writer {
     pub node: u16,
     /// Counts up whenever the node begins with nothing. Never reused.
     pub incarnation: u32,
+}
+
+impl Region {
+    /// The number of the region with this name: the same in every file and on every node, so that nobody has to give
+    /// numbers out. Two names of one cluster may fall together, once in 65,536: a config with both is refused.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self(number_of(name))
+    }
+}
+
+/// The number of the node with this name in its region; as [`Region::named`].
+#[must_use]
+pub fn node_named(name: &str) -> u16 {
+    number_of(name)
+}
+
+/// FNV-1a of 64 bits (<http://www.isthe.com/chongo/tech/comp/fnv/>), folded: it is written down in journals and
+/// catalogues, so it can never change.
+fn number_of(name: &str) -> u16 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let hash = name.bytes().fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
+    let half = (hash >> 32) as u32 ^ hash as u32;
+    (half >> 16) as u16 ^ half as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_its_number_for_ever() {
+        let numbers = ["eu", "us", "ap", ""].map(|name| Region::named(name).0);
+        assert_eq!(numbers, [53_311, 24_124, 24_554, 61_457]);
+    }
 }

@@ -60,7 +60,7 @@ pub mod transfer;
 // Rules that tests may leave out.
 pub mod broken;
 
-pub use identity::{Region, Writer};
+pub use identity::{Region, Writer, node_named};
 pub use loan::{Book, Change, Expired, Grant, Held, Kind, Lent, Offer, Refusal, Return};
 pub use session::{Beat, Beats, Renew, Session, Sessions, stretch};
 pub use standing::Split;
