@@ -7,7 +7,8 @@ use std::{env, fs};
 use prost::Message as _;
 
 const PROTO_ROOT: &str = "../../proto";
-const PROTOS: [&str; 2] = ["acequia/v1/limiter.proto", "envoy/service/ratelimit/v3/rls.proto"];
+const PROTOS: [&str; 3] =
+    ["acequia/v1/admin.proto", "acequia/v1/limiter.proto", "envoy/service/ratelimit/v3/rls.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={PROTO_ROOT}");

@@ -84,7 +84,7 @@ mod tests {
 
         let services: BTreeSet<_> =
             set.file.iter().flat_map(|file| &file.service).map(|s| s.name()).collect();
-        assert_eq!(services, BTreeSet::from(["Limiter", "RateLimitService"]));
+        assert_eq!(services, BTreeSet::from(["Admin", "Limiter", "RateLimitService"]));
 
         let files: BTreeSet<_> = set.file.iter().map(|file| file.name()).collect();
         let imports = set.file.iter().flat_map(|file| &file.dependency);
