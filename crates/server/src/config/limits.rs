@@ -94,7 +94,6 @@ pub(super) fn check_size(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::config::tests::{SHARED, accepted, refused_once, with};
 
     #[test]
