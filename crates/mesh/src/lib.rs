@@ -12,6 +12,7 @@ mod node;
 mod peer;
 mod random;
 mod refusal;
+pub mod relay;
 mod tls;
 
 pub use crate::{
