@@ -219,7 +219,7 @@ async fn peers_that_contradict_each_other_are_refused() {
     let folder = certificates(&["ap", "eu"]);
     let at = socket().local_addr().expect("bound");
     let start = |name, peers| {
-        let (_, fault) = (name, acequia_mesh::Mesh::start(config(folder.path(), name, peers), socket()));
+        let fault = acequia_mesh::Mesh::start(config(folder.path(), name, peers), socket());
         fault.err().map(|fault| fault.to_string())
     };
     assert!(start("ap", vec![peer("ap", at)]).is_some_and(|fault| fault.contains("itself")));

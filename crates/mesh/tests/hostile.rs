@@ -196,7 +196,8 @@ async fn a_dialler_that_finds_another_node_goes_away() {
 #[tokio::test]
 async fn without_a_hello_nobody_is_up() {
     let mut scene = Scene::new().await;
-    let mask = Mask { folder: &scene.folder.path().to_owned(), ..Mask::of(Path::new(""), "am") };
+    let folder = scene.folder.path().to_owned();
+    let mask = Mask::of(&folder, "am");
     for (place, hello) in [&[2u8][..], &[], &[1; 100]].into_iter().enumerate() {
         let connection = mask.connect(scene.at).await.expect("a handshake");
         write(&connection, hello).await;
