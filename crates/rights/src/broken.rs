@@ -107,6 +107,8 @@ pub enum Broken {
     JoinAtOnce,
     /// A region that leaves is not waited for.
     ForgetLeavers,
+    /// A term is forgotten as if limits that were removed had never been.
+    ForgetRemovedLimits,
 
     // Of the node.
     /// A grant leaves before the loan is on disk.

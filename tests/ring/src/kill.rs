@@ -81,6 +81,7 @@ pub const RULES: &[(&str, Broken)] = rules![
     TrustUnnamedIncarnation,
     JoinAtOnce,
     ForgetLeavers,
+    ForgetRemovedLimits,
 ];
 
 /// Rules that take more than a few histories to be missed.

@@ -38,6 +38,8 @@ pub const ALL: &[(&str, Story)] = &[
     ("a return with more than came", a_return_with_more_than_came),
     ("a loan that ended before new numbers", a_loan_that_ended_before_new_numbers),
     ("a frame before the first tick", a_frame_before_the_first_tick),
+    ("a limit that comes back after a restart", a_limit_that_comes_back_after_a_restart),
+    ("a lowering before a restart", a_lowering_before_a_restart),
 ];
 
 /// Three equal regions with one limit.
@@ -569,6 +571,50 @@ fn a_frame_before_the_first_tick() -> Option<Finding> {
     for _ in 0..500 {
         quiet(&mut world, 10 * MS);
         world.weigh(0, 0);
+    }
+    found(world)
+}
+
+/// A region is evicted that has used a window, and the window's limit is removed. A process starts anew, which knows
+/// nothing of that limit; it comes back, and what the region used counts as long as the window is open.
+/// (Histories 10008676 and 20015954.)
+fn a_limit_that_comes_back_after_a_restart() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", false), 300, 1);
+    drain_all(&mut world);
+    world.stop(2);
+    world.evict(2);
+    quiet(&mut world, 2 * S);
+    world.command("remove", |operator| operator.budgets[0] = None);
+    quiet(&mut world, 2 * S);
+    world.stop(1);
+    world.start(1, true);
+    quiet(&mut world, 5 * S);
+    world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 300, rate: 1 }));
+    for _ in 0..10 {
+        quiet(&mut world, 100 * MS);
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// As [`a_lowering_after_an_eviction`], and whoever is to have the victim's part starts anew in between.
+fn a_lowering_before_a_restart() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 30);
+    drain_all(&mut world);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 200 * MS);
+    for units in [1, 300] {
+        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 30 }));
+        quiet(&mut world, 500 * MS);
+        for place in [0, 2] {
+            world.stop(place);
+            world.start(place, true);
+        }
+        for _ in 0..20 {
+            quiet(&mut world, 100 * MS);
+            drain_all(&mut world);
+        }
     }
     found(world)
 }
