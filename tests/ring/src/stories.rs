@@ -40,6 +40,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a frame before the first tick", a_frame_before_the_first_tick),
     ("a limit that comes back after a restart", a_limit_that_comes_back_after_a_restart),
     ("a lowering before a restart", a_lowering_before_a_restart),
+    ("a clock that cannot tell windows apart", a_clock_that_cannot_tell_windows_apart),
 ];
 
 /// Three equal regions with one limit.
@@ -615,6 +616,32 @@ fn a_lowering_before_a_restart() -> Option<Finding> {
             quiet(&mut world, 100 * MS);
             drain_all(&mut world);
         }
+    }
+    found(world)
+}
+
+/// A region has rights of a window that others gave it. Long after, late frames and a slow clock make it doubt its wall
+/// so much that the window may still be open: nothing of it may be used, whatever it has. (History 10000724.)
+fn a_clock_that_cannot_tell_windows_apart() -> Option<Finding> {
+    let mut world = three(Shape::Window("10s", false), 300, 1);
+    world.places[0].clock.drift(world.now, -1_000);
+    world.pass(10 * S - world.now % (10 * S));
+    lend_to(&mut world, 0, 2 * S);
+    // Both answer what region 0 says, and the answers take very long.
+    world.pass(500 * MS);
+    world.tick(0);
+    world.pass(20 * MS);
+    while world.deliver() {}
+    world.pass(20 * MS);
+    world.tick(1);
+    world.tick(2);
+    world.pass(2_000 * S);
+    while world.deliver() {}
+    world.tick(0);
+    world.command("budget", |operator| operator.budgets[0] = Some(Budget { units: 3, rate: 1 }));
+    for _ in 0..30 {
+        quiet(&mut world, S);
+        world.weigh(0, 0);
     }
     found(world)
 }
