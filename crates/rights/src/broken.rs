@@ -27,6 +27,8 @@ pub enum Broken {
     FreezeForgotten,
     /// A freeze takes back what was renewed before.
     FreezeKeepsOldEnd,
+    /// A refusal that comes while no more can be frozen is forgotten.
+    RefusalForgotten,
     /// A holder takes a beat of its earlier process for its own.
     BeatsWithoutBoot,
     /// A holder counts a loan from when the grant came.

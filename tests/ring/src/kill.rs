@@ -57,6 +57,7 @@ pub const RULES: &[(&str, Broken)] = rules![
     RenewWithoutExcept,
     RenewExtendsFromReceipt,
     LapseForgotten,
+    RefusalForgotten,
     BeatsWithoutBoot,
     DateFromReceipt,
     AcceptEnded,

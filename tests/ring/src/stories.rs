@@ -41,6 +41,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a limit that comes back after a restart", a_limit_that_comes_back_after_a_restart),
     ("a lowering before a restart", a_lowering_before_a_restart),
     ("a clock that cannot tell windows apart", a_clock_that_cannot_tell_windows_apart),
+    ("more refusals than can be told", more_refusals_than_can_be_told),
 ];
 
 /// Three equal regions with one limit.
@@ -643,5 +644,28 @@ fn a_clock_that_cannot_tell_windows_apart() -> Option<Finding> {
         quiet(&mut world, S);
         world.weigh(0, 0);
     }
+    found(world)
+}
+
+/// A region joins, has no share yet, and is so far away that all that others lend comes too late. It refuses more loans
+/// at once than may be frozen: all of them come back. (History 10015991.)
+fn more_refusals_than_can_be_told() -> Option<Finding> {
+    let limits =
+        (0..3).map(|place| Measured::new(place, TOKEN, Budget { units: 300, rate: 100 }, 3)).collect();
+    let four = Plan { places: 4, limits, weights: vec![1; 4], ..plan(TOKEN, 300, 100) };
+    let mut world = World::new(four, 1);
+    quiet(&mut world, 2 * S);
+    // Who is down cannot agree that it has one.
+    world.stop(2);
+    world.join(3, 1);
+    quiet(&mut world, S);
+    world.network.weather.way_ns = (TTL_NS, TTL_NS + 200 * MS);
+    for _ in 0..500 {
+        for cell in 0..9 {
+            world.ask(3, (cell / 3, cell % 3), 1);
+        }
+        quiet(&mut world, 20 * MS);
+    }
+    heal(&mut world);
     found(world)
 }
