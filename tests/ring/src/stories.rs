@@ -42,6 +42,8 @@ pub const ALL: &[(&str, Story)] = &[
     ("a lowering before a restart", a_lowering_before_a_restart),
     ("a clock that cannot tell windows apart", a_clock_that_cannot_tell_windows_apart),
     ("more refusals than can be told", more_refusals_than_can_be_told),
+    ("an authority that is lost with its last word", an_authority_that_is_lost_with_its_last_word),
+    ("an authority that is lost with what it was told", an_authority_that_is_lost_with_what_it_was_told),
 ];
 
 /// Three equal regions with one limit.
@@ -666,6 +668,43 @@ fn more_refusals_than_can_be_told() -> Option<Finding> {
         }
         quiet(&mut world, 20 * MS);
     }
+    heal(&mut world);
+    found(world)
+}
+
+/// The authority has told its last version to one region, which has not adopted it yet, when its disk is lost. Another
+/// takes over in the same epoch. (History 20035769.)
+fn an_authority_that_is_lost_with_its_last_word() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.cut.push((1, 0));
+    world.take_over(1);
+    world.flush(1);
+    world.tick(1);
+    world.lose_disk(1);
+    world.take_over(0);
+    quiet(&mut world, S);
+    heal(&mut world);
+    found(world)
+}
+
+/// A region is to leave, and nobody but the authority has heard of it when its disk is lost. Who takes over is not the
+/// region that is to leave. (History 20037148.)
+fn an_authority_that_is_lost_with_what_it_was_told() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.cut.extend([(0, 1), (0, 2)]);
+    world.leave(1);
+    for round in 0..5 {
+        world.pass(10 * MS);
+        world.flush(0);
+        if round == 4 {
+            world.network.cut.clear();
+        }
+        world.tick(0);
+    }
+    // That it goes by a version is heard, and not which.
+    world.pass(20 * MS);
+    while world.deliver() {}
+    world.lose_disk(0);
     heal(&mut world);
     found(world)
 }
