@@ -40,6 +40,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a frame before the first tick", a_frame_before_the_first_tick),
     ("a limit that comes back after a restart", a_limit_that_comes_back_after_a_restart),
     ("a lowering before a restart", a_lowering_before_a_restart),
+    ("a slower rate after an eviction", a_slower_rate_after_an_eviction),
     ("a clock that cannot tell windows apart", a_clock_that_cannot_tell_windows_apart),
     ("more refusals than can be told", more_refusals_than_can_be_told),
     ("an authority that is lost with its last word", an_authority_that_is_lost_with_its_last_word),
@@ -617,6 +618,24 @@ fn a_lowering_before_a_restart() -> Option<Finding> {
         }
         for _ in 0..20 {
             quiet(&mut world, 100 * MS);
+            drain_all(&mut world);
+        }
+    }
+    found(world)
+}
+
+/// What the victim owed drains at its own part of the rate, which is a tenth of what it was when it spent: the term it
+/// spent under is kept for as long as the most units there were take at the slowest rate.
+fn a_slower_rate_after_an_eviction() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 30);
+    drain_all(&mut world);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 200 * MS);
+    for (units, seconds) in [(1, 40), (300, 2)] {
+        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 3 }));
+        for _ in 0..seconds {
+            quiet(&mut world, S);
             drain_all(&mut world);
         }
     }
