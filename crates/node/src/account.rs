@@ -496,6 +496,16 @@ impl Account {
         self.book.freeze(number, session)
     }
 
+    /// A holder does not hold a loan that is out: it is renewed no more, as soon as that can be told.
+    pub(crate) fn refused(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
+        self.book.refused(number, session)
+    }
+
+    /// Stops renewing loans that were refused when that could not be told.
+    pub(crate) fn freeze_refused(&mut self, sessions: &mut BTreeMap<Writer, Session>) {
+        self.book.freeze_refused(sessions);
+    }
+
     /// Drops what is held from a writer that may lend no more, or from all.
     pub(crate) fn forfeit(
         &mut self,

@@ -27,6 +27,8 @@ pub enum Broken {
     FreezeForgotten,
     /// A freeze takes back what was renewed before.
     FreezeKeepsOldEnd,
+    /// A refusal that comes while no more can be frozen is forgotten.
+    RefusalForgotten,
     /// A holder takes a beat of its earlier process for its own.
     BeatsWithoutBoot,
     /// A holder counts a loan from when the grant came.
@@ -107,6 +109,8 @@ pub enum Broken {
     JoinAtOnce,
     /// A region that leaves is not waited for.
     ForgetLeavers,
+    /// A term is forgotten as if limits that were removed had never been.
+    ForgetRemovedLimits,
 
     // Of the node.
     /// A grant leaves before the loan is on disk.

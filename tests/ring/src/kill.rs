@@ -57,6 +57,7 @@ pub const RULES: &[(&str, Broken)] = rules![
     RenewWithoutExcept,
     RenewExtendsFromReceipt,
     LapseForgotten,
+    RefusalForgotten,
     BeatsWithoutBoot,
     DateFromReceipt,
     AcceptEnded,
@@ -81,6 +82,7 @@ pub const RULES: &[(&str, Broken)] = rules![
     TrustUnnamedIncarnation,
     JoinAtOnce,
     ForgetLeavers,
+    ForgetRemovedLimits,
 ];
 
 /// Rules that take more than a few histories to be missed.
