@@ -456,7 +456,8 @@ impl Algorithm {
     }
 
     /// The state on clocks that may have been set back since it was written, when the steady one read
-    /// `written_ns`: what was owed then is owed still, and no more.
+    /// `written_ns`: what was owed then is owed still, and no more. On clocks that have not, nothing is forgotten that
+    /// would be idle by now: how much time has really passed is another question ([`Algorithm::delayed`]).
     pub fn redated(&self, words: &[u64], written_ns: u64, now: Now) -> State {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
@@ -473,6 +474,7 @@ impl Algorithm {
                 let [number, counts] = inline(words);
                 State::Inline([number.min(now.steady_ns / pair.window_ns), counts])
             }
+            Self::SlidingSlots(_) if now.steady_ns >= written_ns => State::Heap(words.to_vec()),
             Self::FixedWindow(_) | Self::SlidingSlots(_) => self.convert(self, words, now),
         }
     }

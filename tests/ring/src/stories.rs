@@ -31,6 +31,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("an eviction of a giver", an_eviction_of_a_giver),
     ("a lowering after an eviction", a_lowering_after_an_eviction),
     ("a steady clock that is anchored anew", a_steady_clock_that_is_anchored_anew),
+    ("slots on a clock that is anchored anew", slots_on_a_clock_that_is_anchored_anew),
     ("rights that came before a crash", rights_that_came_before_a_crash),
     ("a clock that goes back over an edge", a_clock_that_goes_back_over_an_edge),
     ("two who take over at once", two_who_take_over_at_once),
@@ -371,21 +372,26 @@ fn an_eviction_of_a_giver() -> Option<Finding> {
 }
 
 /// What the victim owed drains at its own part of the rate: nobody else has that part before it is over, however
-/// small the budget was meanwhile. (History 501232.)
+/// small and however slow the budget was meanwhile. (History 501232.)
 fn a_lowering_after_an_eviction() -> Option<Finding> {
-    let mut world = three(TOKEN, 300, 30);
-    drain_all(&mut world);
-    world.crash(1, 9, 0);
-    world.evict(1);
-    quiet(&mut world, 200 * MS);
-    for units in [1, 300] {
-        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 30 }));
-        for _ in 0..20 {
-            quiet(&mut world, 100 * MS);
-            drain_all(&mut world);
+    for numbers in [[(1, 30), (300, 30)], [(3, 3), (300, 300)]] {
+        let mut world = three(TOKEN, 300, 30);
+        drain_all(&mut world);
+        world.crash(1, 9, 0);
+        world.evict(1);
+        quiet(&mut world, 200 * MS);
+        for (units, rate) in numbers {
+            world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate }));
+            for _ in 0..50 {
+                quiet(&mut world, 100 * MS);
+                drain_all(&mut world);
+            }
+        }
+        if world.oracle.finding.is_some() {
+            return found(world);
         }
     }
-    found(world)
+    None
 }
 
 /// A process whose steady clock was slow stops; the next one's is right, and what is on the disk is no older for it.
@@ -401,6 +407,26 @@ fn a_steady_clock_that_is_anchored_anew() -> Option<Finding> {
         world.flush(place);
         world.crash(place, 9, 0);
         world.start(place, false);
+    }
+    quiet(&mut world, S);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A steady clock is behind by more than a window's length when its process stops. The next one's is right, and the slots
+/// that were charged a moment ago are no older for it. (History 10015156.)
+fn slots_on_a_clock_that_is_anchored_anew() -> Option<Finding> {
+    let mut world = three(Shape::Sliding("90s", 90 * S, Some(5)), 30, 1);
+    for place in 0..3 {
+        world.places[place].clock.drift(world.now, -1_000);
+    }
+    world.pass(200_000 * S);
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
+    for place in 0..3 {
+        world.flush(place);
+        world.stop(place);
+        world.start(place, true);
     }
     quiet(&mut world, S);
     drain_all(&mut world);

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use acequia_ring::{
     history::{self, STEPS},
+    stories,
     trace::Event,
 };
 
@@ -65,9 +66,16 @@ fn watch(seed: u64, limit: usize, key: usize) {
 const USAGE: &str = "\
 usage: ring [--seed N] [--steps 1e9]     histories from seed N on, until something is found or so many steps are done
        ring [--seed N] --survey 1e9      so many steps whatever is found, and then what it was, how often, by which seeds
+       ring --stories                    the scripted histories, and what each found
        ring --only SEED                  one history, with its last events if anything is found
        ring --seed N --watch LIMIT,KEY   every event of one history, and what each region has of a cell: numbers from 0
 Ends with 0 if nothing was found, with 1 if anything was, and with 2 if the arguments make no sense.";
+/// Tells every story, and what it found.
+fn tell() {
+    for (name, story) in stories::ALL {
+        println!("{name}: {:?}", story());
+    }
+}
 
 fn main() {
     let (mut steps, mut seed, mut only, mut survey) = (1e7, 1_u64, false, false);
@@ -82,6 +90,7 @@ fn main() {
                 steps = value.parse().expect("a number of steps");
                 survey = true;
             }
+            "--stories" => return tell(),
             "--watch" => {
                 let numbers: Vec<usize> = value.split(',').map(|n| n.parse().expect("a number")).collect();
                 return watch(seed, numbers[0], numbers[1]);
