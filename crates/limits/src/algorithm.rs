@@ -162,6 +162,17 @@ impl Algorithm {
         matches!(self, Self::TokenBucket(_) | Self::LeakyBucket(_))
     }
 
+    /// Whether a bucket gives units back more slowly than another. No other algorithm does.
+    pub fn is_slower(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::TokenBucket(own) | Self::LeakyBucket(own),
+                Self::TokenBucket(other) | Self::LeakyBucket(other),
+            ) => own.is_slower(other),
+            _ => false,
+        }
+    }
+
     /// Nanoseconds for which units that were spent under a piece still count after the piece was taken
     /// away: until then nobody else may spend it. A bucket's debt moves with the piece, and a piece of
     /// a window is of that window only.

@@ -373,6 +373,8 @@ impl Account {
         let early = self.algorithm.resize(&old, words, began.min(now));
         let larger = if self.algorithm.covers(early.words(), late.words(), now) { early } else { late };
         set(words, larger);
+        // The disk knows what was owed under other numbers, which may drain more quickly, or not at all.
+        self.unwritten |= self.algorithm.has_rate() && !broken(Broken::SlowedUnwritten);
         self.over_ns = 0;
         self.end_loans(words, ground, (if late_ends { 0 } else { now.steady_ns }, now), sessions);
         self.settle(words, ground, now, sessions);

@@ -116,7 +116,7 @@ impl Node {
                 match place {
                     Some(_) => local.at(salt).available(words, now, salt),
                     None => {
-                        let state = self.initial(&catalogue, slot, local.at(salt), salt, now);
+                        let state = self.initial(&catalogue, (slot, numbers), local.at(salt), salt, now);
                         local.at(salt).available(state.words(), now, salt)
                     }
                 }

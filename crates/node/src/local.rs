@@ -132,6 +132,11 @@ impl Local {
         &least.expect("there is always one").1
     }
 
+    /// The largest numbers that a cell may have by its standing part.
+    pub(crate) fn most(&self) -> &Algorithm {
+        &self.variants.last().expect("there is always one").1
+    }
+
     /// The limit's numbers with another part than the standing one.
     pub(crate) fn with(&self, global: &Algorithm, part: Part) -> Algorithm {
         match &self.shares {

@@ -157,6 +157,12 @@ pub enum Broken {
     WindowReopens,
     /// What was removed is given away still.
     GiveOfRemoved,
+    /// Of what is not journalled the disk keeps nothing, though more is owed than a crash presumes.
+    OverdrawnUnwritten,
+    /// A bucket's rate is lowered, and the disk is not told what cells owe by then.
+    SlowedUnwritten,
+    /// What a crash forgot is forgotten with the next crash, though the limit is journalled by then.
+    ForgottenUnwritten,
 }
 
 /// Whether a rule is left out in this thread.

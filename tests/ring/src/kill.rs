@@ -51,6 +51,9 @@ pub const RULES: &[(&str, Broken)] = rules![
     TrustAnchor,
     CoverByAnotherRate,
     WindowReopens,
+    OverdrawnUnwritten,
+    SlowedUnwritten,
+    ForgottenUnwritten,
     // Of the rights.
     NoDriftMargin,
     RenewWithoutExtending,

@@ -46,6 +46,12 @@ pub const ALL: &[(&str, Story)] = &[
     ("more refusals than can be told", more_refusals_than_can_be_told),
     ("an authority that is lost with its last word", an_authority_that_is_lost_with_its_last_word),
     ("an authority that is lost with what it was told", an_authority_that_is_lost_with_what_it_was_told),
+    ("a debt beyond what is presumed", a_debt_beyond_what_is_presumed),
+    ("a bucket that is away at a crash", a_bucket_that_is_away_at_a_crash),
+    ("a loan that ends where nothing is journalled", a_loan_that_ends_where_nothing_is_journalled),
+    ("a crash after a crash", a_crash_after_a_crash),
+    ("a rate that was lower for a while", a_rate_that_was_lower_for_a_while),
+    ("a crash while a limit is away", a_crash_while_a_limit_is_away),
 ];
 
 /// Three equal regions with one limit.
@@ -751,5 +757,121 @@ fn an_authority_that_is_lost_with_what_it_was_told() -> Option<Finding> {
     while world.deliver() {}
     world.lose_disk(0);
     heal(&mut world);
+    found(world)
+}
+
+/// Every process crashes, and what had left for its disk is there.
+fn crash_all(world: &mut World) {
+    for place in 0..world.places.len() {
+        world.flush(place);
+        world.crash(place, 9, 0);
+        world.start(place, false);
+    }
+    quiet(world, S);
+}
+
+fn put(world: &mut World, units: u64, rate: u64) {
+    world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate }));
+    quiet(world, S);
+}
+
+/// All is spent, and the budget becomes a small one that refills too soon to be journalled. Every process crashes: what
+/// is owed is more than a bucket that is taken to be empty owes. (History 10023432.)
+fn a_debt_beyond_what_is_presumed() -> Option<Finding> {
+    // Journalled before, and not.
+    for rate in [200, 600] {
+        let mut world = three(Shape::Token("m", 60 * S), 300, rate);
+        drain_all(&mut world);
+        put(&mut world, 3, 10);
+        crash_all(&mut world);
+        world.pass(120 * S);
+        put(&mut world, 300, rate);
+        drain_all(&mut world);
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// All of a bucket that is not journalled is spent, and the limit is removed. It comes back small after a crash, and grows.
+fn a_bucket_that_is_away_at_a_crash() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 600);
+    drain_all(&mut world);
+    world.command("remove", |operator| operator.budgets[0] = None);
+    quiet(&mut world, S);
+    crash_all(&mut world);
+    put(&mut world, 3, 10);
+    world.pass(60 * S);
+    put(&mut world, 300, 600);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A small bucket owes more than it may. A loan goes and comes back, and with it goes what the disk knew of the debt.
+/// (History 10030878.)
+fn a_loan_that_ends_where_nothing_is_journalled() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 200);
+    drain_all(&mut world);
+    put(&mut world, 30, 60);
+    lend_to(&mut world, 0, 2 * S);
+    quiet(&mut world, 16 * S);
+    crash_all(&mut world);
+    world.pass(95 * S);
+    put(&mut world, 300, 200);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A crash forgets what was spent. From then on the limit is journalled, and a second crash must not take the disk for
+/// complete. (History 10030878.)
+fn a_crash_after_a_crash() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 600);
+    drain_all(&mut world);
+    crash_all(&mut world);
+    put(&mut world, 300, 200);
+    crash_all(&mut world);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// All is spent. For a while the rate is low, and nobody asks; then it is as it was, and every process crashes: the disk
+/// must know how little came back meanwhile.
+fn a_rate_that_was_lower_for_a_while() -> Option<Finding> {
+    // Cells that have an account still, and cells that have none any more.
+    for idle_ns in [0, 15 * S] {
+        let mut world = three(Shape::Token("m", 60 * S), 300, 200);
+        drain_all(&mut world);
+        quiet(&mut world, idle_ns);
+        put(&mut world, 300, 10);
+        world.pass(90 * S);
+        put(&mut world, 300, 200);
+        crash_all(&mut world);
+        drain_all(&mut world);
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// Shares move, and a limit is removed. A process that begins without it must not take older shares to be over before
+/// what was spent by them is. (History 20037024.)
+fn a_crash_while_a_limit_is_away() -> Option<Finding> {
+    let mut world = three(Shape::Sliding("2m", 120 * S, None), 30, 1);
+    drain_all(&mut world);
+    world.command("weights", |operator| {
+        for (member, weight) in operator.members.values_mut().zip([8, 1, 1]) {
+            member.weight = weight;
+        }
+    });
+    quiet(&mut world, 2 * S);
+    world.command("remove", |operator| operator.budgets[0] = None);
+    quiet(&mut world, S);
+    crash_all(&mut world);
+    quiet(&mut world, 2 * S);
+    world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 30, rate: 1 }));
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
     found(world)
 }

@@ -289,13 +289,17 @@ impl Sharing {
         for key in keys {
             let over =
                 Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |ground, cell| {
-                    let HeapCell { account: Some(account), words, .. } = cell else { return false };
+                    let HeapCell { account: Some(account), words, .. } = &mut *cell else { return false };
                     for writer in closed {
                         if !broken(Broken::HoldOfClosed) {
                             account.forfeit(words, ground, Some(*writer), now);
                         }
                     }
-                    !account.conforms(words, now)
+                    let conforms = account.conforms(words, now);
+                    if account.take_unwritten() {
+                        node.write_account(key, cell, now);
+                    }
+                    !conforms
                 });
             if over == Some(true) {
                 self.over_lent.insert(key);
