@@ -283,7 +283,7 @@ impl Sharing {
     /// what is lent beyond the own part.
     fn settle_accounts(&mut self, node: &Node, closed: &[Writer], now: Now) {
         let catalogue = node.catalogue();
-        let keys: Vec<CellKey> = self.cells.keys().copied().collect();
+        let keys: Vec<CellKey> = self.cells.keys().collect();
         self.over_lent.clear();
         self.told.clear();
         for key in keys {
@@ -472,7 +472,7 @@ impl Sharing {
     fn tell_version(&mut self, batch: u64) {
         let Some(version) = self.versions.version() else { return };
         let mark = version.mark;
-        self.peers.values_mut().for_each(|peer| peer.outbox.introduce_again());
+        self.peers.values_mut().for_each(|peer| peer.outbox.names.introduce_again());
         for peer in self.peers.values_mut().filter(|peer| peer.mark < mark) {
             peer.told = mark;
             peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone())), batch);
