@@ -527,8 +527,11 @@ impl Sharing {
             borrowed: 0,
         };
         let peers = self.peers.values().map(view).collect();
-        let cells = self.cells.iter().take(cells_max);
-        let cells = cells.map(|(key, warm)| (*key, warm.demand.units_milli())).collect();
+        let demand = |key| {
+            let warm = self.cells.get(key).and_then(Option::as_ref);
+            (key, warm.map_or(0, |warm| warm.demand.units_milli()))
+        };
+        let cells = self.cells.keys().take(cells_max).map(demand).collect();
         (peers, cells, self.cells.len().saturating_sub(cells_max) as u64)
     }
 }
