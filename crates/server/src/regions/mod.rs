@@ -131,16 +131,23 @@ pub(crate) fn identity(
             u32::from_be_bytes(bytes)
         }
         None => {
-            // Seconds: whoever loses a disk comes back later than it began, so the number is a higher one. It fits
-            // until 2106; nobody begins at 0.
-            let seconds = u32::try_from(now.wall_ns / 1_000_000_000).unwrap_or(u32::MAX).max(1);
-            store.commit(&[], &[(INCARNATION, Some(&seconds.to_be_bytes()))])?;
-            seconds
+            let incarnation = incarnation_at(now.wall_ns);
+            store.commit(&[], &[(INCARNATION, Some(&incarnation.to_be_bytes()))])?;
+            incarnation
         }
     };
     let region = Region::named(&config.region);
     let writer = Identity { region, node: node_named(&config.node), incarnation };
     Ok((Home { writer, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
+}
+
+/// The number of an incarnation that begins now: quarters of a second since 2025, which fit until 2059. Whoever loses a
+/// disk comes back later than it began, so its number is a higher one; that of a clock that is far behind is not, and
+/// is refused by the peers. Nobody begins at 0.
+fn incarnation_at(wall_ns: u64) -> u32 {
+    const BEGAN_NS: u64 = 1_735_689_600 * 1_000_000_000;
+    const QUARTER_NS: u64 = 250_000_000;
+    u32::try_from(wall_ns.saturating_sub(BEGAN_NS) / QUARTER_NS).unwrap_or(u32::MAX).max(1)
 }
 
 fn reset_key(store: &dyn Store) -> Result<[u8; 32], RegionsError> {
