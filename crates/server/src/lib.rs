@@ -8,6 +8,7 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod demo;
 pub mod grpc;
 pub mod headers;
 pub mod http;
@@ -16,6 +17,9 @@ pub mod metrics;
 pub mod question;
 mod respond;
 pub mod run;
+mod screen;
 mod tally;
+pub mod view;
+mod watching;
 pub mod worker;
 pub mod writer;

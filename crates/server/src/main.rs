@@ -39,6 +39,8 @@ enum Command {
     },
     /// Load a running node, and print throughput and latency.
     Bench(cli::Bench),
+    /// Show the regions of a cluster, live.
+    Top(cli::Top),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Explain(explain) => wait_for(explain.run()),
         Command::Validate { file } => validate(&file),
         Command::Bench(bench) => wait_for(bench.run()),
+        Command::Top(top) => wait_for(top.run()),
     }
 }
 

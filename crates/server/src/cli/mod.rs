@@ -9,6 +9,7 @@ mod check;
 mod entries;
 mod explain;
 mod people;
+mod top;
 mod verdict;
 
 use std::{
@@ -22,7 +23,7 @@ use acequia_client::{Client, ClientError, Options, Question};
 use acequia_limits::notation::parse_duration_ns;
 use clap::{Args, value_parser};
 
-pub use self::{bench::Bench, check::Check, explain::Explain};
+pub use self::{bench::Bench, check::Check, explain::Explain, top::Top};
 use self::{
     entries::{Word, groups, read_word},
     people::Paint,
