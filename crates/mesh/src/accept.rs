@@ -1,0 +1,151 @@
+//! Letting in the peers that dial this node, and nobody else.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use quinn::{Connection, ConnectionError, Incoming};
+use tokio::{sync::mpsc, task::JoinSet, time::timeout};
+
+use crate::{
+    Event, Refusal,
+    connection::{self, Hello},
+    frame::{self, NoFrame},
+    node::Node,
+    peer::Peer,
+};
+
+/// Those that may be shaking hands at once.
+const HANDSHAKES_MAX: usize = 64;
+/// From this many on, one that begins must first show that it gets what is sent to its address: whoever
+/// makes addresses up cannot take the places of the others.
+const HANDSHAKES_UNPROVEN_MAX: usize = 16;
+
+/// Accepts for ever.
+pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
+    let handshakes = Arc::<AtomicUsize>::default();
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(_) = connections.join_next() => {}
+            incoming = node.endpoint.accept() => {
+                let Some(incoming) = incoming else { return };
+                if let Some(incoming) = look_at(&node, incoming, handshakes.load(Relaxed)) {
+                    let handshake = Handshake::begin(&handshakes);
+                    connections.spawn(welcome(Arc::clone(&node), events.clone(), incoming, handshake));
+                }
+            }
+        }
+    }
+}
+
+/// Whether this one may begin a handshake now.
+fn look_at(node: &Node, incoming: Incoming, handshakes: usize) -> Option<Incoming> {
+    if handshakes >= HANDSHAKES_MAX {
+        node.refusals.count(Refusal::Crowded, None, &format!("{handshakes} handshakes at once"));
+        incoming.ignore();
+        return None;
+    }
+    if handshakes >= HANDSHAKES_UNPROVEN_MAX && incoming.may_retry() {
+        if incoming.retry().is_err() {
+            node.refusals.count(Refusal::Crowded, None, "an address that is proven already");
+        }
+        return None;
+    }
+    Some(incoming)
+}
+
+/// One of those that are shaking hands.
+struct Handshake(Arc<AtomicUsize>);
+
+impl Handshake {
+    fn begin(handshakes: &Arc<AtomicUsize>) -> Self {
+        handshakes.fetch_add(1, Relaxed);
+        Self(Arc::clone(handshakes))
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Sees a connection through from its first packet to its end.
+async fn welcome(node: Arc<Node>, events: mpsc::Sender<Event>, incoming: Incoming, handshake: Handshake) {
+    let from = incoming.remote_address();
+    let greeted = timeout(node.timing.attempt, greet(&node, incoming)).await;
+    drop(handshake);
+    match greeted {
+        Ok(Ok((peer, connection))) => {
+            let ended = connection::run(&node, &events, &peer, &connection, Hello::Heard).await;
+            tracing::debug!(peer = %peer.identity, why = ended.why, "connection ended");
+        }
+        Ok(Err(None)) => {}
+        Ok(Err(Some((refusal, what)))) => node.refusals.count(refusal, None, &format!("{from}: {what}")),
+        Err(_) => {
+            let what = "the other side began a handshake and did not go on";
+            node.refusals.count(Refusal::Unfinished, None, &format!("{from}: {what}"));
+        }
+    }
+}
+
+/// Why nobody was let in; `None` if it was the other side's wish.
+type NotLetIn = Option<(Refusal, String)>;
+
+/// Shakes hands with a peer, and waits for its hello: a dialler completes several attempts at once when a cut
+/// is mended, and says hello on the one that it keeps.
+async fn greet(node: &Node, incoming: Incoming) -> Result<(Arc<Peer>, Connection), NotLetIn> {
+    let connecting = incoming.accept().map_err(|error| handshake_failed(&error))?;
+    let connection = connecting.await.map_err(|error| handshake_failed(&error))?;
+    let peer = match admit(node, &connection) {
+        Ok(peer) => peer,
+        Err((refusal, what)) => {
+            connection.close(refusal.code(), refusal.reason().as_bytes());
+            return Err(Some((refusal, what)));
+        }
+    };
+    match frame::read_hello(&connection).await {
+        Ok(()) => Ok((peer, connection)),
+        Err(NoFrame::Lost) => Err(None),
+        Err(NoFrame::Refused(refusal)) => {
+            connection.close(refusal.code(), refusal.reason().as_bytes());
+            peer.count_refusal();
+            Err(Some((refusal, peer.identity.to_string())))
+        }
+    }
+}
+
+fn handshake_failed(error: &ConnectionError) -> NotLetIn {
+    match error {
+        ConnectionError::TransportError(_) => Some((Refusal::Handshake, error.to_string())),
+        // An alert of TLS: it is the other side that did not like this one's certificate.
+        ConnectionError::ConnectionClosed(close) if is_alert(u64::from(close.error_code)) => {
+            Some((Refusal::Handshake, connection::ended(error).why))
+        }
+        _ => None,
+    }
+}
+
+/// Whether a transport error is one of TLS: RFC 9001 section 4.8.
+const fn is_alert(code: u64) -> bool {
+    code >= 0x100 && code < 0x200
+}
+
+/// The peer whose certificate this is, if it is one that is to dial this node.
+fn admit(node: &Node, connection: &Connection) -> Result<Arc<Peer>, (Refusal, String)> {
+    let named = connection::named(connection).map_err(|what| (Refusal::Stranger, what))?;
+    if named == node.identity {
+        return Err((Refusal::OwnName, named.to_string()));
+    }
+    let Some(peer) = node.peers.get(&named) else {
+        return Err((Refusal::Stranger, named.to_string()));
+    };
+    if node.dials(peer) {
+        peer.count_refusal();
+        return Err((Refusal::WrongDirection, named.to_string()));
+    }
+    Ok(Arc::clone(peer))
+}

@@ -1,0 +1,224 @@
+//! One connection from its handshake to its end.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use futures::{StreamExt as _, future, stream::FuturesUnordered};
+use quinn::{Connection, ConnectionError, RecvStream, VarInt};
+use rustls::pki_types::CertificateDer;
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    Event, Identity, Refusal,
+    certs::facts,
+    frame::{self, Held, Hold, NoFrame, Sent},
+    node::Node,
+    peer::{Ended, Outgoing, Peer, REPLACED},
+    tls::STREAMS_IN_MAX,
+};
+
+/// Frames that may be refused on one connection before it is closed.
+const REFUSED_FRAMES_MAX: u32 = 8;
+
+/// Which side is to speak first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hello {
+    /// The other side has said hello.
+    Heard,
+    /// The other side will, once it has looked at this node's certificate.
+    Awaited,
+}
+
+/// Whom the other side's certificate names.
+pub(crate) fn named(connection: &Connection) -> Result<Identity, String> {
+    let chain = connection.peer_identity().and_then(|chain| chain.downcast::<Vec<CertificateDer<'_>>>().ok());
+    let own = chain.as_ref().and_then(|chain| chain.first()).ok_or("no certificate")?;
+    facts(own)?.identity
+}
+
+/// Takes the place of the connection that the peer had, says hello, and carries frames both ways until the
+/// connection ends.
+pub(crate) async fn run(
+    node: &Node,
+    events: &mpsc::Sender<Event>,
+    peer: &Peer,
+    connection: &Connection,
+    hello: Hello,
+) -> Ended {
+    let _turn = peer.take_turn(connection).await;
+    if connection.close_reason().is_none() && !say_hello(node, connection).await {
+        connection.close(Refusal::Unfinished.code(), Refusal::Unfinished.reason().as_bytes());
+    }
+    let outgoing = peer.open(connection);
+    let receiving = Receiving { node, events, peer, connection, held: Held::default() };
+    let mut ended = tokio::select! {
+        biased;
+        error = connection.closed() => ended(&error),
+        refusal = receiving.run(hello) => {
+            receiving.count(refusal);
+            connection.close(refusal.code(), refusal.reason().as_bytes());
+            Ended::by(refusal)
+        }
+        () = send_all(peer, connection, outgoing) => Ended::by(Refusal::Unfinished),
+    };
+    ended.was_up = peer.set_down(&ended.why);
+    if ended.was_up {
+        let down = Event::Down { peer: peer.identity.clone(), why: ended.why.clone() };
+        // Nobody to tell: the mesh is being dropped.
+        let _ = events.send(down).await;
+    }
+    ended
+}
+
+async fn say_hello(node: &Node, connection: &Connection) -> bool {
+    matches!(timeout(node.timing.attempt, frame::write_hello(connection)).await, Ok(Ok(())))
+}
+
+/// Sends what comes, several frames at once. Never ends before the way out is closed.
+async fn send_all(peer: &Peer, connection: &Connection, mut outgoing: mpsc::Receiver<Outgoing>) {
+    let mut sending = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(()) = sending.next() => {}
+            Some(next) = outgoing.recv() => sending.push(send(peer, connection, next)),
+            else => return,
+        }
+    }
+}
+
+async fn send(peer: &Peer, connection: &Connection, outgoing: Outgoing) {
+    let Outgoing { frame, place } = outgoing;
+    let bytes = frame.len() as u64;
+    match frame::write(connection, frame).await {
+        Sent::Acknowledged => {
+            peer.counts.frames_out.fetch_add(1, Relaxed);
+            peer.counts.bytes_out.fetch_add(bytes, Relaxed);
+        }
+        Sent::Refused => {
+            peer.counts.refused_by_peer.fetch_add(1, Relaxed);
+        }
+        Sent::Lost => {}
+    }
+    drop(place);
+}
+
+struct Receiving<'a> {
+    node: &'a Node,
+    events: &'a mpsc::Sender<Event>,
+    peer: &'a Peer,
+    connection: &'a Connection,
+    held: Held,
+}
+
+impl Receiving<'_> {
+    /// Hands on frames until the other side has broken the rules too often.
+    async fn run(&self, hello: Hello) -> Refusal {
+        if hello == Hello::Awaited {
+            match timeout(self.node.timing.attempt, frame::read_hello(self.connection)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(NoFrame::Refused(refusal))) => return refusal,
+                Ok(Err(NoFrame::Lost)) => return future::pending().await,
+                Err(_) => return Refusal::Unfinished,
+            }
+        }
+        self.say_up().await;
+        self.read_all().await
+    }
+
+    async fn say_up(&self) {
+        // Room first, so that nothing comes between the event and what `status` says.
+        if let Ok(room) = self.events.reserve().await {
+            self.peer.set_up();
+            tracing::info!(peer = %self.peer.identity, "connected");
+            room.send(Event::Up(self.peer.identity.clone()));
+        }
+    }
+
+    async fn read_all(&self) -> Refusal {
+        let mut reading = FuturesUnordered::new();
+        let mut refused = 0;
+        loop {
+            let may_begin = reading.len() < STREAMS_IN_MAX as usize && self.held.has_room();
+            tokio::select! {
+                biased;
+                Some(end) = reading.next() => {
+                    let Err(NoFrame::Refused(refusal)) = end else { continue };
+                    self.count(refusal);
+                    refused += 1;
+                    if refused >= REFUSED_FRAMES_MAX {
+                        return Refusal::Misbehaved;
+                    }
+                }
+                stream = self.connection.accept_uni(), if may_begin => match stream {
+                    Ok(stream) => reading.push(self.read(stream)),
+                    // The one who runs the connection sees why it ended.
+                    Err(_) => return future::pending().await,
+                },
+                else => return future::pending().await,
+            }
+        }
+    }
+
+    /// Reads one frame and hands it on. What it holds is held until it is handed on.
+    async fn read(&self, mut stream: RecvStream) -> Result<(), NoFrame> {
+        let mut hold = Hold::new(&self.held);
+        let read = tokio::select! {
+            biased;
+            read = frame::read(&mut stream, &mut hold) => read,
+            () = self.too_late() => Err(Refusal::FrameStalled.into()),
+        };
+        if let Err(NoFrame::Refused(refusal)) = &read {
+            // A stream that has ended by itself cannot be stopped.
+            let _ = stream.stop(refusal.code());
+        }
+        let bytes = read?;
+        if let Ok(room) = self.events.reserve().await {
+            self.peer.counts.frames_in.fetch_add(1, Relaxed);
+            self.peer.counts.bytes_in.fetch_add(bytes.len() as u64, Relaxed);
+            room.send(Event::Frame { from: self.peer.identity.clone(), bytes });
+        }
+        Ok(())
+    }
+
+    /// Ends when a frame has had its time. Time in which this node did not take frames does not count: then
+    /// the other side may have been unable to go on.
+    async fn too_late(&self) {
+        loop {
+            sleep(self.node.timing.frame).await;
+            if self.events.capacity() > 0 {
+                return;
+            }
+        }
+    }
+
+    fn count(&self, refusal: Refusal) {
+        self.peer.count_refusal();
+        self.node.refusals.count(refusal, Some(&self.peer.identity), refusal.reason());
+    }
+}
+
+/// The end of a connection in words.
+pub(crate) fn ended(error: &ConnectionError) -> Ended {
+    let why = match error {
+        ConnectionError::TimedOut => "nothing was heard of it for too long".to_owned(),
+        ConnectionError::Reset => "it has restarted".to_owned(),
+        ConnectionError::LocallyClosed => "closed here".to_owned(),
+        ConnectionError::ApplicationClosed(close) if close.error_code == VarInt::from_u32(0) => {
+            "it said goodbye".to_owned()
+        }
+        ConnectionError::ApplicationClosed(close) if close.error_code == REPLACED => {
+            "it has taken a newer connection of a node of this name".to_owned()
+        }
+        ConnectionError::ApplicationClosed(close) => {
+            format!("it refused: {}", String::from_utf8_lossy(&close.reason))
+        }
+        ConnectionError::ConnectionClosed(close) => format!("it broke off: {close}"),
+        other => other.to_string(),
+    };
+    let is_replaced =
+        matches!(error, ConnectionError::ApplicationClosed(close) if close.error_code == REPLACED);
+    Ended { why, is_replaced, was_up: false }
+}

@@ -1,0 +1,148 @@
+//! A frame on a stream of its own: its length in four bytes, most significant first, then its bytes.
+//!
+//! The end of a stream alone would not do: quinn ends a stream properly when its sender is dropped in the
+//! middle of a frame, and half a frame must never pass for a whole one.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use bytes::Bytes;
+use quinn::{Connection, ReadError, ReadExactError, RecvStream};
+
+use crate::Refusal;
+
+/// The most bytes of a frame: what the layer above makes at most, 4 MiB, with room for what wraps it.
+pub const FRAME_BYTES_MAX: usize = (4 << 20) + 64;
+/// The bytes of a frame's length.
+pub(crate) const HEAD_BYTES: usize = 4;
+/// The version of what this crate itself says on a connection.
+const HELLO: u8 = 1;
+/// The most bytes of a hello: later versions may say more after the first byte.
+const HELLO_BYTES_MAX: usize = 64;
+/// Bytes of frames held for one connection, above which a further frame is refused. A node has 1 MiB or one
+/// frame under way, and none is begun to be read while half of this is held.
+const HELD_BYTES_MAX: usize = 16 << 20;
+
+/// Why there is no frame.
+#[derive(Debug)]
+pub(crate) enum NoFrame {
+    /// It was turned away.
+    Refused(Refusal),
+    /// The connection ended first.
+    Lost,
+}
+
+impl From<Refusal> for NoFrame {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// Bytes of one connection's frames that are in memory and not yet handed on.
+#[derive(Debug, Default)]
+pub(crate) struct Held(AtomicUsize);
+
+impl Held {
+    /// Whether another frame may be begun.
+    pub(crate) fn has_room(&self) -> bool {
+        self.0.load(Relaxed) < HELD_BYTES_MAX / 2
+    }
+}
+
+/// The part of it that one frame holds.
+#[derive(Debug)]
+pub(crate) struct Hold<'a> {
+    held: &'a Held,
+    bytes: usize,
+}
+
+impl<'a> Hold<'a> {
+    pub(crate) const fn new(held: &'a Held) -> Self {
+        Self { held, bytes: 0 }
+    }
+
+    fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
+        self.bytes += bytes;
+        let held = self.held.0.fetch_add(bytes, Relaxed) + bytes;
+        if held > HELD_BYTES_MAX { Err(Refusal::FramesTooMany) } else { Ok(()) }
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.held.0.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// Reads one frame. Memory grows with what arrives, never with what is announced.
+pub(crate) async fn read(stream: &mut RecvStream, hold: &mut Hold<'_>) -> Result<Vec<u8>, NoFrame> {
+    let mut head = [0; HEAD_BYTES];
+    stream.read_exact(&mut head).await.map_err(|error| match error {
+        ReadExactError::FinishedEarly(_) => NoFrame::Refused(Refusal::FrameCutShort),
+        ReadExactError::ReadError(error) => unread(&error),
+    })?;
+    let length = u32::from_be_bytes(head) as usize;
+    if length > FRAME_BYTES_MAX {
+        return Err(Refusal::FrameTooLong.into());
+    }
+    let mut frame = Vec::new();
+    while let Some(chunk) = stream.read_chunk(length + 1, true).await.map_err(|error| unread(&error))? {
+        if frame.len() + chunk.bytes.len() > length {
+            return Err(Refusal::FrameTooLong.into());
+        }
+        hold.grow(chunk.bytes.len())?;
+        frame.extend_from_slice(&chunk.bytes);
+    }
+    if frame.len() == length { Ok(frame) } else { Err(Refusal::FrameCutShort.into()) }
+}
+
+fn unread(error: &ReadError) -> NoFrame {
+    match error {
+        ReadError::Reset(_) => NoFrame::Refused(Refusal::FrameCutShort),
+        _ => NoFrame::Lost,
+    }
+}
+
+/// How a frame ended that was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// The other side's machine has all of it.
+    Acknowledged,
+    /// The other side did not want it.
+    Refused,
+    /// The connection ended first.
+    Lost,
+}
+
+/// Sends one frame and waits until all of it is acknowledged.
+pub(crate) async fn write(connection: &Connection, frame: Vec<u8>) -> Sent {
+    let Ok(length) = u32::try_from(frame.len()) else { return Sent::Refused };
+    let Ok(mut stream) = connection.open_uni().await else { return Sent::Lost };
+    let mut chunks = [Bytes::copy_from_slice(&length.to_be_bytes()), Bytes::from(frame)];
+    // A stream that the other side stopped says so below.
+    let _ = stream.write_all_chunks(&mut chunks).await;
+    let _ = stream.finish();
+    match stream.stopped().await {
+        Ok(None) => Sent::Acknowledged,
+        Ok(Some(_)) => Sent::Refused,
+        Err(_) => Sent::Lost,
+    }
+}
+
+/// Says hello: the first stream of either side. Until it is there, the other side cannot know whether its
+/// certificate was liked (in TLS 1.3 a dialler is done before the other side has looked at it).
+pub(crate) async fn write_hello(connection: &Connection) -> Result<(), Sent> {
+    let mut stream = connection.open_uni().await.map_err(|_| Sent::Lost)?;
+    stream.write_all(&[HELLO]).await.map_err(|_| Sent::Lost)?;
+    stream.finish().map_err(|_| Sent::Lost)
+}
+
+/// Reads the other side's hello. Streams are taken up in the order in which they were opened, so frames that
+/// overtake it wait.
+pub(crate) async fn read_hello(connection: &Connection) -> Result<(), NoFrame> {
+    let mut stream = connection.accept_uni().await.map_err(|_| NoFrame::Lost)?;
+    let hello = stream.read_to_end(HELLO_BYTES_MAX).await.map_err(|error| match error {
+        quinn::ReadToEndError::Read(error) if !matches!(error, ReadError::Reset(_)) => NoFrame::Lost,
+        _ => NoFrame::Refused(Refusal::Hello),
+    })?;
+    if hello.first() == Some(&HELLO) { Ok(()) } else { Err(Refusal::Hello.into()) }
+}

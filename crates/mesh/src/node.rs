@@ -1,0 +1,39 @@
+//! What all tasks of a mesh share.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use quinn::Endpoint;
+
+use crate::{
+    Identity, Timing,
+    peer::{Peer, lock},
+    refusal::Ledger,
+};
+
+/// This node, as its tasks see it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) identity: Identity,
+    pub(crate) timing: Timing,
+    pub(crate) peers: BTreeMap<Identity, Arc<Peer>>,
+    pub(crate) refusals: Ledger,
+    pub(crate) endpoint: Endpoint,
+    /// Whether the socket reaches addresses of version 4 only.
+    pub(crate) is_ipv4: bool,
+    pub(crate) client: Mutex<quinn::ClientConfig>,
+}
+
+impl Node {
+    /// Whether it is for this node to dial that peer.
+    pub(crate) fn dials(&self, peer: &Peer) -> bool {
+        self.identity < peer.identity
+    }
+
+    /// What new connections show and trust.
+    pub(crate) fn client(&self) -> quinn::ClientConfig {
+        lock(&self.client).clone()
+    }
+}

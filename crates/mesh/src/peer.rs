@@ -1,0 +1,283 @@
+//! What a node knows of each of its peers, and the way out to it.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use quinn::{Connection, VarInt};
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::{FRAME_BYTES_MAX, Identity, NotSent, PeerStatus, Refusal};
+
+/// Frames that may be on their way to one peer.
+pub(crate) const FRAMES_UNACKNOWLEDGED_MAX: usize = 16;
+/// Their bytes; a single frame may be longer if nothing else is under way. More would only delay what is
+/// newer: after a cut, all of it is repeated first.
+const BYTES_UNACKNOWLEDGED_MAX: usize = 1 << 20;
+/// The close code of a connection that a newer one takes the place of. (0 is goodbye.)
+pub(crate) const REPLACED: VarInt = VarInt::from_u32(1);
+/// The most bytes that are kept of an error.
+const ERROR_BYTES_MAX: usize = 512;
+
+/// Locks, also after a panic elsewhere: what these locks guard is whole between any two statements.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One peer.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) identity: Identity,
+    pub(crate) address: String,
+    /// Held while a connection lives: the next one waits until the one before has said that it is down.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    state: Mutex<State>,
+    pub(crate) counts: Counts,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The newest connection.
+    newest: Option<Connection>,
+    /// The way out, where there is one.
+    out: Option<Out>,
+    is_up: bool,
+    since: Instant,
+    last_error: String,
+}
+
+#[derive(Debug)]
+struct Out {
+    connection: Connection,
+    frames: mpsc::Sender<Outgoing>,
+    room: Arc<Room>,
+}
+
+/// What happened with a peer since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) refused: AtomicU64,
+    pub(crate) refused_by_peer: AtomicU64,
+    pub(crate) frames_in: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) frames_out: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+}
+
+/// A frame that leaves, with its place among those under way.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) frame: Vec<u8>,
+    pub(crate) place: Place,
+}
+
+impl Peer {
+    pub(crate) fn new(identity: Identity, address: String) -> Self {
+        let state =
+            State { newest: None, out: None, is_up: false, since: Instant::now(), last_error: String::new() };
+        Self { identity, address, turn: Arc::default(), state: Mutex::new(state), counts: Counts::default() }
+    }
+
+    pub(crate) fn send(&self, frame: Vec<u8>) -> Result<(), NotSent> {
+        if frame.len() > FRAME_BYTES_MAX {
+            return Err(NotSent::TooLong);
+        }
+        let state = lock(&self.state);
+        let out = state.out.as_ref().ok_or(NotSent::NotConnected)?;
+        let place = Place::take(&out.room, frame.len()).ok_or(NotSent::Full)?;
+        match out.frames.try_send(Outgoing { frame, place }) {
+            Ok(()) => Ok(()),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(NotSent::Full),
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(NotSent::NotConnected),
+        }
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        lock(&self.state).out.as_ref().is_some_and(|out| out.room.has_some())
+    }
+
+    /// Ends the connection that was there in favour of this one, and waits until it has ended.
+    pub(crate) async fn take_turn(&self, connection: &Connection) -> tokio::sync::OwnedMutexGuard<()> {
+        let before = lock(&self.state).newest.replace(connection.clone());
+        if let Some(before) = before {
+            before.close(REPLACED, b"a newer connection takes its place");
+        }
+        Arc::clone(&self.turn).lock_owned().await
+    }
+
+    /// Opens the way out. Its other end is for the one who runs the connection.
+    pub(crate) fn open(&self, connection: &Connection) -> mpsc::Receiver<Outgoing> {
+        let (frames, outgoing) = mpsc::channel(FRAMES_UNACKNOWLEDGED_MAX);
+        let out = Out { connection: connection.clone(), frames, room: Arc::default() };
+        lock(&self.state).out = Some(out);
+        outgoing
+    }
+
+    pub(crate) fn set_up(&self) {
+        let mut state = lock(&self.state);
+        state.is_up = true;
+        state.since = Instant::now();
+        state.last_error.clear();
+    }
+
+    /// Closes the way out, and says whether the peer was up.
+    pub(crate) fn set_down(&self, why: &str) -> bool {
+        let mut state = lock(&self.state);
+        state.out = None;
+        note(&mut state.last_error, why);
+        let was_up = std::mem::take(&mut state.is_up);
+        if was_up {
+            state.since = Instant::now();
+        }
+        was_up
+    }
+
+    /// Keeps why an attempt failed, unless the peer is up.
+    pub(crate) fn set_error(&self, why: &str) {
+        let mut state = lock(&self.state);
+        if !state.is_up {
+            note(&mut state.last_error, why);
+        }
+    }
+
+    pub(crate) fn count_refusal(&self) {
+        self.counts.refused.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn status(&self) -> PeerStatus {
+        let state = lock(&self.state);
+        PeerStatus {
+            identity: self.identity.clone(),
+            address: self.address.clone(),
+            connected: state.is_up,
+            since: state.since.into_std(),
+            rtt: state.out.as_ref().map_or(Duration::ZERO, |out| out.connection.rtt()),
+            refused: self.counts.refused.load(Relaxed),
+            refused_by_peer: self.counts.refused_by_peer.load(Relaxed),
+            last_error: state.last_error.clone(),
+            frames_in: self.counts.frames_in.load(Relaxed),
+            bytes_in: self.counts.bytes_in.load(Relaxed),
+            frames_out: self.counts.frames_out.load(Relaxed),
+            bytes_out: self.counts.bytes_out.load(Relaxed),
+        }
+    }
+}
+
+/// The other side may have chosen the words: at most so many, and none that rule a terminal.
+fn note(last_error: &mut String, why: &str) {
+    last_error.clear();
+    for letter in why.chars().filter(|letter| !letter.is_control()) {
+        if last_error.len() + letter.len_utf8() > ERROR_BYTES_MAX {
+            break;
+        }
+        last_error.push(letter);
+    }
+}
+
+/// What is on its way on one connection.
+#[derive(Debug, Default)]
+struct Room(Mutex<UnderWay>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct UnderWay {
+    frames: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// Whether a frame would find room that is no longer than what is left.
+    fn has_some(&self) -> bool {
+        let under_way = lock(&self.0);
+        under_way.frames < FRAMES_UNACKNOWLEDGED_MAX && under_way.bytes < BYTES_UNACKNOWLEDGED_MAX
+    }
+}
+
+/// The place of one frame in it, which it has until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    room: Arc<Room>,
+    bytes: usize,
+}
+
+impl Place {
+    fn take(room: &Arc<Room>, bytes: usize) -> Option<Self> {
+        let mut under_way = lock(&room.0);
+        let fits = under_way.frames < FRAMES_UNACKNOWLEDGED_MAX
+            && (under_way.frames == 0 || under_way.bytes + bytes <= BYTES_UNACKNOWLEDGED_MAX);
+        if !fits {
+            return None;
+        }
+        under_way.frames += 1;
+        under_way.bytes += bytes;
+        Some(Self { room: Arc::clone(room), bytes })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut under_way = lock(&self.room.0);
+        under_way.frames -= 1;
+        under_way.bytes -= self.bytes;
+    }
+}
+
+/// How a connection ended, for people.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// In a sentence.
+    pub(crate) why: String,
+    /// Whether a newer connection of the same peer took its place.
+    pub(crate) is_replaced: bool,
+    /// Whether the peer was up on it.
+    pub(crate) was_up: bool,
+}
+
+impl Ended {
+    pub(crate) fn by(refusal: Refusal) -> Self {
+        Self { why: format!("refused here: {}", refusal.reason()), is_replaced: false, was_up: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_frames_or_a_mebibyte_are_under_way() {
+        let room = Arc::<Room>::default();
+        let mut places: Vec<_> = (0..16).map(|_| Place::take(&room, 10)).collect();
+        assert!(places.iter().all(Option::is_some));
+        assert!(!room.has_some());
+        assert!(Place::take(&room, 0).is_none());
+        places.clear();
+
+        let most = Place::take(&room, BYTES_UNACKNOWLEDGED_MAX - 10);
+        assert!(most.is_some() && room.has_some());
+        assert!(Place::take(&room, 11).is_none());
+        assert!(Place::take(&room, 10).is_some());
+    }
+
+    #[test]
+    fn a_long_frame_goes_alone() {
+        let room = Arc::<Room>::default();
+        let short = Place::take(&room, 1);
+        assert!(short.is_some());
+        assert!(Place::take(&room, FRAME_BYTES_MAX).is_none());
+        drop(short);
+        let long = Place::take(&room, FRAME_BYTES_MAX);
+        assert!(long.is_some());
+        assert!(!room.has_some() && Place::take(&room, 0).is_none());
+    }
+
+    #[test]
+    fn an_error_from_outside_is_cut_and_cleaned() {
+        let mut kept = "old".to_owned();
+        note(&mut kept, &format!("\x1b[2Jbad\n{}", "ü".repeat(1000)));
+        assert!(kept.starts_with("[2Jbadü") && kept.len() <= ERROR_BYTES_MAX);
+        assert!(!kept.chars().any(char::is_control));
+    }
+}

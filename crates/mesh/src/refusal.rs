@@ -1,0 +1,200 @@
+//! What was refused of others: counted always, told now and then.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use quinn::VarInt;
+use tokio::time::Instant;
+
+use crate::{Identity, peer::lock};
+
+/// How often one kind of refusal of one peer is told.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+/// The close codes of refusals begin here: below are those that are no fault of anybody's.
+const CODES_FROM: u32 = 16;
+
+/// Why something that another one sent, or another one itself, was turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// The handshake failed: another authority, no certificate, one past its end, another protocol. Also
+    /// where the other side was the one to say so.
+    Handshake,
+    /// The handshake, or the hello after it, did not come to its end in time. A path that works in one
+    /// direction only looks like that, too.
+    Unfinished,
+    /// Too many were shaking hands at once.
+    Crowded,
+    /// A certificate that names no node, or one that is not among the peers.
+    Stranger,
+    /// A certificate that names this very node.
+    OwnName,
+    /// A peer that dials although this node is to dial it.
+    WrongDirection,
+    /// The address of one peer led to another node.
+    WrongPeer,
+    /// A hello of another version of this protocol, or none.
+    Hello,
+    /// A frame of more than [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) bytes, or longer than it says.
+    FrameTooLong,
+    /// A frame that ends before the length it says, or was taken back.
+    FrameCutShort,
+    /// A frame that was not there in time.
+    FrameStalled,
+    /// More unfinished frames at once than any node sends.
+    FramesTooMany,
+    /// A connection on which too many frames were refused.
+    Misbehaved,
+}
+
+impl Refusal {
+    /// All kinds.
+    pub const ALL: [Self; 13] = [
+        Self::Handshake,
+        Self::Unfinished,
+        Self::Crowded,
+        Self::Stranger,
+        Self::OwnName,
+        Self::WrongDirection,
+        Self::WrongPeer,
+        Self::Hello,
+        Self::FrameTooLong,
+        Self::FrameCutShort,
+        Self::FrameStalled,
+        Self::FramesTooMany,
+        Self::Misbehaved,
+    ];
+
+    /// A name for metrics and logs, which stays.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Handshake => "handshake",
+            Self::Unfinished => "unfinished",
+            Self::Crowded => "crowded",
+            Self::Stranger => "stranger",
+            Self::OwnName => "own-name",
+            Self::WrongDirection => "wrong-direction",
+            Self::WrongPeer => "wrong-peer",
+            Self::Hello => "hello",
+            Self::FrameTooLong => "frame-too-long",
+            Self::FrameCutShort => "frame-cut-short",
+            Self::FrameStalled => "frame-stalled",
+            Self::FramesTooMany => "frames-too-many",
+            Self::Misbehaved => "misbehaved",
+        }
+    }
+
+    /// What the other side is told to do about it.
+    pub(crate) const fn reason(self) -> &'static str {
+        match self {
+            Self::Handshake => "handshake failed",
+            Self::Unfinished => "not in time",
+            Self::Crowded => "too many handshakes at once",
+            Self::Stranger => "this node has no peer of that name: compare `regions` in both files",
+            Self::OwnName => "this node has that name itself: make a certificate for each node",
+            Self::WrongDirection => "the node with the smaller region/node name dials: this one does",
+            Self::WrongPeer => "another node was expected at this address: compare `regions` in both files",
+            Self::Hello => "another version of the protocol: upgrade one of the nodes",
+            Self::FrameTooLong => "frame too long",
+            Self::FrameCutShort => "frame cut short",
+            Self::FrameStalled => "frame not in time",
+            Self::FramesTooMany => "too many unfinished frames",
+            Self::Misbehaved => "too many frames refused",
+        }
+    }
+
+    /// The application's error code under which a connection or a stream is closed.
+    pub(crate) const fn code(self) -> VarInt {
+        VarInt::from_u32(CODES_FROM + self as u32)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// How often each kind of refusal happened since the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusals([u64; Refusal::ALL.len()]);
+
+impl Refusals {
+    /// How often this kind happened.
+    #[must_use]
+    pub const fn of(&self, refusal: Refusal) -> u64 {
+        self.0[refusal as usize]
+    }
+
+    /// Every kind with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (Refusal, u64)> + '_ {
+        Refusal::ALL.into_iter().map(|refusal| (refusal, self.of(refusal)))
+    }
+
+    /// All kinds together.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+/// Counts refusals, and logs each kind of each peer at most once a minute.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    counts: [AtomicU64; Refusal::ALL.len()],
+    /// No stranger has an entry of its own, so it is as long as kinds times peers at most.
+    told: Mutex<BTreeMap<(Refusal, Option<Identity>), Instant>>,
+}
+
+impl Ledger {
+    /// Takes down one refusal of a peer, or of one that is not known, with what is known about it.
+    pub(crate) fn count(&self, refusal: Refusal, peer: Option<&Identity>, what: &str) {
+        self.counts[refusal as usize].fetch_add(1, Relaxed);
+        let now = Instant::now();
+        let key = (refusal, peer.cloned());
+        let mut told = lock(&self.told);
+        if told.get(&key).is_some_and(|at| now.duration_since(*at) < TOLD_EVERY) {
+            return;
+        }
+        told.insert(key, now);
+        drop(told);
+        let peer = peer.map_or_else(|| "unknown".to_owned(), Identity::to_string);
+        tracing::warn!(%refusal, peer, what, "refused, and counted only for the next minute");
+    }
+
+    pub(crate) fn counts(&self) -> Refusals {
+        Refusals(std::array::from_fn(|kind| self.counts[kind].load(Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_a_place_and_a_name_of_its_own() {
+        for (place, refusal) in Refusal::ALL.into_iter().enumerate() {
+            assert_eq!(refusal as usize, place);
+        }
+        let names: std::collections::BTreeSet<_> = Refusal::ALL.map(Refusal::name).into();
+        assert_eq!(names.len(), Refusal::ALL.len());
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_counted_each_time() {
+        let ledger = Ledger::default();
+        ledger.count(Refusal::Stranger, None, "");
+        ledger.count(Refusal::Stranger, None, "");
+        ledger.count(Refusal::Hello, Some(&Identity::new("eu", "1")), "");
+        let counts = ledger.counts();
+        assert_eq!((counts.of(Refusal::Stranger), counts.of(Refusal::Hello), counts.total()), (2, 1, 3));
+        assert_eq!(counts.iter().map(|(_, count)| count).sum::<u64>(), 3);
+    }
+}
