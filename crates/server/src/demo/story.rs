@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::ledger::{BIN, Ledger};
+use super::{ledger::Ledger, plan::REGIONS};
 use crate::view::picture::{Event, Tone};
 
 /// Events that are kept.
@@ -83,9 +83,10 @@ impl Story {
         }
         let Some(healing) = self.healings.last_mut().filter(|healing| healing.took.is_none()) else { return };
         let took = at.saturating_sub(healing.since);
-        let stretch = BIN * GOOD_BINS as u32;
-        let used: u64 = ledger.last(GOOD_BINS).admitted[0].iter().sum();
-        let enough = usable.saturating_mul(GOOD_PERCENT) / 100 * stretch.as_millis() as u64 / 1_000;
+        let last = ledger.last(GOOD_BINS);
+        let stretch = last.length;
+        let used: u64 = (0..REGIONS).map(|region| last.admitted_per_second(0, region)).sum();
+        let enough = usable.saturating_mul(GOOD_PERCENT) / 100;
         if took >= stretch && used >= enough {
             // It was good from the beginning of the stretch on.
             let took = took - stretch;
@@ -118,7 +119,7 @@ mod tests {
             denied: 0,
         };
         ledger.answer(answer);
-        ledger.close(100, false);
+        ledger.close(at(100), 1_000, false);
     }
 
     #[test]

@@ -276,7 +276,7 @@ mod tests {
         let answers = [true, true, false, true, false, true].map(answer);
         asker.count(&message, &answers);
         let mut ledger = asker.ledger.lock().expect("no panic");
-        ledger.close(0, false);
+        ledger.close(Duration::from_secs(1), 0, false);
         let bin = ledger.last_second();
         assert_eq!(bin.admitted.map(|regions| regions[2]), [2, 1, 1]);
         assert_eq!(bin.denied.map(|regions| regions[2]), [1, 1, 0]);

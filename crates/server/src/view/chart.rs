@@ -27,12 +27,8 @@ pub(super) fn draw(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     if area.width <= SCALE_WIDTH || area.height < 3 {
         return;
     }
-    let plot = Rect {
-        x: area.x + SCALE_WIDTH,
-        width: area.width - SCALE_WIDTH,
-        height: area.height - 1,
-        ..area
-    };
+    let plot =
+        Rect { x: area.x + SCALE_WIDTH, width: area.width - SCALE_WIDTH, height: area.height - 1, ..area };
     let shown = picture.history.len().min(usize::from(plot.width));
     let columns = &picture.history[picture.history.len() - shown..];
     let scale = Scale::new(columns, picture.budget.units, plot.height);

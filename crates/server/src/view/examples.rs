@@ -70,11 +70,7 @@ pub(super) fn connected() -> Picture {
             event(72, Tone::Plain, "the heat moves to eu"),
             event(73, Tone::Good, "eu has borrowed 367/s after 190 ms"),
         ],
-        verdict: Verdict::Counted {
-            units_over: 0,
-            watched: Duration::from_secs(84),
-            used: Some(0.973),
-        },
+        verdict: Verdict::Counted { units_over: 0, watched: Duration::from_secs(84), used: Some(0.973) },
         keys: vec![
             ("1-3", "link"),
             ("c", "cut"),
@@ -98,13 +94,12 @@ pub(super) fn connected() -> Picture {
 pub(super) fn broken() -> Picture {
     let mut picture = connected();
     picture.regions[0] = Region { is_hot: true, ..region("eu", (333, 0, 0), (333, 867, 1_200)) };
-    picture.regions[1].condition = Condition::Waiting("waits for the catalogue of eu-1".to_owned());
+    picture.regions[1].condition = Condition::Waiting("has no catalogue yet".to_owned());
     picture.regions[2].condition = Condition::Down;
     picture.links = vec![link(0, 1, Flow::Cut), link(1, 2, Flow::Quiet), link(0, 2, Flow::Forth)];
     picture.events.push(event(80, Tone::Bad, "ap is killed: kill -9"));
     picture.is_paused = true;
-    picture.verdict =
-        Verdict::Counted { units_over: 12, watched: Duration::from_secs(84), used: None };
+    picture.verdict = Verdict::Counted { units_over: 12, watched: Duration::from_secs(84), used: None };
     picture
 }
 
@@ -118,5 +113,64 @@ pub(super) fn many() -> Picture {
     picture
 }
 
-pub(super) const CONNECTED_80_24: &str = "";
-pub(super) const BROKEN_100_30: &str = "";
+/// `connected` in 80 columns and 24 rows.
+pub(super) const CONNECTED_80_24: &str = "
+ acequia demo  three regions, real servers, one budget                     1:24
+╭ eu ────────── hot ╮        ┏ us ━━━━━━━━━━━ up ┓         ╭ ap ─────────── up ╮
+│██████▓▓▓▓▓▓▓······│        ┃███░░░·············┃         │███░░░·············│
+│share 700/s=333+367│ 80 ms  ┃share 150/s=333-183┃  80 ms  │share 150/s=333-183│
+│admitted      700/s│━━━━━━━━┃admitted      150/s┃━━━━━━━━━│admitted      150/s│
+│denied        500/s│  [1]   ┃denied          0/s┃    2    │denied          0/s│
+│demand       1200/s│        ┃demand        150/s┃         │demand        150/s│
+╰──────── authority ╯        ┗━━━━━━━━━━━━━━━━━━━┛         ╰───────────────────╯
+          ╰━━ 3 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 80 ms ━━━╯
+admitted everywhere 1000/s of 1000/s  demo/budget    █ own ▓ borrowed ░ lent out
+        ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁
+  1000  ▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃████████████████████▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃
+        ▆▆▆▆▆▆▆▆▆▆▆▆████████████████████████████████████████▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆
+        ████████████████████████████████▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂████████████████████
+        ████████████▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅████████████████████
+     0  ────────────heat────────────────heat────────────────heat────────────────
+never over: 0 units above the budget in any interval of 1:24, used 97.3 %
+limit          admitted/s    denied/s      0:02 three regions share 1000/s
+demo/budget          1000         500      1:12 the heat moves to eu
+demo/per-user          34          20      1:13 eu has borrowed 367/s after 190…
+demo/exports           10           0
+
+ 1-3 link  c cut  o one way  m mend  s split  tab region  k kill  r restart
+ h heat  +/- budget  d/D delay  space pause  q quit
+";
+
+/// `broken` in 100 columns and 30 rows.
+pub(super) const BROKEN_100_30: &str = "
+ acequia demo  three regions, real servers, one budget            stands still: space goes on  1:24
+╭ eu ───────────────── hot ╮        ┏ us ━━━━━━━━━━━━━━━ waits ┓        ╭ ap ──────────────── down ╮
+│█████████·················│        ┃has no catalogue yet      ┃        │nobody answers here       │
+│share                333/s│  cut   ┃                          ┃ quiet  │                          │
+│admitted             333/s│╌╌╌✗╌╌╌╌┃                          ┃╍╍╍╍╍╍╍╍│                          │
+│denied               867/s│  [1]   ┃                          ┃   2    │                          │
+│demand              1200/s│        ┃                          ┃        │                          │
+╰──────────────────────────╯        ┗━━━━━━━━━━━━━━━━━━━━━━━━━━┛        ╰──────────────────────────╯
+              ╰━━ 3 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ one way ━━▶╯
+admitted everywhere 633/s of 1000/s  demo/budget                         █ own ▓ borrowed ░ lent out
+        ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁
+  1000  ████████████████████████████████████████████████████████████████████████████████████████████
+        ████████████▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆████████████████████▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆
+        ████████████▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅████████████████████████████████████████▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅▅
+        ████████████████████████████████████████████████████████████████████████████████████████████
+        ████████████████████████████████████████████████████████████████████████████████████████████
+        ▃▃▃▃▃▃▃▃▃▃▃▃████████████████████████████████████████▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃████████████████████
+        ▂▂▂▂▂▂▂▂▂▂▂▂████████████████████▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂████████████████████
+        ████████████████████████████████████████████████████████████████████████████████████████████
+     0  ────────────heat────────────────heat────────────────heat────────────────heat────────────────
+OVER: 12 units above the budget
+limit          admitted/s    denied/s                0:02 three regions share 1000/s
+demo/budget          1000         500                1:12 the heat moves to eu
+demo/per-user          34          20                1:13 eu has borrowed 367/s after 190 ms
+demo/exports           10           0                1:20 ap is killed: kill -9
+
+
+
+ 1-3 link  c cut  o one way  m mend  s split  tab region  k kill  r restart  h heat  +/- budget
+ d/D delay  space pause  q quit
+";

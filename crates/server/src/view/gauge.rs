@@ -35,9 +35,10 @@ impl Gauge {
         if self.reports.back().is_some_and(|(last_ns, _)| *last_ns >= now_ns) {
             self.reports.clear();
         }
-        let counters = status.limits.iter().map(|limit| {
-            (format!("{}/{}", limit.domain, limit.name), (limit.admitted_units, limit.denied))
-        });
+        let counters = status
+            .limits
+            .iter()
+            .map(|limit| (format!("{}/{}", limit.domain, limit.name), (limit.admitted_units, limit.denied)));
         self.reports.push_back((now_ns, counters.collect()));
         // The oldest that is kept is a whole stretch ago, or a little more.
         while self.reports.len() > REPORTS_MAX

@@ -103,9 +103,7 @@ mod tests {
 
     fn text(picture: &Picture, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
-        terminal
-            .draw(|frame| draw(picture, false, frame.area(), frame.buffer_mut()))
-            .expect("a frame");
+        terminal.draw(|frame| draw(picture, false, frame.area(), frame.buffer_mut())).expect("a frame");
         let buffer = terminal.backend().buffer();
         let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
         (0..height).map(row).collect::<Vec<_>>().join("\n")

@@ -175,7 +175,8 @@ fn asked_region(node: &Asked, limit: &str) -> Region {
 
 fn links(nodes: &[Asked], regions: &[Region]) -> Vec<Link> {
     let mut hears: BTreeMap<(&str, &str), &Peer> = BTreeMap::new();
-    for (by, peer) in nodes.iter().filter(|node| node.fault.is_empty()).filter_map(|n| n.status.as_ref()).flat_map(heard)
+    for (by, peer) in
+        nodes.iter().filter(|node| node.fault.is_empty()).filter_map(|n| n.status.as_ref()).flat_map(heard)
     {
         hears.insert((by, &peer.region), peer);
     }

@@ -94,9 +94,7 @@ pub(super) fn limits(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     let shown = usize::from(area.height) - 1;
     // The chosen one stays in sight.
     let skip = picture.chosen_limit.map_or(0, |chosen| (chosen + 1).saturating_sub(shown));
-    for (y, (place, row)) in
-        (area.y + 1..area.bottom()).zip(picture.limits.iter().enumerate().skip(skip))
-    {
+    for (y, (place, row)) in (area.y + 1..area.bottom()).zip(picture.limits.iter().enumerate().skip(skip)) {
         let is_chosen = picture.chosen_limit == Some(place);
         let style = if is_chosen { palette::STRONG } else { Style::new() };
         let text = text(row, &count(row.admitted), &count(row.denied));

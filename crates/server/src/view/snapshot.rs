@@ -92,9 +92,9 @@ mod tests {
             text(&examples::broken()),
             "\
 demo/budget: token_bucket 1000/s burst 1000
-region  state                              share    own  lent  borrowed  admitted/s  denied/s  demand/s
-eu      up                                 333/s  333/s   0/s       0/s         333       867      1200
-us      waits: waits for the catalogue of eu-1
+region  state                         share    own  lent  borrowed  admitted/s  denied/s  demand/s
+eu      up                            333/s  333/s   0/s       0/s         333       867      1200
+us      waits (has no catalogue yet)
 ap      down
 
 links: eu x us, us~ap quiet, eu>ap
