@@ -15,7 +15,7 @@ use crate::{
     certs::facts,
     frame::{self, Held, Hold, NoFrame, Sent},
     node::Node,
-    peer::{Ended, Outgoing, Peer, REPLACED},
+    peer::{Ended, Outgoing, Peer, REPLACED, clean},
     tls::STREAMS_IN_MAX,
 };
 
@@ -47,7 +47,12 @@ pub(crate) async fn run(
     connection: &Connection,
     hello: Hello,
 ) -> Ended {
-    let _turn = peer.take_turn(connection).await;
+    // One that is replaced before its turn comes gives way: a single one waits, whoever dials how often.
+    let _turn = tokio::select! {
+        biased;
+        error = connection.closed() => return ended(&error),
+        turn = peer.take_turn(connection) => turn,
+    };
     if connection.close_reason().is_none() && !say_hello(node, connection).await {
         connection.close(Refusal::Unfinished.code(), Refusal::Unfinished.reason().as_bytes());
     }
@@ -220,5 +225,5 @@ pub(crate) fn ended(error: &ConnectionError) -> Ended {
     };
     let is_replaced =
         matches!(error, ConnectionError::ApplicationClosed(close) if close.error_code == REPLACED);
-    Ended { why, is_replaced, was_up: false }
+    Ended { why: clean(&why), is_replaced, was_up: false }
 }

@@ -128,7 +128,7 @@ impl Peer {
     pub(crate) fn set_down(&self, why: &str) -> bool {
         let mut state = lock(&self.state);
         state.out = None;
-        note(&mut state.last_error, why);
+        state.last_error = clean(why);
         let was_up = std::mem::take(&mut state.is_up);
         if was_up {
             state.since = Instant::now();
@@ -140,7 +140,7 @@ impl Peer {
     pub(crate) fn set_error(&self, why: &str) {
         let mut state = lock(&self.state);
         if !state.is_up {
-            note(&mut state.last_error, why);
+            state.last_error = clean(why);
         }
     }
 
@@ -167,15 +167,17 @@ impl Peer {
     }
 }
 
-/// The other side may have chosen the words: at most so many, and none that rule a terminal.
-fn note(last_error: &mut String, why: &str) {
-    last_error.clear();
+/// What may be shown of an error: the other side may have chosen the words, so not too many, and none that
+/// rule a terminal.
+pub(crate) fn clean(why: &str) -> String {
+    let mut clean = String::new();
     for letter in why.chars().filter(|letter| !letter.is_control()) {
-        if last_error.len() + letter.len_utf8() > ERROR_BYTES_MAX {
+        if clean.len() + letter.len_utf8() > ERROR_BYTES_MAX {
             break;
         }
-        last_error.push(letter);
+        clean.push(letter);
     }
+    clean
 }
 
 /// What is on its way on one connection.
@@ -275,8 +277,7 @@ mod tests {
 
     #[test]
     fn an_error_from_outside_is_cut_and_cleaned() {
-        let mut kept = "old".to_owned();
-        note(&mut kept, &format!("\x1b[2Jbad\n{}", "ü".repeat(1000)));
+        let kept = clean(&format!("\x1b[2Jbad\n{}", "ü".repeat(1000)));
         assert!(kept.starts_with("[2Jbadü") && kept.len() <= ERROR_BYTES_MAX);
         assert!(!kept.chars().any(char::is_control));
     }

@@ -208,3 +208,240 @@ fn date(unix_s: i64) -> String {
 fn now_unix_s() -> i64 {
     time::OffsetDateTime::now_utc().unix_timestamp()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs};
+
+    use rcgen::{CertificateParams, KeyPair, PKCS_ED25519, SanType, string::Ia5String};
+    use tempfile::TempDir;
+
+    use super::{create::create_at, load::load_at, *};
+
+    const DAY_S: i64 = 24 * 60 * 60;
+
+    fn eu() -> Identity {
+        Identity::new("eu", "eu-1")
+    }
+
+    fn us() -> Identity {
+        Identity::new("us_West", "us-1")
+    }
+
+    fn folder() -> TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        create(folder.path(), &[eu(), us()]).expect("certificates");
+        folder
+    }
+
+    fn text(folder: &TempDir, file: &str) -> String {
+        fs::read_to_string(folder.path().join(file)).expect("a file")
+    }
+
+    fn replace(folder: &TempDir, file: &str, text: &str) {
+        fs::write(folder.path().join(file), text).expect("written");
+    }
+
+    /// The fault of `eu-1`, and that its words say what to do.
+    fn fault(folder: &TempDir, mend: &str) -> CertFault {
+        let fault = load(folder.path(), &eu()).expect_err("a fault");
+        assert!(fault.to_string().contains(mend), "{fault}");
+        fault
+    }
+
+    #[test]
+    fn what_is_made_can_be_loaded() {
+        let folder = folder();
+        let now = now_unix_s();
+        for identity in [eu(), us()] {
+            let credentials = load(folder.path(), &identity).expect("credentials");
+            assert_eq!(*credentials.identity(), identity);
+            let days = (credentials.expires_unix_s() - now + 60) / DAY_S;
+            assert_eq!(days, 365);
+            assert!(!format!("{credentials:?}").contains("key"));
+        }
+    }
+
+    #[test]
+    fn the_authority_is_kept_and_certificates_are_renewed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let inner = folder.path().join("certs");
+        let names = |made: Vec<std::path::PathBuf>| {
+            let name = |path: std::path::PathBuf| path.file_name().map(|name| name.to_owned());
+            made.into_iter().filter_map(name).collect::<BTreeSet<_>>()
+        };
+        let made = names(create(&inner, &[eu()]).expect("certificates"));
+        assert_eq!(made, ["ca.key", "ca.pem", "eu-1.key", "eu-1.pem"].map(Into::into).into());
+        let read = |file: &str| fs::read_to_string(inner.join(file)).expect("a file");
+        let before = ["ca.pem", "ca.key", "eu-1.pem", "eu-1.key"].map(read);
+
+        let made = names(create(&inner, &[eu(), us()]).expect("certificates"));
+        assert_eq!(made, ["eu-1.key", "eu-1.pem", "us-1.key", "us-1.pem"].map(Into::into).into());
+        let after = ["ca.pem", "ca.key", "eu-1.pem", "eu-1.key"].map(read);
+        assert_eq!(before[..2], after[..2]);
+        assert!(before[2] != after[2] && before[3] != after[3]);
+        for identity in [eu(), us()] {
+            load(&inner, &identity).expect("credentials");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_owner_reads_keys() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = folder();
+        for (file, mode) in [("ca.key", 0o600), ("eu-1.key", 0o600), ("us-1.key", 0o600)] {
+            let metadata = fs::metadata(folder.path().join(file)).expect("a file");
+            assert_eq!(metadata.permissions().mode() & 0o777, mode, "{file}");
+        }
+    }
+
+    #[test]
+    fn an_authority_without_its_other_half_is_left_alone() {
+        for (gone, left) in [("ca.key", "ca.pem"), ("ca.pem", "ca.key")] {
+            let folder = folder();
+            let before = text(&folder, left);
+            fs::remove_file(folder.path().join(gone)).expect("removed");
+            let fault = create(folder.path(), &[eu()]).expect_err("a fault");
+            assert!(matches!(&fault, CertFault::Missing { path, .. } if path.ends_with(gone)), "{fault}");
+            assert_eq!(text(&folder, left), before);
+            assert!(!folder.path().join(gone).exists());
+        }
+        let (one, other) = (folder(), folder());
+        replace(&one, "ca.key", &text(&other, "ca.key"));
+        let fault = create(one.path(), &[eu()]).expect_err("a fault");
+        assert!(fault.to_string().contains("not the key"), "{fault}");
+        replace(&one, "ca.key", "rubbish");
+        assert!(matches!(create(one.path(), &[eu()]), Err(CertFault::Unusable { .. })));
+    }
+
+    #[test]
+    fn names_that_no_certificate_or_file_can_carry_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for identity in [Identity::new("eu", "../x"), Identity::new("", "x"), Identity::new("eu", "ca")] {
+            assert!(matches!(create(folder.path(), &[identity]), Err(CertFault::BadName(_))));
+        }
+        let twice = [Identity::new("eu", "1"), Identity::new("us", "1")];
+        assert_eq!(create(folder.path(), &twice), Err(CertFault::Twice("1".to_owned())));
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+        let outside = load(folder.path(), &Identity::new("eu", "../x"));
+        assert!(matches!(outside, Err(CertFault::BadName(_))));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_says_how_to_make_it() {
+        for file in ["ca.pem", "eu-1.pem", "eu-1.key"] {
+            let folder = folder();
+            fs::remove_file(folder.path().join(file)).expect("removed");
+            let recipe = format!("acequia certs {} eu-1=eu", folder.path().display());
+            let fault = fault(&folder, &recipe);
+            assert!(matches!(&fault, CertFault::Missing { path, .. } if path.ends_with(file)), "{fault}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_holds_something_else_is_of_no_use() {
+        let huge = "x".repeat(2 << 20);
+        for file in ["ca.pem", "eu-1.pem", "eu-1.key"] {
+            for rubbish in
+                ["", "rubbish", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", &huge]
+            {
+                let folder = folder();
+                replace(&folder, file, rubbish);
+                let fault = fault(&folder, "acequia certs");
+                assert!(
+                    matches!(&fault, CertFault::Unusable { path, .. } if path.ends_with(file)),
+                    "{fault}"
+                );
+            }
+        }
+        let folder = folder();
+        fs::remove_file(folder.path().join("eu-1.pem")).expect("removed");
+        fs::create_dir(folder.path().join("eu-1.pem")).expect("a folder");
+        assert!(matches!(fault(&folder, "Let the user"), CertFault::File { .. }));
+    }
+
+    #[test]
+    fn somebody_elses_certificate_is_refused() {
+        let folder = folder();
+        replace(&folder, "eu-1.pem", &text(&folder, "us-1.pem"));
+        assert!(matches!(fault(&folder, "us_West/us-1"), CertFault::WrongName { .. }));
+
+        let moved = load(folder.path(), &Identity::new("eu", "us-1")).expect_err("a fault");
+        assert!(moved.to_string().contains("this node is eu/us-1"), "{moved}");
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_is_refused() {
+        let folder = folder();
+        replace(&folder, "eu-1.key", &text(&folder, "us-1.key"));
+        assert!(matches!(fault(&folder, "acequia certs"), CertFault::Mismatch { .. }));
+    }
+
+    #[test]
+    fn another_authority_does_not_vouch_for_it() {
+        let (one, other) = (folder(), folder());
+        let own = text(&one, "ca.pem");
+        replace(&one, "ca.pem", &text(&other, "ca.pem"));
+        assert!(matches!(fault(&one, "acequia certs"), CertFault::Unusable { .. }));
+
+        // While one authority follows another, both do.
+        replace(&one, "ca.pem", &(text(&other, "ca.pem") + &own));
+        load(one.path(), &eu()).expect("credentials");
+    }
+
+    #[test]
+    fn certificates_hold_from_an_hour_before_they_are_made_to_their_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let made = now_unix_s();
+        create_at(folder.path(), &[eu()], made).expect("certificates");
+        let at = |now_unix_s| load_at(folder.path(), &eu(), now_unix_s);
+        at(made - 3600).expect("credentials");
+        at(made + 365 * DAY_S).expect("credentials");
+
+        let early = at(made - 3601).expect_err("a fault");
+        assert!(early.to_string().contains("clock"), "{early}");
+        let late = at(made + 365 * DAY_S + 1).expect_err("a fault").to_string();
+        assert!(late.contains("Renew it with: acequia certs") && late.contains("eu-1.pem"), "{late}");
+        let very_late = at(made + 3650 * DAY_S + 1).expect_err("a fault").to_string();
+        assert!(very_late.contains("ca.pem is valid") && very_late.contains("all nodes"), "{very_late}");
+    }
+
+    #[test]
+    fn no_certificate_outlives_its_authority_and_a_dead_one_signs_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let now = now_unix_s();
+        create_at(folder.path(), &[us()], now - 3600 * DAY_S).expect("certificates");
+        create_at(folder.path(), &[eu()], now).expect("certificates");
+        let credentials = load(folder.path(), &eu()).expect("credentials");
+        assert_eq!(credentials.expires_unix_s(), now + 50 * DAY_S);
+
+        let fault = create_at(folder.path(), &[eu()], now + 51 * DAY_S).expect_err("a fault");
+        assert!(matches!(fault, CertFault::OutOfDate { .. }), "{fault}");
+    }
+
+    #[test]
+    fn a_certificate_names_one_node() {
+        let named = |uris: &[&str]| {
+            let mut parameters = CertificateParams::new([SERVER_NAME.to_owned()]).expect("a name");
+            for uri in uris {
+                let uri = Ia5String::try_from(*uri).expect("a URI");
+                parameters.subject_alt_names.push(SanType::URI(uri));
+            }
+            let key = KeyPair::generate_for(&PKCS_ED25519).expect("a key");
+            let certificate = parameters.self_signed(&key).expect("a certificate");
+            facts(certificate.der()).expect("facts").identity
+        };
+        assert_eq!(named(&["acequia://eu/eu-1"]), Ok(eu()));
+        assert_eq!(named(&["spiffe://eu/x", "acequia://eu/eu-1"]), Ok(eu()));
+        assert!(named(&[]).is_err() && named(&["spiffe://eu/x"]).is_err());
+        assert!(named(&["acequia://eu/eu-1", "acequia://us/us-1"]).is_err());
+    }
+
+    #[test]
+    fn dates_are_readable() {
+        assert_eq!(date(0), "1970-01-01 00:00:00");
+        assert_eq!(date(1_800_000_000), "2027-01-15 08:00:00");
+        assert_eq!(date(i64::MAX), format!("second {}", i64::MAX));
+    }
+}

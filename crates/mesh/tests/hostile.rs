@@ -1,0 +1,394 @@
+//! What somebody gets who does not keep to the rules, and that a good peer does not notice.
+
+mod scene;
+
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use acequia_mesh::{Config, FRAME_BYTES_MAX, Mesh, Refusal, certs};
+use quinn::{Connection, ConnectionError, Endpoint, SendStream, VarInt, crypto::rustls::QuicClientConfig};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use scene::{Node, PATIENCE, certificates, config, identity, pair, peer, socket};
+use tokio::time::timeout;
+
+/// What the hostile peer shows and says.
+struct Mask<'a> {
+    folder: &'a Path,
+    /// Whose certificate it shows, if it shows one.
+    node: Option<&'a str>,
+    protocol: &'a [u8],
+}
+
+impl<'a> Mask<'a> {
+    const fn of(folder: &'a Path, node: &'a str) -> Self {
+        Self { folder, node: Some(node), protocol: b"acequia/1" }
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        let pem = |file: String| std::fs::read(self.folder.join(file)).expect("a file");
+        let mut roots = rustls::RootCertStore::empty();
+        // It trusts whomever it attacks.
+        roots
+            .add(CertificateDer::from_pem_slice(&pem("ca.pem".to_owned())).expect("a certificate"))
+            .expect("added");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .expect("TLS 1.3")
+            .with_root_certificates(roots);
+        let mut tls = match self.node {
+            None => builder.with_no_client_auth(),
+            Some(node) => builder
+                .with_client_auth_cert(
+                    vec![
+                        CertificateDer::from_pem_slice(&pem(format!("{node}-1.pem"))).expect("a certificate"),
+                    ],
+                    PrivateKeyDer::from_pem_slice(&pem(format!("{node}-1.key"))).expect("a key"),
+                )
+                .expect("a certificate with its key"),
+        };
+        tls.alpn_protocols = vec![self.protocol.to_vec()];
+        let mut config =
+            quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).expect("a suite for QUIC")));
+        let mut transport = quinn::TransportConfig::default();
+        transport.keep_alive_interval(Some(Duration::from_millis(100)));
+        config.transport_config(Arc::new(transport));
+        let mut endpoint = Endpoint::client("127.0.0.1:0".parse().expect("an address")).expect("an endpoint");
+        endpoint.set_default_client_config(config);
+        endpoint
+    }
+
+    async fn connect(&self, to: SocketAddr) -> Result<Connection, ConnectionError> {
+        let connecting = self.endpoint().connect(to, certs::SERVER_NAME).expect("a dial");
+        timeout(PATIENCE, connecting).await.expect("an end in time")
+    }
+
+    /// Dials, which may succeed at first, and returns how that ends.
+    async fn refused(&self, to: SocketAddr) -> ConnectionError {
+        match self.connect(to).await {
+            Ok(connection) => closed(&connection).await,
+            Err(error) => error,
+        }
+    }
+}
+
+async fn closed(connection: &Connection) -> ConnectionError {
+    timeout(PATIENCE, connection.closed()).await.expect("closed in time")
+}
+
+/// The application's code that a connection was closed with.
+fn code(error: &ConnectionError) -> Option<u64> {
+    match error {
+        ConnectionError::ApplicationClosed(close) => Some(close.error_code.into()),
+        _ => None,
+    }
+}
+
+/// `ap` and `eu`, which get on, and room for a third, `am`, which dials `eu`.
+struct Scene {
+    folder: tempfile::TempDir,
+    ap: Node,
+    eu: Node,
+    at: SocketAddr,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let folder = certificates(&["am", "ap", "eu", "us", "zz"]);
+        let (ap_socket, eu_socket) = (socket(), socket());
+        let (ap_at, at) = (ap_socket.local_addr().expect("bound"), eu_socket.local_addr().expect("bound"));
+        let nowhere = socket().local_addr().expect("bound");
+        let mut ap = Node::start(config(folder.path(), "ap", vec![peer("eu", at)]), ap_socket);
+        let peers = vec![peer("ap", ap_at), peer("am", nowhere), peer("us", nowhere)];
+        let mut eu = Node::start(impatient(config(folder.path(), "eu", peers)), eu_socket);
+        ap.expect_up("eu").await;
+        eu.expect_up("ap").await;
+        Self { folder, ap, eu, at }
+    }
+
+    /// A peer with a good certificate that has said a good hello.
+    async fn insider(&mut self) -> Connection {
+        let connection = Mask::of(self.folder.path(), "am").connect(self.at).await.expect("let in");
+        write(&connection, &[1]).await;
+        self.eu.expect_up("am").await;
+        connection
+    }
+
+    async fn until_refused(&self, refusal: Refusal, count: u64) {
+        self.eu.until(refusal.name(), |mesh| mesh.refused().of(refusal) >= count).await;
+        assert_eq!(self.eu.mesh.refused().of(refusal), count);
+    }
+
+    async fn expect_good_peer(&mut self) {
+        self.ap.send("eu", b"good".to_vec()).await;
+        assert_eq!(self.eu.expect_frame("ap").await, b"good");
+        assert!(self.eu.mesh.status().iter().any(|peer| peer.identity == identity("ap") && peer.connected));
+        assert!(self.eu.events.is_empty(), "nothing else happened");
+    }
+}
+
+/// Does not wait long for what does not come.
+fn impatient(mut config: Config) -> Config {
+    config.timing.frame = Duration::from_millis(300);
+    config
+}
+
+async fn write(connection: &Connection, bytes: &[u8]) -> SendStream {
+    let mut stream = begin(connection, bytes).await;
+    stream.finish().expect("finished");
+    stream
+}
+
+async fn begin(connection: &Connection, bytes: &[u8]) -> SendStream {
+    let mut stream = timeout(PATIENCE, connection.open_uni()).await.expect("in time").expect("a stream");
+    stream.write_all(bytes).await.expect("written");
+    stream
+}
+
+fn frame(announced: u32, bytes: &[u8]) -> Vec<u8> {
+    [&announced.to_be_bytes(), bytes].concat()
+}
+
+#[tokio::test]
+async fn who_cannot_prove_a_name_is_not_let_in() {
+    let mut scene = Scene::new().await;
+    // Another authority: it shows a certificate of its own, and trusts the node's.
+    let other = certificates(&["am"]);
+    std::fs::copy(scene.folder.path().join("ca.pem"), other.path().join("ca.pem")).expect("copied");
+    let error = Mask::of(other.path(), "am").refused(scene.at).await;
+    assert!(error.to_string().contains("certificate"), "{error}");
+    scene.until_refused(Refusal::Handshake, 1).await;
+
+    let error = Mask { node: None, ..Mask::of(scene.folder.path(), "am") }.refused(scene.at).await;
+    assert!(error.to_string().contains("certificate"), "{error}");
+    scene.until_refused(Refusal::Handshake, 2).await;
+
+    let error = Mask { protocol: b"h3", ..Mask::of(scene.folder.path(), "am") }.refused(scene.at).await;
+    assert!(error.to_string().contains("protocol"), "{error}");
+    scene.until_refused(Refusal::Handshake, 3).await;
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn who_has_the_wrong_name_is_told_why() {
+    let mut scene = Scene::new().await;
+    for (node, refusal) in
+        [("zz", Refusal::Stranger), ("eu", Refusal::OwnName), ("us", Refusal::WrongDirection)]
+    {
+        let error = Mask::of(scene.folder.path(), node).refused(scene.at).await;
+        assert_eq!(code(&error), Some(16 + refusal as u64), "{node}: {error}");
+        scene.until_refused(refusal, 1).await;
+    }
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn a_dialler_that_finds_another_node_goes_away() {
+    let folder = certificates(&["ap", "eu", "us"]);
+    let (_ap, eu) = pair(folder.path()).await;
+    // By its file, `us` is where `eu` is.
+    let at = eu.mesh.local_addr();
+    let aa = Node::start(config(folder.path(), "ap", vec![peer("us", at)]), socket());
+    aa.until("refused", |mesh| mesh.refused().of(Refusal::WrongPeer) > 0).await;
+    aa.until("told", |mesh| mesh.status()[0].last_error.contains("us/us-1 expected")).await;
+    assert!(!aa.mesh.status()[0].connected);
+}
+
+#[tokio::test]
+async fn without_a_hello_nobody_is_up() {
+    let mut scene = Scene::new().await;
+    let folder = scene.folder.path().to_owned();
+    let mask = Mask::of(&folder, "am");
+    for (place, hello) in [&[2u8][..], &[], &[1; 100]].into_iter().enumerate() {
+        let connection = mask.connect(scene.at).await.expect("a handshake");
+        write(&connection, hello).await;
+        assert_eq!(code(&closed(&connection).await), Some(16 + Refusal::Hello as u64));
+        scene.until_refused(Refusal::Hello, place as u64 + 1).await;
+    }
+    let silent = mask.connect(scene.at).await.expect("a handshake");
+    closed(&silent).await;
+    scene.until_refused(Refusal::Unfinished, 1).await;
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn frames_that_break_the_rules_are_refused_and_counted() {
+    let mut scene = Scene::new().await;
+    let insider = scene.insider().await;
+    let long = u32::try_from(FRAME_BYTES_MAX).expect("32 bits") + 1;
+
+    let announced_too_long = begin(&insider, &frame(long, b"")).await;
+    scene.until_refused(Refusal::FrameTooLong, 1).await;
+    let stopped = timeout(PATIENCE, announced_too_long.stopped()).await.expect("in time");
+    assert_eq!(stopped.expect("connected"), Some(VarInt::from_u32(16 + Refusal::FrameTooLong as u32)));
+    let _longer_than_it_says = begin(&insider, &frame(3, b"four")).await;
+    scene.until_refused(Refusal::FrameTooLong, 2).await;
+
+    for (place, bytes) in [&frame(5, b"four")[..], b"abc", b""].into_iter().enumerate() {
+        write(&insider, bytes).await;
+        scene.until_refused(Refusal::FrameCutShort, place as u64 + 1).await;
+    }
+    let mut taken_back = begin(&insider, &frame(5, b"four")).await;
+    taken_back.reset(VarInt::from_u32(9)).expect("reset");
+    scene.until_refused(Refusal::FrameCutShort, 4).await;
+
+    let _stalled = begin(&insider, &frame(5, b"four")).await;
+    scene.until_refused(Refusal::FrameStalled, 1).await;
+
+    // Still a peer, and its good frames still come.
+    write(&insider, &frame(4, b"four")).await;
+    assert_eq!(scene.eu.expect_frame("am").await, b"four");
+    scene.expect_good_peer().await;
+
+    // One more, and it has had its chances.
+    write(&insider, b"").await;
+    assert_eq!(code(&closed(&insider).await), Some(16 + Refusal::Misbehaved as u64));
+    let why = scene.eu.expect_down("am").await;
+    assert!(why.contains("refused"), "{why}");
+    scene.until_refused(Refusal::Misbehaved, 1).await;
+    let of_am = scene.eu.mesh.status().into_iter().find(|peer| peer.identity == identity("am"));
+    assert_eq!(of_am.map(|peer| (peer.refused, peer.frames_in)), Some((9, 1)));
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn an_endless_stream_ends() {
+    let mut scene = Scene::new().await;
+    let insider = scene.insider().await;
+    let mut stream = begin(&insider, &frame(FRAME_BYTES_MAX as u32, b"")).await;
+    let endless = async { while stream.write_all(&[0; 65_536]).await.is_ok() {} };
+    timeout(PATIENCE, endless).await.expect("stopped in time");
+    let refused = scene.eu.mesh.refused();
+    // Or it was too slow for the time that a frame has here.
+    assert_eq!(refused.of(Refusal::FrameTooLong) + refused.of(Refusal::FrameStalled), 1, "{refused:?}");
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn thousands_of_streams_are_thirty_two_at_a_time() {
+    let mut scene = Scene::new().await;
+    let insider = scene.insider().await;
+    let mut open = Vec::new();
+    while open.len() < 1000 {
+        match timeout(Duration::from_millis(100), insider.open_uni()).await {
+            Ok(stream) => open.push(stream.expect("a stream")),
+            Err(_) => break,
+        }
+    }
+    assert!((31..=33).contains(&open.len()), "{}", open.len());
+    scene.expect_good_peer().await;
+
+    // Each begun and none finished: that is enough to be sent away.
+    for stream in &mut open {
+        if stream.write_all(&frame(9, b"x")).await.is_err() {
+            break;
+        }
+    }
+    assert_eq!(code(&closed(&insider).await), Some(16 + Refusal::Misbehaved as u64));
+    scene.eu.expect_down("am").await;
+    scene.expect_good_peer().await;
+
+    // Thousands that keep to the rules are just frames.
+    let insider = scene.insider().await;
+    let sending = async {
+        for number in 0..3000u32 {
+            write(&insider, &frame(4, &number.to_be_bytes())).await;
+        }
+    };
+    let Node { events, .. } = &mut scene.eu;
+    let receiving = async {
+        for _ in 0..3000 {
+            timeout(PATIENCE, events.recv()).await.expect("in time").expect("a frame");
+        }
+    };
+    tokio::join!(sending, receiving);
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn there_are_no_other_streams_and_no_datagrams() {
+    let mut scene = Scene::new().await;
+    let insider = scene.insider().await;
+    assert!(timeout(Duration::from_millis(100), insider.open_bi()).await.is_err());
+    assert_eq!(insider.max_datagram_size(), None);
+    assert!(insider.send_datagram(b"x".to_vec().into()).is_err());
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn more_unfinished_frames_than_any_node_sends_are_refused() {
+    let mut scene = Scene::new().await;
+    let insider = scene.insider().await;
+    // All but the last byte of each.
+    let almost = vec![0; FRAME_BYTES_MAX - 1];
+    let floods = (0..8).map(|_| async {
+        let mut stream = insider.open_uni().await.ok()?;
+        stream.write_all(&frame(FRAME_BYTES_MAX as u32, &almost)).await.ok()?;
+        Some(stream)
+    });
+    let held = timeout(PATIENCE, futures::future::join_all(floods)).await.expect("an end in time");
+    scene.eu.until("refused", |mesh| mesh.refused().total() > 0).await;
+    drop(held);
+    drop(insider);
+    scene.eu.expect_down("am").await;
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn rubbish_is_not_answered_at_length() {
+    let mut scene = Scene::new().await;
+    let attacker = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+    for length in [0usize, 1, 20, 21, 100, 1200, 9000] {
+        for first in [0x00u8, 0x40, 0x7f, 0xc0, 0xff] {
+            let mut packet: Vec<u8> = (0..length).map(|place| (place * 31) as u8).collect();
+            if let Some(byte) = packet.first_mut() {
+                *byte = first;
+            }
+            attacker.send_to(&packet, scene.at).await.expect("sent");
+        }
+    }
+    scene.expect_good_peer().await;
+}
+
+#[tokio::test]
+async fn a_crowd_that_goes_no_further_keeps_nobody_out_for_long() {
+    let mut scene = Scene::new().await;
+    let folder = scene.folder.path().to_owned();
+    let mut crowd = Vec::new();
+    for _ in 0..100 {
+        let endpoint = Mask::of(&folder, "am").endpoint();
+        let connecting = endpoint.connect(scene.at, certs::SERVER_NAME).expect("a dial");
+        crowd.push(tokio::spawn(async move {
+            // Shakes hands, and never says hello.
+            let connection = connecting.await;
+            tokio::time::sleep(PATIENCE).await;
+            drop((endpoint, connection));
+        }));
+    }
+    scene.eu.until("crowded", |mesh| mesh.refused().of(Refusal::Crowded) > 0).await;
+    scene.expect_good_peer().await;
+    let insider = async {
+        loop {
+            let connection = Mask::of(&folder, "am").connect(scene.at).await;
+            if let Ok(connection) = connection {
+                return connection;
+            }
+        }
+    };
+    let insider = timeout(PATIENCE, insider).await.expect("room in time");
+    write(&insider, &[1]).await;
+    scene.eu.expect_up("am").await;
+    for one in crowd {
+        one.abort();
+    }
+}
+
+#[tokio::test]
+async fn dropping_a_mesh_closes_what_it_had() {
+    let mut scene = Scene::new().await;
+    let insider = scene.insider().await;
+    let Node { mesh, mut events } = scene.eu;
+    drop::<Mesh>(mesh);
+    assert_eq!(code(&closed(&insider).await), Some(0));
+    let end = async { while events.recv().await.is_some() {} };
+    timeout(PATIENCE, end).await.expect("no more events");
+}
