@@ -76,6 +76,99 @@ fn the_config_that_is_shipped_is_sound() {
     assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
+/// What a newcomer with three regions writes.
+const REGIONS: &str = r#"# acequia.yaml
+region: eu                          # this node's region
+node: eu-1
+listen:
+  grpc: 127.0.0.1:8081              # Envoy's RLS and acequia.v1
+  http: 127.0.0.1:8080              # check, metrics, health, dashboard
+  admin: 127.0.0.1:8082             # budgets; loopback unless TLS and a token are set
+  mesh: 127.0.0.1:7201              # QUIC, mutual TLS
+data: ./data/eu-1                   # journal
+tls: ./certs                        # ca.pem, eu-1.pem, eu-1.key
+store: memory
+regions:
+  eu: { weight: 1, nodes: { eu-1: "127.0.0.1:7201" } }
+  us: { weight: 1, nodes: { us-1: "127.0.0.1:7202" } }
+  ap: { weight: 1, nodes: { ap-1: "127.0.0.1:7203" } }
+authority: eu-1                     # the one node that mints and burns
+clock: { error: 10ms, drift: 1e-3 } # how far walls may differ and monotonic clocks may drift
+limits:
+  - name: per-key
+    domain: shop
+    by: [api_key]                   # one cell per value
+    token_bucket: { rate: 60/s, burst: 120 }
+  - name: search
+    domain: shop
+    when: { route: /search }
+    by: [api_key]
+    sliding_window: { limit: 10, window: 1s }
+  - name: exports
+    domain: shop
+    when: { route: /export }
+    fixed_window: { limit: 100, window: 1h }
+    mode: shadow                    # count and report, never deny
+  - name: monthly-credits
+    domain: shop
+    by: [tenant]
+    quota: { limit: 100000, per: month, time_zone: Europe/Berlin }
+  - name: reports
+    domain: shop
+    when: { route: ["/report/*", "!/report/tiny"], method: POST }   # lists are "any of", * is a glob, ! excludes
+    by: [tenant, { ip: remote_address, v4: 32, v6: 64 }]            # addresses are counted by prefix
+    cost: 10
+    leaky_bucket: { rate: 2/s, queue: 20 }
+    unlimited: { tenant: [internal] }
+    overrides:
+      - { tenant: big-co, rate: 20/s, queue: 200, until: 2027-01-01, why: launch }
+"#;
+
+#[test]
+fn a_config_of_three_regions_is_sound() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("acequia.yaml");
+    std::fs::write(&path, REGIONS).expect("a file");
+    let ran = acequia(&["validate", path.to_str().expect("text")]);
+    assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
+    let said = String::from_utf8_lossy(&ran.stdout);
+    for words in ["node eu-1 in region eu, 5 limits", "shared by 3 regions (ap, eu, us), authority eu-1"] {
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+#[test]
+fn faults_between_regions_are_named_with_their_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("acequia.yaml");
+    let faulty = REGIONS
+        .replace("admin: 127.0.0.1:8082", "admin: 0.0.0.0:8082")
+        .replace("data: ./data/eu-1", "# no data")
+        .replace("127.0.0.1:7203", "127.0.0.1:7202")
+        .replace("authority: eu-1", "authority: eu")
+        .replace("window: 1s", "window: 199ms");
+    std::fs::write(&path, faulty).expect("a file");
+    let path = path.to_str().expect("text");
+    for command in [&["validate", path][..], &["serve", "--config", path]] {
+        let ran = acequia(command);
+        assert_eq!(ran.status.code(), Some(2), "{command:?}");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        let faults: Vec<&str> = said.lines().filter(|line| line.starts_with(path)).collect();
+        let expected = [
+            (7, "admin_token"),
+            (12, "`data`"),
+            (15, "the address of node us-1 in line 14"),
+            (16, "ap-1, eu-1, us-1"),
+            (27, "200ms or longer"),
+        ];
+        assert_eq!(faults.len(), expected.len(), "{said}");
+        for (fault, (line, word)) in faults.iter().zip(expected) {
+            let begin = format!("{path}:{line}: ");
+            assert!(fault.starts_with(&begin) && fault.contains(word), "{begin}{word}:\n{said}");
+        }
+    }
+}
+
 #[test]
 fn a_port_that_is_taken_is_said() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

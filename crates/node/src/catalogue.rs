@@ -646,6 +646,18 @@ impl Registry {
         self.sharing = Some(terms);
     }
 
+    /// Whether cells can be tagged with this key from now on: no cell was ever tagged with another.
+    pub(crate) fn takes_key(&self, key: &HashKey) -> bool {
+        self.key.0 == key.0 || self.by_id.is_empty()
+    }
+
+    /// Tags cells with this key, if [`Registry::takes_key`].
+    pub(crate) fn set_key(&mut self, key: &HashKey) {
+        if self.takes_key(key) {
+            self.key = *key;
+        }
+    }
+
     /// The sets of numbers that a limit's cells have now, its own first.
     pub(crate) fn numbers_of(&self, active: &Active) -> Vec<Live> {
         let list = &self.slots[usize::from(active.slot)].numbers;

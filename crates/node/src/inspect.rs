@@ -2,9 +2,11 @@
 
 use acequia_limits::{Algorithm, CellTag, LimitId, Now, Part};
 
-use acequia_rights::{Held, Lent, Mark, Sessions};
+use std::collections::BTreeMap;
 
-use crate::{Node, shard_of};
+use acequia_rights::{Held, Lent, Mark, Sessions, Writer};
+
+use crate::{Catalogue, Node, shard_of, sharing::CellKey};
 
 /// What a region has of one cell. Nothing changes by looking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +25,57 @@ pub struct Holding {
     pub next_window_ns: u64,
     /// What it may use in that one.
     pub next_units: u64,
+    /// Units that could be charged at this moment, beyond what is on its way.
+    pub left: u64,
+    /// When the first of the loans that it holds ends unless it is renewed: steady clock; 0 where it holds none.
+    pub held_until_ns: u64,
 }
+
+/// How this node sees another region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerView {
+    /// Who was last heard there; its incarnation is 0 where nobody ever was.
+    pub writer: Writer,
+    /// The version of the catalogue that it said it has.
+    pub mark: Mark,
+    /// When it was last heard: steady clock; nothing where it never was.
+    pub heard_ns: Option<u64>,
+    /// Time there and back, in nanoseconds; nothing where it was not measured.
+    pub round_ns: Option<u64>,
+    /// Whether it was heard so lately that rights are lent to it.
+    pub is_reached: bool,
+    /// Loans given to it and held of it, over the cells that were looked at.
+    pub lent: u64,
+    /// Loans held of it, over the cells that were looked at.
+    pub borrowed: u64,
+}
+
+/// What a region has of a limit, over the cells that are shared actively.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitView {
+    /// Its place in [`crate::Catalogue::limits`].
+    pub limit: usize,
+    /// The cells.
+    pub cells: u64,
+    /// What the region has of them, summed. The window is that of the last one.
+    pub total: Holding,
+    /// Units asked for a second, in thousandths.
+    pub demand_milli: u64,
+}
+
+/// What [`Node::overview`] shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overview {
+    /// The other regions.
+    pub peers: Vec<PeerView>,
+    /// Every limit of the catalogue, in its order.
+    pub limits: Vec<LimitView>,
+    /// Cells that were not looked at, because there are too many.
+    pub skipped: u64,
+}
+
+/// Cells that an overview looks at.
+const OVERVIEW_CELLS_MAX: usize = 4_096;
 
 impl Node {
     /// The version of the catalogue that this node goes by, and the last one that it has acknowledged on its disk.
@@ -58,7 +110,18 @@ impl Node {
             _ => 0,
         };
         let Some(account) = place.and_then(|place| cells.account(place)) else {
-            return Some(Holding { standing, effective: standing, window_ns, ..Holding::default() });
+            let left = if standing == Part::default() && self.is_shared() {
+                0
+            } else {
+                match place {
+                    Some(_) => local.at(salt).available(words, now, salt),
+                    None => {
+                        let state = self.initial(&catalogue, slot, local.at(salt), salt, now);
+                        local.at(salt).available(state.words(), now, salt)
+                    }
+                }
+            };
+            return Some(Holding { standing, effective: standing, window_ns, left, ..Holding::default() });
         };
         let sessions = self.sessions();
         let book = account.book();
@@ -66,7 +129,11 @@ impl Node {
         let still_held = |held: &&Held| sessions.end_of(held) > now.steady_ns;
         let lent = total(book.lent().iter().filter(still_lent).map(|lent| lent.part));
         let held = total(book.held().iter().filter(still_held).map(|held| held.part));
-        let mut holding = Holding { standing, lent, held, window_ns, ..Holding::default() };
+        let ends = book.held().iter().filter(still_held).map(|held| sessions.end_of(held));
+        let held_until_ns = ends.min().unwrap_or(0);
+        let left = account.algorithm.available(words, now, salt);
+        let mut holding =
+            Holding { standing, lent, held, window_ns, left, held_until_ns, ..Holding::default() };
         holding.effective = Part {
             rate: (standing.rate + held.rate).saturating_sub(lent.rate),
             units: (standing.units + held.units).saturating_sub(lent.units),
@@ -84,6 +151,72 @@ impl Node {
             }
         }
         Some(holding)
+    }
+}
+
+impl Node {
+    /// How this node stands with the other regions, and what it has. Of very many shared cells some thousands are looked
+    /// at.
+    pub fn overview(&self, now: Now) -> Overview {
+        let catalogue = self.catalogue();
+        let Some(sharing) = self.lock_sharing() else {
+            return Overview::default();
+        };
+        let (mut peers, cells, skipped) = sharing.seen(now, OVERVIEW_CELLS_MAX);
+        drop(sharing);
+        let view = |limit| LimitView { limit, cells: 0, total: Holding::default(), demand_milli: 0 };
+        let mut limits: Vec<LimitView> = (0..catalogue.limits.len()).map(view).collect();
+        let places: BTreeMap<u16, usize> =
+            catalogue.limits.iter().enumerate().map(|(at, active)| (active.slot, at)).collect();
+        for (key, demand_milli) in &cells {
+            let Some(view) = places.get(&key.0).map(|at| &mut limits[*at]) else { continue };
+            self.add_cell(view, &catalogue, *key, now);
+            view.demand_milli = view.demand_milli.saturating_add(*demand_milli);
+            self.count_loans(&mut peers, *key);
+        }
+        // The one cell of a limit that counts by nothing is always there to see.
+        for view in limits.iter_mut().filter(|view| view.cells == 0) {
+            let active = &catalogue.limits[view.limit];
+            if active.limit.by.is_empty() {
+                let tag = active.tagger.all(std::iter::empty::<&[u8]>());
+                self.add_cell(view, &catalogue, (active.slot, tag), now);
+            }
+        }
+        Overview { peers, limits, skipped }
+    }
+
+    fn add_cell(&self, view: &mut LimitView, catalogue: &Catalogue, (slot, tag): CellKey, now: Now) {
+        let holding = catalogue.id(slot).and_then(|limit| self.holding(limit, tag, now));
+        let Some(holding) = holding else { return };
+        let sum = |a: Part, b: Part| Part {
+            rate: a.rate.saturating_add(b.rate),
+            units: a.units.saturating_add(b.units),
+        };
+        let total = &mut view.total;
+        view.cells += 1;
+        total.standing = sum(total.standing, holding.standing);
+        total.effective = sum(total.effective, holding.effective);
+        total.lent = sum(total.lent, holding.lent);
+        total.held = sum(total.held, holding.held);
+        total.left = total.left.saturating_add(holding.left);
+        total.window_ns = total.window_ns.max(holding.window_ns);
+        if holding.held_until_ns > 0 {
+            total.held_until_ns = match total.held_until_ns {
+                0 => holding.held_until_ns,
+                first => first.min(holding.held_until_ns),
+            };
+        }
+    }
+
+    fn count_loans(&self, peers: &mut [PeerView], (slot, tag): CellKey) {
+        let cells = self.shards[shard_of(tag)].lock();
+        let place = cells.table.find(tag, slot);
+        let Some(account) = place.and_then(|place| cells.account(place)) else { return };
+        for peer in peers {
+            peer.lent += account.book().lent().iter().filter(|lent| lent.to == peer.writer).count() as u64;
+            peer.borrowed +=
+                account.book().held().iter().filter(|held| held.from == peer.writer).count() as u64;
+        }
     }
 }
 

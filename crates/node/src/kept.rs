@@ -85,6 +85,11 @@ impl Kept {
         Self { pledge, ..self }
     }
 
+    /// Whether other regions may spend some of it: such a row must stay, whatever became of the cell.
+    pub fn is_pledged(&self) -> bool {
+        !self.pledge.is_empty() || !self.record.is_empty()
+    }
+
     /// What was given away.
     pub(crate) fn pledge(&self) -> &Pledge {
         &self.pledge

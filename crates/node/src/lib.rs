@@ -58,9 +58,10 @@ pub use crate::{
     asker::{Answer, Ask, Asker, DESCRIPTORS_MAX, LimitAnswer, Outcome},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
     explain::Unmatched,
-    inspect::Holding,
+    inspect::{Holding, LimitView, Overview, PeerView},
     journal::{Row, WALL},
     kept::Kept,
+    region::ResumeFault,
     sharing::{Home, Membership},
 };
 

@@ -7,7 +7,7 @@
 use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering};
 
 use acequia_limits::{
-    Algorithm, CellTag, Limit, LimitId, Now, Reason, UNITS_MAX,
+    Algorithm, CellTag, HashKey, Limit, LimitId, Now, Reason, UNITS_MAX,
     algorithm::State,
     sliding::{SlidingLog, SlidingSlots},
     window::FixedWindow,
@@ -166,7 +166,20 @@ impl Node {
 
     /// The next frame to send, and to which region; nothing when all is said that may leave now.
     pub fn poll(&self, now: Now) -> Option<(Region, Vec<u8>)> {
-        self.lock_sharing()?.poll(self, now)
+        self.poll_to(now, |_| true)
+    }
+
+    /// The same, of the regions that a frame can be sent to now: what is for the others waits, and only its latest.
+    pub fn poll_to(&self, now: Now, may_send: impl Fn(Region) -> bool) -> Option<(Region, Vec<u8>)> {
+        self.lock_sharing()?.poll(self, now, may_send)
+    }
+
+    /// There is a new connection to a region: what was under way on the one before, and not confirmed, is sent again at
+    /// once.
+    pub fn reconnected(&self, region: Region, now: Now) {
+        if let Some(mut sharing) = self.lock_sharing() {
+            sharing.reconnected(region, now);
+        }
     }
 
     /// Another region, to be told of this one: frames go there from now on.
@@ -242,6 +255,16 @@ impl Node {
 
     pub(crate) fn could_apply(&self, limits: &[Limit]) -> Result<(), CatalogueFault> {
         lock(&self.registry).refuse(limits)
+    }
+
+    /// Whether cells of this node can be tagged with a catalogue's key.
+    pub(crate) fn takes_key(&self, key: versions::CellKey) -> bool {
+        lock(&self.registry).takes_key(&HashKey(key.0))
+    }
+
+    /// Tags cells with a catalogue's key from now on.
+    pub(crate) fn set_key(&self, key: versions::CellKey) {
+        lock(&self.registry).set_key(&HashKey(key.0));
     }
 
     pub(crate) fn set_terms(&self, terms: Terms) {
@@ -437,8 +460,6 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
-    use acequia_limits::HashKey;
-
     use super::*;
     use crate::{Config, Home, sharing::LOAN_TTL_NS};
 

@@ -45,3 +45,16 @@ fn a_key_with_numbers_of_its_own_borrows_by_them() {
     assert!(admitted <= 10_300, "{admitted}");
     assert!(admitted >= 9_300, "the others lend by the override's numbers: {admitted}");
 }
+
+#[test]
+fn a_catalogue_of_another_cluster_is_not_adopted() {
+    let mut world = World::new(2, &[regions::bucket("b", "10/s", 3)], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    let version = world.places[0].node.version().expect("a version");
+    let key = acequia_rights::versions::CellKey([8; 16]);
+    let mark = acequia_rights::Mark { epoch: version.mark.epoch + 1, number: version.mark.number + 1 };
+    let other = acequia_rights::Version { key, mark, term: mark, ..version };
+    let now = world.now_of(1);
+    let fault = world.places[1].node.adopt(other, now, |_| Vec::new()).expect_err("another key");
+    assert!(fault.to_string().contains("another cluster"), "{fault}");
+}

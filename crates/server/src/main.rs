@@ -42,6 +42,14 @@ enum Command {
         /// The config file.
         file: PathBuf,
     },
+    /// The global budgets: list them, look at one, change one.
+    Budget(cli::Budget),
+    /// The regions: how they stand, as a node sees it; let one in, or out.
+    Regions(cli::Regions),
+    /// Which node makes the versions of the catalogue; hand that over.
+    Authority(cli::Authority),
+    /// Who changed what in the catalogue, and when.
+    Audit(cli::Audit),
     /// Load a running node, and print throughput and latency.
     Bench(cli::Bench),
     /// Show the regions of a cluster, live.
@@ -60,6 +68,10 @@ fn main() -> ExitCode {
         Command::Check(check) => wait_for(check.run()),
         Command::Explain(explain) => wait_for(explain.run()),
         Command::Validate { file } => validate(&file),
+        Command::Budget(budget) => wait_for(budget.run()),
+        Command::Regions(regions) => wait_for(regions.run()),
+        Command::Authority(authority) => wait_for(authority.run()),
+        Command::Audit(audit) => wait_for(audit.run()),
         Command::Bench(bench) => wait_for(bench.run()),
         Command::Top(top) => wait_for(top.run()),
     }

@@ -1,13 +1,13 @@
 //! What nodes say of themselves, again and again: the client side of `Admin.Watch`.
 
-use std::time::Duration;
+use std::{error::Error as _, time::Duration};
 
-use acequia_api::acequia::v1::{NodeStatus, WatchRequest, admin_client::AdminClient};
+use acequia_api::acequia::v1::{NodeStatus, WatchRequest};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
-use tonic::transport::{Channel, Endpoint};
+use tonic::Status;
 
-/// How long a connection may take to be made.
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
+use crate::cli::operator::Admin;
+
 /// How long a node may be silent beyond the interval before it counts as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 /// Before a node that does not answer is asked again.
@@ -31,22 +31,19 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Begins to watch the node with that admin address: `host:port`.
-    ///
-    /// # Errors
-    /// The address is none.
-    pub(crate) fn start(address: &str, every: Duration) -> Result<Self, String> {
-        let endpoint = endpoint(address)?;
+    /// Begins to watch a node, and goes on when it comes back.
+    pub(crate) fn start(mut admin: Admin, every: Duration) -> Self {
         let silent = Sight { status: None, fault: "it was not reached yet".to_owned() };
         let (sender, sight) = watch::channel(silent);
+        let (address, _) = admin.peer();
         let task = tokio::spawn(async move {
             loop {
-                let why = follow(&endpoint, every, &sender).await;
+                let why = follow(&mut admin, every, &sender).await;
                 sender.send_modify(|sight| sight.fault = why);
                 tokio::time::sleep(RETRY).await;
             }
         });
-        Ok(Self { address: address.to_owned(), sight, task })
+        Self { address, sight, task }
     }
 
     /// What was said since the last call; nothing if nothing was.
@@ -71,33 +68,13 @@ impl Drop for Watcher {
     }
 }
 
-/// A node's admin service, reached by the first call.
-///
-/// # Errors
-/// The address is none.
-pub(crate) fn admin(address: &str) -> Result<AdminClient<Channel>, String> {
-    Ok(AdminClient::new(endpoint(address)?.connect_lazy()))
-}
-
-fn endpoint(address: &str) -> Result<Endpoint, String> {
-    let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    let endpoint = Endpoint::from_shared(url).ok().filter(|endpoint| endpoint.uri().port_u16().is_some());
-    let fault = || format!("{address:?} is no admin address: write it as 127.0.0.1:8082 (listen.admin)");
-    Ok(endpoint.ok_or_else(fault)?.connect_timeout(CONNECT_TIME_MAX).tcp_nodelay(true))
-}
-
 /// Takes in what a node says until it no longer does, and says why.
-async fn follow(endpoint: &Endpoint, every: Duration, sender: &watch::Sender<Sight>) -> String {
-    let channel = match endpoint.connect().await {
-        Ok(channel) => channel,
-        Err(error) => return innermost(&error),
-    };
+async fn follow(admin: &mut Admin, every: Duration, sender: &watch::Sender<Sight>) -> String {
     let request = WatchRequest { every_ms: u32::try_from(every.as_millis()).unwrap_or(u32::MAX) };
-    let call = timeout(SILENCE_MAX, AdminClient::new(channel).watch(request)).await;
-    let mut statuses = match call {
+    let mut statuses = match timeout(SILENCE_MAX, admin.client.watch(request)).await {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) => return status.message().to_owned(),
-        Err(_) => return "it is connected, but does not answer".to_owned(),
+        Ok(Err(status)) => return why(&status),
+        Err(_) => return "it does not answer".to_owned(),
     };
     loop {
         match timeout(every + SILENCE_MAX, statuses.message()).await {
@@ -105,17 +82,17 @@ async fn follow(endpoint: &Endpoint, every: Duration, sender: &watch::Sender<Sig
                 sender.send_replace(Sight { status: Some(status), fault: String::new() });
             }
             Ok(Ok(None)) => return "it has ended the conversation".to_owned(),
-            Ok(Err(status)) => return status.message().to_owned(),
+            Ok(Err(status)) => return why(&status),
             Err(_) => return "it has fallen silent".to_owned(),
         }
     }
 }
 
-/// The cause that says most.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut innermost = error;
-    while let Some(cause) = innermost.source() {
-        innermost = cause;
+/// What went wrong on this side, where that is known; or else what the node says.
+fn why(status: &Status) -> String {
+    let mut innermost: Option<&dyn std::error::Error> = status.source();
+    while let Some(cause) = innermost.and_then(std::error::Error::source) {
+        innermost = Some(cause);
     }
-    innermost.to_string()
+    innermost.map_or_else(|| status.message().to_owned(), ToString::to_string)
 }

@@ -14,6 +14,7 @@ use super::{CellKey, Entry, Header, Sharing, ShortId, Topic, peer::Peer};
 use crate::{
     CatalogueFault, Node, Row, Scheduled,
     catalogue::{Term, Terms},
+    inspect::PeerView,
     journal::HeapCell,
     region::ResumeFault,
     visit::Visit,
@@ -45,6 +46,14 @@ pub enum AdoptFault {
     /// Its limits contradict each other, or are too many.
     #[error(transparent)]
     Catalogue(#[from] CatalogueFault),
+    /// Cells were tagged with another key already.
+    #[error(
+        "version {mark:?} has another key for cells than this node: it is of another cluster. Start with an empty `data` folder to join that one"
+    )]
+    Key {
+        /// Which version.
+        mark: Mark,
+    },
 }
 
 /// How a node stands among the regions, for operators.
@@ -162,10 +171,15 @@ impl Sharing {
         let mark = version.mark;
         let limits = limits_from_bytes(&version.limits).map_err(|why| AdoptFault::Limits { mark, why })?;
         node.could_apply(&limits)?;
+        let key = version.key;
+        if !node.takes_key(key) {
+            return Err(AdoptFault::Key { mark });
+        }
         let adopted = self.versions.adopt(version, now)?;
         let Adopted::New { closed, .. } = &adopted else { return Ok(adopted) };
         self.reshare_ns = 0;
         self.ticks_since_adopted = 0;
+        node.set_key(key);
         node.set_terms(self.terms());
         node.apply_limits(limits, now, rows)?;
         self.shared = Some(self.made_of());
@@ -192,6 +206,9 @@ impl Sharing {
         now: Now,
         mut rows: impl FnMut(LimitId) -> Vec<Row>,
     ) -> Result<(), ResumeFault> {
+        if let Some(version) = self.versions.version() {
+            node.set_key(version.key);
+        }
         node.set_terms(self.terms());
         node.set_owns_nothing(self.owns_nothing());
         let limits = match self.versions.version() {
@@ -492,5 +509,22 @@ impl Sharing {
             reached: reached.map(|(region, peer)| (*region, peer.round_ns())).collect(),
             warm_cells: self.cells.len(),
         }
+    }
+
+    /// Other regions, and shared cells with what is asked of them: at most so many, and how many more there are.
+    pub(crate) fn seen(&self, now: Now, cells_max: usize) -> (Vec<PeerView>, Vec<(CellKey, u64)>, u64) {
+        let view = |peer: &Peer| PeerView {
+            writer: peer.writer,
+            mark: peer.mark,
+            heard_ns: (peer.heard_ns > 0).then_some(peer.heard_ns),
+            round_ns: peer.measured_ns(),
+            is_reached: peer.is_reached(now.steady_ns, super::REACH_NS),
+            lent: 0,
+            borrowed: 0,
+        };
+        let peers = self.peers.values().map(view).collect();
+        let cells = self.cells.iter().take(cells_max);
+        let cells = cells.map(|(key, warm)| (*key, warm.demand.units_milli())).collect();
+        (peers, cells, self.cells.len().saturating_sub(cells_max) as u64)
     }
 }

@@ -1109,8 +1109,23 @@ impl Sharing {
 
     // What goes.
 
-    /// The next frame for some peer.
-    pub(crate) fn poll(&mut self, node: &Node, now: Now) -> Option<(Region, Vec<u8>)> {
+    /// There is a new connection: what was under way on the one before is lost.
+    pub(crate) fn reconnected(&mut self, region: Region, now: Now) {
+        if let Some(peer) = self.peers.get_mut(&region) {
+            peer.outbox.expire(now.steady_ns.saturating_add(1));
+            // It is heard at once, so that it knows.
+            peer.owes_reply = true;
+            peer.said_ns = 0;
+        }
+    }
+
+    /// The next frame for some peer that one may be sent to.
+    pub(crate) fn poll(
+        &mut self,
+        node: &Node,
+        now: Now,
+        may_send: impl Fn(Region) -> bool,
+    ) -> Option<(Region, Vec<u8>)> {
         let committed = node.progress().committed;
         if committed < self.born_in {
             return None;
@@ -1119,7 +1134,7 @@ impl Sharing {
         if self.beat_ns == 0 && !broken(Broken::BeatBeforeSent) {
             self.beat(now);
         }
-        let regions: SmallVec<[Region; 8]> = self.peers.keys().copied().collect();
+        let regions: SmallVec<[Region; 8]> = self.peers.keys().copied().filter(|r| may_send(*r)).collect();
         let catalogue = node.catalogue();
         for region in regions {
             let (me, beat, mark) = (self.me(), self.beat, self.mark());

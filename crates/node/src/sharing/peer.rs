@@ -100,10 +100,12 @@ impl Peer {
 
     /// Nanoseconds there and back; a tenth of a second while it is not known.
     pub(crate) fn round_ns(&self) -> u64 {
-        match self.rounds_ns.iter().copied().min() {
-            Some(u64::MAX) | None => 100_000_000,
-            Some(round_ns) => round_ns,
-        }
+        self.measured_ns().unwrap_or(100_000_000)
+    }
+
+    /// Nanoseconds there and back, if that is known.
+    pub(crate) fn measured_ns(&self) -> Option<u64> {
+        self.rounds_ns.iter().copied().min().filter(|round_ns| *round_ns < u64::MAX)
     }
 
     /// Whether it was heard lately.

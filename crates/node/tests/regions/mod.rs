@@ -69,7 +69,8 @@ impl World {
             .map(|region| {
                 let home = Home { writer: writer(region), loan_ttl_ns: sharing::LOAN_TTL_NS };
                 let config = Config {
-                    key: HashKey([7; 16]),
+                    // Each has its own, until it has the catalogue's.
+                    key: HashKey([region as u8; 16]),
                     memory_bytes: 64 << 20,
                     durable: true,
                     empty_handed: None,
@@ -206,7 +207,7 @@ impl World {
     pub(crate) fn restart(&mut self, region: usize, disk: Option<Disk>, writer: Writer) {
         let now = self.now_of(region);
         let config = Config {
-            key: HashKey([7; 16]),
+            key: HashKey([region as u8; 16]),
             memory_bytes: 64 << 20,
             durable: true,
             empty_handed: Some(now),

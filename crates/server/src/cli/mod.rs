@@ -4,11 +4,24 @@
 //! answer and give text; only `Output` touches the terminal. Answers go to standard output, what went wrong
 //! to standard error.
 
+mod audit;
+mod authority;
 mod bench;
+mod budget;
+mod catalogue;
 mod check;
+mod console;
 mod entries;
 mod explain;
+#[cfg(test)]
+mod fake_admin;
+mod limit_path;
+pub(crate) mod operator;
+mod order;
 mod people;
+mod regions;
+#[cfg(test)]
+mod stories;
 mod top;
 mod verdict;
 
@@ -23,7 +36,10 @@ use acequia_client::{Client, ClientError, Options, Question};
 use acequia_limits::notation::parse_duration_ns;
 use clap::{Args, value_parser};
 
-pub use self::{bench::Bench, check::Check, explain::Explain, top::Top};
+pub use self::{
+    audit::Audit, authority::Authority, bench::Bench, budget::Budget, check::Check, explain::Explain,
+    regions::Regions, top::Top,
+};
 use self::{
     entries::{Word, groups, read_word},
     people::Paint,
@@ -35,6 +51,8 @@ const SUCCESS: u8 = 0;
 const ALLOWED: u8 = 0;
 /// It may not.
 const DENIED: u8 = 1;
+/// An order was not carried out because somebody said no, or is not effective everywhere yet.
+const NOT_DONE: u8 = 1;
 /// Nobody could say; also what clap exits with where the arguments are wrong.
 const COULD_NOT_ASK: u8 = 2;
 

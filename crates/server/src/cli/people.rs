@@ -38,6 +38,26 @@ fn two_units(ms: u64, (large, name): (u64, &str), (small, small_name): (u64, &st
     }
 }
 
+/// A measured time in microseconds, to three digits or so.
+pub(super) fn measured(us: u64) -> String {
+    match us {
+        0..1_000 => format!("{us} us"),
+        1_000..100_000 => format!("{}.{} ms", us / 1_000, us % 1_000 / 100),
+        100_000..1_000_000 => format!("{} ms", us / 1_000),
+        _ => format!("{}.{} s", us / 1_000_000, us % 1_000_000 / 100_000),
+    }
+}
+
+/// A text of another's making, fit for a terminal: control characters are written out, so that none moves the
+/// cursor, and every text stays in its line.
+pub(super) fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { plain.extend(c.escape_default()) } else { plain.push(c) }
+    }
+    plain
+}
+
 /// A word's colour on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Colour {
@@ -56,7 +76,6 @@ pub(super) struct Paint {
 
 impl Paint {
     /// Without colours: for files, pipes and tests.
-    #[cfg(test)]
     pub(super) const OFF: Self = Self { is_on: false };
 
     pub(super) fn new(is_on: bool) -> Self {
@@ -93,8 +112,9 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    pub(super) fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), colour: Colour::Plain }
+    /// Control characters in it are written out.
+    pub(super) fn new(text: impl AsRef<str>) -> Self {
+        Self { text: plain(text.as_ref()), colour: Colour::Plain }
     }
 
     pub(super) fn coloured(self, colour: Colour) -> Self {
@@ -161,6 +181,27 @@ mod tests {
             assert_eq!(duration(ms), text, "{ms}");
         }
         assert!(duration(u64::MAX).ends_with(" h"), "no overflow");
+    }
+
+    #[test]
+    fn measured_times_have_three_digits_or_so() {
+        for (us, text) in [
+            (0, "0 us"),
+            (999, "999 us"),
+            (1_000, "1.0 ms"),
+            (34_280, "34.2 ms"),
+            (320_900, "320 ms"),
+            (12_345_678, "12.3 s"),
+        ] {
+            assert_eq!(measured(us), text, "{us}");
+        }
+    }
+
+    #[test]
+    fn what_others_wrote_moves_no_cursor() {
+        assert_eq!(plain("no é, \x1b[2Jnothing\nmore"), "no é, \\u{1b}[2Jnothing\\nmore");
+        let rows = [[Cell::new("a\tb"), Cell::new("c")]];
+        assert_eq!(table(&rows, [Align::Left; 2], 0, Paint::OFF), "a\\tb  c\n");
     }
 
     #[test]

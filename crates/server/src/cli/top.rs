@@ -10,7 +10,7 @@ use clap::Args;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::{COULD_NOT_ASK, Output, SUCCESS, complain};
+use super::{COULD_NOT_ASK, Output, SUCCESS, complain, operator::Credentials};
 use crate::{
     screen::{Interrupts, Keyboard, Screen},
     view::{
@@ -45,12 +45,15 @@ pub struct Top {
     /// A node's admin address (listen.admin); several show what each of them sees.
     #[arg(
         long,
-        env = "ACEQUIA_ADMIN",
+        env = "ACEQUIA_ADMIN_ADDR",
         default_value = "127.0.0.1:8082",
         value_name = "HOST:PORT",
         value_delimiter = ','
     )]
     address: Vec<String>,
+
+    #[command(flatten)]
+    credentials: Credentials,
 }
 
 impl Top {
@@ -59,10 +62,10 @@ impl Top {
         if self.address.len() > ADDRESSES_MAX {
             return complain(&format!("at most {ADDRESSES_MAX} nodes can be watched at once: name fewer"));
         }
-        let watchers = self.address.iter().map(|address| Watcher::start(address, REPORTS_EVERY));
-        let watchers = match watchers.collect::<Result<Vec<_>, _>>() {
-            Ok(watchers) => watchers,
-            Err(why) => return complain(&why),
+        let admins = self.address.iter().map(|address| self.credentials.connect(address));
+        let watchers = match admins.collect::<Result<Vec<_>, _>>() {
+            Ok(admins) => admins.into_iter().map(|admin| Watcher::start(admin, REPORTS_EVERY)).collect(),
+            Err(fault) => return complain(&fault.to_string()),
         };
         let mut cluster = Cluster::new(watchers);
         if !io::stdout().is_terminal() {

@@ -171,14 +171,18 @@ limits:
 mod tests {
     use super::*;
 
+    fn ports_from(first: &[u16; REGIONS]) -> [Ports; REGIONS] {
+        first.map(|first| Ports {
+            http: loopback(first + 1),
+            grpc: loopback(first + 2),
+            admin: loopback(first + 3),
+            mesh: loopback(first + 4),
+        })
+    }
+
     #[test]
     fn every_node_gets_the_same_limits_and_its_own_places() {
-        let ports = [0, 1, 2].map(|place: u16| Ports {
-            http: loopback(place * 10 + 1),
-            grpc: loopback(place * 10 + 2),
-            admin: loopback(place * 10 + 3),
-            mesh: loopback(place * 10 + 4),
-        });
+        let ports = ports_from(&[0, 10, 20]);
         let relay = |other: usize| loopback(1_000 + other as u16);
         let texts = [0, 1, 2].map(|place| config(place, &ports, Path::new("/tmp/a b"), relay));
         assert!(texts[1].contains("region: us\nnode: us-1\n"), "{}", texts[1]);
@@ -192,6 +196,18 @@ mod tests {
         let limits = |text: &str| text.split("limits:").nth(1).map(str::to_owned);
         assert!(limits(&texts[0]).is_some_and(|limits| limits.contains("rate: 1000/s, burst: 1000")));
         assert_eq!(limits(&texts[0]), limits(&texts[2]));
+    }
+
+    #[test]
+    fn the_configs_are_sound() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ports = ports_from(&[1_000, 2_000, 3_000]);
+        for place in 0..REGIONS {
+            let text = config(place, &ports, folder.path(), |other| loopback(4_000 + other as u16));
+            let config = crate::config::Config::parse("demo.yaml", &text);
+            let config = config.unwrap_or_else(|error| panic!("{error}\n{text}"));
+            assert_eq!((config.region.as_str(), config.live.limits.len()), (NAMES[place], LIMITS.len()));
+        }
     }
 
     #[test]

@@ -23,8 +23,9 @@ use super::{
     traffic::Traffic,
 };
 use crate::{
+    cli::operator::{Admin, Credentials},
     view::picture::{Flow, Tone},
-    watching::{Watcher, admin},
+    watching::Watcher,
 };
 
 /// How often the nodes say how they are.
@@ -81,8 +82,8 @@ impl Stage {
             say(&format!("starting {name}-1"));
             node.start()?;
         }
-        let watch = |place: usize| Watcher::start(&ports[place].admin.to_string(), REPORTS_EVERY);
-        let watchers = (|| Ok([watch(0)?, watch(1)?, watch(2)?]))().map_err(DemoError::Address)?;
+        let watch = |place: usize| Ok(Watcher::start(admin(ports[place])?, REPORTS_EVERY));
+        let watchers = [watch(0)?, watch(1)?, watch(2)?];
         Ok(Self {
             state,
             nodes,
@@ -282,10 +283,13 @@ impl Stage {
         // More is allowed from before the first node can know of it; less only when every node does.
         let highest = self.state.budget.highest;
         self.ledger().allow(at.as_nanos() as u64, highest);
-        let address = self.ports[AUTHORITY].admin.to_string();
+        let admin = admin(self.ports[AUTHORITY]);
         let answers = self.answers.0.clone();
         tokio::spawn(async move {
-            let answer = set_budget(&address, budget).await;
+            let answer = match admin {
+                Ok(admin) => set_budget(admin, budget).await,
+                Err(fault) => Err(fault.to_string()),
+            };
             // The receiver is there for as long as the stage is.
             let _ = answers.send(answer).await;
         });
@@ -305,7 +309,13 @@ impl Stage {
     }
 }
 
-async fn set_budget(address: &str, budget: u64) -> Result<Mark, String> {
+/// The admin service of a node of this machine.
+fn admin(ports: Ports) -> Result<Admin, DemoError> {
+    let admin = Credentials::none(ORDER_TIME_MAX).connect(&ports.admin.to_string());
+    admin.map_err(|fault| DemoError::Address(fault.to_string()))
+}
+
+async fn set_budget(mut admin: Admin, budget: u64) -> Result<Mark, String> {
     let numbers = [("rate", format!("{budget}/s")), ("burst", budget.to_string())];
     let request = SetBudgetRequest {
         domain: DOMAIN.to_owned(),
@@ -315,8 +325,7 @@ async fn set_budget(address: &str, budget: u64) -> Result<Mark, String> {
         reason: "a key was pressed".to_owned(),
         ..SetBudgetRequest::default()
     };
-    let mut admin = admin(address)?;
-    let answer = tokio::time::timeout(ORDER_TIME_MAX, admin.set_budget(request)).await;
+    let answer = tokio::time::timeout(ORDER_TIME_MAX, admin.client.set_budget(request)).await;
     let late = |_| "the authority does not answer".to_owned();
     let change = answer.map_err(late)?.map_err(|status| status.message().to_owned())?.into_inner();
     Ok(change.after.unwrap_or_default())

@@ -19,12 +19,16 @@ pub fn text(picture: &Picture) -> String {
     regions.extend(picture.regions.iter().map(|region| region_row(region, unit)));
     if !picture.budget.name.is_empty() {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{}: {}", picture.budget.name, picture.budget.words);
+        let mut budget = format!("{}: {}", picture.budget.name, picture.budget.words);
+        budget.retain(|letter| !letter.is_control());
+        let _ = writeln!(text, "{budget}");
     }
     table(&mut text, &regions, 2);
     if !picture.links.is_empty() {
         let links: Vec<_> = picture.links.iter().map(|link| map::words(picture, link)).collect();
-        let _ = writeln!(text, "\nlinks: {}", links.join(", "));
+        let mut links = links.join(", ");
+        links.retain(|letter| !letter.is_control());
+        let _ = writeln!(text, "\nlinks: {links}");
     }
     if !picture.limits.is_empty() {
         text.push('\n');
@@ -77,6 +81,8 @@ fn table<const COLUMNS: usize>(text: &mut String, rows: &[[String; COLUMNS]], wo
                 write!(line, "{field:>width$}  ")
             };
         }
+        // What a node says may hold anything; a terminal would obey it.
+        line.retain(|letter| !letter.is_control());
         text.push_str(line.trim_end());
         text.push('\n');
     }

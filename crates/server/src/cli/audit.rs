@@ -1,0 +1,166 @@
+//! `acequia audit`: who changed what in the catalogue, and when.
+
+use std::process::ExitCode;
+
+use acequia_api::acequia::v1::AuditEntry;
+use clap::{Args, value_parser};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::{
+    SUCCESS,
+    catalogue::{MarkJson, version},
+    console::Console,
+    json_line,
+    operator::{AdminAddress, Fault, operate},
+    people::{Colour, Paint, plain},
+};
+
+/// Every change of the catalogue that the node made or carried out, oldest first.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  acequia audit --newest 5
+  acequia audit --json | jq -r .what")]
+pub struct Audit {
+    #[command(flatten)]
+    address: AdminAddress,
+
+    /// At most so many of the newest.
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = value_parser!(u32).range(1..=10_000))]
+    newest: u32,
+
+    /// Print one JSON object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Audit {
+    /// Asks, prints, and gives the exit code.
+    pub async fn run(self) -> ExitCode {
+        operate(async |console| self.carry_out(console).await).await
+    }
+
+    pub(super) async fn carry_out(&self, console: &mut Console<'_>) -> Result<u8, Fault> {
+        let entries = self.address.connect()?.list_audit(self.newest).await?;
+        let text = if self.json {
+            entries.iter().map(|entry| json_line(&AuditJson::new(entry))).collect()
+        } else {
+            for_people(&entries, console.paint)
+        };
+        console.answer(&text)?;
+        Ok(SUCCESS)
+    }
+}
+
+fn for_people(entries: &[AuditEntry], paint: Paint) -> String {
+    if entries.is_empty() {
+        return "This node has made and carried out no change.\n".to_owned();
+    }
+    entries.iter().map(|entry| paragraph(entry, paint)).collect()
+}
+
+fn paragraph(entry: &AuditEntry, paint: Paint) -> String {
+    let author = if entry.author.is_empty() { "nobody named" } else { &entry.author };
+    let mut text = format!(
+        "{}  {} -> {}  {}: {}\n",
+        at(entry.wall_ns),
+        version(entry.before),
+        version(entry.after),
+        plain(author),
+        paint.word(Colour::Bold, &plain(&entry.what))
+    );
+    if !entry.reason.is_empty() {
+        text.push_str(&format!("    why: {}\n", plain(&entry.reason)));
+    }
+    for change in &entry.changes {
+        text.push_str(&format!("    {}\n", plain(change)));
+    }
+    text
+}
+
+/// A reading of a wall clock, RFC 3339 in UTC, to the second.
+fn at(wall_ns: u64) -> String {
+    let seconds = i64::try_from(wall_ns / 1_000_000_000).unwrap_or(i64::MAX);
+    // 64 bits of nanoseconds end in 2554, and jiff in 9999.
+    Timestamp::from_second(seconds).map_or_else(|_| format!("{seconds} s"), |at| at.to_string())
+}
+
+/// A change for programs.
+#[derive(Debug, Serialize)]
+struct AuditJson<'a> {
+    /// RFC 3339, UTC, to the second.
+    at: String,
+    wall_ns: u64,
+    author: &'a str,
+    reason: &'a str,
+    what: &'a str,
+    before: Option<MarkJson>,
+    after: Option<MarkJson>,
+    changes: &'a [String],
+}
+
+impl<'a> AuditJson<'a> {
+    fn new(entry: &'a AuditEntry) -> Self {
+        Self {
+            at: at(entry.wall_ns),
+            wall_ns: entry.wall_ns,
+            author: &entry.author,
+            reason: &entry.reason,
+            what: &entry.what,
+            before: MarkJson::new(entry.before),
+            after: MarkJson::new(entry.after),
+            changes: &entry.changes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::catalogue::examples::mark, *};
+
+    fn entry() -> AuditEntry {
+        AuditEntry {
+            wall_ns: 1_795_305_353_999_999_999,
+            author: "ana@127.0.0.1:52100".to_owned(),
+            reason: "launch".to_owned(),
+            what: "budget set shop/per-key rate=100/s".to_owned(),
+            before: Some(mark(7)),
+            after: Some(mark(8)),
+            changes: vec!["shop/per-key: rate 60/s -> 100/s".to_owned()],
+        }
+    }
+
+    #[test]
+    fn every_change_says_when_who_what_and_why() {
+        let first = AuditEntry { what: "first\x07".to_owned(), before: None, ..AuditEntry::default() };
+        assert_eq!(
+            for_people(&[first, entry()], Paint::OFF),
+            "\
+1970-01-01T00:00:00Z  none -> none  nobody named: first\\u{7}
+2026-11-21T23:55:53Z  1.7 -> 1.8  ana@127.0.0.1:52100: budget set shop/per-key rate=100/s
+    why: launch
+    shop/per-key: rate 60/s -> 100/s
+"
+        );
+        assert_eq!(for_people(&[], Paint::OFF), "This node has made and carried out no change.\n");
+    }
+
+    #[test]
+    fn every_clock_reading_can_be_written() {
+        assert_eq!(at(u64::MAX), "2554-07-21T23:34:33Z");
+    }
+
+    #[test]
+    fn programs_get_one_object_a_change() {
+        assert_eq!(
+            json_line(&AuditJson::new(&entry())),
+            concat!(
+                r#"{"at":"2026-11-21T23:55:53Z","wall_ns":1795305353999999999,"author":"ana@127.0.0.1:52100","#,
+                r#""reason":"launch","what":"budget set shop/per-key rate=100/s","#,
+                r#""before":{"epoch":1,"number":7},"after":{"epoch":1,"number":8},"#,
+                r#""changes":["shop/per-key: rate 60/s -> 100/s"]}"#,
+                "\n"
+            )
+        );
+    }
+}

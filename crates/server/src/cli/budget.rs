@@ -1,0 +1,322 @@
+//! `acequia budget`: the global budgets, how far a change of them has come, and changing them.
+
+use std::process::ExitCode;
+
+use acequia_api::acequia::v1::{Budget as Listed, Catalogue, ListBudgetsResponse, SetBudgetRequest};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    SUCCESS,
+    catalogue::{CatalogueJson, lines, standing},
+    console::Console,
+    json_line,
+    limit_path::{LimitPath, Number, by_name, read_limit_path, read_number},
+    operator::{AdminAddress, Fault, operate},
+    order::{Caution, Order, OrderArguments, Request},
+    people::{Align, Cell, Colour, Paint, plain, table},
+};
+
+/// How many limits are named where the one that was asked for does not exist.
+const NAMES_MAX: usize = 20;
+
+/// The global budgets: list them, look at one, change one.
+///
+/// Changes are carried out by the authority; another node says who that is. Exits with 0 where it is done, 1 where
+/// it is not (yet), 2 where nobody could be asked.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  acequia budget list
+  acequia budget show shop/per-key
+  acequia budget set shop/per-key rate=100/s burst=200 --reason launch --wait
+  acequia budget set 'shop/per-key[api_key=k1]' rate=20/s --dry-run")]
+pub struct Budget {
+    #[command(flatten)]
+    address: AdminAddress,
+
+    /// Print one JSON object.
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: BudgetCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum BudgetCommand {
+    /// Every limit with its budget, and where the catalogue stands.
+    List,
+    /// One limit as it is in the catalogue, with its overrides.
+    Show {
+        /// The limit.
+        #[arg(value_name = "DOMAIN/NAME", value_parser = read_limit_path)]
+        limit: LimitPath,
+    },
+    /// Change the numbers of a limit, or of one of its keys, everywhere.
+    Set(Set),
+}
+
+#[derive(Args, Clone, Debug)]
+struct Set {
+    /// The limit, or one of its keys. In the brackets %2C is a comma, and %25 a percent sign.
+    #[arg(value_name = "DOMAIN/NAME[KEY=VALUE,...]", value_parser = read_limit_path)]
+    limit: LimitPath,
+
+    /// The new numbers: rate, burst, limit, queue, window. What is not named stays.
+    #[arg(required = true, value_name = "NAME=NUMBER", value_parser = read_number)]
+    numbers: Vec<Number>,
+
+    #[command(flatten)]
+    order: OrderArguments,
+}
+
+impl Budget {
+    /// Asks, prints, and gives the exit code.
+    pub async fn run(self) -> ExitCode {
+        operate(async |console| self.carry_out(console).await).await
+    }
+
+    pub(super) async fn carry_out(&self, console: &mut Console<'_>) -> Result<u8, Fault> {
+        let mut admin = self.address.connect()?;
+        let text = match &self.command {
+            BudgetCommand::List => {
+                let budgets = admin.list_budgets().await?;
+                if self.json { json_line(&ListJson::new(&budgets)) } else { list(&budgets, console.paint) }
+            }
+            BudgetCommand::Show { limit } => {
+                let budgets = admin.list_budgets().await?;
+                let listed = find(&budgets.budgets, limit)?;
+                let catalogue = budgets.catalogue.as_ref();
+                if self.json {
+                    json_line(&ShowJson::new(listed, catalogue))
+                } else {
+                    show(listed, catalogue, console.paint)
+                }
+            }
+            BudgetCommand::Set(set) => {
+                let order = set.order()?;
+                return order.carry_out(&set.order, self.json, &mut admin, console).await;
+            }
+        };
+        console.answer(&text)?;
+        Ok(SUCCESS)
+    }
+}
+
+impl Set {
+    fn order(&self) -> Result<Order<'_>, Fault> {
+        let LimitPath { domain, name, key } = self.limit.clone();
+        let key = key.into_iter().collect();
+        let numbers = by_name(&self.numbers).map_err(Fault::new)?;
+        let request = SetBudgetRequest { domain, name, key, numbers, ..SetBudgetRequest::default() };
+        Ok(Order { request: Request::Budget(request), caution: Caution::Warned, danger: String::new() })
+    }
+}
+
+/// The limit that is asked for, or which there are.
+fn find<'a>(budgets: &'a [Listed], limit: &LimitPath) -> Result<&'a Listed, Fault> {
+    let LimitPath { domain, name, key } = limit;
+    if !key.is_empty() {
+        return Err(Fault::new(format!("a whole limit is shown, with its overrides: write {domain}/{name}")));
+    }
+    if let Some(found) = budgets.iter().find(|listed| listed.domain == *domain && listed.name == *name) {
+        return Ok(found);
+    }
+    let names: Vec<_> = budgets.iter().take(NAMES_MAX).map(path).collect();
+    let more = if budgets.len() > NAMES_MAX { " and more (acequia budget list)" } else { "" };
+    Err(Fault::new(match names.as_slice() {
+        [] => format!("there is no limit {domain}/{name}: the node has no limits"),
+        names => format!("there is no limit {domain}/{name}. There are {}{more}", names.join(", ")),
+    }))
+}
+
+fn path(listed: &Listed) -> String {
+    plain(&format!("{}/{}", listed.domain, listed.name))
+}
+
+/// The limit as in a config; nothing where it is no JSON.
+fn limit(listed: &Listed) -> Option<Value> {
+    serde_json::from_str(&listed.limit_json).ok()
+}
+
+/// How many keys have numbers of their own; nothing where the node's word cannot be read.
+fn overrides(listed: &Listed) -> Option<usize> {
+    limit(listed).map(|limit| limit["overrides"].as_array().map_or(0, Vec::len))
+}
+
+fn list(budgets: &ListBudgetsResponse, paint: Paint) -> String {
+    let mut text = if budgets.budgets.is_empty() {
+        "The node has no limits.\n".to_owned()
+    } else {
+        let title = ["limit", "budget", "overrides"].map(|title| Cell::new(title).coloured(Colour::Bold));
+        let row = |listed: &Listed| {
+            let overrides = overrides(listed).map_or("?".to_owned(), |count| count.to_string());
+            [Cell::new(path(listed)), Cell::new(&listed.budget), Cell::new(overrides)]
+        };
+        let rows: Vec<_> = std::iter::once(title).chain(budgets.budgets.iter().map(row)).collect();
+        table(&rows, [Align::Left, Align::Left, Align::Right], 0, paint)
+    };
+    text.push('\n');
+    text.push_str(&lines(&standing(budgets.catalogue.as_ref()), paint));
+    text
+}
+
+fn show(listed: &Listed, catalogue: Option<&Catalogue>, paint: Paint) -> String {
+    let pretty = limit(listed).and_then(|limit| serde_json::to_string_pretty(&limit).ok());
+    format!(
+        "{}  {}\n{}\n\n{}",
+        paint.word(Colour::Bold, &path(listed)),
+        plain(&listed.budget),
+        pretty.unwrap_or_else(|| plain(&listed.limit_json)),
+        lines(&standing(catalogue), paint)
+    )
+}
+
+/// All budgets for programs.
+#[derive(Debug, Serialize)]
+struct ListJson<'a> {
+    budgets: Vec<BudgetJson<'a>>,
+    catalogue: Option<CatalogueJson<'a>>,
+}
+
+impl<'a> ListJson<'a> {
+    fn new(budgets: &'a ListBudgetsResponse) -> Self {
+        Self {
+            budgets: budgets.budgets.iter().map(BudgetJson::new).collect(),
+            catalogue: CatalogueJson::new(budgets.catalogue.as_ref()),
+        }
+    }
+}
+
+/// One budget for programs, and where the catalogue stands.
+#[derive(Debug, Serialize)]
+struct ShowJson<'a> {
+    #[serde(flatten)]
+    budget: BudgetJson<'a>,
+    catalogue: Option<CatalogueJson<'a>>,
+}
+
+impl<'a> ShowJson<'a> {
+    fn new(listed: &'a Listed, catalogue: Option<&'a Catalogue>) -> Self {
+        Self { budget: BudgetJson::new(listed), catalogue: CatalogueJson::new(catalogue) }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct BudgetJson<'a> {
+    domain: &'a str,
+    name: &'a str,
+    /// As it is written in a config, such as "token_bucket 100/s burst 200".
+    budget: &'a str,
+    /// The limit as in a config.
+    limit: Option<Value>,
+}
+
+impl<'a> BudgetJson<'a> {
+    fn new(listed: &'a Listed) -> Self {
+        Self { domain: &listed.domain, name: &listed.name, budget: &listed.budget, limit: limit(listed) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::catalogue::examples::{pending, settled},
+        *,
+    };
+
+    fn per_key() -> Listed {
+        Listed {
+            domain: "shop".to_owned(),
+            name: "per-key".to_owned(),
+            budget: "token_bucket 60/s burst 120".to_owned(),
+            limit_json: r#"{"by":["api_key"],"overrides":[{"api_key":"k1","rate":"20/s"}]}"#.to_owned(),
+        }
+    }
+
+    fn search() -> Listed {
+        Listed {
+            domain: "shop".to_owned(),
+            name: "search".to_owned(),
+            budget: "sliding_window 10 in 1s".to_owned(),
+            limit_json: "{}".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_list_has_a_line_for_each_limit_and_the_catalogue() {
+        let broken = Listed { name: "broken".to_owned(), limit_json: "{".to_owned(), ..search() };
+        let budgets =
+            ListBudgetsResponse { budgets: vec![per_key(), search(), broken], catalogue: Some(pending()) };
+        assert_eq!(
+            list(&budgets, Paint::OFF),
+            "\
+limit         budget                       overrides
+shop/per-key  token_bucket 60/s burst 120          1
+shop/search   sliding_window 10 in 1s              0
+shop/broken   sliding_window 10 in 1s              ?
+
+authority  eu/eu-1, this node
+version    1.8 requested, 1.7 effective everywhere
+waits for  us: not heard for 12 s; it goes on when us is heard, or is evicted
+"
+        );
+        let none = ListBudgetsResponse { budgets: Vec::new(), catalogue: Some(settled()) };
+        assert_eq!(
+            list(&none, Paint::OFF),
+            "The node has no limits.\n\nauthority  eu/eu-1, this node\nversion    1.7, effective everywhere\n"
+        );
+    }
+
+    #[test]
+    fn one_limit_is_shown_as_json() {
+        assert_eq!(
+            show(&per_key(), Some(&settled()), Paint::OFF),
+            r#"shop/per-key  token_bucket 60/s burst 120
+{
+  "by": [
+    "api_key"
+  ],
+  "overrides": [
+    {
+      "api_key": "k1",
+      "rate": "20/s"
+    }
+  ]
+}
+
+authority  eu/eu-1, this node
+version    1.7, effective everywhere
+"#
+        );
+    }
+
+    #[test]
+    fn programs_get_the_limit_as_it_is_in_a_config() {
+        let budgets = ListBudgetsResponse { budgets: vec![search()], catalogue: None };
+        let limit = r#""domain":"shop","name":"search","budget":"sliding_window 10 in 1s","limit":{}"#;
+        assert_eq!(
+            json_line(&ListJson::new(&budgets)),
+            format!("{{\"budgets\":[{{{limit}}}],\"catalogue\":null}}\n")
+        );
+        assert_eq!(json_line(&ShowJson::new(&search(), None)), format!("{{{limit},\"catalogue\":null}}\n"));
+    }
+
+    #[test]
+    fn a_limit_that_is_not_there_names_those_that_are() {
+        let budgets = [per_key(), search()];
+        let found =
+            |text: &str| find(&budgets, &read_limit_path(text).expect(text)).map(|listed| &listed.name);
+        assert_eq!(found("shop/search"), Ok(&"search".to_owned()));
+        let fault = |text: &str| found(text).expect_err(text).to_string();
+        assert_eq!(fault("shop/sarch"), "there is no limit shop/sarch. There are shop/per-key, shop/search");
+        assert_eq!(
+            fault("shop/search[a=b]"),
+            "a whole limit is shown, with its overrides: write shop/search"
+        );
+        let none =
+            find(&[], &read_limit_path("shop/search").expect("sound")).expect_err("no limits").to_string();
+        assert_eq!(none, "there is no limit shop/search: the node has no limits");
+    }
+}

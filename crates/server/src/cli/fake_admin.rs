@@ -1,0 +1,201 @@
+//! An admin service that remembers what it was told, for the tests of the operators' commands.
+
+use std::{
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex},
+};
+
+use acequia_api::acequia::v1::{
+    AuditEntry, Budget, Catalogue, CatalogueChange, ChangeRegionRequest, ListAuditRequest, ListAuditResponse,
+    ListBudgetsRequest, ListBudgetsResponse, NodeStatus, SetBudgetRequest, StatusRequest, TakeOverRequest,
+    WatchRequest,
+    admin_server::{Admin, AdminServer},
+};
+use tokio::net::TcpListener;
+use tokio_stream::{Stream, wrappers::TcpListenerStream};
+use tonic::{
+    Request, Response, Status,
+    transport::{Identity, Server, ServerTlsConfig},
+};
+
+use super::catalogue::examples::{mark, pending, settled};
+
+/// What was asked of the node, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Asked {
+    Status,
+    Budgets,
+    Audit(u32),
+    Budget(SetBudgetRequest),
+    Region(ChangeRegionRequest),
+    TakeOver(TakeOverRequest),
+}
+
+/// The authority's node eu-1, at version 1.7.
+#[derive(Debug, Default)]
+pub(super) struct FakeAdmin {
+    /// What every call must bring along; nothing where it need not.
+    pub(super) token: Option<&'static str>,
+    /// What orders are warned of.
+    pub(super) warnings: Vec<String>,
+    /// What every order ends in, dry or not.
+    pub(super) refusal: Option<Status>,
+    /// What only an order that is no dry run ends in.
+    pub(super) failure: Option<Status>,
+    /// After so many looks at its status an order is effective everywhere.
+    pub(super) looks_until_effective: usize,
+    /// What so many of the first looks end in.
+    pub(super) silent_looks: usize,
+    pub(super) asked: Mutex<Vec<Asked>>,
+}
+
+impl FakeAdmin {
+    /// Serves it on a free port of this machine.
+    pub(super) async fn serve(self, identity: Option<Identity>) -> (SocketAddr, Arc<Self>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let node = Arc::new(self);
+        let mut server = Server::builder();
+        if let Some(identity) = identity {
+            server = server.tls_config(ServerTlsConfig::new().identity(identity)).expect("a certificate");
+        }
+        let router = server.add_service(AdminServer::from_arc(node.clone()));
+        tokio::spawn(router.serve_with_incoming(TcpListenerStream::new(listener)));
+        (address, node)
+    }
+
+    pub(super) fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().expect("no panic").clone()
+    }
+
+    /// How many orders were no dry runs.
+    fn orders(&self) -> u64 {
+        let asked = self.asked();
+        let orders = asked.iter().filter(|asked| match asked {
+            Asked::Budget(request) => !request.dry_run,
+            Asked::Region(request) => !request.dry_run,
+            Asked::TakeOver(request) => !request.dry_run,
+            Asked::Status | Asked::Budgets | Asked::Audit(_) => false,
+        });
+        orders.count() as u64
+    }
+
+    fn looks(&self) -> usize {
+        self.asked().iter().filter(|asked| **asked == Asked::Status).count()
+    }
+
+    fn take<T>(&self, request: Request<T>, asked: impl FnOnce(T) -> Asked) -> Result<(), Status> {
+        let brought = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        if let Some(token) = self.token
+            && brought != Some(&format!("Bearer {token}"))
+        {
+            return Err(Status::unauthenticated("the token is not the node's"));
+        }
+        self.asked.lock().expect("no panic").push(asked(request.into_inner()));
+        Ok(())
+    }
+
+    fn change(&self, dry_run: bool) -> Result<Response<CatalogueChange>, Status> {
+        let failure = if dry_run { &None } else { &self.failure };
+        if let Some(refusal) = self.refusal.as_ref().or(failure.as_ref()) {
+            return Err(refusal.clone());
+        }
+        Ok(Response::new(CatalogueChange {
+            before: Some(mark(7)),
+            after: Some(mark(if dry_run { 7 } else { 8 })),
+            changes: vec!["as ordered".to_owned()],
+            warnings: self.warnings.clone(),
+        }))
+    }
+
+    fn catalogue(&self) -> Catalogue {
+        match self.orders() {
+            0 => settled(),
+            _ if self.looks() >= self.looks_until_effective => {
+                Catalogue { requested: Some(mark(8)), effective: Some(mark(8)), ..settled() }
+            }
+            _ => pending(),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for FakeAdmin {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<NodeStatus, Status>> + Send>>;
+
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<NodeStatus>, Status> {
+        self.take(request, |_| Asked::Status)?;
+        if self.looks() <= self.silent_looks {
+            return Err(Status::unavailable("the node is starting"));
+        }
+        Ok(Response::new(NodeStatus {
+            region: "eu".to_owned(),
+            node: "eu-1".to_owned(),
+            ready: true,
+            catalogue: Some(self.catalogue()),
+            ..NodeStatus::default()
+        }))
+    }
+
+    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::unimplemented("nothing is watched here"))
+    }
+
+    async fn list_budgets(
+        &self,
+        request: Request<ListBudgetsRequest>,
+    ) -> Result<Response<ListBudgetsResponse>, Status> {
+        self.take(request, |_| Asked::Budgets)?;
+        let per_key = Budget {
+            domain: "shop".to_owned(),
+            name: "per-key".to_owned(),
+            limit_json: r#"{"by":["api_key"]}"#.to_owned(),
+            budget: "token_bucket 60/s burst 120".to_owned(),
+        };
+        Ok(Response::new(ListBudgetsResponse { budgets: vec![per_key], catalogue: Some(self.catalogue()) }))
+    }
+
+    async fn set_budget(
+        &self,
+        request: Request<SetBudgetRequest>,
+    ) -> Result<Response<CatalogueChange>, Status> {
+        let dry_run = request.get_ref().dry_run;
+        self.take(request, Asked::Budget)?;
+        self.change(dry_run)
+    }
+
+    async fn change_region(
+        &self,
+        request: Request<ChangeRegionRequest>,
+    ) -> Result<Response<CatalogueChange>, Status> {
+        let dry_run = request.get_ref().dry_run;
+        self.take(request, Asked::Region)?;
+        self.change(dry_run)
+    }
+
+    async fn take_over(
+        &self,
+        request: Request<TakeOverRequest>,
+    ) -> Result<Response<CatalogueChange>, Status> {
+        let dry_run = request.get_ref().dry_run;
+        self.take(request, Asked::TakeOver)?;
+        self.change(dry_run)
+    }
+
+    async fn list_audit(
+        &self,
+        request: Request<ListAuditRequest>,
+    ) -> Result<Response<ListAuditResponse>, Status> {
+        self.take(request, |request| Asked::Audit(request.newest))?;
+        let entry = AuditEntry {
+            wall_ns: 1_795_305_353_000_000_000,
+            author: "ana@127.0.0.1".to_owned(),
+            what: "budget set shop/per-key rate=100/s".to_owned(),
+            before: Some(mark(6)),
+            after: Some(mark(7)),
+            ..AuditEntry::default()
+        };
+        Ok(Response::new(ListAuditResponse { entries: vec![entry] }))
+    }
+}

@@ -1,0 +1,309 @@
+//! Asking a node's admin service: its address, the connection, and what went wrong.
+
+use std::{
+    error::Error as _, fmt, net::IpAddr, path::Path, path::PathBuf, process::ExitCode, time::Duration,
+};
+
+use acequia_api::acequia::v1::{
+    AuditEntry, ListAuditRequest, ListBudgetsRequest, ListBudgetsResponse, NodeStatus, StatusRequest,
+    admin_client::AdminClient,
+};
+use clap::Args;
+use tonic::{
+    Code, Request, Response, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Uri},
+};
+
+use super::{complain, console::Console, people::plain, read_duration};
+
+/// The name in every node's certificate, whatever its address.
+const SERVER_NAME: &str = "acequia.internal";
+/// Ten thousand entries of an audit log, each with a thousand changes, and more than any status.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// A token is one line, and a file of certificates some lines for each: more is some other file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Which node operators ask, and how they prove who they are.
+#[derive(Args, Clone, Debug)]
+pub(super) struct AdminAddress {
+    /// The node's admin address (listen.admin); with https:// or --ca over TLS.
+    #[arg(
+        long,
+        global = true,
+        env = "ACEQUIA_ADMIN_ADDR",
+        default_value = "127.0.0.1:8082",
+        value_name = "HOST:PORT"
+    )]
+    pub(super) address: String,
+
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+/// How operators prove to a node who they are, and how long they wait for it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Credentials {
+    /// The file that holds the token which the node asks for.
+    #[arg(long, global = true, env = "ACEQUIA_ADMIN_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// The certificate of the authority that signed the node's, such as ca.pem.
+    #[arg(long, global = true, env = "ACEQUIA_ADMIN_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// How long to wait for each answer, such as 250ms or 5s.
+    #[arg(long, global = true, default_value = "5s", value_name = "TIME", value_parser = read_duration)]
+    deadline: Duration,
+}
+
+impl AdminAddress {
+    /// A client of the node. Nothing is sent before the first call.
+    pub(super) fn connect(&self) -> Result<Admin, Fault> {
+        self.credentials.connect(&self.address)
+    }
+}
+
+impl Credentials {
+    /// None, for a node on loopback.
+    pub(crate) const fn none(deadline: Duration) -> Self {
+        Self { token_file: None, ca: None, deadline }
+    }
+
+    /// A client of the node at that address. Nothing is sent before the first call.
+    pub(crate) fn connect(&self, address: &str) -> Result<Admin, Fault> {
+        let uri = self.uri(address)?;
+        let token = self.token_file.as_deref().map(read_token).transpose()?;
+        let is_tls = uri.scheme_str() == Some("https");
+        if token.is_some() && !is_tls && !uri.host().is_some_and(is_loopback) {
+            return Err(Fault::new(format!(
+                "the token would go to {address} in the clear: give --ca FILE, for TLS"
+            )));
+        }
+        let mut endpoint = Endpoint::from(uri).connect_timeout(self.deadline);
+        if is_tls {
+            endpoint = endpoint.tls_config(self.tls()?).map_err(|cause| {
+                Fault::new(format!("--ca does not hold certificates that can be used: {}", causes(&cause)))
+            })?;
+        }
+        let client = AdminClient::with_interceptor(endpoint.connect_lazy(), Bearer(token))
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        Ok(Admin { client, address: address.to_owned(), deadline: self.deadline })
+    }
+
+    fn uri(&self, address: &str) -> Result<Uri, Fault> {
+        let refused = |why: &str| {
+            let text = format!(
+                "{address:?} is no admin address ({why}): write it as 127.0.0.1:8082, node:8082 or https://node:8082"
+            );
+            Fault::new(text)
+        };
+        let scheme = if self.ca.is_some() { "https" } else { "http" };
+        let has_scheme = address.contains("://");
+        let url = if has_scheme { address.to_owned() } else { format!("{scheme}://{address}") };
+        let uri = Uri::try_from(url).map_err(|fault| refused(&fault.to_string()))?;
+        match uri.scheme_str() {
+            Some("https") => {}
+            Some("http") if self.ca.is_some() => return Err(refused("--ca is for TLS, and http:// is not")),
+            Some("http") => {}
+            _ => return Err(refused("its scheme is neither http nor https")),
+        }
+        if uri.host().is_none_or(str::is_empty) {
+            return Err(refused("it has no host"));
+        }
+        if uri.port_u16().is_none() {
+            return Err(refused("it has no port"));
+        }
+        Ok(uri)
+    }
+
+    fn tls(&self) -> Result<ClientTlsConfig, Fault> {
+        let Some(path) = &self.ca else {
+            return Err(Fault::new(
+                "https:// needs --ca FILE: the certificate of the authority that signed the node's, such as ca.pem",
+            ));
+        };
+        let pem = read_file(path)?;
+        if !pem.contains("-----BEGIN CERTIFICATE-----") {
+            return Err(Fault::new(format!("{} holds no certificate in PEM", path.display())));
+        }
+        Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)).domain_name(SERVER_NAME))
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+fn read_file(path: &Path) -> Result<String, Fault> {
+    use std::io::Read as _;
+    let fault = |cause: std::io::Error| Fault::new(format!("cannot read {}: {cause}", path.display()));
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text))
+        .map_err(fault)?;
+    Ok(text)
+}
+
+fn read_token(path: &Path) -> Result<MetadataValue<Ascii>, Fault> {
+    let text = read_file(path)?;
+    let token = text.trim();
+    let is_token = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
+    let value = is_token.then(|| MetadataValue::try_from(format!("Bearer {token}")).ok()).flatten();
+    let Some(mut value) = value else {
+        return Err(Fault::new(format!(
+            "{} holds no token: it is one line of letters, digits and signs",
+            path.display()
+        )));
+    };
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// Puts the token into every call.
+#[derive(Clone, Debug)]
+pub(crate) struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// A node's admin service.
+#[derive(Debug)]
+pub(crate) struct Admin {
+    pub(crate) client: AdminClient<InterceptedService<Channel, Bearer>>,
+    address: String,
+    deadline: Duration,
+}
+
+impl Admin {
+    /// How the node stands.
+    pub(super) async fn status(&mut self) -> Result<NodeStatus, Fault> {
+        let call = self.client.status(StatusRequest {});
+        wait(&self.address, self.deadline, call).await
+    }
+
+    /// The budgets of the catalogue.
+    pub(super) async fn list_budgets(&mut self) -> Result<ListBudgetsResponse, Fault> {
+        let call = self.client.list_budgets(ListBudgetsRequest {});
+        wait(&self.address, self.deadline, call).await
+    }
+
+    /// The newest changes of the catalogue, oldest first.
+    pub(super) async fn list_audit(&mut self, newest: u32) -> Result<Vec<AuditEntry>, Fault> {
+        let call = self.client.list_audit(ListAuditRequest { newest });
+        Ok(wait(&self.address, self.deadline, call).await?.entries)
+    }
+
+    /// Whom this asks, and for how long at most.
+    pub(crate) fn peer(&self) -> (String, Duration) {
+        (self.address.clone(), self.deadline)
+    }
+}
+
+/// Waits for a call, but not for longer than the deadline.
+pub(super) async fn wait<T>(
+    address: &str,
+    deadline: Duration,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Fault> {
+    match tokio::time::timeout(deadline, call).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(Fault::from_status(&status, address, deadline)),
+        Err(_) => Err(Fault::late(address, deadline)),
+    }
+}
+
+/// Why a command did not do what it was told, in words that say what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    text: String,
+    /// Nobody said no: the node may have carried out what it was told, and may answer the next time.
+    pub(super) is_silence: bool,
+}
+
+impl Fault {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_silence: false }
+    }
+
+    fn silence(text: String) -> Self {
+        Self { text, is_silence: true }
+    }
+
+    /// The same, and one sentence more.
+    pub(super) fn and(self, more: &str) -> Self {
+        Self { text: format!("{}\n{more}", self.text), ..self }
+    }
+
+    fn late(address: &str, deadline: Duration) -> Self {
+        Self::silence(format!(
+            "no answer from {address} in {deadline:?}. Allow it more time with --deadline, or see whether the node is \
+             overloaded or out of reach."
+        ))
+    }
+
+    fn from_status(status: &Status, address: &str, deadline: Duration) -> Self {
+        // What goes wrong on this side has a cause; what the node says has none.
+        if let Some(cause) = status.source() {
+            return Self::silence(format!(
+                "no answer from {address}: {}. Is `acequia serve` running there, and is this its admin address \
+                 (listen.admin)?\nAnother node is asked with --address HOST:PORT, or with ACEQUIA_ADMIN_ADDR.",
+                causes(cause)
+            ));
+        }
+        let says = plain(status.message());
+        match status.code() {
+            Code::DeadlineExceeded => Self::late(address, deadline),
+            Code::Unauthenticated | Code::PermissionDenied => Self::new(format!(
+                "{says}\nThe node's token is given with --token-file FILE, or with ACEQUIA_ADMIN_TOKEN_FILE."
+            )),
+            Code::Unimplemented => Self::new(format!(
+                "{address} does not know this call ({says}): is it the node's admin address (listen.admin), and as new \
+                 as this command?"
+            )),
+            // The node explains itself.
+            Code::FailedPrecondition | Code::InvalidArgument | Code::NotFound if !says.is_empty() => {
+                Self::new(says)
+            }
+            Code::Unavailable if !says.is_empty() => Self::silence(says),
+            code => Self::silence(format!("{address} says {code:?}: {says}")),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// An error and what caused it, each once.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    plain(&text)
+}
+
+/// Runs an operator's command at this process's terminal, and gives the exit code.
+pub(super) async fn operate(command: impl AsyncFnOnce(&mut Console<'_>) -> Result<u8, Fault>) -> ExitCode {
+    match Console::of_process(command).await {
+        Ok(code) => ExitCode::from(code),
+        Err(fault) => complain(&fault.to_string()),
+    }
+}

@@ -1,0 +1,334 @@
+//! How a node stands, for people: itself, the other regions, its limits, what ends when, and what a cut costs.
+
+use std::collections::BTreeMap;
+
+use acequia_api::acequia::v1::{Member, NodeStatus, Peer};
+
+use super::{cuts::cuts, limits::limits};
+use crate::cli::{
+    catalogue::{Line, line, lines, standing, version},
+    people::{Align, Cell, Colour, Paint, duration, measured, plain, table},
+};
+
+/// Everything that a person at three in the morning may want to know.
+pub(super) fn for_people(status: &NodeStatus, paint: Paint) -> String {
+    let blocks = [
+        lines(&node(status), paint),
+        regions(status, paint),
+        limits(status, paint),
+        sentences(&strangers(status)),
+        sentences(&cuts(status)),
+    ];
+    blocks.into_iter().filter(|block| !block.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+/// Each on its own line.
+fn sentences(sentences: &[String]) -> String {
+    sentences.iter().map(|sentence| plain(sentence) + "\n").collect()
+}
+
+/// What the node says of itself.
+fn node(status: &NodeStatus) -> Vec<Line> {
+    let NodeStatus { region, node, incarnation, uptime_ns, .. } = status;
+    let up = duration(uptime_ns / 1_000_000);
+    let mut all = vec![line("node", format!("{region}/{node}, incarnation {incarnation}, up for {up}"))];
+    all.push(match (status.ready, status.not_ready.as_str()) {
+        (true, _) => line("ready", "yes"),
+        (false, "") => line("ready", "no"),
+        (false, why) => [line("ready", "")[0].clone(), Cell::new(format!("no: {why}")).coloured(Colour::Red)],
+    });
+    let catalogue = status.catalogue.as_ref();
+    all.extend(standing(catalogue));
+    if status.clock_is_suspect {
+        let allowed = catalogue.map_or(0, |catalogue| catalogue.clock_error_ns / 1_000_000);
+        let says = format!(
+            "further off than the {} that the catalogue allows, as far as the peers can tell",
+            duration(allowed)
+        );
+        all.push([line("clock", "")[0].clone(), Cell::new(says).coloured(Colour::Red)]);
+    }
+    all
+}
+
+const COLUMNS: [(&str, Align); 11] = [
+    ("region", Align::Left),
+    ("node", Align::Left),
+    ("weight", Align::Right),
+    ("link", Align::Left),
+    ("heard", Align::Left),
+    ("round trip", Align::Right),
+    ("has", Align::Left),
+    ("lent", Align::Right),
+    ("borrowed", Align::Right),
+    ("refused", Align::Right),
+    ("last error", Align::Left),
+];
+
+/// The members and whoever else is heard, by region and node; lent and borrowed are loans.
+fn regions(status: &NodeStatus, paint: Paint) -> String {
+    let mut known: BTreeMap<_, (Option<&Member>, Option<&Peer>)> = BTreeMap::new();
+    for member in &status.members {
+        known.entry((member.region.as_str(), member.node.as_str())).or_default().0 = Some(member);
+    }
+    for peer in &status.peers {
+        known.entry((peer.region.as_str(), peer.node.as_str())).or_default().1 = Some(peer);
+    }
+    let this = (status.region.as_str(), status.node.as_str());
+    if known.keys().all(|name| *name == this) {
+        return String::new();
+    }
+    let title = COLUMNS.map(|(title, _)| Cell::new(title).coloured(Colour::Bold));
+    let rows = known.into_iter().map(|((region, node), (member, peer))| {
+        let weight = member.map_or("-".to_owned(), |member| member.weight.to_string());
+        let first = [Cell::new(region), Cell::new(node), Cell::new(weight)];
+        let is_this = (region, node) == this;
+        let has = status.catalogue.as_ref().and_then(|catalogue| catalogue.requested);
+        let rest = match peer {
+            Some(peer) => peer_cells(peer),
+            None if is_this => absent("this node", &version(has)),
+            None => absent("not in this node's file", "-"),
+        };
+        let mut cells = first.into_iter().chain(rest);
+        std::array::from_fn(|_| cells.next().unwrap_or_else(|| Cell::new("")))
+    });
+    let rows: Vec<[Cell; 11]> = std::iter::once(title).chain(rows).collect();
+    table(&rows, COLUMNS.map(|(_, align)| align), 0, paint)
+}
+
+fn absent(link: &str, has: &str) -> [Cell; 8] {
+    [link, "-", "-", has, "-", "-", "-", ""].map(Cell::new)
+}
+
+fn peer_cells(peer: &Peer) -> [Cell; 8] {
+    let heard = peer.heard_ms_ago.map_or("never".to_owned(), |ms| format!("{} ago", duration(ms)));
+    [
+        link(peer),
+        Cell::new(heard),
+        Cell::new(peer.round_trip_us.map_or("-".to_owned(), measured)),
+        Cell::new(version(peer.has)),
+        Cell::new(peer.lent.to_string()),
+        Cell::new(peer.borrowed.to_string()),
+        Cell::new(peer.refused.to_string()),
+        Cell::new(&peer.last_error),
+    ]
+}
+
+fn link(peer: &Peer) -> Cell {
+    match (peer.reached, peer.connected) {
+        (true, true) => Cell::new("reached").coloured(Colour::Green),
+        (true, false) => Cell::new("just lost").coloured(Colour::Yellow),
+        (false, true) => Cell::new("silent").coloured(Colour::Red),
+        (false, false) => Cell::new("down").coloured(Colour::Red),
+    }
+}
+
+/// Peers that are there and have no share, and what gives them one.
+fn strangers(status: &NodeStatus) -> Vec<String> {
+    let strangers = status.peers.iter().filter(|peer| !peer.is_member);
+    strangers
+        .map(|Peer { region, node, .. }| {
+            if status.members.iter().any(|member| member.region == *region) {
+                format!(
+                    "{region}/{node} has no share: the catalogue names {region}, but not this node as it is now. If it lost \
+                     its disk: acequia regions recover {region}"
+                )
+            } else {
+                format!("{region}/{node} has no share: the catalogue does not name it. acequia regions add {region}")
+            }
+        })
+        .collect()
+}
+
+/// How a node stands, for the tests of this folder.
+#[cfg(test)]
+pub(super) mod examples {
+    use acequia_api::acequia::v1::{Holding, LimitStatus, limit_status::Kind};
+
+    use super::*;
+    use crate::cli::catalogue::examples::{mark, pending};
+
+    pub(in crate::cli::regions) fn member(region: &str, weight: u32) -> Member {
+        Member { region: region.to_owned(), node: format!("{region}-1"), weight, incarnation: 1 }
+    }
+
+    /// us is a member, and is not reached for 12 s.
+    pub(in crate::cli::regions) fn us() -> Peer {
+        Peer {
+            region: "us".to_owned(),
+            node: "us-1".to_owned(),
+            address: "10.0.2.1:7201".to_owned(),
+            heard_ms_ago: Some(12_000),
+            has: Some(mark(7)),
+            is_member: true,
+            refused: 3,
+            last_error: "timed out".to_owned(),
+            lent: 3,
+            borrowed: 2,
+            ..Peer::default()
+        }
+    }
+
+    /// ap is reached, and no member.
+    pub(in crate::cli::regions) fn ap() -> Peer {
+        Peer {
+            region: "ap".to_owned(),
+            node: "ap-1".to_owned(),
+            address: "10.0.3.1:7201".to_owned(),
+            connected: true,
+            reached: true,
+            heard_ms_ago: Some(120),
+            round_trip_us: Some(34_280),
+            has: Some(mark(8)),
+            ..Peer::default()
+        }
+    }
+
+    pub(in crate::cli::regions) fn plans() -> LimitStatus {
+        LimitStatus {
+            domain: "shop".to_owned(),
+            name: "plans".to_owned(),
+            budget: "token_bucket 900/s burst 300".to_owned(),
+            kind: Kind::Rate.into(),
+            rate_milli: 900_000,
+            units: 300,
+            admitted_units: 5_467,
+            allowed: 5_467,
+            denied: 12,
+            admitted_everywhere: 9_000,
+            standing: Some(Holding { rate_milli: 300_000, units: 100 }),
+            lent: Some(Holding::default()),
+            borrowed: Some(Holding { rate_milli: 146_500, units: 44 }),
+            effective: Some(Holding { rate_milli: 446_500, units: 144 }),
+            left: 17,
+            demand_milli: 600_000,
+            cells: 1,
+            loans_end_ms: Some(2_050),
+            ..LimitStatus::default()
+        }
+    }
+
+    pub(in crate::cli::regions) fn exports() -> LimitStatus {
+        LimitStatus {
+            domain: "shop".to_owned(),
+            name: "exports".to_owned(),
+            budget: "fixed_window 100 in 1h".to_owned(),
+            kind: Kind::Window.into(),
+            units: 100,
+            standing: Some(Holding { rate_milli: 0, units: 33 }),
+            effective: Some(Holding { rate_milli: 0, units: 33 }),
+            left: 33,
+            cells: 1,
+            window_end_ns: 1_795_306_593_000_000_000,
+            ..LimitStatus::default()
+        }
+    }
+
+    /// The authority's node while us is cut off.
+    pub(in crate::cli::regions) fn cut() -> NodeStatus {
+        NodeStatus {
+            region: "eu".to_owned(),
+            node: "eu-1".to_owned(),
+            incarnation: 1,
+            ready: true,
+            catalogue: Some(pending()),
+            members: vec![member("eu", 1), member("us", 2)],
+            peers: vec![ap(), us()],
+            limits: vec![plans(), exports()],
+            wall_ns: 1_795_305_353_000_000_000,
+            uptime_ns: 11_100_000_000_000,
+            warm_cells: 1,
+            ..NodeStatus::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{examples::*, *};
+
+    #[test]
+    fn everything_is_said_in_order() {
+        let text = for_people(&cut(), Paint::OFF);
+        let blocks: Vec<_> = text.split("\n\n").collect();
+        assert_eq!(
+            blocks[0],
+            "\
+node       eu/eu-1, incarnation 1, up for 3 h 5 min
+ready      yes
+authority  eu/eu-1, this node
+version    1.8 requested, 1.7 effective everywhere
+waits for  us: not heard for 12 s; it goes on when us is heard, or is evicted"
+        );
+        assert_eq!(
+            blocks[1],
+            "\
+region  node  weight  link       heard       round trip  has  lent  borrowed  refused  last error
+ap      ap-1       -  reached    120 ms ago     34.2 ms  1.8     0         0        0
+eu      eu-1       1  this node  -                    -  1.8     -         -        -
+us      us-1       2  down       12 s ago             -  1.7     3         2        3  timed out"
+        );
+        assert!(blocks[2].starts_with("limit "), "{}", blocks[2]);
+        assert_eq!(
+            blocks[blocks.len() - 2],
+            "ap/ap-1 has no share: the catalogue does not name it. acequia regions add ap"
+        );
+        assert!(blocks[blocks.len() - 1].starts_with("us is not reached"), "{text}");
+    }
+
+    #[test]
+    fn a_node_alone_says_only_what_there_is() {
+        let alone = NodeStatus {
+            region: "eu".to_owned(),
+            node: "eu-1".to_owned(),
+            uptime_ns: 1_000_000,
+            not_ready: "it is draining".to_owned(),
+            ..NodeStatus::default()
+        };
+        assert_eq!(
+            for_people(&alone, Paint::OFF),
+            "\
+node       eu/eu-1, incarnation 0, up for 1 ms
+ready      no: it is draining
+catalogue  none: the node stands alone, or has not heard from the authority yet
+"
+        );
+    }
+
+    #[test]
+    fn a_clock_that_is_suspect_is_said_to_be() {
+        let status = NodeStatus { clock_is_suspect: true, ..cut() };
+        assert!(for_people(&status, Paint::OFF).contains(
+            "\nclock      further off than the 10 ms that the catalogue allows, as far as the peers can tell\n"
+        ));
+    }
+
+    #[test]
+    fn links_have_a_word_each() {
+        for (reached, connected, word) in [
+            (true, true, "reached"),
+            (true, false, "just lost"),
+            (false, true, "silent"),
+            (false, false, "down"),
+        ] {
+            let peer = Peer { reached, connected, heard_ms_ago: None, ..us() };
+            let status = NodeStatus { peers: vec![peer], ..cut() };
+            assert!(regions(&status, Paint::OFF).contains(&format!(" 2  {word} ")), "{word}");
+        }
+        let status = NodeStatus { peers: Vec::new(), ..cut() };
+        assert!(regions(&status, Paint::OFF).contains(" 2  not in this node's file "));
+    }
+
+    #[test]
+    fn a_lost_disk_is_told_from_a_new_region() {
+        let mut status = cut();
+        status.peers[0].is_member = true;
+        status.peers[1].is_member = false;
+        assert_eq!(
+            strangers(&status),
+            [
+                "us/us-1 has no share: the catalogue names us, but not this node as it is now. If it lost its disk: \
+              acequia regions recover us"
+            ]
+        );
+    }
+}

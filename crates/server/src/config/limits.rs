@@ -1,0 +1,153 @@
+//! The limits of a config, each with its lines; and whether regions can share them.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::{Fault, Limit, limit::LimitSpec, notation::format_duration_ns};
+use acequia_node::sharing::limits_to_bytes;
+use acequia_rights::versions::LIMITS_BYTES_MAX;
+use serde_saphyr::Spanned;
+
+use super::{
+    ClockConfig,
+    faults::{Faults, line},
+};
+
+/// How many times the clock error a shared window lasts at least: around each edge, regions of which one is
+/// late and one early by the error may not count on one window, and that is to be a small part of it.
+const WINDOW_CLOCK_ERRORS_MIN: u64 = 20;
+
+/// A limit, and where it stands in the file.
+pub(super) struct Placed {
+    pub(super) limit: Limit,
+    /// Its first line.
+    begin: u64,
+    /// The first line of the next one.
+    end: u64,
+}
+
+/// Reads the limits. Those with faults are left out.
+pub(super) fn read(specs: Vec<Spanned<LimitSpec>>, faults: &mut Faults<'_>) -> Vec<Placed> {
+    let begins: Vec<u64> = specs.iter().map(line).collect();
+    let mut named: BTreeMap<String, u64> = BTreeMap::new();
+    let mut limits = Vec::new();
+    for (number, spec) in specs.into_iter().enumerate() {
+        let begin = begins[number];
+        let end = begins.get(number + 1).copied().unwrap_or(u64::MAX);
+        let name = spec.value.name.clone();
+        match Limit::new(spec.value) {
+            Ok(limit) => {
+                if let Some(first) = named.insert(limit.path(), begin) {
+                    let what = format!(
+                        "limit {} is already there in line {first}: names are unique in a domain, rename one",
+                        limit.path()
+                    );
+                    faults.add(begin, what);
+                }
+                limits.push(Placed { limit, begin, end });
+            }
+            Err(found) => {
+                for Fault { field, what } in found {
+                    faults.add(faults.line_of(&field, begin, end), format!("limit {name}: {what}"));
+                }
+            }
+        }
+    }
+    limits
+}
+
+/// Notes windows so short that regions could not tell by their clocks which one it is.
+pub(super) fn check_windows(limits: &[Placed], clock: ClockConfig, faults: &mut Faults<'_>) {
+    let window_ns_min = clock.error_ns.saturating_mul(WINDOW_CLOCK_ERRORS_MIN);
+    for Placed { limit, begin, end } in limits {
+        let window_ns = limit.algorithm.period_ns();
+        if limit.algorithm.has_rate() || window_ns >= window_ns_min {
+            continue;
+        }
+        let what = format!(
+            "limit {}: regions cannot share a window of {}, which is shorter than \
+             {WINDOW_CLOCK_ERRORS_MIN} times the clock error of {}: make it {} or longer, use a \
+             token_bucket, or lower clock.error if all clocks are better",
+            limit.spec.name,
+            format_duration_ns(window_ns),
+            format_duration_ns(clock.error_ns),
+            format_duration_ns(window_ns_min),
+        );
+        let field = if limit.spec.quota.is_some() { "per" } else { "window" };
+        faults.add(faults.line_of(field, *begin, *end), what);
+    }
+}
+
+/// Notes limits that together do not fit in the one message in which regions tell each other.
+pub(super) fn check_size(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) {
+    let Some(first) = specs.first() else { return };
+    let written: Vec<LimitSpec> = specs.iter().map(|spec| spec.value.clone()).collect();
+    let what = match limits_to_bytes(&written).map(|bytes| bytes.len()) {
+        Ok(bytes) if bytes <= LIMITS_BYTES_MAX => return,
+        Ok(bytes) => format!(
+            "the limits take {bytes} bytes in the message by which regions share them, more than \
+             {LIMITS_BYTES_MAX}: shorten lists and overrides, or leave limits out"
+        ),
+        Err(why) => format!("the limits cannot be told to other regions: {why}"),
+    };
+    faults.add(faults.line_above("limits", line(first)), what);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::tests::{SHARED, accepted, refused_once, with};
+
+    #[test]
+    fn windows_are_much_longer_than_clocks_are_wrong() {
+        let limits = |clock: &str, algorithm: &str| {
+            let limit = format!("limits:\n  - name: a\n    domain: shop\n    {algorithm}\n");
+            format!("{}{limit}", with("error: 20ms", clock))
+        };
+        let short = [
+            ("error: 20ms", "fixed_window: { limit: 9, window: 399ms }", "399ms"),
+            ("error: 20ms", "sliding_window: { limit: 9, window: 399ms }", "20ms: make it 400ms or longer"),
+            ("error: 20ms", "sliding_window: { limit: 900, window: 399ms }", "399ms"),
+            ("error: 20ms", "sliding_window: { limit: 9, window: 399ms, approximate: true }", "399ms"),
+            ("error: 20ms", "quota: { limit: 9, per: 399ms }", "399ms"),
+            ("error: 1m", "fixed_window: { limit: 9, window: 19m }", "make it 20m or longer"),
+        ];
+        for (clock, algorithm, word) in short {
+            refused_once(&limits(clock, algorithm), 15, word);
+        }
+        let long = [
+            ("error: 20ms", "fixed_window: { limit: 9, window: 400ms }"),
+            ("error: 20ms", "sliding_window: { limit: 900, window: 400ms }"),
+            ("error: 20ms", "token_bucket: { rate: 100/s, burst: 1 }"),
+            ("error: 20ms", "leaky_bucket: { rate: 100/s, queue: 1 }"),
+            ("error: 1m", "quota: { limit: 9, per: day }"),
+        ];
+        for (clock, algorithm) in long {
+            accepted(&limits(clock, algorithm));
+        }
+        accepted(
+            "region: eu\nnode: eu-1\n\
+             limits: [{ name: a, domain: b, fixed_window: { limit: 1, window: 10ms } }]\n",
+        );
+    }
+
+    #[test]
+    fn limits_travel_in_one_message() {
+        let limits = |count: usize| {
+            let long = "v".repeat(1_000);
+            let limit = |n| {
+                format!(
+                    "  - {{ name: n{n:04}, domain: d, when: {{ k: {long} }}, \
+                     token_bucket: {{ rate: 1/s, burst: 1 }} }}\n"
+                )
+            };
+            (0..count).map(limit).collect::<String>()
+        };
+        let spec = &accepted(&format!("region: eu\nnode: a\nlimits:\n{}", limits(1))).live.limits[0].spec;
+        let each =
+            acequia_node::sharing::limits_to_bytes(std::slice::from_ref(spec)).expect("bytes").len() - 1;
+        let fit = acequia_rights::versions::LIMITS_BYTES_MAX / each;
+        assert_eq!(accepted(&format!("{SHARED}limits:\n{}", limits(fit))).live.limits.len(), fit);
+        refused_once(&format!("{SHARED}limits:\n{}", limits(fit + 1)), 12, "more than 1048576");
+        let alone = format!("region: eu\nnode: a\nlimits:\n{}", limits(fit + 1));
+        assert_eq!(accepted(&alone).live.limits.len(), fit + 1, "nobody has to be told");
+    }
+}

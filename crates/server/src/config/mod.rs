@@ -1,0 +1,230 @@
+//! The config file: read raw, checked whole, then passed down as plain values.
+//!
+//! Every fault is named with its line and a way to mend it, all of them at once.
+
+mod clock;
+mod faults;
+mod limits;
+mod listen;
+mod regions;
+mod written;
+
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
+
+use acequia_limits::{Limit, notation::format_duration_ns};
+use acequia_rights::{Region, node_named};
+use serde::Deserialize;
+
+use self::{faults::Faults, written::Written};
+
+pub use self::{
+    clock::ClockConfig,
+    regions::{RegionConfig, Regions},
+};
+
+/// The largest config, 16 MiB: a hundred thousand limits fit.
+pub const FILE_BYTES_MAX: usize = 16 << 20;
+
+/// How a node is to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// This node's region.
+    pub region: String,
+    /// This node's name, unique in all regions.
+    pub node: String,
+    /// Where to listen.
+    pub listen: Listen,
+    /// The folder of the journal. Without one nothing survives a restart.
+    pub data: Option<PathBuf>,
+    /// The regions that share the limits; none for a node that stands alone.
+    pub regions: Option<Regions>,
+    /// The folder of certificates: `ca.pem`, `NODE.pem`, `NODE.key`. There wherever `regions` are, and
+    /// wherever `listen.admin` is beyond loopback.
+    pub tls: Option<PathBuf>,
+    /// The file whose content, trimmed, a caller of the admin service must bring as a bearer token; none is
+    /// asked for where absent.
+    pub admin_token: Option<PathBuf>,
+    /// Memory for cells, in bytes. Past it, new cells of a limit share one: larger serves more
+    /// keys at once, smaller bounds what a flood of keys can take.
+    pub memory_bytes: usize,
+    /// Threads that answer; one for each core where absent.
+    pub workers: Option<usize>,
+    /// Connections at one time on each port; more wait to be accepted. Bounds what idle clients
+    /// can hold.
+    pub connections_max: usize,
+    /// How long a stopping node lets requests in flight end.
+    pub drain: Duration,
+    /// What can change without a restart.
+    pub live: Live,
+}
+
+/// Where to listen. Port 0 takes a free one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// Envoy's RLS, acequia.v1, health and reflection.
+    pub grpc: SocketAddr,
+    /// Check, metrics and health over HTTP.
+    pub http: SocketAddr,
+    /// Budgets and regions; not listened to where absent. On loopback, or else with certificates and a token.
+    pub admin: Option<SocketAddr>,
+    /// QUIC between regions; there exactly where `regions` are.
+    pub mesh: Option<SocketAddr>,
+}
+
+/// The part of the config that a reload replaces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Live {
+    /// The limits, in the order of the file.
+    pub limits: Vec<Limit>,
+    /// What is told about limits in headers.
+    pub headers: Headers,
+    /// The entry whose value appears in traces, as a keyed hash; none where absent.
+    pub trace_key: Option<String>,
+}
+
+/// Which headers go out where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Headers {
+    /// In HTTP answers.
+    pub http: Vec<Dialect>,
+    /// In answers to Envoy, which makes `x-ratelimit-*` itself when told to.
+    pub envoy: Vec<Dialect>,
+}
+
+/// A way to write limits in headers; see `headers.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dialect {
+    /// `RateLimit-Policy` and `RateLimit`: draft-ietf-httpapi-ratelimit-headers-11.
+    #[serde(rename = "draft-11")]
+    Draft11,
+    /// `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`: the drafts before.
+    Triple,
+    /// `X-RateLimit-*` with seconds to go in `Reset`.
+    XRatelimit,
+    /// `X-RateLimit-*` with the time of day in `Reset`, as seconds since the epoch.
+    XRatelimitEpoch,
+}
+
+/// Everything that is wrong with a config.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The file as it was named.
+    pub file: String,
+    /// At least one, in the order of the lines.
+    pub faults: Vec<ConfigFault>,
+}
+
+/// One thing that is wrong, and a way to mend it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConfigFault {
+    /// Line in the file, from 1; 0 where it concerns the whole.
+    pub line: u64,
+    /// In words.
+    pub what: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, fault) in self.faults.iter().enumerate() {
+            if number > 0 {
+                writeln!(f)?;
+            }
+            match fault.line {
+                0 => write!(f, "{}: {}", self.file, fault.what)?,
+                line => write!(f, "{}:{line}: {}", self.file, fault.what)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    /// Reads a config. `file` names it in faults.
+    ///
+    /// # Errors
+    /// Every fault in it, with its line.
+    pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
+        let fail = |faults| ConfigError { file: file.to_owned(), faults };
+        if text.len() > FILE_BYTES_MAX {
+            let what =
+                format!("the file is larger than {FILE_BYTES_MAX} bytes: split the limits over domains");
+            return Err(fail(vec![ConfigFault { line: 0, what }]));
+        }
+        let written: Written = serde_saphyr::from_str(text).map_err(|e| {
+            let line = e.location().map_or(0, |at| at.line());
+            fail(vec![ConfigFault { line, what: mend(&plain(e.without_snippet().to_string()), text, line) }])
+        })?;
+        let mut faults = Faults::new(text);
+        let config = written.validate(&mut faults);
+        let faults = faults.into_sorted();
+        if faults.is_empty() { Ok(config) } else { Err(fail(faults)) }
+    }
+
+    /// This region's number and this node's, by which regions know each other.
+    pub fn numbers(&self) -> (Region, u16) {
+        (Region::named(&self.region), node_named(&self.node))
+    }
+
+    /// What of a new config needs a restart to take effect.
+    pub fn needs_restart(&self, new: &Self) -> Vec<&'static str> {
+        let (old, other) = (self.regions.as_ref(), new.regions.as_ref());
+        let changed = [
+            ("region", self.region != new.region),
+            ("node", self.node != new.node),
+            ("listen", self.listen != new.listen),
+            ("data", self.data != new.data),
+            ("regions", old.map(|r| &r.members) != other.map(|r| &r.members)),
+            ("authority", old.map(|r| &r.authority) != other.map(|r| &r.authority)),
+            ("clock", old.map(|r| r.clock) != other.map(|r| r.clock)),
+            ("tls", self.tls != new.tls),
+            ("admin_token", self.admin_token != new.admin_token),
+            ("memory", self.memory_bytes != new.memory_bytes),
+            ("workers", self.workers != new.workers),
+            ("connections", self.connections_max != new.connections_max),
+        ];
+        changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+    }
+}
+
+/// One line of what the parser says.
+fn plain(message: String) -> String {
+    let mut line = message.lines().next().unwrap_or("the file is no config").to_owned();
+    // The line is in front already.
+    if let Some(place) = line.find(" at line ") {
+        line.truncate(place);
+    }
+    line
+}
+
+/// Adds what the parser cannot know.
+fn mend(what: &str, text: &str, line: u64) -> String {
+    let source = text.lines().nth(usize::try_from(line.saturating_sub(1)).unwrap_or(0)).unwrap_or("");
+    if let Some(word) = ["classes", "warn_at", "throttle"].into_iter().find(|word| source.contains(*word)) {
+        return format!("{what}. This version has no `{word}`: leave it out");
+    }
+    format!("{what}. See the README for the fields of a config")
+}
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { region, node, live, .. } = self;
+        write!(f, "node {node} in region {region}, {} limits", live.limits.len())?;
+        if let Some(Regions { members, authority: (_, authority), clock }) = &self.regions {
+            let names: Vec<&str> = members.keys().map(String::as_str).collect();
+            let (error, drift) = (format_duration_ns(clock.error_ns), f64::from(clock.drift_ppm) / 1e6);
+            write!(f, ", shared by {} regions ({})", names.len(), names.join(", "))?;
+            write!(f, ", authority {authority}, clocks within {error} and a drift of {drift:e}")?;
+        }
+        match &self.data {
+            Some(data) => write!(f, ", journal in {}", data.display())?,
+            None => write!(f, ", no journal")?,
+        }
+        write!(f, ", drains for {}", format_duration_ns(self.drain.as_nanos() as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+//! A config as it is written, and what can be wrong with it as a whole.
+
+use std::{fmt, marker::PhantomData, path::PathBuf, time::Duration};
+
+use acequia_limits::{Limit, limit::LimitSpec, notation::parse_duration_ns};
+use serde::{Deserialize, Deserializer, de};
+use serde_saphyr::Spanned;
+
+use super::{
+    Config, Dialect, Headers, Live, Regions,
+    clock::WrittenClock,
+    faults::{Faults, line},
+    limits,
+    listen::WrittenListen,
+    regions::{WrittenRegion, WrittenSharing},
+};
+
+/// Memory for cells where the file sets none: some four million plain cells.
+const MEMORY_DEFAULT: &str = "256MiB";
+/// Connections where the file sets none.
+const CONNECTIONS_DEFAULT: usize = 10_000;
+/// How long to drain where the file does not say.
+const DRAIN_DEFAULT: Duration = Duration::from_secs(10);
+
+/// The file, as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Written {
+    region: Spanned<String>,
+    node: Spanned<String>,
+    #[serde(default)]
+    listen: WrittenListen,
+    data: Option<PathBuf>,
+    tls: Option<PathBuf>,
+    admin_token: Option<Spanned<PathBuf>>,
+    store: Option<Spanned<String>>,
+    regions: Option<Spanned<Named<WrittenRegion>>>,
+    authority: Option<Spanned<String>>,
+    clock: Option<Spanned<WrittenClock>>,
+    memory: Option<Spanned<String>>,
+    workers: Option<Spanned<usize>>,
+    connections: Option<Spanned<usize>>,
+    drain: Option<Spanned<String>>,
+    headers: Option<WrittenHeaders>,
+    trace_key: Option<String>,
+    #[serde(default)]
+    limits: Vec<Spanned<LimitSpec>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenHeaders {
+    http: Option<Vec<Dialect>>,
+    envoy: Option<Vec<Dialect>>,
+}
+
+/// A map whose keys know their lines, in the order of the file. The reader refuses a key that is there twice.
+pub(super) struct Named<T>(pub(super) Vec<(Spanned<String>, T)>);
+
+impl<T> Default for Named<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Named<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> de::Visitor<'de> for Entries<T> {
+            type Value = Named<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("names, each with a colon and what it stands for")
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Named<T>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Named(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Entries(PhantomData))
+    }
+}
+
+/// A value that is not in the file.
+pub(super) fn unplaced(text: &str) -> Spanned<String> {
+    Spanned {
+        value: text.to_owned(),
+        referenced: serde_saphyr::Location::UNKNOWN,
+        defined: serde_saphyr::Location::UNKNOWN,
+    }
+}
+
+impl Written {
+    /// The config. What it gives counts only if no fault was found.
+    pub(super) fn validate(self, faults: &mut Faults<'_>) -> Config {
+        faults.name("region", &self.region);
+        faults.name("node", &self.node);
+        if let Some(store) = self.store.as_ref().filter(|store| store.value != "memory") {
+            faults.at(store, format!("no store {:?}: write `store: memory` or leave it out", store.value));
+        }
+        let guarded = self.tls.is_some() && self.admin_token.is_some();
+        let listen = self.listen.validate(guarded, faults);
+        self.check_together(faults);
+        self.check_numbers(faults);
+        let memory = self.memory.clone().unwrap_or_else(|| unplaced(MEMORY_DEFAULT));
+        let memory_bytes = faults.take(parse_bytes(&memory.value), &memory).unwrap_or_default();
+        let drain = match &self.drain {
+            None => DRAIN_DEFAULT,
+            Some(text) => {
+                Duration::from_nanos(faults.take(parse_duration_ns(&text.value), text).unwrap_or_default())
+            }
+        };
+        let regions = self.regions(faults);
+        let limits = read_limits(self.limits, regions.as_ref(), faults);
+        let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
+        let headers = Headers {
+            http: http.unwrap_or_else(|| vec![Dialect::Draft11]),
+            envoy: envoy.unwrap_or_default(),
+        };
+        Config {
+            region: self.region.value,
+            node: self.node.value,
+            listen,
+            data: self.data,
+            regions,
+            tls: self.tls,
+            admin_token: self.admin_token.map(|token| token.value),
+            memory_bytes,
+            workers: self.workers.map(|workers| workers.value),
+            connections_max: self.connections.map_or(CONNECTIONS_DEFAULT, |c| c.value),
+            drain,
+            live: Live { limits, headers, trace_key: self.trace_key },
+        }
+    }
+
+    /// Notes settings that need others, and settings that mean nothing without others.
+    fn check_together(&self, faults: &mut Faults<'_>) {
+        if let Some(token) = self.admin_token.as_ref().filter(|_| self.listen.admin.is_none()) {
+            let what = "`admin_token` without `listen.admin`: there is nobody to bring it to; leave it \
+                        out, or listen on an address such as 127.0.0.1:8082";
+            faults.at(token, what.to_owned());
+        }
+        let Some(regions) = &self.regions else {
+            let alone = [
+                ("authority", self.authority.as_ref().map(line)),
+                ("clock", self.clock.as_ref().map(|clock| faults.line_above("clock", line(clock)))),
+                ("listen.mesh", self.listen.mesh.as_ref().map(line)),
+            ];
+            for (name, place) in alone {
+                if let Some(line) = place {
+                    let what = format!(
+                        "`{name}` without `regions`: this node shares its limits with nobody; leave it \
+                         out, or add `regions`"
+                    );
+                    faults.add(line, what);
+                }
+            }
+            return;
+        };
+        let regions_line = faults.line_above("regions", line(regions));
+        let node = &self.node.value;
+        let needed = [
+            (
+                self.data.is_none(),
+                format!(
+                    "`data`: what a region gave away must survive a restart; name a folder, such as \
+                     data: ./data/{node}"
+                ),
+            ),
+            (
+                self.tls.is_none(),
+                format!(
+                    "`tls`: regions know each other by certificates; name the folder that has ca.pem, \
+                     {node}.pem and {node}.key, such as tls: ./certs"
+                ),
+            ),
+            (
+                self.listen.mesh.is_none(),
+                "`listen.mesh`: say where this node hears the others, such as mesh: 127.0.0.1:7201"
+                    .to_owned(),
+            ),
+        ];
+        for (_, what) in needed.into_iter().filter(|(missing, _)| *missing) {
+            faults.add(regions_line, format!("`regions` without {what}"));
+        }
+    }
+
+    /// Notes numbers out of their range.
+    fn check_numbers(&self, faults: &mut Faults<'_>) {
+        for (name, number, max) in
+            [("workers", &self.workers, 1_024), ("connections", &self.connections, 1_000_000)]
+        {
+            if let Some(number) = number.as_ref().filter(|number| !(1..=max).contains(&number.value)) {
+                faults.at(number, format!("{name} is 1 to {max}, not {}", number.value));
+            }
+        }
+    }
+
+    /// The regions that share the limits. Faults of a clock are noted in any case.
+    fn regions(&self, faults: &mut Faults<'_>) -> Option<Regions> {
+        let clock = self.clock.as_ref().map(|clock| clock.value.validate(faults)).unwrap_or_default();
+        let sharing = WrittenSharing {
+            regions: self.regions.as_ref()?,
+            authority: self.authority.as_ref(),
+            clock,
+            region: &self.region,
+            node: &self.node,
+        };
+        Some(sharing.validate(faults))
+    }
+}
+
+/// The limits, which must be such that the regions can share them.
+fn read_limits(
+    specs: Vec<Spanned<LimitSpec>>,
+    regions: Option<&Regions>,
+    faults: &mut Faults<'_>,
+) -> Vec<Limit> {
+    if regions.is_some() {
+        limits::check_size(&specs, faults);
+    }
+    let placed = limits::read(specs, faults);
+    if let Some(regions) = regions {
+        limits::check_windows(&placed, regions.clock, faults);
+    }
+    placed.into_iter().map(|placed| placed.limit).collect()
+}
+
+/// Reads `64MiB`, `2GiB` or a number of bytes.
+fn parse_bytes(text: &str) -> Result<usize, String> {
+    let fault = || format!("{text:?} is no amount of memory: write it as 64MiB or 2GiB");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let count: usize = text[..digits].parse().map_err(|_| fault())?;
+    let unit: usize = match text[digits..].trim() {
+        "" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err(fault()),
+    };
+    let bytes = count.checked_mul(unit).ok_or_else(fault)?;
+    if bytes < acequia_node::MEMORY_BYTES_MIN {
+        return Err(format!("{text:?} is less memory than cells need: at least 1MiB"));
+    }
+    Ok(bytes)
+}
