@@ -133,6 +133,7 @@ impl Cluster {
     fn subtitle(&self) -> String {
         let silent = self.nodes.iter().find(|node| !node.fault.is_empty());
         match silent {
+            None if self.nodes.len() == 1 => "one node answers".to_owned(),
             None => format!("{} nodes answer", self.nodes.len()),
             Some(node) => format!("no answer from {}: {}", node.address, node.fault),
         }
@@ -234,3 +235,53 @@ impl Cluster {
 
 /// What mends an address.
 const ANOTHER_NODE: &str = "Is `acequia serve` running there, and is this its admin address (listen.admin)? Another node is asked with --address HOST:PORT.";
+
+#[cfg(test)]
+mod tests {
+    use super::{super::fake_admin::FakeAdmin, *};
+
+    /// Listens until every node has answered or failed.
+    async fn heard(addresses: &[String]) -> Cluster {
+        let credentials = Credentials::none(Duration::from_secs(60));
+        let watchers = addresses
+            .iter()
+            .map(|address| Watcher::start(credentials.connect(address).expect("an address"), REPORTS_EVERY));
+        let mut cluster = Cluster::new(watchers.collect());
+        for place in 0..addresses.len() {
+            cluster.watchers[place].changed().await;
+        }
+        cluster.listen();
+        cluster
+    }
+
+    #[tokio::test]
+    async fn what_a_node_says_becomes_a_picture() {
+        let (address, _) = FakeAdmin::default().serve(None).await;
+        let cluster = heard(&[address.to_string()]).await;
+        let picture = cluster.picture();
+        assert_eq!(picture.subtitle, "one node answers");
+        assert_eq!(picture.budget.name, "shop/per-key");
+        assert_eq!((picture.regions[0].name.as_str(), picture.regions[0].is_authority), ("eu", true));
+        assert!(snapshot::text(&picture).contains("token_bucket 60/s burst 120"));
+    }
+
+    #[tokio::test]
+    async fn a_node_that_refuses_or_is_not_there_is_named_with_the_reason() {
+        let node = FakeAdmin { token: Some("secret"), ..FakeAdmin::default() };
+        let (address, _) = node.serve(None).await;
+        let cluster = heard(&[address.to_string()]).await;
+        let subtitle = cluster.picture().subtitle;
+        assert_eq!(subtitle, format!("no answer from {address}: the token is not the node's"));
+    }
+
+    #[tokio::test]
+    async fn keys_choose_a_limit_and_end_it() {
+        let (address, _) = FakeAdmin::default().serve(None).await;
+        let mut cluster = heard(&[address.to_string()]).await;
+        let picture = cluster.picture();
+        assert!(!cluster.press(KeyEvent::from(KeyCode::Down), &picture));
+        assert_eq!(cluster.chosen, None, "there is no other limit");
+        assert!(!cluster.press(KeyEvent::from(KeyCode::Char(' ')), &picture) && cluster.is_paused);
+        assert!(cluster.press(KeyEvent::from(KeyCode::Char('q')), &picture));
+    }
+}

@@ -233,6 +233,11 @@ impl Ledger {
         [self.budget.units_over(), users, self.exports.units_over()]
     }
 
+    /// Units that the budget allowed so far.
+    pub fn allowed(&self) -> u64 {
+        self.budget.allowed()
+    }
+
     /// Units that were admitted of each kind, from the beginning.
     pub const fn admitted(&self) -> [u64; KINDS] {
         self.admitted

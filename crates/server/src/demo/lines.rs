@@ -89,18 +89,20 @@ pub fn verdict(state: &State, ledger: &Ledger, elapsed: Duration, must_heal: usi
     let over = ledger.units_over();
     let mut text = String::new();
     let kept = over.iter().all(|units| *units == 0);
-    let _ = match kept {
-        true => writeln!(text, "never over: in no interval of {} more than the budget", short(elapsed)),
-        false => writeln!(text, "OVER: units above the limits were admitted"),
-    };
-    for (name, (over, admitted)) in LIMITS.iter().zip(over.iter().zip(ledger.admitted())) {
-        let _ = writeln!(
-            text,
-            "  {name:<9} {admitted:>8} admitted, {over} above the limit in the worst interval"
-        );
+    let [admitted, users, exports] = ledger.admitted();
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "{}: {admitted} units admitted in {}, of {} that the budget allows",
+        if kept { "never over" } else { "OVER" },
+        short(elapsed),
+        ledger.allowed()
+    );
+    for ((name, over), admitted) in LIMITS.iter().zip(over).zip([admitted, users, exports]) {
+        let _ = writeln!(text, "  {name:<9} {admitted:>8} admitted, {over} too many in the worst interval");
     }
-    let [connected, broken] = ledger.uses();
-    for (phase, used) in [("while all was connected", connected), ("while something was broken", broken)] {
+    let [calm, broken] = ledger.uses();
+    for (phase, used) in [("while all was well", calm), ("while something was broken or healing", broken)] {
         if let Some(part) = used.part() {
             let seconds = used.length.as_secs_f64();
             let _ = writeln!(text, "used {} of what could be used {phase} ({seconds:.0} s)", percent(part));
@@ -173,12 +175,15 @@ mod tests {
         let elapsed = Duration::from_secs(40);
         let (text, outcome) = verdict(&state(), &ledger(701), elapsed, 0);
         assert_eq!(outcome, Outcome::Kept);
-        assert!(text.starts_with("never over: in no interval of 40.0 s"), "{text}");
-        assert!(text.contains("used 99.8 % of what could be used while all was connected"), "{text}");
+        assert!(
+            text.starts_with("never over: 998 units admitted in 40.0 s, of 1001 that the budget allows"),
+            "{text}"
+        );
+        assert!(text.contains("used 99.8 % of what could be used while all was well"), "{text}");
 
         let (text, outcome) = verdict(&state(), &ledger(705), elapsed, 0);
         assert_eq!(outcome, Outcome::Over);
-        assert!(text.contains("2 above the limit"), "{text}");
+        assert!(text.contains("2 too many"), "{text}");
 
         let mut state = state();
         state.story.heal(Duration::ZERO, "the links were mended");

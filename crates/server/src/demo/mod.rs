@@ -134,8 +134,9 @@ impl Demo {
         }
         let must_heal = if self.script || self.seconds.is_some() || !io::stdout().is_terminal() {
             let seconds = self.seconds.unwrap_or(SECONDS);
-            print_lines(&mut stage, Script::new(Duration::from_secs(seconds)), &mut interrupts).await?;
-            HEALINGS
+            let script = Script::new(Duration::from_secs(seconds));
+            let is_complete = print_lines(&mut stage, script, &mut interrupts).await?;
+            if is_complete { HEALINGS } else { 0 }
         } else {
             show(&mut stage, &mut interrupts).await?;
             0
@@ -149,12 +150,12 @@ impl Demo {
     }
 }
 
-/// A line a second, until the script ends or somebody interrupts.
+/// A line a second, until the script ends or somebody interrupts; whether it was the former.
 async fn print_lines(
     stage: &mut Stage,
     mut script: Script,
     interrupts: &mut Interrupts,
-) -> Result<(), DemoError> {
+) -> Result<bool, DemoError> {
     print(&lines::heading());
     let mut bins = bins();
     let mut told = 0;
@@ -164,7 +165,7 @@ async fn print_lines(
     loop {
         tokio::select! {
             biased;
-            () = interrupts.next() => return Ok(()),
+            () = interrupts.next() => return Ok(false),
             _ = bins.tick() => stage.tick()?,
         }
         let elapsed = stage.elapsed();
@@ -180,7 +181,7 @@ async fn print_lines(
         }
         print(&text);
         if is_over {
-            return Ok(());
+            return Ok(true);
         }
     }
 }

@@ -22,6 +22,8 @@ pub struct BucketOracle {
     /// over, since every later admission is in all of them.
     settled: BTreeMap<u64, i128>,
     last_ns: u64,
+    /// The largest that ever was in force.
+    burst_max: u64,
     units_over: u64,
 }
 
@@ -55,6 +57,7 @@ impl BucketOracle {
             recent: VecDeque::new(),
             settled: BTreeMap::new(),
             last_ns: 0,
+            burst_max: burst,
             units_over: 0,
         }
     }
@@ -64,6 +67,7 @@ impl BucketOracle {
     pub fn set(&mut self, now_ns: u64, rate: u64, burst: u64) {
         let now_ns = now_ns.max(self.last_ns);
         self.last_ns = now_ns;
+        self.burst_max = self.burst_max.max(burst);
         if self.budgets.back().is_some_and(|last| (last.rate, last.burst) == (rate, burst)) {
             return;
         }
@@ -108,6 +112,12 @@ impl BucketOracle {
     /// Units above the budget, in the interval that is furthest above it; 0 is the promise.
     pub const fn units_over(&self) -> u64 {
         self.units_over
+    }
+
+    /// Units that the budget allowed from the instant 0 until the last admission.
+    pub fn allowed(&self) -> u64 {
+        let given = u64::try_from(self.supply(self.last_ns) / NANO).unwrap_or(u64::MAX);
+        given.saturating_add(self.burst_max)
     }
 
     /// What the rate has given until an instant that is not older than the oldest budget that is kept.
@@ -199,6 +209,7 @@ mod tests {
             oracle.admit(ms * MS, ms * MS, 1);
         }
         assert_eq!(oracle.units_over(), 0);
+        assert_eq!(oracle.allowed(), 6_000);
         oracle.admit(5_000 * MS, 5_000 * MS, 1);
         assert_eq!(oracle.units_over(), 1);
     }

@@ -182,7 +182,7 @@ impl Stage {
         let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
         ledger.allow(at.as_nanos() as u64, self.state.budget.highest);
         ledger.show_budget(self.state.budget.highest);
-        ledger.close(length, usable, !self.state.is_whole());
+        ledger.close(length, usable, !self.state.is_calm());
         self.state.story.observe(at, &ledger, usable);
         Ok(())
     }

@@ -23,6 +23,8 @@ const BUDGET_MAX: u64 = 5_000;
 const HEAT_STAYS: Duration = Duration::from_secs(10);
 /// A share is news from this part of a standing share on, and no longer below half of that: in percent.
 const BORROWED_PERCENT: u64 = 20;
+/// How long it has to be so before it is told: loans end and begin within a round trip when they are moved.
+const NEWS_AFTER: Duration = Duration::from_millis(400);
 
 /// A budget, and the last change of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +78,15 @@ pub struct State {
     pub nodes: [Asked; REGIONS],
     /// Until when the heat stays.
     heat_until: Duration,
-    is_borrowing: [bool; REGIONS],
+    borrowing: [Borrowing; REGIONS],
+}
+
+/// Whether a region was told to borrow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Borrowing {
+    is_told: bool,
+    /// Since when it is otherwise.
+    is_otherwise_since: Option<Duration>,
 }
 
 impl Default for State {
@@ -92,7 +102,7 @@ impl Default for State {
             story: Story::default(),
             nodes: Default::default(),
             heat_until: HEAT_STAYS,
-            is_borrowing: [false; REGIONS],
+            borrowing: Default::default(),
         }
     }
 }
@@ -101,6 +111,11 @@ impl State {
     /// Whether nothing is cut and nobody is dead.
     pub fn is_whole(&self) -> bool {
         self.links.are_whole() && self.is_alive == [true; REGIONS]
+    }
+
+    /// Whether it is as if nothing had been broken.
+    pub fn is_calm(&self) -> bool {
+        self.is_whole() && !self.story.is_healing()
     }
 
     /// What each region is asked, a second.
@@ -247,15 +262,21 @@ impl State {
     fn look_at_loans(&mut self, at: Duration, region: usize) {
         let Share { standing, borrowed, .. } = self.share(region);
         let least = standing * BORROWED_PERCENT / 100;
-        let is_borrowing = &mut self.is_borrowing[region];
-        if !*is_borrowing && borrowed > least {
-            *is_borrowing = true;
-            let words = format!("{} has borrowed {borrowed}/s", NAMES[region]);
-            self.story.tell(at, Tone::Plain, words);
-        } else if *is_borrowing && borrowed < least / 2 {
-            *is_borrowing = false;
-            self.story.tell(at, Tone::Plain, format!("{} is back to its own share", NAMES[region]));
+        let news = &mut self.borrowing[region];
+        let is_borrowing = if news.is_told { borrowed >= least / 2 } else { borrowed > least };
+        if is_borrowing == news.is_told {
+            news.is_otherwise_since = None;
+            return;
         }
+        if at.saturating_sub(*news.is_otherwise_since.get_or_insert(at)) < NEWS_AFTER {
+            return;
+        }
+        *news = Borrowing { is_told: is_borrowing, is_otherwise_since: None };
+        let words = match is_borrowing {
+            true => format!("{} has borrowed {borrowed}/s", NAMES[region]),
+            false => format!("{} is back to its own share", NAMES[region]),
+        };
+        self.story.tell(at, Tone::Plain, words);
     }
 
     /// What a region has of the budget, as its node said last.
@@ -407,12 +428,15 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn loans_are_told_when_they_begin_and_end() {
+    fn loans_are_told_when_they_have_begun_or_ended_for_good() {
         let mut state = State::default();
-        for borrowed in [0, 100, 367, 300, 50, 20, 0] {
-            state.hear(at(1), 1, Some(status(1, [333, 0, borrowed])), String::new());
+        // Every 200 ms; at the second 0 it is only moved.
+        let borrowed = [0, 100, 300, 367, 367, 0, 300, 300, 20, 0, 0, 0];
+        for (number, borrowed) in borrowed.into_iter().enumerate() {
+            let at = Duration::from_millis(number as u64 * 200);
+            state.hear(at, 1, Some(status(1, [333, 0, borrowed])), String::new());
         }
-        assert_eq!(told(&state), ["us has borrowed 100/s", "us is back to its own share"]);
+        assert_eq!(told(&state), ["us has borrowed 367/s", "us is back to its own share"]);
     }
 
     #[test]

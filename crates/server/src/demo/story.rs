@@ -64,9 +64,14 @@ impl Story {
     /// Something was broken before the last thing had healed: it cannot be said any more how long it would have
     /// taken.
     pub fn give_up(&mut self) {
-        if self.healings.last().is_some_and(|healing| healing.took.is_none()) {
+        if self.is_healing() {
             self.healings.pop();
         }
+    }
+
+    /// Whether something was mended and does not work as before yet.
+    pub fn is_healing(&self) -> bool {
+        self.healings.last().is_some_and(|healing| healing.took.is_none())
     }
 
     /// Everything that was to heal.
