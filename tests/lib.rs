@@ -3,6 +3,8 @@
 //! A [`Node`] has a folder of its own for its config and its journal, takes free ports, and is
 //! killed when it is dropped. What it wrote to standard error is printed if the test fails.
 
+pub mod cluster;
+
 use std::{
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
@@ -35,13 +37,13 @@ pub struct Node {
     environment: Vec<(&'static str, &'static str)>,
     process: Option<Process>,
     stderr: Arc<Mutex<String>>,
+    grpc_now: cluster::Address,
 }
 
 #[derive(Debug)]
 struct Process {
     child: Child,
-    grpc: SocketAddr,
-    http: SocketAddr,
+    listening: Listening,
     /// Reads standard error until the process has closed it.
     reader: JoinHandle<()>,
 }
@@ -55,12 +57,25 @@ impl Node {
 
     /// The same with environment variables.
     pub fn start_with(yaml: &str, environment: &[(&'static str, &'static str)]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let environment = environment.to_vec();
-        let mut node = Self { folder, environment, process: None, stderr: Arc::default() };
+        let mut node = Self::new(environment);
         node.write_config(yaml);
         node.start_again();
         node
+    }
+
+    /// Starts a node on a config that names its region, its node and where it listens.
+    pub fn start_whole(yaml: &str) -> Self {
+        let mut node = Self::new(&[]);
+        node.write_whole_config(yaml);
+        node.start_again();
+        node
+    }
+
+    fn new(environment: &[(&'static str, &'static str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let environment = environment.to_vec();
+        let (process, stderr, grpc_now) = (None, Arc::default(), Arc::default());
+        Self { folder, environment, process, stderr, grpc_now }
     }
 
     /// Starts the node again after it was stopped or killed. It may have other ports then.
@@ -86,24 +101,39 @@ impl Node {
                 let _ = tell.send(line);
             }
         });
-        let ports = told.recv_timeout(PATIENCE).ok().and_then(|line| ports(&line));
-        let Some((grpc, http)) = ports else {
+        let listening = told.recv_timeout(PATIENCE).ok().and_then(|line| Listening::read(&line));
+        let Some(listening) = listening else {
             let _ = child.kill();
             let status = child.wait();
             let _ = reader.join();
             panic!("the node does not listen ({status:?}):\n{}", self.stderr());
         };
-        self.process = Some(Process { child, grpc, http, reader });
+        *self.grpc_now.lock().unwrap_or_else(PoisonError::into_inner) = Some(listening.grpc);
+        self.process = Some(Process { child, listening, reader });
     }
 
     /// Where it answers gRPC.
     pub fn grpc(&self) -> SocketAddr {
-        self.process.as_ref().expect("the node runs").grpc
+        self.listening().grpc
+    }
+
+    /// The same for callers that go on while the node is started again.
+    pub fn grpc_now(&self) -> cluster::Address {
+        Arc::clone(&self.grpc_now)
     }
 
     /// Where it answers HTTP.
     pub fn http(&self) -> SocketAddr {
-        self.process.as_ref().expect("the node runs").http
+        self.listening().http
+    }
+
+    /// Where it answers operators.
+    pub fn admin(&self) -> SocketAddr {
+        self.listening().admin.expect("the config has listen.admin")
+    }
+
+    fn listening(&self) -> Listening {
+        self.process.as_ref().expect("the node runs").listening
     }
 
     /// The config file.
@@ -118,8 +148,17 @@ impl Node {
 
     /// Replaces the config in one step, as editors do. A running node sees it within a second.
     pub fn write_config(&self, yaml: &str) {
+        self.replace_config(&whole_config(yaml, &self.data()));
+    }
+
+    /// The same with a config that names its region, its node and where it listens.
+    pub fn write_whole_config(&self, yaml: &str) {
+        self.replace_config(&yaml.replace(DATA, &self.data().display().to_string()));
+    }
+
+    fn replace_config(&self, yaml: &str) {
         let new = self.folder.path().join("new.yaml");
-        std::fs::write(&new, whole_config(yaml, &self.data())).expect("a config is written");
+        std::fs::write(&new, yaml).expect("a config is written");
         std::fs::rename(new, self.config()).expect("a config is replaced");
     }
 
@@ -135,6 +174,7 @@ impl Node {
 
     /// SIGKILL: the process is gone when this returns, and has done nothing about it.
     pub fn kill(&mut self) {
+        *self.grpc_now.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if let Some(mut process) = self.process.take() {
             process.child.kill().expect("a running process can be killed");
             process.child.wait().expect("a killed process ends");
@@ -255,10 +295,24 @@ fn binary() -> &'static Path {
     })
 }
 
-/// Reads `listening grpc=ADDR http=ADDR`.
-fn ports(line: &str) -> Option<(SocketAddr, SocketAddr)> {
-    let (grpc, http) = line.strip_prefix("listening grpc=")?.split_once(" http=")?;
-    Some((grpc.parse().ok()?, http.parse().ok()?))
+/// Where a node says that it listens.
+#[derive(Clone, Copy, Debug)]
+struct Listening {
+    grpc: SocketAddr,
+    http: SocketAddr,
+    admin: Option<SocketAddr>,
+}
+
+impl Listening {
+    /// Reads `listening grpc=ADDR http=ADDR admin=ADDR mesh=ADDR`, the last two where there are any.
+    fn read(line: &str) -> Option<Self> {
+        let words = line.strip_prefix("listening ")?.split(' ');
+        let named = |name: &str| {
+            let mut found = words.clone().filter_map(|word| word.split_once('='));
+            found.find(|(word, _)| *word == name).and_then(|(_, address)| address.parse().ok())
+        };
+        Some(Self { grpc: named("grpc")?, http: named("http")?, admin: named("admin") })
+    }
 }
 
 fn collect(mut stderr: impl Read, kept: &Mutex<String>) {

@@ -12,4 +12,5 @@ mod config;
 mod envoy;
 mod grpc;
 mod http;
+mod regions;
 mod restart;

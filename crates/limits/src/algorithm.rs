@@ -162,6 +162,17 @@ impl Algorithm {
         matches!(self, Self::TokenBucket(_) | Self::LeakyBucket(_))
     }
 
+    /// Whether a bucket gives units back more slowly than another. No other algorithm does.
+    pub fn is_slower(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::TokenBucket(own) | Self::LeakyBucket(own),
+                Self::TokenBucket(other) | Self::LeakyBucket(other),
+            ) => own.is_slower(other),
+            _ => false,
+        }
+    }
+
     /// Nanoseconds for which units that were spent under a piece still count after the piece was taken
     /// away: until then nobody else may spend it. A bucket's debt moves with the piece, and a piece of
     /// a window is of that window only.
@@ -456,7 +467,8 @@ impl Algorithm {
     }
 
     /// The state on clocks that may have been set back since it was written, when the steady one read
-    /// `written_ns`: what was owed then is owed still, and no more.
+    /// `written_ns`: what was owed then is owed still, and no more. On clocks that have not, nothing is forgotten that
+    /// would be idle by now: how much time has really passed is another question ([`Algorithm::delayed`]).
     pub fn redated(&self, words: &[u64], written_ns: u64, now: Now) -> State {
         match self {
             Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
@@ -473,6 +485,7 @@ impl Algorithm {
                 let [number, counts] = inline(words);
                 State::Inline([number.min(now.steady_ns / pair.window_ns), counts])
             }
+            Self::SlidingSlots(_) if now.steady_ns >= written_ns => State::Heap(words.to_vec()),
             Self::FixedWindow(_) | Self::SlidingSlots(_) => self.convert(self, words, now),
         }
     }

@@ -87,6 +87,12 @@ impl Meter {
         u64::try_from(u128::from(self.n) * MILLI_NS / u128::from(self.p)).unwrap_or(u64::MAX)
     }
 
+    /// Whether the rate is below another one's.
+    pub fn is_slower(&self, other: &Self) -> bool {
+        // Below 2^116.
+        u128::from(self.n) * u128::from(other.p) < u128::from(other.n) * u128::from(self.p)
+    }
+
     /// Units that come back in so many nanoseconds, if they are a whole number.
     pub fn units_in(&self, ns: u64) -> Option<u64> {
         let ticks = self.tick(ns);

@@ -373,6 +373,8 @@ impl Account {
         let early = self.algorithm.resize(&old, words, began.min(now));
         let larger = if self.algorithm.covers(early.words(), late.words(), now) { early } else { late };
         set(words, larger);
+        // The disk knows what was owed under other numbers, which may drain more quickly, or not at all.
+        self.unwritten |= self.algorithm.has_rate() && !broken(Broken::SlowedUnwritten);
         self.over_ns = 0;
         self.end_loans(words, ground, (if late_ends { 0 } else { now.steady_ns }, now), sessions);
         self.settle(words, ground, now, sessions);
@@ -494,6 +496,16 @@ impl Account {
     /// Stops renewing a loan that is out.
     pub(crate) fn freeze(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
         self.book.freeze(number, session)
+    }
+
+    /// A holder does not hold a loan that is out: it is renewed no more, as soon as that can be told.
+    pub(crate) fn refused(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
+        self.book.refused(number, session)
+    }
+
+    /// Stops renewing loans that were refused when that could not be told.
+    pub(crate) fn freeze_refused(&mut self, sessions: &mut BTreeMap<Writer, Session>) {
+        self.book.freeze_refused(sessions);
     }
 
     /// Drops what is held from a writer that may lend no more, or from all.

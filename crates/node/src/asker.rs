@@ -539,14 +539,9 @@ impl<'a> Check<'a, '_> {
                 let words = cells.words(cells.table.at(place));
                 let state = self.carry(hit, numbers, words);
                 let (algorithm, salt) = (self.algorithm(hit), hit.tag.salt());
-                let state = self.node.not_less_than_forgotten(
-                    self.catalogue,
-                    active.slot,
-                    algorithm,
-                    salt,
-                    self.now,
-                    state,
-                );
+                let (numbers, algorithm) = ((active.slot, hit.numbers), (algorithm, salt));
+                let state =
+                    self.node.not_less_than_forgotten(self.catalogue, numbers, algorithm, self.now, state);
                 cells.rewrite(place, hit.numbers, state);
             }
         }
@@ -672,7 +667,7 @@ impl<'a> Check<'a, '_> {
         let verdict = Verdict { retry_after_ns, ..verdict };
         if let Some(reason) = self.node.owns_nothing() {
             (verdict, reason)
-        } else if self.spent_before_start(hit).is_some() {
+        } else if self.is_forgotten(hit) {
             (verdict, Reason::Restarted)
         } else {
             (verdict, over)
@@ -712,7 +707,8 @@ impl<'a> Check<'a, '_> {
         let (grounds, times) = ((before.as_ref(), &ground), (began, self.now));
         account.renumber(words, grounds, times, &*self.node.sessions());
         account.owe_forgotten(words, |algorithm, state| {
-            self.node.not_less_than_forgotten(self.catalogue, slot, algorithm, ground.salt, self.now, state)
+            let (numbers, algorithm) = ((slot, hit.numbers), (algorithm, ground.salt));
+            self.node.not_less_than_forgotten(self.catalogue, numbers, algorithm, self.now, state)
         });
         cell.forget_held_of(ground.global);
     }
@@ -852,13 +848,14 @@ impl<'a> Check<'a, '_> {
 
     /// The state of a cell that was never charged since the start.
     fn initial(&self, hit: &Hit) -> State {
-        let (slot, salt) = (self.limit(hit).slot, hit.tag.salt());
-        self.node.initial(self.catalogue, slot, self.algorithm(hit), salt, self.now)
+        let numbers = (self.limit(hit).slot, hit.numbers);
+        self.node.initial(self.catalogue, numbers, self.algorithm(hit), hit.tag.salt(), self.now)
     }
 
-    /// When the cell must be taken to have been spent, if a restart forgot what was.
-    fn spent_before_start(&self, hit: &Hit) -> Option<Now> {
-        self.node.spent_before_start(self.catalogue, self.limit(hit).slot, self.algorithm(hit), self.now)
+    /// Whether the cell is taken to owe something that a restart forgot.
+    fn is_forgotten(&self, hit: &Hit) -> bool {
+        let numbers = (self.limit(hit).slot, hit.numbers);
+        self.node.is_forgotten(self.catalogue, numbers, self.algorithm(hit), self.now)
     }
 
     /// The cell that new cells of the hit's limit share, if it has been charged.

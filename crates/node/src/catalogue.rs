@@ -11,7 +11,9 @@ use std::{
 };
 
 use acequia_limits::{
-    Algorithm, Descriptor, HashKey, Limit, LimitId, Mode, Now, RATE_PARTS, algorithm::State, cell::Tagger,
+    Algorithm, Descriptor, HashKey, Limit, LimitId, Mode, Now, RATE_PARTS,
+    algorithm::{Inline, State},
+    cell::Tagger,
     selector::Condition,
 };
 
@@ -126,6 +128,9 @@ struct Numbers {
     algorithm: Algorithm,
     /// As this region enforces them: what cells are written under.
     local: Local,
+    /// What a cell of a bucket owes of which nothing is known, because a crash forgot it: words under the largest local
+    /// numbers, zeros for nothing. It is carried over from one set of numbers to the next, as what a cell owes is.
+    forgotten: Inline,
     began: Now,
     /// Whose they are: an override's conditions; none for the limit's own numbers.
     whose: Vec<Condition>,
@@ -302,6 +307,36 @@ impl Catalogue {
     /// Whether a slot may have been charged before a restart that forgot it.
     pub(crate) fn is_empty_handed(&self, slot: u16) -> bool {
         self.slots.get(usize::from(slot)).is_some_and(|slot| slot.empty_handed)
+    }
+
+    /// What a cell of a bucket may owe of which nothing is known, and the numbers that say what that means.
+    pub(crate) fn forgotten(&self, slot: u16, numbers: u16) -> Option<(&Algorithm, Inline)> {
+        let numbers = self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?;
+        Some((numbers.local.most(), numbers.forgotten))
+    }
+
+    /// Of a limit's live numbers, those under which the most is owed that a crash forgot, if any is.
+    pub(crate) fn most_forgotten(&self, slot: u16, now: Now) -> Option<(&Algorithm, Inline)> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let live = list.iter().filter(|numbers| numbers.ended.is_none());
+        let all = live.map(|numbers| (numbers.local.most(), numbers.forgotten));
+        all.max_by_key(|(most, words)| most.owed(words, now))
+            .filter(|(most, words)| most.owed(words, now) > 0)
+    }
+
+    /// All that a crash forgot of buckets and that is not over, by limit, those that were removed too.
+    pub(crate) fn all_forgotten(&self, now: Now) -> impl Iterator<Item = (LimitId, &Algorithm, Inline)> {
+        let of = move |slot: usize| {
+            let (most, words) = self.most_forgotten(slot as u16, now)?;
+            Some((self.slots[slot].id, most, words))
+        };
+        (0..self.slots.len()).filter_map(of)
+    }
+
+    /// The fewest units that any cell of a limit may have, whatever numbers it has: what a crash presumes to be spent.
+    pub(crate) fn least_units(&self, slot: u16, salt: u32) -> u64 {
+        let numbers = self.least_of_today(slot, salt).and_then(|numbers| self.local(slot, numbers));
+        numbers.map_or(0, |local| local.part(salt).units)
     }
 
     /// Whether numbers were replaced, or are those of an override that has ended: cells under them
@@ -484,13 +519,32 @@ pub(crate) struct Registry {
     active: Vec<Active>,
     /// Limits that were in force so lately that their cells may not be idle yet.
     retired: Vec<Scheduled>,
-    /// Slots whose cells must be written to the journal, because from now on they are kept there.
-    unwritten: Vec<u16>,
+    /// When a crash forgot what was not journalled: as [`crate::Config::empty_handed`].
+    empty_handed: Option<Now>,
+    unwritten: Unwritten,
+}
+
+/// Slots whose numbers changed so that the journal must hear of it.
+#[derive(Debug, Default)]
+pub(crate) struct Unwritten {
+    /// Their cells are kept there from now on; or they are buckets whose cells were kept there before, and drain more slowly
+    /// from now on than the disk knows, and perhaps not for long; or they are gone, and of what comes back, perhaps with
+    /// other numbers, no process could presume anything.
+    pub(crate) kept: Vec<u16>,
+    /// Buckets that are not kept there: the cells that owe more than they may by now, since a crash presumes no more.
+    pub(crate) overdrawn: Vec<u16>,
+    /// Buckets of which a crash forgot cells: how much those owe, or the next crash would presume what these numbers say.
+    pub(crate) forgotten: Vec<u16>,
 }
 
 impl Registry {
     /// `durable`: there is a journal to keep long-lived cells in.
-    pub(crate) fn new(key: &HashKey, durable: bool, sharing: Option<Terms>) -> Self {
+    pub(crate) fn new(
+        key: &HashKey,
+        durable: bool,
+        sharing: Option<Terms>,
+        empty_handed: Option<Now>,
+    ) -> Self {
         let none = Slot { id: LimitId(0), numbers: Vec::new(), empty_handed: false, durable: false };
         Self {
             key: *key,
@@ -500,7 +554,8 @@ impl Registry {
             by_id: BTreeMap::new(),
             active: Vec::new(),
             retired: Vec::new(),
-            unwritten: Vec::new(),
+            empty_handed: empty_handed.filter(|_| !broken(Broken::CrashForgetsSpent)),
+            unwritten: Unwritten::default(),
         }
     }
 
@@ -514,7 +569,7 @@ impl Registry {
         let (retired, schedule) = schedule.into_iter().partition(over);
         self.retired = retired;
         self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
-        self.unwritten.clear();
+        self.unwritten = Unwritten::default();
         Ok(())
     }
 
@@ -567,6 +622,12 @@ impl Registry {
         }
         changes.extend(removed.into_iter().map(|limit| Change { limit, kind: ChangeKind::Removed }));
         self.retire(&schedule, now);
+        for gone in self.active.iter().filter(|old| !schedule.iter().any(|new| new.limit.id == old.limit.id))
+        {
+            if self.durable && gone.limit.algorithm.has_rate() {
+                self.unwritten.removed(gone.slot, gone.durable);
+            }
+        }
         self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
         Ok(changes)
     }
@@ -679,9 +740,26 @@ impl Registry {
         self.active.iter().map(Active::scheduled).chain(self.retired.iter().cloned()).collect()
     }
 
-    /// The slots whose cells must be written to the journal now, each given once.
-    pub(crate) fn take_unwritten(&mut self) -> Vec<u16> {
+    /// The slots of which the journal must hear now, each given once.
+    pub(crate) fn take_unwritten(&mut self) -> Unwritten {
         std::mem::take(&mut self.unwritten)
+    }
+
+    /// A cell of the limit of which nothing is known owes as much as `words` did under `written`, at least: what an
+    /// earlier process wrote of what a crash before it forgot.
+    pub(crate) fn learn_forgotten(&mut self, slot: u16, written: &Algorithm, words: &[u64], now: Now) {
+        let live = self.slots[usize::from(slot)].numbers.iter_mut().filter(|n| n.ended.is_none());
+        for numbers in live {
+            let most = numbers.local.most();
+            let known = most.convert_sometime(written, words, now);
+            numbers.forgotten = larger(most, [State::Inline(numbers.forgotten), known], now);
+        }
+    }
+
+    /// As [`Catalogue::forgotten`].
+    pub(crate) fn forgotten(&self, slot: u16, numbers: u16) -> (&Algorithm, Inline) {
+        let numbers = &self.slots[usize::from(slot)].numbers[usize::from(numbers)];
+        (numbers.local.most(), numbers.forgotten)
     }
 
     /// A limit of this name and another shape that was removed lately, back in force until nothing
@@ -762,8 +840,10 @@ impl Registry {
             return Err(CatalogueFault::TooManyLimits);
         }
         let slot = self.slots.len() as u16;
-        // Among regions a limit may come and go with versions that a crash forgot.
-        let empty_handed = self.sharing.is_some() && !self.is_durable(limit);
+        // Among regions a limit may come and go with versions that a crash forgot, and a bucket may have been one that is
+        // not journalled.
+        let journalled = self.is_durable(limit) && !limit.algorithm.has_rate();
+        let empty_handed = self.sharing.is_some() && !journalled;
         self.slots.push(Slot { id: limit.id, numbers: Vec::new(), empty_handed, durable: false });
         self.by_id.insert(limit.id, slot);
         Ok(slot)
@@ -777,7 +857,8 @@ impl Registry {
         let others = limit.overrides.iter().map(|o| (&o.algorithm, o.until_ns, &o.when[..]));
         let shares = self.shares_of(&limit, now);
         let same_shares = |local: &Local| local.is_of(shares.as_ref());
-        let list = &mut self.slots[usize::from(slot)].numbers;
+        let Slot { numbers: list, empty_handed, durable: kept, .. } = &mut self.slots[usize::from(slot)];
+        let spent = self.empty_handed.filter(|_| *empty_handed || (self.sharing.is_some() && !durable));
         let wanted: Vec<_> = std::iter::once(own).chain(others).collect();
         let live: Vec<u16> =
             (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none()).collect();
@@ -794,7 +875,22 @@ impl Registry {
             for (algorithm, until_ns, whose) in wanted {
                 let (algorithm, whose) = (algorithm.clone(), whose.to_vec());
                 let local = localise(&algorithm, shares.as_ref());
-                list.push(Numbers { algorithm, local, began: now, whose, ended: None, until_ns, generation });
+                let before = live.iter().map(|n| &list[usize::from(*n)]);
+                let forgotten = forgotten_by(&local, before, spent, now);
+                let ended = None;
+                list.push(Numbers {
+                    algorithm,
+                    local,
+                    forgotten,
+                    began: now,
+                    whose,
+                    ended,
+                    until_ns,
+                    generation,
+                });
+            }
+            if self.durable && limit.algorithm.has_rate() {
+                self.unwritten.renumbered(slot, durable, list, (&live, &used));
             }
             for number in live {
                 list[usize::from(number)].ended = Some(now);
@@ -802,11 +898,10 @@ impl Registry {
             used
         };
         let local = list[usize::from(used[0])].local.clone();
-        let kept = &mut self.slots[usize::from(slot)];
-        if durable && !kept.durable {
-            self.unwritten.push(slot);
+        if durable && !*kept && !self.unwritten.kept.contains(&slot) {
+            self.unwritten.kept.push(slot);
         }
-        kept.durable = durable;
+        *kept = durable;
         let tagger = Tagger::new(&self.key, limit.id);
         Ok(Active {
             limit,
@@ -820,6 +915,65 @@ impl Registry {
             local,
         })
     }
+}
+
+impl Unwritten {
+    /// A bucket is there no more. Those that are `durable` the journal has.
+    fn removed(&mut self, slot: u16, durable: bool) {
+        if !durable && !broken(Broken::OverdrawnUnwritten) {
+            self.kept.push(slot);
+        }
+        self.forgotten.push(slot);
+    }
+
+    /// A bucket has new numbers, `used`, instead of `live`.
+    fn renumbered(&mut self, slot: u16, durable: bool, list: &[Numbers], (live, used): (&[u16], &[u16])) {
+        let most = |number: &u16| list[usize::from(*number)].local.most();
+        let pairs = || used.iter().zip(live);
+        let is_slowed = used.len() != live.len() || pairs().any(|(new, old)| most(new).is_slower(most(old)));
+        if !live.is_empty() && !durable {
+            self.overdrawn.push(slot);
+        } else if !live.is_empty() && is_slowed && !broken(Broken::SlowedUnwritten) {
+            self.kept.push(slot);
+        }
+        if used.iter().any(|number| list[usize::from(*number)].forgotten != [0, 0]) {
+            self.forgotten.push(slot);
+        }
+    }
+}
+
+/// What a cell of which nothing is known owes when new numbers begin: as much as under those before, and as much as if
+/// it had all been spent at the crash that forgot it, `spent`.
+///
+/// A cell that is known is carried over from numbers to numbers, so that its debt drains by those that there were in
+/// between. This is such a cell, wholly spent; hence it owes at least what any cell does that the crash forgot, as long
+/// as no more was owed at the crash than the numbers allowed then. What owed more is on the disk (`Unwritten`).
+fn forgotten_by<'n>(
+    local: &Local,
+    before: impl Iterator<Item = &'n Numbers>,
+    spent: Option<Now>,
+    now: Now,
+) -> Inline {
+    let most = local.most();
+    if !most.has_rate() {
+        return [0, 0];
+    }
+    let carried = before.map(|numbers| most.convert(numbers.local.most(), &numbers.forgotten, now));
+    larger(most, carried.chain(spent.map(|then| most.spent_at(then, 0))), now)
+}
+
+/// The largest of some states of a bucket; zeros where none owes anything.
+fn larger(meter: &Algorithm, states: impl IntoIterator<Item = State>, now: Now) -> Inline {
+    let mut largest = [0, 0];
+    for state in states {
+        if let State::Inline(words) = state
+            && !meter.is_idle(&words, now)
+            && meter.covers(&words, &largest, now)
+        {
+            largest = words;
+        }
+    }
+    largest
 }
 
 fn localise(algorithm: &Algorithm, shares: Option<&Arc<Shares>>) -> Local {

@@ -116,7 +116,7 @@ impl Node {
                 match place {
                     Some(_) => local.at(salt).available(words, now, salt),
                     None => {
-                        let state = self.initial(&catalogue, slot, local.at(salt), salt, now);
+                        let state = self.initial(&catalogue, (slot, numbers), local.at(salt), salt, now);
                         local.at(salt).available(state.words(), now, salt)
                     }
                 }
@@ -140,14 +140,16 @@ impl Node {
         };
         if let Algorithm::FixedWindow(_) = global {
             let limit_of = |end_ns: u64| account.transfers_of(end_ns).map(|t| t.limit(standing.units));
-            holding.effective.units = match limit_of(window_ns) {
+            let units = match limit_of(window_ns) {
                 Some(units) => units,
                 None if window_ns < account.window() => 0,
                 None => standing.units,
             };
+            holding.effective.units = local.usable(global, units);
             if account.next_window() > window_ns {
+                let units = limit_of(account.next_window()).unwrap_or(standing.units);
                 holding.next_window_ns = account.next_window();
-                holding.next_units = limit_of(account.next_window()).unwrap_or(standing.units);
+                holding.next_units = local.usable(global, units);
             }
         }
         Some(holding)

@@ -15,7 +15,8 @@ use crate::{account::Account, kept::Kept};
 pub struct Row {
     /// Whose cell it is.
     pub limit: LimitId,
-    /// Which of its cells. The last 65536 tags are the cells that new ones share when memory is full.
+    /// Which of its cells. The last 65536 tags are the cells that new ones share when memory is full, and the one before
+    /// is all cells that a crash forgot.
     pub tag: CellTag,
     /// What it owes. Nothing: the row may be forgotten.
     pub state: Option<Kept>,
@@ -47,6 +48,9 @@ impl Row {
 pub(crate) const fn overflow_tag(numbers: u16) -> CellTag {
     CellTag(u128::MAX - numbers as u128)
 }
+
+/// The tag, in the journal, of the cells of a bucket of which nothing is known: what an earlier crash forgot of them.
+pub(crate) const FORGOTTEN: CellTag = CellTag(overflow_tag(u16::MAX).0 - 1);
 
 /// Whether a tag is an overflow cell's.
 pub(crate) const fn is_overflow(tag: CellTag) -> bool {

@@ -167,6 +167,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nothing_is_older_for_a_steady_clock_that_is_anchored_anew() {
+        const S: u64 = 1_000_000_000;
+        let (limit, window_ns) = (9, 90 * S);
+        let bucket = Algorithm::LeakyBucket(Meter::new(Rate::parse("6/m").expect("a rate"), limit));
+        let slots = Algorithm::SlidingSlots(SlidingSlots { limit, window_ns, slots: 5 });
+        let log = Algorithm::SlidingLog(SlidingLog { limit, window_ns });
+        for algorithm in [bucket, slots, log] {
+            // The steady clock was behind by an hour; two seconds pass.
+            let (written, error_ns) = (Now { steady_ns: 100_000 * S, wall_ns: 103_600 * S }, 10_000_000);
+            let mut words = Vec::new();
+            algorithm.charge_heap(&mut words, written, limit, 0);
+            let kept = Kept::new(&algorithm, &words, written);
+            let now = Now::at(103_602 * S);
+            let state = kept.state(&algorithm, Some(error_ns), now);
+            assert_eq!(algorithm.available(state.words(), now, 0), 0, "{algorithm:?}");
+            assert!(algorithm.is_idle(state.words(), now.later(120 * S)), "{algorithm:?}");
+        }
+    }
+
+    #[test]
     fn a_row_that_no_node_can_have_written_is_not_read() {
         let window_ns = 3_600 * 1_000_000_000;
         let window = Algorithm::FixedWindow(FixedWindow::new(9, Edges::Every { window_ns, stagger: false }));

@@ -43,14 +43,17 @@ use std::{
 };
 
 use acequia_limits::{Algorithm, CellTag, HashKey, Limit, LimitId, Now, algorithm::State};
-use acequia_rights::{Session, Versions, Writer};
+use acequia_rights::{
+    Session, Versions, Writer,
+    broken::{Broken, broken},
+};
 
 use crate::{
     account::{Account, Ground},
-    catalogue::{Registry, Terms},
-    journal::{HeapCell, Progress, is_overflow, overflow_tag},
+    catalogue::{Live, Registry, Terms, Unwritten},
+    journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
     kept::Pledge,
-    shard::{HeapCells, NewCell, Shard},
+    shard::{Cells, HeapCells, NewCell, Shard},
     sharing::{CellKey, Memory, Sharing},
     table::Cell,
 };
@@ -131,6 +134,22 @@ struct OverflowKey {
     numbers: u16,
 }
 
+/// A limit whose cells are read from the journal.
+#[derive(Clone, Copy, Debug)]
+struct Restored<'a> {
+    slot: u16,
+    /// Its algorithm.
+    like: &'a Algorithm,
+    /// Whether its cells are kept in the journal.
+    durable: bool,
+    /// When a crash forgot what was not.
+    lost: Option<Now>,
+    /// The numbers that its cells have now.
+    all: &'a [Live],
+    error_ns: Option<u64>,
+    now: Now,
+}
+
 /// What a node holds, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -154,7 +173,7 @@ impl Node {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             catalogue: Mutex::default(),
             version: AtomicU64::new(0),
-            registry: Mutex::new(Registry::new(&config.key, config.durable, terms)),
+            registry: Mutex::new(Registry::new(&config.key, config.durable, terms, config.empty_handed)),
             overflow: Mutex::default(),
             overflowing: AtomicBool::new(false),
             rows: Mutex::default(),
@@ -209,11 +228,11 @@ impl Node {
         let unknown: Vec<LimitId> =
             limits.iter().map(|limit| limit.id).filter(|id| !registry.knows(*id)).collect();
         let changes = registry.apply(limits, now)?;
-        self.restore(&registry, &unknown, now, false, &mut rows);
+        self.restore(&mut registry, &unknown, now, false, &mut rows);
         self.publish(&registry);
         let unwritten = registry.take_unwritten();
         drop(registry);
-        self.write_cells(&unwritten, now);
+        self.write_cells(unwritten, now);
         Ok(changes)
     }
 
@@ -221,10 +240,10 @@ impl Node {
     pub fn restore_all(&self, now: Now, mut rows: impl FnMut(LimitId) -> Vec<Row>) {
         let wall_ns = rows(journal::WALL).iter().filter_map(Row::wall_ns).max().unwrap_or(0);
         self.forgotten_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
-        let registry = lock(&self.registry);
+        let mut registry = lock(&self.registry);
         let ids: Vec<LimitId> = registry.active().iter().map(|active| active.limit.id).collect();
         let crashed = self.config.empty_handed.is_some();
-        self.restore(&registry, &ids, now, crashed, &mut rows);
+        self.restore(&mut registry, &ids, now, crashed, &mut rows);
         self.publish(&registry);
     }
 
@@ -335,6 +354,9 @@ impl Node {
                 write(Row { limit, tag, state: Some(state) });
             }
         }
+        for (limit, most, words) in catalogue.all_forgotten(now) {
+            write(Row { limit, tag: FORGOTTEN, state: Some(Kept::new(most, &words, now)) });
+        }
         let mut write = |slot: u16, numbers: u16, tag: CellTag, words: &[u64]| {
             if let (Some(limit), Some(local)) = (catalogue.id(slot), catalogue.local(slot, numbers)) {
                 write(Row { limit, tag, state: Some(Kept::new(local.least(), words, now)) });
@@ -347,7 +369,9 @@ impl Node {
         // What a crash forgot is not known yet: cells that are not there count as spent at that time,
         // as new cells count what others spent in a shared one.
         let Some(crashed) = self.config.empty_handed else { return };
-        let forgotten = |active: &&Active| !active.durable && catalogue.is_empty_handed(active.slot);
+        let forgotten = |active: &&Active| {
+            !active.durable && catalogue.is_empty_handed(active.slot) && !active.limit.algorithm.has_rate()
+        };
         for active in catalogue.limits.iter().filter(forgotten) {
             for (numbers, _) in active.all_numbers() {
                 if !shared.contains_key(&OverflowKey { slot: active.slot, numbers }) {
@@ -371,45 +395,94 @@ impl Node {
         usage
     }
 
-    /// Queues the cells of these slots for the journal: they are kept there from now on, and those
-    /// that are not charged again before a crash must be there too.
-    fn write_cells(&self, slots: &[u16], now: Now) {
-        if slots.is_empty() {
+    /// Queues for the journal what new numbers make it need: before the version that has them, so that a crash finds
+    /// both.
+    ///
+    /// Cells that are kept there from now on are written, though they are not charged again. Of a bucket that is not kept
+    /// there a crash presumes that every cell owes all that it may owe; so cells that owe more, because they once were
+    /// allowed more, are written, and only they. No other cell can come to owe more: a charge leaves no more owed than
+    /// there is, and loans move as much debt as room.
+    fn write_cells(&self, unwritten: Unwritten, now: Now) {
+        let Unwritten { kept, mut overdrawn, mut forgotten } = unwritten;
+        overdrawn.sort_unstable();
+        forgotten.retain(|_| !broken(Broken::ForgottenUnwritten));
+        if kept.is_empty() && overdrawn.is_empty() && forgotten.is_empty() {
             return;
         }
         let catalogue = self.catalogue();
-        for (at, shard) in self.shards.iter().enumerate() {
-            let mut cells = shard.lock();
-            for place in cells.table.places_of(slots) {
-                let cell = *cells.table.at(place);
-                let Some(local) = catalogue.local(cell.limit, cell.numbers()) else { continue };
-                let algorithm = local.at(whole_tag(at, &cell).salt());
-                let Some(limit) = catalogue.id(cell.limit) else { continue };
-                if cell.heap_place().is_none() {
-                    cells.move_to_heap(place);
-                }
-                if let Some(heap) = cells.table.at(place).heap_place() {
-                    cells.with_heap_cell(heap, |state| {
-                        let account = state.account.as_deref();
-                        let pledge = account.map_or_else(Pledge::default, Account::pledge);
-                        let algorithm = account.map_or(algorithm, |account| &account.algorithm);
-                        let kept = Some(Kept::new(algorithm, &state.words, now).with_pledge(pledge));
-                        let batch = self.push_row(Row { limit, tag: whole_tag(at, &cell), state: kept });
-                        state.ask_as_is(batch);
-                    });
-                }
+        for slot in &forgotten {
+            if let (Some(limit), Some((most, words))) =
+                (catalogue.id(*slot), catalogue.most_forgotten(*slot, now))
+            {
+                self.push_row(Row { limit, tag: FORGOTTEN, state: Some(Kept::new(most, &words, now)) });
             }
         }
+        let mut slots = kept;
+        slots.extend(overdrawn.iter().filter(|_| !broken(Broken::OverdrawnUnwritten)));
+        slots.sort_unstable();
+        slots.dedup();
+        for (at, shard) in self.shards.iter().enumerate() {
+            let mut cells = shard.lock();
+            for place in cells.table.places_of(&slots) {
+                self.write_cell(&catalogue, &mut cells, (at, place), &overdrawn, now);
+            }
+        }
+        self.write_shared(&catalogue, &slots, &overdrawn, now);
+    }
+
+    /// Queues a cell of a shard for the journal, unless a crash presumes as much: see [`Node::write_cells`].
+    fn write_cell(
+        &self,
+        catalogue: &Catalogue,
+        cells: &mut Cells,
+        (shard, place): (usize, usize),
+        overdrawn: &[u16],
+        now: Now,
+    ) {
+        let tag = whole_tag(shard, cells.table.at(place));
+        renumber_bucket(catalogue, cells, (place, tag.salt()), now);
+        let cell = *cells.table.at(place);
+        let Some(local) = catalogue.local(cell.limit, cell.numbers()) else { return };
+        let Some(limit) = catalogue.id(cell.limit) else { return };
+        let algorithm = local.at(tag.salt());
+        if algorithm.has_rate() {
+            let account = cells.account_of(&cell).map(|account| &account.algorithm);
+            let owed = account.unwrap_or(algorithm).owed(cells.words(&cell), now);
+            if owed <= presumed(catalogue, overdrawn, cell.limit, tag.salt()) {
+                return;
+            }
+        }
+        if cell.heap_place().is_none() {
+            cells.move_to_heap(place);
+        }
+        let Some(heap) = cells.table.at(place).heap_place() else { return };
+        cells.with_heap_cell(heap, |state| {
+            let account = state.account.as_deref();
+            let pledge = account.map_or_else(Pledge::default, Account::pledge);
+            let algorithm = account.map_or(algorithm, |account| &account.algorithm);
+            let kept = Some(Kept::new(algorithm, &state.words, now).with_pledge(pledge));
+            let batch = self.push_row(Row { limit, tag, state: kept });
+            // What was reserved beyond is not on the disk any more.
+            state.forget_held();
+            state.ask_as_is(batch);
+        });
+    }
+
+    /// As [`Node::write_cell`], of the cells that new ones share.
+    fn write_shared(&self, catalogue: &Catalogue, slots: &[u16], overdrawn: &[u16], now: Now) {
         let mut shared = lock(&self.overflow);
         for (key, cell) in shared.iter_mut().filter(|(key, _)| slots.contains(&key.slot)) {
             let Some(local) = catalogue.local(key.slot, key.numbers) else { continue };
             let algorithm = local.least();
-            if algorithm.is_idle(&cell.words, now) {
+            let is_presumed = algorithm.has_rate()
+                && algorithm.owed(&cell.words, now) <= presumed(catalogue, overdrawn, key.slot, 0);
+            if is_presumed || algorithm.is_idle(&cell.words, now) {
                 continue;
             }
             if let Some(limit) = catalogue.id(key.slot) {
                 let kept = Some(Kept::new(algorithm, &cell.words, now));
                 let batch = self.push_row(Row { limit, tag: overflow_tag(key.numbers), state: kept });
+                cell.forget_held();
                 cell.ask_as_is(batch);
             }
         }
@@ -437,7 +510,7 @@ impl Node {
     /// them: a node that is given less memory than it had starts full.
     fn restore(
         &self,
-        registry: &Registry,
+        registry: &mut Registry,
         ids: &[LimitId],
         now: Now,
         crashed: bool,
@@ -449,71 +522,102 @@ impl Node {
             let Some(active) = found else { continue };
             let (slot, like, durable) = (active.slot, active.limit.algorithm.clone(), active.durable);
             let all = registry.numbers_of(active);
+            // Charged since a row was written, perhaps: the limit starts empty-handed instead, also where it comes back
+            // only now.
+            let lost = match self.config.empty_handed {
+                Some(then) if !durable && (crashed || self.is_shared()) => Some(then),
+                _ => None,
+            };
+            let (forgotten, rows): (Vec<Row>, Vec<Row>) =
+                rows(*id).into_iter().partition(|row| row.tag == FORGOTTEN);
+            for row in forgotten {
+                self.restore_forgotten(registry, (slot, &like), row, (error_ns, now));
+            }
+            // Only of a bucket more may be owed than is presumed.
+            let is_presumed = lost.is_some() && (!like.has_rate() || broken(Broken::OverdrawnUnwritten));
+            let limit = Restored { slot, like: &like, durable, lost, all: &all, error_ns, now };
             let mut shared: Vec<Kept> = Vec::new();
-            for row in rows(*id) {
-                let Some(kept) = row.state else { continue };
-                // Charged since the row was written, perhaps: the limit starts empty-handed instead.
-                if crashed && !durable && kept.pledge().is_empty() {
+            for Row { tag, state, .. } in rows {
+                let Some(kept) = state else { continue };
+                if is_presumed && (is_overflow(tag) || kept.pledge().is_empty()) {
                     continue;
                 }
-                let Some(algorithm) = kept.algorithm(&like) else { continue };
-                if is_overflow(row.tag) {
-                    if !crashed || durable {
-                        shared.push(kept);
-                    }
-                    continue;
+                match is_overflow(tag) {
+                    true => shared.push(kept),
+                    false => self.restore_cell(registry, &limit, tag, &kept),
                 }
-                let salt = row.tag.salt();
-                let state = kept.state(&algorithm, error_ns, now);
-                // Under numbers of today where they are the same. Else nobody knows when they changed.
-                let (numbers, local, state) = match all.iter().find(|live| *live.local.at(salt) == algorithm)
-                {
-                    Some(live) => (live.numbers, live, state),
-                    None => {
-                        let own = &all[0];
-                        let state = own.local.at(salt).convert_sometime(&algorithm, state.words(), now);
-                        (own.numbers, own, state)
-                    }
-                };
-                let state =
-                    if crashed && !durable { self.spent(local.local.at(salt), now, salt) } else { state };
-                let mut cells = self.shards[shard_of(row.tag)].lock();
-                if cells.table.find(row.tag, slot).is_some() {
-                    continue;
-                }
-                while !cells.table.has_room(1) {
-                    cells.table.grow();
-                }
-                let mut numbers = numbers;
-                let cell = if durable || !kept.pledge().is_empty() {
-                    let mut cell = HeapCell::restored(state.words().to_vec());
-                    if !kept.pledge().is_empty() {
-                        // Which override's numbers it had is known when it is next hit: the least, until then.
-                        let least = all.iter().min_by_key(|live| live.local.part(salt)).unwrap_or(local);
-                        let ground = Ground {
-                            global: &least.global,
-                            local: &least.local,
-                            salt,
-                            which: 0,
-                            in_force: true,
-                        };
-                        let account = Account::restored(&ground, kept.pledge(), now, crashed && !durable);
-                        cell.words =
-                            account.algorithm.resize(local.local.at(salt), &cell.words, now).words().to_vec();
-                        cell.forget_held();
-                        cell.account = Some(Box::new(account));
-                        numbers = least.numbers;
-                        self.lent_before(slot, row.tag);
-                    }
-                    NewCell::Heap(cell)
-                } else {
-                    NewCell::new(state, local.local.at(salt), false)
-                };
-                cells.insert(row.tag, slot, numbers, cell);
             }
             let all: Vec<(u16, Algorithm)> =
                 all.iter().map(|live| (live.numbers, live.local.least().clone())).collect();
-            self.restore_shared(slot, &all, &shared, (error_ns, now));
+            let presumed = lost.map(|_| &*registry);
+            self.restore_shared(slot, &all, &shared, presumed, (error_ns, now));
+        }
+    }
+
+    /// Puts one cell back, unless it is there or no more is owed than is presumed of one that is not.
+    fn restore_cell(&self, registry: &Registry, limit: &Restored<'_>, tag: CellTag, kept: &Kept) {
+        let Restored { slot, like, durable, lost, all, error_ns, now } = *limit;
+        let Some(algorithm) = kept.algorithm(like) else { return };
+        let salt = tag.salt();
+        let state = kept.state(&algorithm, error_ns, now);
+        // Under numbers of today where they are the same. Else nobody knows when they changed.
+        let same = all.iter().find(|live| *live.local.at(salt) == algorithm);
+        let (live, state) = match same {
+            Some(live) => (live, state),
+            None => (&all[0], all[0].local.at(salt).convert_sometime(&algorithm, state.words(), now)),
+        };
+        let state = match lost {
+            None => state,
+            Some(then) if !like.has_rate() => self.spent(live.local.at(salt), then, salt),
+            Some(_) => match more_than_forgotten(registry, (slot, live.numbers), state, now) {
+                Ok(more) => more,
+                Err(_) if kept.pledge().is_empty() => return,
+                Err(presumed) => presumed,
+            },
+        };
+        let mut cells = self.shards[shard_of(tag)].lock();
+        if cells.table.find(tag, slot).is_some() {
+            return;
+        }
+        while !cells.table.has_room(1) {
+            cells.table.grow();
+        }
+        let (numbers, cell) = if !kept.pledge().is_empty() {
+            // Which override's numbers it had is known when it is next hit: the least, until then.
+            let least = all.iter().min_by_key(|live| live.local.part(salt)).unwrap_or(live);
+            let ground =
+                Ground { global: &least.global, local: &least.local, salt, which: 0, in_force: true };
+            let account = Account::restored(&ground, kept.pledge(), now, lost.is_some());
+            let words = account.algorithm.resize(live.local.at(salt), state.words(), now);
+            let mut cell = HeapCell::restored(words.words().to_vec());
+            cell.forget_held();
+            cell.account = Some(Box::new(account));
+            self.lent_before(slot, tag);
+            (least.numbers, NewCell::Heap(cell))
+        } else if durable || lost.is_some() {
+            (live.numbers, NewCell::Heap(HeapCell::restored(state.words().to_vec())))
+        } else {
+            (live.numbers, NewCell::new(state, live.local.at(salt), false))
+        };
+        cells.insert(tag, slot, numbers, cell);
+    }
+
+    /// What an earlier process knew to be forgotten is not known now either.
+    fn restore_forgotten(
+        &self,
+        registry: &mut Registry,
+        (slot, like): (u16, &Algorithm),
+        row: Row,
+        (error_ns, now): (Option<u64>, Now),
+    ) {
+        let Row { limit, tag, state } = row;
+        let Some(kept) = state else { return };
+        let Some(written) = kept.algorithm(like).filter(Algorithm::has_rate) else { return };
+        let words = kept.state(&written, error_ns, now);
+        if written.is_idle(words.words(), now) {
+            self.push_row(Row { limit, tag, state: None });
+        } else if !broken(Broken::ForgottenUnwritten) {
+            registry.learn_forgotten(slot, &written, words.words(), now);
         }
     }
 
@@ -524,6 +628,7 @@ impl Node {
         slot: u16,
         all: &[(u16, Algorithm)],
         shared: &[Kept],
+        presumed: Option<&Registry>,
         (error_ns, now): (Option<u64>, Now),
     ) {
         for (numbers, algorithm) in all {
@@ -538,7 +643,11 @@ impl Node {
                     Some(_) => algorithm.spent_at(now, 0),
                 });
             }
-            if let Some(state) = joined {
+            let more = |state| match presumed {
+                Some(registry) => more_than_forgotten(registry, (slot, *numbers), state, now).ok(),
+                None => Some(state),
+            };
+            if let Some(state) = joined.and_then(more) {
                 let cell = HeapCell::restored(state.words().to_vec());
                 lock(&self.overflow).insert(OverflowKey { slot, numbers: *numbers }, cell);
                 self.overflowing.store(true, Ordering::Release);
@@ -566,6 +675,41 @@ impl Node {
 /// does not know yet are kept.
 fn is_idle(catalogue: &Catalogue, cell: &Cell, tag: CellTag, heap: &HeapCells<'_>, now: Now) -> bool {
     catalogue.is_idle(cell.limit, cell.numbers(), tag.salt(), heap.words(cell), now)
+}
+
+/// Brings a bucket that lends and holds nothing to the numbers that its limit has now, when they begin: its row shall
+/// say what they make of it. Where nothing is owed, nothing is to be carried over.
+fn renumber_bucket(catalogue: &Catalogue, cells: &mut Cells, (place, salt): (usize, u32), now: Now) {
+    let (slot, numbers) = (cells.table.at(place).limit, cells.table.at(place).numbers());
+    let Some(heir) = catalogue.heir(slot, numbers, salt, now).filter(|heir| *heir != numbers) else { return };
+    let (Some(old), Some(new)) = (catalogue.local(slot, numbers), catalogue.local(slot, heir)) else {
+        return;
+    };
+    let (old, new) = (old.at(salt), new.at(salt));
+    let words = cells.words(cells.table.at(place));
+    if !old.has_rate() || cells.account(place).is_some() || old.is_idle(words, now) {
+        return;
+    }
+    let state = new.resize(old, words, now);
+    cells.rewrite(place, heir, state);
+}
+
+/// What a crash presumes that a cell of a bucket owes: nothing, where its limit is kept in the journal.
+fn presumed(catalogue: &Catalogue, overdrawn: &[u16], slot: u16, salt: u32) -> u64 {
+    if overdrawn.binary_search(&slot).is_ok() { catalogue.least_units(slot, salt) } else { 0 }
+}
+
+/// What a bucket's row says of a cell that was charged since, perhaps, and not journalled: the row's state if it owes more
+/// than is presumed of every such cell, and else what is presumed.
+fn more_than_forgotten(
+    registry: &Registry,
+    (slot, numbers): (u16, u16),
+    state: State,
+    now: Now,
+) -> Result<State, State> {
+    let (most, presumed) = registry.forgotten(slot, numbers);
+    let is_more = !most.covers(&presumed, state.words(), now) && !most.is_idle(state.words(), now);
+    if is_more { Ok(state) } else { Err(State::Inline(presumed)) }
 }
 
 /// The shard of a tag: its top bits, which the table does not keep.

@@ -132,16 +132,29 @@ impl Local {
         &least.expect("there is always one").1
     }
 
+    /// The largest numbers that a cell may have by its standing part.
+    pub(crate) fn most(&self) -> &Algorithm {
+        &self.variants.last().expect("there is always one").1
+    }
+
     /// The limit's numbers with another part than the standing one.
     pub(crate) fn with(&self, global: &Algorithm, part: Part) -> Algorithm {
         match &self.shares {
             None => global.clone(),
             Some(shares) => {
-                // Whatever others say that they lent: never more than the limit.
-                let units = if shares.can_tell(global) { part.units.min(global.budget()) } else { 0 };
+                let units = self.usable(global, part.units);
                 let part = Part { rate: if global.has_rate() { part.rate.max(1) } else { 0 }, units };
                 global.local(part, shares.drift_ppm, shares.margin_ns)
             }
+        }
+    }
+
+    /// Of so many units that a cell has, those that it may use. Whatever others say that they lent: never more than the
+    /// limit. And nothing of a window that the clock cannot tell from the next.
+    pub(crate) fn usable(&self, global: &Algorithm, units: u64) -> u64 {
+        match &self.shares {
+            Some(shares) if !shares.can_tell(global) => 0,
+            Some(_) | None => units.min(global.budget()),
         }
     }
 

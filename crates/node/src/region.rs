@@ -237,9 +237,15 @@ impl Node {
         let catalogue = self.catalogue();
         let (Some(limit), Some(account)) = (catalogue.id(slot), cell.account.take()) else { return 0 };
         let pledge = account.pledge();
-        let durable = catalogue.is_durable(slot);
+        // Of a bucket that is not journalled a crash presumes that all is owed that it may owe; only more must be known.
+        let overdrawn = account.algorithm.owed(&cell.words, now) > account.effective().units
+            && !broken(Broken::OverdrawnUnwritten);
+        let kept = catalogue.is_durable(slot) || overdrawn;
         let tag = journal_tag(tag);
-        let batch = if !durable && pledge.is_empty() {
+        let batch = if !kept && pledge.is_empty() && cell.is_unwritten() {
+            // The disk has nothing of it, and need not.
+            0
+        } else if !kept && pledge.is_empty() {
             cell.forget_written();
             self.push_row(Row { limit, tag, state: None })
         } else {
@@ -278,6 +284,9 @@ impl Node {
         if changed {
             self.publish(&registry);
         }
+        let unwritten = registry.take_unwritten();
+        drop(registry);
+        self.write_cells(unwritten, now);
         changed
     }
 
@@ -331,11 +340,14 @@ impl Node {
     pub(crate) fn initial(
         &self,
         catalogue: &Catalogue,
-        slot: u16,
+        (slot, numbers): (u16, u16),
         algorithm: &Algorithm,
         salt: u32,
         now: Now,
     ) -> State {
+        if algorithm.has_rate() {
+            return forgotten(catalogue, (slot, numbers), algorithm, now).unwrap_or(algorithm.fresh());
+        }
         match self.spent_before_start(catalogue, slot, algorithm, now) {
             Some(then) => self.spent(algorithm, then, salt),
             None => algorithm.fresh(),
@@ -369,18 +381,36 @@ impl Node {
     pub(crate) fn not_less_than_forgotten(
         &self,
         catalogue: &Catalogue,
-        slot: u16,
-        algorithm: &Algorithm,
-        salt: u32,
+        (slot, numbers): (u16, u16),
+        (algorithm, salt): (&Algorithm, u32),
         now: Now,
         state: State,
     ) -> State {
-        let Some(then) = self.spent_before_start(catalogue, slot, algorithm, now) else { return state };
-        let spent = self.spent(algorithm, then, salt);
-        if algorithm.covers(spent.words(), state.words(), now) { spent } else { state }
+        let spent = if algorithm.has_rate() {
+            forgotten(catalogue, (slot, numbers), algorithm, now)
+        } else {
+            let then = self.spent_before_start(catalogue, slot, algorithm, now);
+            then.map(|then| self.spent(algorithm, then, salt))
+        };
+        spent.filter(|spent| algorithm.covers(spent.words(), state.words(), now)).unwrap_or(state)
     }
 
-    /// When a cell must be taken to have been spent, if a restart forgot what was.
+    /// Whether a cell that is not there is taken to owe something, because a crash forgot what it owes.
+    pub(crate) fn is_forgotten(
+        &self,
+        catalogue: &Catalogue,
+        (slot, numbers): (u16, u16),
+        algorithm: &Algorithm,
+        now: Now,
+    ) -> bool {
+        match algorithm.has_rate() {
+            true => forgotten(catalogue, (slot, numbers), algorithm, now).is_some(),
+            false => self.spent_before_start(catalogue, slot, algorithm, now).is_some(),
+        }
+    }
+
+    /// When a cell must be taken to have been spent, if a restart forgot what was. Buckets do not go by it: what they owed
+    /// then drains by whatever numbers there were since ([`Catalogue::forgotten`]).
     pub(crate) fn spent_before_start(
         &self,
         catalogue: &Catalogue,
@@ -456,6 +486,18 @@ impl Node {
     pub(crate) const fn is_shared(&self) -> bool {
         self.sharing.is_some()
     }
+}
+
+/// What a cell of a bucket owes of which nothing is known, if a crash forgot it and it is not idle by now.
+fn forgotten(
+    catalogue: &Catalogue,
+    (slot, numbers): (u16, u16),
+    algorithm: &Algorithm,
+    now: Now,
+) -> Option<State> {
+    let (most, words) = catalogue.forgotten(slot, numbers)?;
+    let is_idle = words == [0, 0] || most.is_idle(&words, now);
+    (!is_idle).then(|| algorithm.convert(most, &words, now))
 }
 
 #[cfg(test)]

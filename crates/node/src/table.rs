@@ -183,10 +183,11 @@ impl Table {
         }
     }
 
-    /// The places of the cells of these limits.
+    /// The places of the cells of these limits, which are sorted.
     pub(crate) fn places_of(&self, limits: &[u16]) -> Vec<usize> {
         let cells = self.places.iter().enumerate();
-        cells.filter(|(_, cell)| !cell.is_empty() && limits.contains(&cell.limit)).map(|(at, _)| at).collect()
+        let is_of = |cell: &Cell| !cell.is_empty() && limits.binary_search(&cell.limit).is_ok();
+        cells.filter(|(_, cell)| is_of(cell)).map(|(at, _)| at).collect()
     }
 
     /// Every cell, in the order of their places.

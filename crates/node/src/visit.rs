@@ -43,7 +43,7 @@ impl Visit<'_> {
             None => {
                 let local = self.catalogue.local(slot, newest)?;
                 let algorithm = local.at(salt);
-                let state = self.node.initial(self.catalogue, slot, algorithm, salt, self.now);
+                let state = self.node.initial(self.catalogue, (slot, newest), algorithm, salt, self.now);
                 let durable = self.catalogue.is_durable(slot);
                 cells.insert(tag, slot, newest, NewCell::new(state, algorithm, durable))
             }
@@ -73,7 +73,7 @@ impl Visit<'_> {
                 );
                 let covers = ground.local.at(salt).covers(early.words(), late.words(), self.now);
                 let state = if covers { early } else { late };
-                let state = self.not_less_than_forgotten(slot, ground.local.at(salt), salt, state);
+                let state = self.not_less_than_forgotten((slot, heir), ground.local.at(salt), salt, state);
                 cells.rewrite(place, heir, state);
             }
             cells.share(place, Box::new(Account::new(&ground)));
@@ -85,7 +85,7 @@ impl Visit<'_> {
                 let (grounds, times) = ((before.as_ref(), &ground), (began, self.now));
                 account.renumber(words, grounds, times, &*self.node.sessions());
                 account.owe_forgotten(words, |algorithm, state| {
-                    self.not_less_than_forgotten(slot, algorithm, salt, state)
+                    self.not_less_than_forgotten((slot, heir), algorithm, salt, state)
                 });
                 cell.forget_held_of(ground.global);
             }
@@ -100,7 +100,13 @@ impl Visit<'_> {
         Some(Ground { global, local, salt, which: 0, in_force: true })
     }
 
-    fn not_less_than_forgotten(&self, slot: u16, algorithm: &Algorithm, salt: u32, state: State) -> State {
-        self.node.not_less_than_forgotten(self.catalogue, slot, algorithm, salt, self.now, state)
+    fn not_less_than_forgotten(
+        &self,
+        numbers: (u16, u16),
+        algorithm: &Algorithm,
+        salt: u32,
+        state: State,
+    ) -> State {
+        self.node.not_less_than_forgotten(self.catalogue, numbers, (algorithm, salt), self.now, state)
     }
 }

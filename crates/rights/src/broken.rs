@@ -27,6 +27,8 @@ pub enum Broken {
     FreezeForgotten,
     /// A freeze takes back what was renewed before.
     FreezeKeepsOldEnd,
+    /// A refusal that comes while no more can be frozen is forgotten.
+    RefusalForgotten,
     /// A holder takes a beat of its earlier process for its own.
     BeatsWithoutBoot,
     /// A holder counts a loan from when the grant came.
@@ -107,6 +109,8 @@ pub enum Broken {
     JoinAtOnce,
     /// A region that leaves is not waited for.
     ForgetLeavers,
+    /// A term is forgotten as if limits that were removed had never been.
+    ForgetRemovedLimits,
 
     // Of the node.
     /// A grant leaves before the loan is on disk.
@@ -153,6 +157,12 @@ pub enum Broken {
     WindowReopens,
     /// What was removed is given away still.
     GiveOfRemoved,
+    /// Of what is not journalled the disk keeps nothing, though more is owed than a crash presumes.
+    OverdrawnUnwritten,
+    /// A bucket's rate is lowered, and the disk is not told what cells owe by then.
+    SlowedUnwritten,
+    /// What a crash forgot is forgotten with the next crash, though the limit is journalled by then.
+    ForgottenUnwritten,
 }
 
 /// Whether a rule is left out in this thread.

@@ -39,6 +39,8 @@
 //!
 //! This file knows no clock, no limit and no policy: what to ask, whom to lend to and when to give back is the caller's.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use thiserror::Error;
@@ -141,6 +143,9 @@ pub struct Lent {
     /// Whether the session's renewals are for it.
     #[serde(skip)]
     pub renewing: bool,
+    /// Whether its holder said that it does not hold it: see [`Book::refused`].
+    #[serde(skip)]
+    pub refused: bool,
 }
 
 const fn never_ns() -> u64 {
@@ -435,7 +440,19 @@ impl Book {
                 Kind::Sliding { lingers_ns: stretch(lingers_ns, session.drift_ppm()) }
             }
         };
-        let lent = Lent { number, to, part, tokens, ttl_ns, wait_ns, kind, echo, end_ns, renewing: true };
+        let lent = Lent {
+            number,
+            to,
+            part,
+            tokens,
+            ttl_ns,
+            wait_ns,
+            kind,
+            echo,
+            end_ns,
+            renewing: true,
+            refused: false,
+        };
         self.lent.push(lent);
         session.lends(number, wait_ns);
         let shed = match kind {
@@ -565,6 +582,29 @@ impl Book {
     pub fn freeze(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
         let lent = self.lent.iter_mut().find(|lent| lent.number == number).ok_or(Refusal::Unknown(number))?;
         if lent.renewing { session.freezes(lent) } else { Ok(()) }
+    }
+
+    /// The holder of a lent loan says that it does not hold it. It ends by itself once it is frozen: now, or with a later
+    /// [`Book::freeze_refused`] where as many are frozen as can be told. Nobody would say so again, and a loan that is
+    /// renewed and not held would never come back. Until then it is lent as before: a duplicate of its grant may still be
+    /// accepted.
+    pub fn refused(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
+        let lent = self.lent.iter_mut().find(|lent| lent.number == number).ok_or(Refusal::Unknown(number))?;
+        lent.refused = true;
+        if lent.renewing { session.freezes(lent) } else { Ok(()) }
+    }
+
+    /// Freezes loans that were refused while there was no room to tell of them, as far as there is now.
+    pub fn freeze_refused(&mut self, sessions: &mut BTreeMap<Writer, Session>) {
+        if broken(Broken::RefusalForgotten) {
+            return;
+        }
+        for lent in self.lent.iter_mut().filter(|lent| lent.refused && lent.renewing) {
+            if let Some(session) = sessions.get_mut(&lent.to) {
+                // A list that is still full has room later: its loans end, since nothing is renewed while it is full.
+                let _ = session.freezes(lent);
+            }
+        }
     }
 
     /// When the next loan ends, if nothing is renewed until then. Ends only move later, so this may be kept and asked

@@ -18,7 +18,9 @@
 //! 4. A term is *agreed* to a node's knowledge when **every** member and every leaver of it acknowledged **that very
 //!    term**; its older terms are then *superseded*. They go on applying to windows that start before the latest
 //!    of the acknowledgements' times, and to everything else for one horizon (stretched by the drift) from when the
-//!    node learned it, or from its restart.
+//!    node learned it, or from its restart. A node forgets a term only when that is over for *every* limit that was in
+//!    force under it, even one that a later version removed: it may come back, and what others spent under it counts
+//!    still. So every term remembers on disk how long that may last ([`Lasts`]).
 //! 5. The authority drops a writer from the members only into the leavers, whence it goes once it acknowledged a term
 //!    that does not name it, or into the fenced, of which an operator asserts that they do nothing any more.
 //! 6. A new authority is a member of the version it has, begins a new epoch and with it a new term. A node that
@@ -57,7 +59,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use acequia_limits::{Now, Part};
+use acequia_limits::{Now, Part, RATE_PARTS};
 use crdts::{CmRDT, LWWReg};
 use serde::{Deserialize, Serialize};
 
@@ -299,6 +301,32 @@ pub fn stretched(ns: u64, drift_ppm: u32) -> u64 {
     u64::try_from(stretched).unwrap_or(u64::MAX)
 }
 
+/// How long what is spent under some limits may count: the longest of any of them, by a true clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lasts {
+    /// Of windows, sliding ones too, in nanoseconds.
+    pub windows_ns: u64,
+    /// Of buckets, in nanoseconds: how long one of the whole limit's rate drains. A region's part may take longer.
+    pub drains_ns: u64,
+}
+
+impl Lasts {
+    /// The longer of both.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            windows_ns: self.windows_ns.max(other.windows_ns),
+            drains_ns: self.drains_ns.max(other.drains_ns),
+        }
+    }
+
+    /// The longest of all, where no region drains slower than `least_rate` parts of the whole.
+    fn longest_ns(self, least_rate: u32) -> u64 {
+        let parts = u64::from(RATE_PARTS.div_ceil(least_rate.max(1)));
+        self.windows_ns.max(self.drains_ns.saturating_mul(parts))
+    }
+}
+
 /// A distribution of shares in a node's chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Term {
@@ -308,6 +336,8 @@ pub struct Term {
     pub split: Option<Split>,
     /// How long it applies.
     pub until: Until,
+    /// How long what was spent under it may count, of any limit that was in force meanwhile.
+    pub lasts: Lasts,
     authority: Option<Writer>,
     writers: BTreeMap<Region, Writer>,
     leaving: BTreeSet<Writer>,
@@ -322,6 +352,7 @@ impl Term {
             mark: Mark::default(),
             split: None,
             until: Until::Agreed,
+            lasts: Lasts::default(),
             authority: None,
             writers: BTreeMap::new(),
             leaving: BTreeSet::new(),
@@ -337,6 +368,7 @@ impl Term {
             mark: version.term,
             split: Some(Split::new(&weights)?),
             until: Until::Agreed,
+            lasts: Lasts::default(),
             authority: Some(version.authority),
             writers: version.members.iter().map(|(&region, member)| (region, member.writer)).collect(),
             leaving: version.leaving.clone(),
@@ -558,8 +590,9 @@ impl Versions {
             chain.push(Term::empty());
         }
         if chain.len() >= TERMS_MAX {
+            let lasts = chain.iter().map(|term| term.lasts).fold(Lasts::default(), Lasts::max);
             chain.clear();
-            chain.push(Term::empty());
+            chain.push(Term { lasts, ..Term::empty() });
         }
         chain.push(term);
     }
@@ -734,19 +767,36 @@ impl Versions {
         highest.is_some_and(|&highest| writer.incarnation <= highest)
     }
 
-    /// Forgets terms that apply to nothing any more. `longest_ns` is the longest horizon or window of any limit.
-    pub fn settle(&mut self, longest_ns: u64, now: Now) {
+    /// What is spent from now on may count for so long: every term in the chain remembers it. To be called with the limits
+    /// of each version that is adopted, before that is kept.
+    pub fn counts_for(&mut self, lasts: Lasts) {
+        if broken(Broken::ForgetRemovedLimits) {
+            return;
+        }
+        for term in &mut self.kept.chain {
+            let longer = term.lasts.max(lasts);
+            self.revision += u64::from(longer != term.lasts);
+            term.lasts = longer;
+        }
+    }
+
+    /// Forgets terms that apply to nothing any more: neither to limits that there are now, whose `lasts` this is, nor to
+    /// those that there were when shares of the term were used.
+    pub fn settle(&mut self, lasts: Lasts, now: Now) {
         let Some(version) = self.version() else { return };
         let (error, drift) = (version.clock_error_ns, version.drift_ppm);
-        let over = |until| match until {
+        let splits = self.kept.chain.iter().filter_map(|term| term.split.as_ref());
+        let least_rate = splits.map(Split::least_rate).min().unwrap_or(RATE_PARTS);
+        let over = |term: &Term| match term.until {
             Until::Agreed => false,
             Until::Superseded { windows_wall_ns, steady_ns } => {
+                let longest_ns = lasts.max(term.lasts).longest_ns(least_rate);
                 now.wall_ns > windows_wall_ns.saturating_add(longest_ns).saturating_add(2 * error)
                     && now.steady_ns > steady_ns.saturating_add(stretched(longest_ns, drift))
             }
         };
         let before = self.kept.chain.len();
-        self.kept.chain.retain(|term| !over(term.until));
+        self.kept.chain.retain(|term| !over(term));
         if self.kept.chain.len() != before {
             // Only writers that are still asked are worth remembering.
             let chain = &self.kept.chain;

@@ -248,12 +248,11 @@ async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], metrics::text(&worker.shared)).into_response()
 }
 
-/// A node is ready unless it is stopping.
+/// A node is ready unless it is stopping, or owns nothing. A partition or a lost store never makes it unready.
 async fn readyz(State(worker): State<Arc<Worker>>) -> Response {
-    if worker.shared.is_draining() {
-        (StatusCode::SERVICE_UNAVAILABLE, "draining: the node is stopping\n").into_response()
-    } else {
-        "ready\n".into_response()
+    match worker.shared.ready() {
+        Ok(()) => "ready\n".into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response(),
     }
 }
 

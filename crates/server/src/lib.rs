@@ -3,7 +3,8 @@
 //!
 //! [`run::Service`] is the whole server: the binary runs it with the machine's clock and disk, tests
 //! and simulations with their own. Where a request goes: `grpc` or `http` reads it, [`question`]
-//! refuses what no caller should send, [`worker`] asks, `respond` and `headers` write.
+//! refuses what no caller should send, [`worker`] asks, `respond` and `headers` write. [`regions`] connects the node to
+//! other regions.
 
 pub mod cli;
 pub mod clock;
@@ -15,6 +16,7 @@ pub mod http;
 pub mod load;
 pub mod metrics;
 pub mod question;
+pub mod regions;
 mod respond;
 pub mod run;
 mod screen;

@@ -50,6 +50,8 @@ enum Command {
     Authority(cli::Authority),
     /// Who changed what in the catalogue, and when.
     Audit(cli::Audit),
+    /// Make certificates for nodes that share limits, with an authority of their own.
+    Certs(cli::Certs),
     /// Load a running node, and print throughput and latency.
     Bench(cli::Bench),
     /// Show the regions of a cluster, live.
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Regions(regions) => wait_for(regions.run()),
         Command::Authority(authority) => wait_for(authority.run()),
         Command::Audit(audit) => wait_for(audit.run()),
+        Command::Certs(certs) => certs.run(),
         Command::Bench(bench) => wait_for(bench.run()),
         Command::Top(top) => wait_for(top.run()),
     }
@@ -87,7 +90,7 @@ fn wait_for(command: impl Future<Output = ExitCode>) -> ExitCode {
 
 fn serve(path: &std::path::Path, log_json: bool) -> ExitCode {
     log(log_json);
-    let ready = |grpc, http| say(&format!("listening grpc={grpc} http={http}"));
+    let ready = |addresses| say(&format!("listening {addresses}"));
     match run::run(path, ready) {
         Ok(()) => ExitCode::SUCCESS,
         Err(fault) => complain(&fault.to_string()),

@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use acequia_api::acequia::v1::{Holding, LimitStatus, Mark, Peer};
 use acequia_node::Catalogue;
 use prometheus_client::{
     collector::Collector,
@@ -14,6 +15,7 @@ use prometheus_client::{
 };
 
 use crate::{
+    regions::Regions,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, Tally},
     worker::Shared,
 };
@@ -97,7 +99,11 @@ impl Collector for Counts {
                 (&[("outcome", "refused")], refused.load(Ordering::Relaxed)),
             ],
         )?;
-        out.gauge("acequia_ready", "0 while the node is stopping.", &one(u64::from(!shared.is_draining())))?;
+        let ready = "0 while the node is stopping, or has no catalogue that names it.";
+        out.gauge("acequia_ready", ready, &one(u64::from(shared.ready().is_ok())))?;
+        if let Some(regions) = shared.regions.get() {
+            out.of_regions(shared, regions)?;
+        }
         if let Some(writer) = &shared.writer {
             let load = |count: &AtomicU64| one(count.load(Ordering::Relaxed));
             out.counter("acequia_journal_commits", "Commits of the journal.", &load(&writer.commits))?;
@@ -113,6 +119,20 @@ impl Collector for Counts {
 }
 
 const NO_LABELS: [(&str, &str); 0] = [];
+
+/// A gauge of a peer: its name, what it says, and its value where it has one.
+type PeerGauge = (&'static str, &'static str, fn(&Peer) -> Option<u64>);
+
+const PEER_GAUGES: [PeerGauge; 6] = [
+    ("acequia_peer_connected", "1 while there is a connection.", |peer| Some(u64::from(peer.connected))),
+    ("acequia_peer_reached", "1 while it was heard lately, so that rights are lent to it.", |peer| {
+        Some(u64::from(peer.reached))
+    }),
+    ("acequia_peer_heard_milliseconds", "Since it was last heard.", |peer| peer.heard_ms_ago),
+    ("acequia_peer_round_trip_microseconds", "There and back.", |peer| peer.round_trip_us),
+    ("acequia_peer_lent", "Loans given to it now.", |peer| Some(peer.lent)),
+    ("acequia_peer_borrowed", "Loans held of it now.", |peer| Some(peer.borrowed)),
+];
 
 /// A metric's values by their labels.
 type Values<'a> = &'a [(&'a [(&'a str, &'a str)], u64)];
@@ -148,6 +168,90 @@ impl Out<'_> {
         Ok(())
     }
 
+    /// What a region may spend, who of the others was heard, and what travels.
+    fn of_regions(&mut self, shared: &Shared, regions: &Regions) -> Result<(), std::fmt::Error> {
+        let status = regions.status(shared);
+        let peers: Vec<String> =
+            status.peers.iter().map(|peer| format!("{}/{}", peer.region, peer.node)).collect();
+        let of_peers = |value: fn(&Peer) -> Option<u64>| -> Vec<([(&str, &str); 1], u64)> {
+            let values = status.peers.iter().zip(&peers).map(|(peer, name)| (name, value(peer)));
+            values.filter_map(|(name, value)| Some(([("peer", name.as_str())], value?))).collect()
+        };
+        for (name, help, value) in PEER_GAUGES {
+            let values = of_peers(value);
+            let values: Vec<(&[(&str, &str)], u64)> =
+                values.iter().map(|(labels, value)| (&labels[..], *value)).collect();
+            self.gauge(name, help, &values)?;
+        }
+        let of_catalogue = |mark: Option<Mark>| mark.map_or(0, |mark| mark.number);
+        if let Some(catalogue) = &status.catalogue {
+            let requested = of_catalogue(catalogue.requested);
+            let effective = of_catalogue(catalogue.effective);
+            let help = "The catalogue's version here, and the one that every region conforms to.";
+            let values: [(&[(&str, &str)], u64); 2] =
+                [(&[("which", "requested")], requested), (&[("which", "effective")], effective)];
+            self.gauge("acequia_catalogue_version", help, &values)?;
+        }
+        let one = |value| [(&NO_LABELS[..], value)];
+        let suspect = u64::from(status.clock_is_suspect);
+        self.gauge(
+            "acequia_clock_suspect",
+            "1 while the wall clock disagrees with the peers'.",
+            &one(suspect),
+        )?;
+        self.gauge("acequia_warm_cells", "Cells that are shared actively.", &one(status.warm_cells))?;
+        let expiry = regions.certificate_expiry_s();
+        let help = "When this node's certificate expires, in seconds since 1970.";
+        self.gauge("acequia_certificate_expiry_timestamp_seconds", help, &one(expiry))?;
+        let traffic = status.traffic.unwrap_or_default();
+        let (way_in, way_out) = ([("way", "in")], [("way", "out")]);
+        let frames: Values<'_> = &[(&way_in, traffic.frames_in), (&way_out, traffic.frames_out)];
+        self.counter("acequia_mesh_frames", "Frames from and to other regions.", frames)?;
+        let bytes: Values<'_> = &[(&way_in, traffic.bytes_in), (&way_out, traffic.bytes_out)];
+        self.counter("acequia_mesh_bytes", "Bytes of frames from and to other regions.", bytes)?;
+        let refused: Values<'_> = &[
+            (&[("what", "frame")], traffic.frames_refused),
+            (&[("what", "entry")], traffic.entries_refused),
+        ];
+        self.counter("acequia_mesh_refused", "What came of other regions and was refused.", refused)?;
+        self.counter("acequia_loans_given", "Loans given to other regions.", &one(traffic.loans_given))?;
+        self.counter("acequia_loans_taken", "Loans taken up from other regions.", &one(traffic.loans_taken))?;
+        self.counter("acequia_rights_given", "Gifts of rights in windows.", &one(traffic.rights_given))?;
+        self.of_holdings(&status.limits)
+    }
+
+    fn of_holdings(&mut self, limits: &[LimitStatus]) -> Result<(), std::fmt::Error> {
+        let paths: Vec<String> = limits.iter().map(|l| format!("{}/{}", l.domain, l.name)).collect();
+        let units = |holding: Option<Holding>| holding.unwrap_or_default().units;
+        let rate = |holding: Option<Holding>| holding.unwrap_or_default().rate_milli;
+        for (name, help, value) in [
+            (
+                "acequia_region_units",
+                "Units at once, or in the window, of the cells that are shared actively.",
+                &units as &dyn Fn(Option<Holding>) -> u64,
+            ),
+            (
+                "acequia_region_rate_milli",
+                "Thousandths of a unit a second, of the cells that are shared actively.",
+                &rate,
+            ),
+        ] {
+            let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (limit, path) in limits.iter().zip(&paths) {
+                for (kind, holding) in [
+                    ("standing", limit.standing),
+                    ("lent", limit.lent),
+                    ("borrowed", limit.borrowed),
+                    ("effective", limit.effective),
+                ] {
+                    let labels = [("limit", path.as_str()), ("kind", kind)];
+                    metric.encode_family(&labels)?.encode_gauge(&signed(value(holding)))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn counter(&mut self, name: &str, help: &str, values: Values<'_>) -> Result<(), std::fmt::Error> {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in values {
@@ -163,8 +267,13 @@ impl Out<'_> {
 
     fn gauge(&mut self, name: &str, help: &str, values: Values<'_>) -> Result<(), std::fmt::Error> {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (_, value) in values {
-            metric.encode_gauge(&signed(*value))?;
+        for (labels, value) in values {
+            if labels.is_empty() {
+                metric.encode_gauge(&signed(*value))?;
+            } else {
+                let labels: Vec<(&str, &str)> = labels.to_vec();
+                metric.encode_family(&labels)?.encode_gauge(&signed(*value))?;
+            }
         }
         Ok(())
     }

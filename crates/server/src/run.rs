@@ -2,18 +2,20 @@
 //! answer, reload, drain.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use acequia_limits::{HashKey, Limit, LimitId, limit::LimitSpec};
-use acequia_node::{CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, Row, SHARDS, Scheduled};
+use acequia_node::{
+    CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, ResumeFault, Row, SHARDS, Scheduled,
+};
 use acequia_store::{Journal, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -26,13 +28,17 @@ use crate::{
     clock::{Clock, SystemClock},
     config::{Config, ConfigError, Live},
     grpc, http,
+    regions::{
+        self, Audit, OrderFault, Place, Regions, RegionsError,
+        admin::{self, AdminError},
+    },
     worker::Shared,
     writer::Writer,
 };
 
 /// The journal's named values.
 const KEY: &str = "hash_key";
-const SCHEDULE: &str = "schedule";
+pub(crate) const SCHEDULE: &str = "schedule";
 const STOPPED: &str = "stopped";
 
 /// How often a shard is swept: all of them in about five seconds.
@@ -80,9 +86,46 @@ pub enum StartError {
         /// What the system says.
         cause: std::io::Error,
     },
+    /// The journal is not this node's.
+    #[error(transparent)]
+    Resume(#[from] ResumeFault),
+    /// The node cannot take its place among the regions.
+    #[error(transparent)]
+    Regions(#[from] RegionsError),
+    /// The admin listener cannot start.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
+    /// What the file changes cannot be put in force.
+    #[error("{0}")]
+    Order(#[from] OrderFault),
     /// The system refuses something else.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
+}
+
+/// Where a node listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// Envoy's RLS and acequia.v1.
+    pub grpc: SocketAddr,
+    /// Check, metrics and health.
+    pub http: SocketAddr,
+    /// Operators.
+    pub admin: Option<SocketAddr>,
+    /// Other regions (UDP).
+    pub mesh: Option<SocketAddr>,
+}
+
+impl std::fmt::Display for Addresses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "grpc={} http={}", self.grpc, self.http)?;
+        for (name, address) in [("admin", self.admin), ("mesh", self.mesh)] {
+            if let Some(address) = address {
+                write!(f, " {name}={address}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A node that answers.
@@ -93,6 +136,9 @@ pub struct Service {
     store: Option<Arc<dyn Store>>,
     /// Rows that must go when the node begins.
     spent: Vec<Row>,
+    key: HashKey,
+    /// When the certificates were written that are in use.
+    certificates: Option<SystemTime>,
 }
 
 /// A limit of the schedule, as the journal keeps it.
@@ -130,16 +176,29 @@ impl Service {
         let schedule = store_ref.map(read_schedule).transpose()?.flatten();
         let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
         let key = hash_key(store_ref)?;
-        let empty_handed = (schedule.is_some() && !stopped).then_some(now);
+        // A config with regions and without `data` is refused.
+        let home = match store_ref.filter(|_| config.regions.is_some()) {
+            Some(store) => Some(regions::identity(&config, store, now)?),
+            None => None,
+        };
+        let served = schedule.is_some() || home.is_some_and(|(_, began_before)| began_before);
+        let empty_handed = (served && !stopped).then_some(now);
         let node = Arc::new(Node::new(NodeConfig {
             key,
             memory_bytes: config.memory_bytes,
             durable: store.is_some(),
             empty_handed,
-            home: None,
+            home: home.map(|(home, _)| home),
         }));
         let mut taken = Taken::default();
         match store_ref {
+            Some(store) if home.is_some() => {
+                let schedule = schedule.unwrap_or_default();
+                node.resume_home(schedule, now, |id| taken.rows(store, id))?;
+                if empty_handed.is_some() {
+                    info!("the node did not stop cleanly: what was reserved and not used counts as spent");
+                }
+            }
             Some(store) => {
                 if let Some(schedule) = schedule {
                     node.resume(schedule, now)?;
@@ -155,13 +214,15 @@ impl Service {
         }
         let writer = store.clone().map(|store| Arc::new(Writer::new(Arc::clone(&node), store)));
         let shared = Arc::new(Shared::new(node, writer, clock, key));
-        let changes = shared.node.apply(config.live.limits.clone(), now, |id| {
-            store_ref.map_or_else(Vec::new, |store| taken.rows(store, id))
-        })?;
+        if home.is_none() {
+            let changes = shared.node.apply(config.live.limits.clone(), now, |id| {
+                store_ref.map_or_else(Vec::new, |store| taken.rows(store, id))
+            })?;
+            debug!(changes = changes.len(), "limits in force");
+        }
         shared.apply(&config.live);
-        debug!(changes = changes.len(), "limits in force");
         let spent = taken.spent(&shared.node)?;
-        Ok(Self { config, shared, store, spent })
+        Ok(Self { config, shared, store, spent, key, certificates: None })
     }
 
     /// From here on a crash is a crash: what a clean stop left behind is taken, and what is in force
@@ -190,6 +251,13 @@ impl Service {
     pub fn reload(&mut self, new: Config) -> Result<(), StartError> {
         for name in self.config.needs_restart(&new) {
             warn!(setting = name, "changed in the file, and needs a restart to take effect");
+        }
+        if let Some(regions) = self.shared.regions.get() {
+            // The catalogue rules: on the authority what changed in the file is an order, elsewhere it is compared.
+            regions.take_file(&new.live.limits)?;
+            self.shared.apply(&new.live);
+            self.config.live = new.live;
+            return Ok(());
         }
         for change in self.put_in_force(&new.live)? {
             match change.kind {
@@ -243,6 +311,64 @@ impl Service {
         Ok(changes)
     }
 
+    /// Takes this node's place among the regions, if it has one: from now on it shares its limits with them.
+    ///
+    /// # Errors
+    /// The certificates, the journal, the audit log or the system.
+    pub fn share(
+        &mut self,
+        socket: UdpSocket,
+        stopping: watch::Receiver<bool>,
+    ) -> Result<Option<JoinHandle<()>>, StartError> {
+        let (Some(settings), Some(store), Some(writer)) =
+            (self.config.regions.clone(), self.store.clone(), self.shared.writer.clone())
+        else {
+            return Ok(None);
+        };
+        let folder = self.config.data.clone().unwrap_or_default();
+        let audit = Audit::open(&folder).map_err(RegionsError::Audit)?;
+        let place = Place {
+            config: &self.config,
+            settings,
+            node: Arc::clone(&self.shared.node),
+            clock: Arc::clone(&self.shared.clock),
+            store,
+            writer,
+            key: self.key.0,
+            audit,
+            socket,
+        };
+        let (regions, thread) = Regions::start(place, stopping)?;
+        regions.take_file(&self.config.live.limits)?;
+        self.certificates = self.certificates_written();
+        // Once: a service takes its place once.
+        let _ = self.shared.regions.set(regions);
+        Ok(Some(thread))
+    }
+
+    /// Uses the certificates in the `tls` folder, where they have changed.
+    fn renew_certificates(&mut self) {
+        let Some(regions) = self.shared.regions.get() else { return };
+        let written = self.certificates_written();
+        if written.is_none() || written == self.certificates {
+            return;
+        }
+        match regions.reload_certificates(&self.config) {
+            Ok(()) => info!("certificates read again: new connections use them"),
+            Err(fault) => error!(%fault, "certificates not read again: the old ones stay"),
+        }
+        self.certificates = written;
+    }
+
+    /// When the newest of them was.
+    fn certificates_written(&self) -> Option<SystemTime> {
+        let folder = self.config.tls.as_ref()?;
+        let node = &self.config.node;
+        let files = ["ca.pem".to_owned(), format!("{node}.pem"), format!("{node}.key")];
+        let written = |file| std::fs::metadata(folder.join(file)).and_then(|found| found.modified()).ok();
+        files.into_iter().filter_map(written).max()
+    }
+
     /// Writes what a clean stop leaves behind. Nothing can be asked after it: who still asks waits
     /// until the process ends.
     pub fn close(&self) {
@@ -258,12 +384,11 @@ impl Service {
     }
 }
 
-/// Runs a node until it is told to stop. `ready` is called with the addresses of the gRPC and the
-/// HTTP port when both are listened to.
+/// Runs a node until it is told to stop. `ready` is called with its addresses when all are listened to.
 ///
 /// # Errors
 /// Whatever keeps the node from starting.
-pub fn run(path: &Path, ready: impl FnOnce(SocketAddr, SocketAddr)) -> Result<(), StartError> {
+pub fn run(path: &Path, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
     let (text, config) = read(path)?;
     info!(%config, "starting");
     let service = Service::start(config)?;
@@ -275,7 +400,7 @@ async fn serve(
     mut service: Service,
     path: PathBuf,
     mut text: String,
-    ready: impl FnOnce(SocketAddr, SocketAddr),
+    ready: impl FnOnce(Addresses),
 ) -> Result<(), StartError> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
@@ -283,10 +408,34 @@ async fn serve(
     let mut hangup = signal(SignalKind::hangup())?;
     let grpc = listen(service.config.listen.grpc).await?;
     let http = listen(service.config.listen.http).await?;
-    let addresses = (grpc.local_addr()?, http.local_addr()?);
+    let admin = match service.config.listen.admin {
+        Some(address) => Some(listen(address).await?),
+        None => None,
+    };
     service.begin()?;
 
     let (stop, stopping) = watch::channel(false);
+    let (part, parting) = watch::channel(false);
+    let sharing = match service.config.listen.mesh.filter(|_| service.config.regions.is_some()) {
+        Some(address) => {
+            let socket = UdpSocket::bind(address).map_err(|cause| StartError::Listen { address, cause })?;
+            service.share(socket, parting)?
+        }
+        None => None,
+    };
+    let addresses = Addresses {
+        grpc: grpc.local_addr()?,
+        http: http.local_addr()?,
+        admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
+        mesh: service.shared.regions.get().map(|regions| regions.mesh_address()),
+    };
+    let operators = match admin {
+        Some(listener) => {
+            let (shared, regions) = (Arc::clone(&service.shared), service.shared.regions.get().cloned());
+            Some(tokio::spawn(admin::serve(listener, &service.config, shared, regions, stopping.clone())?))
+        }
+        None => None,
+    };
     let count = service
         .config
         .workers
@@ -298,8 +447,8 @@ async fn serve(
         tokio::spawn(accept(http, Port::Http, workers.hands.clone(), connections, stopping.clone())),
     ];
     let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
-    ready(addresses.0, addresses.1);
-    info!(grpc = %addresses.0, http = %addresses.1, workers = count, "listening");
+    ready(addresses);
+    info!(%addresses, workers = count, "listening");
 
     let mut sweep = tokio::time::interval(SWEEP);
     let mut watch = tokio::time::interval(WATCH);
@@ -318,6 +467,7 @@ async fn serve(
             }
         };
         look_again(&mut service, &path, &mut text, reload).await;
+        service.renew_certificates();
     }
 
     info!(for_at_most = ?service.config.drain, "draining");
@@ -328,6 +478,15 @@ async fn serve(
     // Receivers are told; one that has gone has nothing left to drain.
     let _ = stop.send(true);
     workers.join(service.config.drain).await;
+    if let Some(operators) = operators {
+        operators.abort();
+    }
+    // Shared with the others until nobody asks any more.
+    let _ = part.send(true);
+    if let Some(thread) = sharing {
+        // A panic of it was printed when it happened.
+        let _ = thread.join();
+    }
     if let (Some(writer), Some(thread)) = (&service.shared.writer, writing) {
         writer.stop();
         // A panic of the writer was printed when it happened.
@@ -524,7 +683,10 @@ impl Taken {
     fn rows(&mut self, store: &dyn Store, id: LimitId) -> Vec<Row> {
         match store.rows(id) {
             Ok(rows) => {
-                self.rows.extend(rows.iter().map(|row| Row { state: None, ..row.clone() }));
+                // What is lent or given away must be known after a crash too.
+                let spent =
+                    rows.iter().filter(|row| row.state.as_ref().is_some_and(|kept| !kept.is_pledged()));
+                self.rows.extend(spent.map(|row| Row { state: None, ..row.clone() }));
                 rows
             }
             Err(fault) => {
@@ -541,8 +703,8 @@ impl Taken {
             return Err(fault.into());
         }
         let catalogue = node.catalogue();
-        let durable = |id: LimitId| catalogue.limits.iter().any(|a| a.limit.id == id && a.durable);
-        Ok(self.rows.into_iter().filter(|row| !durable(row.limit)).collect())
+        let spent = |id: LimitId| catalogue.limits.iter().any(|a| a.limit.id == id && !a.durable);
+        Ok(self.rows.into_iter().filter(|row| spent(row.limit)).collect())
     }
 }
 
@@ -578,7 +740,7 @@ fn read_schedule(store: &dyn Store) -> Result<Option<Vec<Scheduled>>, StartError
     Ok(Some(schedule))
 }
 
-fn schedule_bytes(schedule: &[Scheduled]) -> Result<Vec<u8>, StartError> {
+pub(crate) fn schedule_bytes(schedule: &[Scheduled]) -> Result<Vec<u8>, StartError> {
     let kept: Vec<KeptLimit> = schedule
         .iter()
         .map(|s| KeptLimit { spec: s.limit.spec.clone(), from_ns: s.from_ns, until_ns: s.until_ns })

@@ -36,6 +36,8 @@ pub(crate) struct Tally {
 pub(crate) struct LimitTally {
     /// By [`outcome_place`].
     pub(crate) outcomes: [u64; 4],
+    /// Units of the requests that it allowed.
+    pub(crate) units: u64,
     pub(crate) hot: Vec<HotCell>,
 }
 
@@ -119,6 +121,9 @@ impl Tally {
             }
             let tally = &mut self.limits[slot];
             tally.outcomes[outcome_place(limit.outcome)] += 1;
+            if answer.allowed && limit.outcome == Outcome::Allow {
+                tally.units += limit.units;
+            }
             if sampled {
                 tally.sample(limit);
             }
@@ -134,6 +139,7 @@ impl Tally {
             for (ours, theirs) in ours.outcomes.iter_mut().zip(theirs.outcomes) {
                 *ours += theirs;
             }
+            ours.units += theirs.units;
             for hot in &theirs.hot {
                 match ours.hot.iter_mut().find(|cell| cell.tag == hot.tag) {
                     Some(cell) => {

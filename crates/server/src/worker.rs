@@ -2,7 +2,7 @@
 //! thread would wait for.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock,
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -17,6 +17,7 @@ use crate::{
     clock::Clock,
     config::{Headers, Live},
     metrics::Reloads,
+    regions::Regions,
     tally::{DECISION_SECONDS, Tally},
     writer::Writer,
 };
@@ -34,6 +35,10 @@ pub struct Shared {
     pub(crate) key: HashKey,
     pub(crate) workers: RwLock<Vec<Arc<Worker>>>,
     pub(crate) reloads: Reloads,
+    /// When the process started.
+    pub(crate) begun: Now,
+    /// The other regions, once there is a way to them.
+    pub(crate) regions: OnceLock<Arc<Regions>>,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -51,6 +56,8 @@ impl Shared {
         Self {
             node,
             writer,
+            begun: clock.now(),
+            regions: OnceLock::new(),
             clock,
             key,
             workers: RwLock::default(),
@@ -77,6 +84,20 @@ impl Shared {
     /// Whether the node is stopping.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether callers may be sent here; if not, why, and what to do.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn ready(&self) -> Result<(), String> {
+        if self.is_draining() {
+            return Err("draining: the node is stopping".to_owned());
+        }
+        match self.regions.get() {
+            Some(regions) => regions.ready(),
+            None => Ok(()),
+        }
     }
 
     /// From now on the node says that it is stopping.
@@ -173,6 +194,12 @@ impl Worker {
         debug!(%fault, "request refused");
     }
 
+    /// What was counted so far; nothing changes by looking.
+    pub(crate) fn counted(&self) -> Tally {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.clone()
+    }
+
+    /// The same for a look that comes every now and then: cells that cooled down give way.
     pub(crate) fn tally(&self) -> Tally {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let tally = inner.tally.clone();

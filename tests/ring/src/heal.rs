@@ -1,7 +1,7 @@
 //! After the faults: all links up, everybody restarted, time passes. Then views are equal, what was lent is back once
 //! nobody asks, and a region that asks gets what the others do not use.
 
-use acequia_rights::versions::Progress;
+use acequia_rights::versions::{Member, Progress};
 
 use crate::{
     budget::{MS, S},
@@ -68,13 +68,10 @@ fn mend(world: &mut World) {
     // Somebody must speak for the catalogue.
     let authority = world.operator.authority;
     if !world.places[authority].owner {
-        let heir = (0..world.places.len()).find(|place| {
-            let place = &world.places[*place];
-            place.owner && place.state == State::Up
-        });
-        if let Some(heir) = heir {
-            quiet(world, 3 * S);
-            world.operator.members.retain(|_, member| member.writer != world.places[authority].writer);
+        quiet(world, 3 * S);
+        let lost = world.places[authority].writer;
+        world.operator.members.retain(|_, member| member.writer != lost);
+        if let Some(heir) = heir(world) {
             world.take_over(heir);
         }
     }
@@ -85,7 +82,28 @@ fn mend(world: &mut World) {
         }
     }
     // Whatever was wanted while nobody could be told.
+    world.two_authorities = false;
     world.command("all that was wanted", |_| ());
+    quiet(world, 2 * S);
+    // Somebody took over without the last word of an authority that was lost, which others heard: the epoch is one too
+    // low for them. They say so, and say what to do.
+    if world.two_authorities {
+        let authority = world.operator.authority;
+        let done = world.publish(authority, true);
+        world.note(Event::Command(authority, "take over anew", done));
+    }
+}
+
+/// Who is to be the authority: a region that is to stay, or one that is asked to stay after all.
+fn heir(world: &mut World) -> Option<usize> {
+    let owns = |place: &usize| world.places[*place].owner && world.places[*place].state == State::Up;
+    let owners: Vec<usize> = (0..world.places.len()).filter(owns).collect();
+    let stays = owners.iter().copied().find(|place| !world.is_stranger(*place));
+    let heir = stays.or(owners.first().copied())?;
+    let writer = world.places[heir].writer;
+    let member = Member { weight: 1, writer, name: String::new() };
+    world.operator.members.entry(writer.region).or_insert(member);
+    Some(heir)
 }
 
 /// Time passes, and all that waits is done as it should be.

@@ -51,12 +51,16 @@ pub const RULES: &[(&str, Broken)] = rules![
     TrustAnchor,
     CoverByAnotherRate,
     WindowReopens,
+    OverdrawnUnwritten,
+    SlowedUnwritten,
+    ForgottenUnwritten,
     // Of the rights.
     NoDriftMargin,
     RenewWithoutExtending,
     RenewWithoutExcept,
     RenewExtendsFromReceipt,
     LapseForgotten,
+    RefusalForgotten,
     BeatsWithoutBoot,
     DateFromReceipt,
     AcceptEnded,
@@ -81,6 +85,7 @@ pub const RULES: &[(&str, Broken)] = rules![
     TrustUnnamedIncarnation,
     JoinAtOnce,
     ForgetLeavers,
+    ForgetRemovedLimits,
 ];
 
 /// Rules that take more than a few histories to be missed.

@@ -31,6 +31,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("an eviction of a giver", an_eviction_of_a_giver),
     ("a lowering after an eviction", a_lowering_after_an_eviction),
     ("a steady clock that is anchored anew", a_steady_clock_that_is_anchored_anew),
+    ("slots on a clock that is anchored anew", slots_on_a_clock_that_is_anchored_anew),
     ("rights that came before a crash", rights_that_came_before_a_crash),
     ("a clock that goes back over an edge", a_clock_that_goes_back_over_an_edge),
     ("two who take over at once", two_who_take_over_at_once),
@@ -38,6 +39,19 @@ pub const ALL: &[(&str, Story)] = &[
     ("a return with more than came", a_return_with_more_than_came),
     ("a loan that ended before new numbers", a_loan_that_ended_before_new_numbers),
     ("a frame before the first tick", a_frame_before_the_first_tick),
+    ("a limit that comes back after a restart", a_limit_that_comes_back_after_a_restart),
+    ("a lowering before a restart", a_lowering_before_a_restart),
+    ("a slower rate after an eviction", a_slower_rate_after_an_eviction),
+    ("a clock that cannot tell windows apart", a_clock_that_cannot_tell_windows_apart),
+    ("more refusals than can be told", more_refusals_than_can_be_told),
+    ("an authority that is lost with its last word", an_authority_that_is_lost_with_its_last_word),
+    ("an authority that is lost with what it was told", an_authority_that_is_lost_with_what_it_was_told),
+    ("a debt beyond what is presumed", a_debt_beyond_what_is_presumed),
+    ("a bucket that is away at a crash", a_bucket_that_is_away_at_a_crash),
+    ("a loan that ends where nothing is journalled", a_loan_that_ends_where_nothing_is_journalled),
+    ("a crash after a crash", a_crash_after_a_crash),
+    ("a rate that was lower for a while", a_rate_that_was_lower_for_a_while),
+    ("a crash while a limit is away", a_crash_while_a_limit_is_away),
 ];
 
 /// Three equal regions with one limit.
@@ -364,21 +378,26 @@ fn an_eviction_of_a_giver() -> Option<Finding> {
 }
 
 /// What the victim owed drains at its own part of the rate: nobody else has that part before it is over, however
-/// small the budget was meanwhile. (History 501232.)
+/// small and however slow the budget was meanwhile. (History 501232.)
 fn a_lowering_after_an_eviction() -> Option<Finding> {
-    let mut world = three(TOKEN, 300, 30);
-    drain_all(&mut world);
-    world.crash(1, 9, 0);
-    world.evict(1);
-    quiet(&mut world, 200 * MS);
-    for units in [1, 300] {
-        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 30 }));
-        for _ in 0..20 {
-            quiet(&mut world, 100 * MS);
-            drain_all(&mut world);
+    for numbers in [[(1, 30), (300, 30)], [(3, 3), (300, 300)]] {
+        let mut world = three(TOKEN, 300, 30);
+        drain_all(&mut world);
+        world.crash(1, 9, 0);
+        world.evict(1);
+        quiet(&mut world, 200 * MS);
+        for (units, rate) in numbers {
+            world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate }));
+            for _ in 0..50 {
+                quiet(&mut world, 100 * MS);
+                drain_all(&mut world);
+            }
+        }
+        if world.oracle.finding.is_some() {
+            return found(world);
         }
     }
-    found(world)
+    None
 }
 
 /// A process whose steady clock was slow stops; the next one's is right, and what is on the disk is no older for it.
@@ -394,6 +413,26 @@ fn a_steady_clock_that_is_anchored_anew() -> Option<Finding> {
         world.flush(place);
         world.crash(place, 9, 0);
         world.start(place, false);
+    }
+    quiet(&mut world, S);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A steady clock is behind by more than a window's length when its process stops. The next one's is right, and the slots
+/// that were charged a moment ago are no older for it. (History 10015156.)
+fn slots_on_a_clock_that_is_anchored_anew() -> Option<Finding> {
+    let mut world = three(Shape::Sliding("90s", 90 * S, Some(5)), 30, 1);
+    for place in 0..3 {
+        world.places[place].clock.drift(world.now, -1_000);
+    }
+    world.pass(200_000 * S);
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
+    for place in 0..3 {
+        world.flush(place);
+        world.stop(place);
+        world.start(place, true);
     }
     quiet(&mut world, S);
     drain_all(&mut world);
@@ -570,5 +609,269 @@ fn a_frame_before_the_first_tick() -> Option<Finding> {
         quiet(&mut world, 10 * MS);
         world.weigh(0, 0);
     }
+    found(world)
+}
+
+/// A region is evicted that has used a window, and the window's limit is removed. A process starts anew, which knows
+/// nothing of that limit; it comes back, and what the region used counts as long as the window is open.
+/// (Histories 10008676 and 20015954.)
+fn a_limit_that_comes_back_after_a_restart() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", false), 300, 1);
+    drain_all(&mut world);
+    world.stop(2);
+    world.evict(2);
+    quiet(&mut world, 2 * S);
+    world.command("remove", |operator| operator.budgets[0] = None);
+    quiet(&mut world, 2 * S);
+    world.stop(1);
+    world.start(1, true);
+    quiet(&mut world, 5 * S);
+    world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 300, rate: 1 }));
+    for _ in 0..10 {
+        quiet(&mut world, 100 * MS);
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// As [`a_lowering_after_an_eviction`], and whoever is to have the victim's part starts anew in between.
+fn a_lowering_before_a_restart() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 30);
+    drain_all(&mut world);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 200 * MS);
+    for units in [1, 300] {
+        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 30 }));
+        quiet(&mut world, 500 * MS);
+        for place in [0, 2] {
+            world.stop(place);
+            world.start(place, true);
+        }
+        for _ in 0..20 {
+            quiet(&mut world, 100 * MS);
+            drain_all(&mut world);
+        }
+    }
+    found(world)
+}
+
+/// What the victim owed drains at its own part of the rate, which is a tenth of what it was when it spent: the term it
+/// spent under is kept for as long as the most units there were take at the slowest rate.
+fn a_slower_rate_after_an_eviction() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 30);
+    drain_all(&mut world);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 200 * MS);
+    for (units, seconds) in [(1, 40), (300, 2)] {
+        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 3 }));
+        for _ in 0..seconds {
+            quiet(&mut world, S);
+            drain_all(&mut world);
+        }
+    }
+    found(world)
+}
+
+/// A region has rights of a window that others gave it. Long after, late frames and a slow clock make it doubt its wall
+/// so much that the window may still be open: nothing of it may be used, whatever it has. (History 10000724.)
+fn a_clock_that_cannot_tell_windows_apart() -> Option<Finding> {
+    let mut world = three(Shape::Window("10s", false), 300, 1);
+    world.places[0].clock.drift(world.now, -1_000);
+    world.pass(10 * S - world.now % (10 * S));
+    lend_to(&mut world, 0, 2 * S);
+    // Both answer what region 0 says, and the answers take very long.
+    world.pass(500 * MS);
+    world.tick(0);
+    world.pass(20 * MS);
+    while world.deliver() {}
+    world.pass(20 * MS);
+    world.tick(1);
+    world.tick(2);
+    world.pass(2_000 * S);
+    while world.deliver() {}
+    world.tick(0);
+    world.command("budget", |operator| operator.budgets[0] = Some(Budget { units: 3, rate: 1 }));
+    for _ in 0..30 {
+        quiet(&mut world, S);
+        world.weigh(0, 0);
+    }
+    found(world)
+}
+
+/// A region joins, has no share yet, and is so far away that all that others lend comes too late. It refuses more loans
+/// at once than may be frozen: all of them come back. (History 10015991.)
+fn more_refusals_than_can_be_told() -> Option<Finding> {
+    let limits =
+        (0..3).map(|place| Measured::new(place, TOKEN, Budget { units: 300, rate: 100 }, 3)).collect();
+    let four = Plan { places: 4, limits, weights: vec![1; 4], ..plan(TOKEN, 300, 100) };
+    let mut world = World::new(four, 1);
+    quiet(&mut world, 2 * S);
+    // Who is down cannot agree that it has one.
+    world.stop(2);
+    world.join(3, 1);
+    quiet(&mut world, S);
+    world.network.weather.way_ns = (TTL_NS, TTL_NS + 200 * MS);
+    for _ in 0..500 {
+        for cell in 0..9 {
+            world.ask(3, (cell / 3, cell % 3), 1);
+        }
+        quiet(&mut world, 20 * MS);
+    }
+    heal(&mut world);
+    found(world)
+}
+
+/// The authority has told its last version to one region, which has not adopted it yet, when its disk is lost. Another
+/// takes over in the same epoch. (History 20035769.)
+fn an_authority_that_is_lost_with_its_last_word() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.cut.push((1, 0));
+    world.take_over(1);
+    world.flush(1);
+    world.tick(1);
+    world.lose_disk(1);
+    world.take_over(0);
+    quiet(&mut world, S);
+    heal(&mut world);
+    found(world)
+}
+
+/// A region is to leave, and nobody but the authority has heard of it when its disk is lost. Who takes over is not the
+/// region that is to leave. (History 20037148.)
+fn an_authority_that_is_lost_with_what_it_was_told() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.cut.extend([(0, 1), (0, 2)]);
+    world.leave(1);
+    for round in 0..5 {
+        world.pass(10 * MS);
+        world.flush(0);
+        if round == 4 {
+            world.network.cut.clear();
+        }
+        world.tick(0);
+    }
+    // That it goes by a version is heard, and not which.
+    world.pass(20 * MS);
+    while world.deliver() {}
+    world.lose_disk(0);
+    heal(&mut world);
+    found(world)
+}
+
+/// Every process crashes, and what had left for its disk is there.
+fn crash_all(world: &mut World) {
+    for place in 0..world.places.len() {
+        world.flush(place);
+        world.crash(place, 9, 0);
+        world.start(place, false);
+    }
+    quiet(world, S);
+}
+
+fn put(world: &mut World, units: u64, rate: u64) {
+    world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate }));
+    quiet(world, S);
+}
+
+/// All is spent, and the budget becomes a small one that refills too soon to be journalled. Every process crashes: what
+/// is owed is more than a bucket that is taken to be empty owes. (History 10023432.)
+fn a_debt_beyond_what_is_presumed() -> Option<Finding> {
+    // Journalled before, and not.
+    for rate in [200, 600] {
+        let mut world = three(Shape::Token("m", 60 * S), 300, rate);
+        drain_all(&mut world);
+        put(&mut world, 3, 10);
+        crash_all(&mut world);
+        world.pass(120 * S);
+        put(&mut world, 300, rate);
+        drain_all(&mut world);
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// All of a bucket that is not journalled is spent, and the limit is removed. It comes back small after a crash, and grows.
+fn a_bucket_that_is_away_at_a_crash() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 600);
+    drain_all(&mut world);
+    world.command("remove", |operator| operator.budgets[0] = None);
+    quiet(&mut world, S);
+    crash_all(&mut world);
+    put(&mut world, 3, 10);
+    world.pass(60 * S);
+    put(&mut world, 300, 600);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A small bucket owes more than it may. A loan goes and comes back, and with it goes what the disk knew of the debt.
+/// (History 10030878.)
+fn a_loan_that_ends_where_nothing_is_journalled() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 200);
+    drain_all(&mut world);
+    put(&mut world, 30, 60);
+    lend_to(&mut world, 0, 2 * S);
+    quiet(&mut world, 16 * S);
+    crash_all(&mut world);
+    world.pass(95 * S);
+    put(&mut world, 300, 200);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A crash forgets what was spent. From then on the limit is journalled, and a second crash must not take the disk for
+/// complete. (History 10030878.)
+fn a_crash_after_a_crash() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 600);
+    drain_all(&mut world);
+    crash_all(&mut world);
+    put(&mut world, 300, 200);
+    crash_all(&mut world);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// All is spent. For a while the rate is low, and nobody asks; then it is as it was, and every process crashes: the disk
+/// must know how little came back meanwhile.
+fn a_rate_that_was_lower_for_a_while() -> Option<Finding> {
+    // Cells that have an account still, and cells that have none any more.
+    for idle_ns in [0, 15 * S] {
+        let mut world = three(Shape::Token("m", 60 * S), 300, 200);
+        drain_all(&mut world);
+        quiet(&mut world, idle_ns);
+        put(&mut world, 300, 10);
+        world.pass(90 * S);
+        put(&mut world, 300, 200);
+        crash_all(&mut world);
+        drain_all(&mut world);
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// Shares move, and a limit is removed. A process that begins without it must not take older shares to be over before
+/// what was spent by them is. (History 20037024.)
+fn a_crash_while_a_limit_is_away() -> Option<Finding> {
+    let mut world = three(Shape::Sliding("2m", 120 * S, None), 30, 1);
+    drain_all(&mut world);
+    world.command("weights", |operator| {
+        for (member, weight) in operator.members.values_mut().zip([8, 1, 1]) {
+            member.weight = weight;
+        }
+    });
+    quiet(&mut world, 2 * S);
+    world.command("remove", |operator| operator.budgets[0] = None);
+    quiet(&mut world, S);
+    crash_all(&mut world);
+    quiet(&mut world, 2 * S);
+    world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 30, rate: 1 }));
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
     found(world)
 }

@@ -1,8 +1,8 @@
 //! Places, a network, and everything that can be done to them, one event at a time.
 
 use acequia_limits::{Now, Request};
-use acequia_node::Ask;
-use acequia_rights::{Mark, Region, Writer};
+use acequia_node::{Ask, sharing::AdoptFault};
+use acequia_rights::{Mark, Region, Writer, versions::Refused};
 
 use crate::{
     budget::Measured,
@@ -38,6 +38,8 @@ pub struct World {
     pub trace: Trace,
     /// Of a million sends, so many are followed by a crash.
     pub crash_after_send: u32,
+    /// Whether a node said that there are two authorities: operators read it in its log.
+    pub two_authorities: bool,
     ghosts: Vec<Ghost>,
 }
 
@@ -89,6 +91,7 @@ impl World {
             random: Random::new(seed),
             trace: Trace::default(),
             crash_after_send: 0,
+            two_authorities: false,
             ghosts: Vec::new(),
         };
         for place in 0..plan.members {
@@ -236,6 +239,8 @@ impl World {
         let Some(node) = at.node() else { return };
         if let Err(fault) = node.tick(now, rows_of(&at.disk)) {
             self.trace.mix(fault.to_string().len() as u64);
+            self.two_authorities |=
+                matches!(fault, AdoptFault::Refused(Refused::Authority(_) | Refused::Conflict(_)));
         }
         self.learn(place);
         self.send(place);

@@ -6,7 +6,7 @@ use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpe
 use acequia_rights::{
     Ack, Mark, Region, Split, Version, Writer,
     broken::{Broken, broken},
-    versions::{Adopted, Draft, Kind, Progress, Refused},
+    versions::{Adopted, Draft, Kind, Lasts, Progress, Refused},
 };
 use smallvec::SmallVec;
 
@@ -129,6 +129,19 @@ pub fn limits_from_bytes(bytes: &[u8]) -> Result<Vec<Limit>, String> {
     specs.into_iter().map(read).collect()
 }
 
+/// How long what is spent under the limits that there are may count, and under those that were removed lately: they may
+/// come back.
+fn lasts(node: &Node) -> Lasts {
+    let of = |limit: &Limit| {
+        let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(node.drains_ns(limit));
+        match limit.algorithm.has_rate() {
+            true => Lasts { drains_ns: horizon_ns, ..Lasts::default() },
+            false => Lasts { windows_ns: horizon_ns, ..Lasts::default() },
+        }
+    };
+    node.schedule().iter().map(|scheduled| of(&scheduled.limit)).fold(Lasts::default(), Lasts::max)
+}
+
 impl Sharing {
     pub(crate) fn mark(&self) -> Mark {
         self.versions.version().map_or_else(Mark::default, |version| version.mark)
@@ -182,6 +195,7 @@ impl Sharing {
         node.set_key(key);
         node.set_terms(self.terms());
         node.apply_limits(limits, now, rows)?;
+        self.versions.counts_for(lasts(node));
         self.shared = Some(self.made_of());
         self.settle_accounts(node, closed, now);
         self.keep(node);
@@ -275,13 +289,17 @@ impl Sharing {
         for key in keys {
             let over =
                 Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |ground, cell| {
-                    let HeapCell { account: Some(account), words, .. } = cell else { return false };
+                    let HeapCell { account: Some(account), words, .. } = &mut *cell else { return false };
                     for writer in closed {
                         if !broken(Broken::HoldOfClosed) {
                             account.forfeit(words, ground, Some(*writer), now);
                         }
                     }
-                    !account.conforms(words, now)
+                    let conforms = account.conforms(words, now);
+                    if account.take_unwritten() {
+                        node.write_account(key, cell, now);
+                    }
+                    !conforms
                 });
             if over == Some(true) {
                 self.over_lent.insert(key);
@@ -348,20 +366,6 @@ impl Sharing {
         }
     }
 
-    /// The longest time that what was spent under an earlier share may count, of any limit: a bucket's is that of
-    /// the slowest part that any region has.
-    fn longest_ns(&self, node: &Node) -> u64 {
-        let splits = self.versions.terms().iter().filter_map(|term| term.split.as_ref());
-        let least_rate = splits.map(Split::least_rate).min().unwrap_or(RATE_PARTS).max(1);
-        let of = |limit: &Limit| {
-            let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(node.drains_ns(limit));
-            let parts = if limit.algorithm.has_rate() { RATE_PARTS.div_ceil(least_rate) } else { 1 };
-            horizon_ns.saturating_mul(u64::from(parts))
-        };
-        // Those that were removed lately, too: they may come back.
-        node.schedule().iter().map(|scheduled| of(&scheduled.limit)).max().unwrap_or(0)
-    }
-
     fn made_of(&self) -> (u64, u64, bool) {
         (self.versions.revision(), self.margin_ns(), self.restored_disk)
     }
@@ -375,7 +379,7 @@ impl Sharing {
             return;
         }
         self.reshare_ns = now.steady_ns + RESHARE_NS;
-        self.versions.settle(self.longest_ns(node), now);
+        self.versions.settle(lasts(node), now);
         self.shared = Some(self.made_of());
         let terms = self.terms();
         if node.reshare(terms, now) {

@@ -428,10 +428,12 @@ impl Sharing {
             let HeapCell { account, words, .. } = cell;
             let account = account.as_deref_mut()?;
             account.settle(words, ground, now, &*node.sessions());
-            for (from, number) in account.tell_ended(&mut node.sessions_mut()) {
+            let mut sessions = node.sessions_mut();
+            for (from, number) in account.tell_ended(&mut sessions) {
                 let entry = Entry::Refused { id: ShortId::default(), number };
                 self.tells.push((from.region, Topic::Refused(key, number), entry));
             }
+            account.freeze_refused(&mut sessions);
             account.look()
         };
         warm.which = ground.which;
@@ -1101,8 +1103,8 @@ impl Sharing {
             let HeapCell { account: Some(account), .. } = cell else { return };
             let is_its = account.book().lent().iter().any(|lent| lent.number == number && lent.to == to);
             if is_its && let Some(session) = node.sessions_mut().get_mut(&to) {
-                // A list that is full frees itself: the holder is told the loan's end by its silence.
-                let _ = account.freeze(number, session);
+                // Where as many are frozen as can be told, a later look does it.
+                let _ = account.refused(number, session);
             }
         });
     }

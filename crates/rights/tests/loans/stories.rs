@@ -2,7 +2,8 @@
 
 use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::{
-    Beat, Beats, Book, Change, Grant, Kind, Offer, Refusal, Renew, Session, Writer, identity::Region, stretch,
+    Beat, Beats, Book, Change, Grant, Kind, Offer, Refusal, Renew, Session, Writer, identity::Region,
+    session::FROZEN_MAX, stretch,
 };
 use std::collections::BTreeMap;
 
@@ -291,4 +292,34 @@ fn a_lower_share_is_acknowledged_when_nothing_above_it_is_owed_or_lent() {
     assert!(pair.giver.conforms(Part { rate: 1_001, units: 10 }, 0));
     assert_eq!(pair.giver.effective(Part { rate: 500, units: 5 }), Part { rate: 1, units: 0 });
     assert_eq!(pair.giver.spare(Part { rate: 500, units: 5 }), Part::default());
+}
+
+/// Nobody says twice that it does not hold a loan, and the list of frozen ones is full. (History 10015991.)
+#[test]
+fn a_refusal_that_cannot_be_told_yet_is_not_forgotten() {
+    let mut pair = Pair::new();
+    pair.beat(S);
+    let mut cells = vec![Book::default(); 5];
+    for (cell, number) in (0..=FROZEN_MAX).map(|loan| (loan % 5, loan as u64 + 1)) {
+        let part = Part { rate: 0, units: 1 };
+        let offer = Offer { number, to: writer(1), part, tokens: 0, ttl_ns: TTL };
+        let session = pair.holder_session();
+        let (_, change) = cells[cell].lend(STANDING, 0, Kind::Bucket, &offer, session, S).expect("spare");
+        assert_eq!((change.units, change.shed), (-1, 1));
+    }
+    for (cell, number) in (0..FROZEN_MAX).map(|loan| (loan % 5, loan as u64 + 1)) {
+        assert_eq!(cells[cell].refused(number, pair.holder_session()), Ok(()));
+    }
+    let (last, cell) = (FROZEN_MAX as u64 + 1, FROZEN_MAX % 5);
+    let full = cells[cell].refused(last, pair.holder_session());
+    assert_eq!(full, Err(Refusal::TooManyFrozen));
+    let is_renewed = |book: &Book| book.lent().iter().any(|lent| lent.renewing);
+    cells[cell].freeze_refused(&mut pair.to_holder);
+    assert!(is_renewed(&cells[cell]), "there is no room yet");
+
+    let ended = cells[0].expire_one(30 * S, &pair.to_holder).expect("a frozen loan");
+    pair.holder_session().came_back(ended.number);
+    cells[cell].freeze_refused(&mut pair.to_holder);
+    assert!(!is_renewed(&cells[cell]));
+    assert_eq!(pair.holder_session().frozen().last(), Some(&last));
 }

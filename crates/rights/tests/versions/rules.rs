@@ -6,7 +6,7 @@ use acequia_limits::Now;
 use acequia_rights::{
     Ack, Mark, Region, Version, Versions, Writer,
     versions::{
-        Adopted, CellKey, Draft, Fence, Kind, Learned, Member, Refused, TERMS_MAX, Waiting, stretched,
+        Adopted, CellKey, Draft, Fence, Kind, Lasts, Learned, Member, Refused, TERMS_MAX, Waiting, stretched,
     },
 };
 
@@ -70,6 +70,11 @@ fn bucket(now: Now) -> Kind {
     Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: SECOND }
 }
 
+/// Windows of such a length, and no buckets.
+fn windows_of(windows_ns: u64) -> Lasts {
+    Lasts { windows_ns, drains_ns: 0 }
+}
+
 #[test]
 fn a_node_without_a_catalogue_owns_nothing() {
     let node = Versions::new(writer(0, 0));
@@ -107,10 +112,33 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
     assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from - 1 }), 51);
     assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from }), 76);
 
-    nodes[0].settle(10 * SECOND, heard.later(5 * SECOND));
+    nodes[0].settle(windows_of(10 * SECOND), heard.later(5 * SECOND));
     assert_eq!(nodes[0].terms().len(), 2);
-    nodes[0].settle(10 * SECOND, heard.later(50 * SECOND));
+    nodes[0].settle(windows_of(10 * SECOND), heard.later(50 * SECOND));
     assert_eq!(nodes[0].terms().len(), 1);
+}
+
+/// (Histories 10008676 and 20015954.)
+#[test]
+fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
+    let (mut nodes, _) = scene(2);
+    nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
+    let weights = [(writer(0, 0), 3), (writer(1, 0), 1)];
+    let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
+    for node in &mut nodes {
+        node.adopt(second.clone(), AT).expect("adopted");
+        // The hourly limit is gone.
+        node.counts_for(windows_of(SECOND));
+    }
+    tell_all(&mut nodes, 0, AT);
+    tell_all(&mut nodes, 1, AT);
+    let mut restored = Versions::restore(nodes[0].kept().clone(), AT);
+    for node in [&mut nodes[0], &mut restored] {
+        node.settle(windows_of(SECOND), AT.later(3_000 * SECOND));
+        assert_eq!(node.terms().len(), 2, "it may come back, and what was spent under it counts");
+        node.settle(windows_of(SECOND), AT.later(3_700 * SECOND));
+        assert_eq!(node.terms().len(), 1);
+    }
 }
 
 #[test]

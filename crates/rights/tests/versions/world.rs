@@ -8,7 +8,7 @@ use std::{
 use acequia_limits::{Now, RATE_PARTS};
 use acequia_rights::{
     Ack, Mark, Region, Version, Versions, Writer,
-    versions::{Adopted, CellKey, Draft, Fence, Kept, Kind, Member},
+    versions::{Adopted, CellKey, Draft, Fence, Kept, Kind, Lasts, Member},
 };
 
 const MS: u64 = 1_000_000;
@@ -20,6 +20,7 @@ const DRIFT_PPM: u32 = 50_000;
 const HORIZON_NS: u64 = 150 * MS;
 /// A short and a long window.
 const WINDOWS_NS: [u64; 2] = [200 * MS, 1_500 * MS];
+const LASTS: Lasts = Lasts { windows_ns: WINDOWS_NS[1], drains_ns: 0 };
 const SALTS: [u32; 2] = [1, 0xDEAD_BEEF];
 /// True time at the start, so that clocks and windows may lie before it.
 const START_NS: u64 = 1_000_000 * MS;
@@ -325,7 +326,7 @@ impl World {
                     versions.conform(due, latest);
                 }
                 if settle {
-                    versions.settle(WINDOWS_NS[1], now);
+                    versions.settle(LASTS, now);
                 }
             }
             if store {
@@ -628,7 +629,7 @@ impl World {
             {
                 return stuck(&format!("{writer:?}: {progress:?}, newest {:?}", last.mark));
             }
-            versions.settle(WINDOWS_NS[1], now);
+            versions.settle(LASTS, now);
             if versions.terms().len() != 1 {
                 return stuck(&format!("{writer:?} has {} terms", versions.terms().len()));
             }

@@ -9,6 +9,7 @@ mod authority;
 mod bench;
 mod budget;
 mod catalogue;
+mod certs;
 mod check;
 mod console;
 mod entries;
@@ -37,8 +38,8 @@ use acequia_limits::notation::parse_duration_ns;
 use clap::{Args, value_parser};
 
 pub use self::{
-    audit::Audit, authority::Authority, bench::Bench, budget::Budget, check::Check, explain::Explain,
-    regions::Regions, top::Top,
+    audit::Audit, authority::Authority, bench::Bench, budget::Budget, certs::Certs, check::Check,
+    explain::Explain, regions::Regions, top::Top,
 };
 use self::{
     entries::{Word, groups, read_word},

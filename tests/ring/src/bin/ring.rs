@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use acequia_ring::{
     history::{self, STEPS},
+    stories,
     trace::Event,
 };
 
@@ -62,6 +63,20 @@ fn watch(seed: u64, limit: usize, key: usize) {
     println!("{:?}", ended.found.map(|found| found.0));
 }
 
+const USAGE: &str = "\
+usage: ring [--seed N] [--steps 1e9]     histories from seed N on, until something is found or so many steps are done
+       ring [--seed N] --survey 1e9      so many steps whatever is found, and then what it was, how often, by which seeds
+       ring --stories                    the scripted histories, and what each found
+       ring --only SEED                  one history, with its last events if anything is found
+       ring --seed N --watch LIMIT,KEY   every event of one history, and what each region has of a cell: numbers from 0
+Ends with 0 if nothing was found, with 1 if anything was, and with 2 if the arguments make no sense.";
+/// Tells every story, and what it found.
+fn tell() {
+    for (name, story) in stories::ALL {
+        println!("{name}: {:?}", story());
+    }
+}
+
 fn main() {
     let (mut steps, mut seed, mut only, mut survey) = (1e7, 1_u64, false, false);
     let mut args = std::env::args().skip(1);
@@ -75,6 +90,7 @@ fn main() {
                 steps = value.parse().expect("a number of steps");
                 survey = true;
             }
+            "--stories" => return tell(),
             "--watch" => {
                 let numbers: Vec<usize> = value.split(',').map(|n| n.parse().expect("a number")).collect();
                 return watch(seed, numbers[0], numbers[1]);
@@ -84,7 +100,7 @@ fn main() {
                 only = true;
             }
             _ => {
-                println!("usage: ring [--steps 1e9] [--seed N] [--only SEED]");
+                println!("{USAGE}");
                 std::process::exit(2);
             }
         }
@@ -101,7 +117,13 @@ fn main() {
             let (count, seeds) = found.entry("panic").or_default();
             *count += 1;
             seeds.push(format!("{seed}"));
+            histories += 1;
             seed += 1;
+            // Nobody knows how far it came: as far as it could, so that this ends.
+            done += STEPS;
+            if only || done as f64 >= steps {
+                break;
+            }
             continue;
         };
         done += ended.steps;
@@ -126,14 +148,22 @@ fn main() {
         }
         seed += 1;
     }
-    for (check, (count, seeds)) in found {
+    let failed: u64 = found.values().map(|(count, _)| count).sum();
+    for (check, (count, seeds)) in &found {
         println!("{count} of {check}:");
         seeds.iter().take(8).for_each(|seed| println!("    {seed}"));
     }
     let took = begun.elapsed().as_secs_f64();
+    let verdict = match failed {
+        0 => "nothing found".to_owned(),
+        failed => format!("something found in {failed} of them"),
+    };
     println!(
         "ring: {done} steps in {histories} histories, {admitted} units admitted in {passed} s of true time, \
-         nothing found; {took:.1} s, {:.0} steps/s, trace {hash:016x}",
+         {verdict}; {took:.1} s, {:.0} steps/s, trace {hash:016x}",
         done as f64 / took
     );
+    if failed > 0 {
+        std::process::exit(1);
+    }
 }

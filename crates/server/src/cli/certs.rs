@@ -1,0 +1,62 @@
+//! `acequia certs`: a development authority, and a certificate for each node.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use acequia_mesh::{Identity, certs};
+use clap::Args;
+
+use super::{Output, SUCCESS, complain};
+
+/// Make certificates for nodes that share limits: `acequia certs ./certs eu-1=eu us-1=us`.
+#[derive(Args, Clone, Debug)]
+pub struct Certs {
+    /// The folder. An authority that is there (ca.pem, ca.key) signs; else one is made.
+    folder: PathBuf,
+
+    /// A node and its region.
+    #[arg(required = true, value_name = "NODE=REGION", value_parser = read_identity)]
+    nodes: Vec<Identity>,
+}
+
+impl Certs {
+    /// Makes them, and says which files.
+    pub fn run(self) -> ExitCode {
+        match certs::create(&self.folder, &self.nodes) {
+            Ok(files) => Output::new().end(&text(&files), SUCCESS),
+            Err(fault) => complain(&fault.to_string()),
+        }
+    }
+}
+
+fn text(files: &[PathBuf]) -> String {
+    let mut text: String = files.iter().map(|file| format!("{}\n", file.display())).collect();
+    text.push_str(
+        "Give each node its own two files and ca.pem, as `tls` in its config. Keep ca.key where no node is.\n",
+    );
+    text
+}
+
+fn read_identity(text: &str) -> Result<Identity, String> {
+    let (node, region) = text
+        .split_once('=')
+        .ok_or_else(|| format!("write NODE=REGION, such as eu-1=eu, in place of {text:?}"))?;
+    let identity = Identity::new(region, node);
+    if identity.is_valid() {
+        return Ok(identity);
+    }
+    Err(format!("{text:?}: names are 1 to 64 letters, digits, '-', '_' and '.'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_written_with_their_regions() {
+        assert_eq!(read_identity("eu-1=eu"), Ok(Identity::new("eu", "eu-1")));
+        for (wrong, why) in [("eu-1", "NODE=REGION"), ("=eu", "letters"), ("a b=eu", "letters")] {
+            let fault = read_identity(wrong).expect_err(wrong);
+            assert!(fault.contains(why), "{fault}");
+        }
+    }
+}

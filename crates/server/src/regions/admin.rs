@@ -1,0 +1,358 @@
+//! `acequia.v1.Admin`: what operators ask and order, on a listener of its own.
+
+use std::{net::SocketAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+
+use acequia_api::acequia::v1::{
+    self as api,
+    admin_server::{Admin, AdminServer},
+    change_region_request::Change,
+};
+use tokio::{net::TcpListener, sync::watch};
+use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
+use tonic::{
+    Request, Response, Status,
+    transport::{Identity, Server, ServerTlsConfig},
+};
+use tracing::warn;
+
+use super::{
+    Order, OrderFault, Outcome, Regions,
+    authority::{Ordered, specs_of},
+    status,
+};
+use crate::{config::Config, worker::Shared};
+
+/// Milliseconds between two answers of a watch.
+const EVERY_MS: std::ops::RangeInclusive<u32> = 50..=60_000;
+/// Where the caller does not say.
+const EVERY_MS_DEFAULT: u32 = 1_000;
+/// Calls at one time on a connection, and how long one may take.
+const CALLS_MAX: usize = 32;
+const CALL_MAX: Duration = Duration::from_secs(10);
+/// Watches at one time: each looks at the node as often as it asks.
+const WATCHES_MAX: usize = 64;
+/// The longest token, in bytes.
+const TOKEN_BYTES_MAX: u64 = 4_096;
+/// Entries of the audit log where the caller does not say.
+const AUDIT_DEFAULT: u32 = 100;
+
+/// Why the listener cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// A file that it needs cannot be read.
+    #[error("cannot read {path}: {cause}. It is needed for listen.admin", path = .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The token is none.
+    #[error("{path} holds no token: write at least 16 characters into it", path = .path.display())]
+    Token {
+        /// The file.
+        path: PathBuf,
+    },
+    /// TLS cannot be set up.
+    #[error("cannot set TLS up for listen.admin: {0}")]
+    Tls(#[from] tonic::transport::Error),
+}
+
+/// The service of one node.
+#[derive(Clone, Debug)]
+struct Service {
+    shared: Arc<Shared>,
+    regions: Option<Arc<Regions>>,
+    region: String,
+    node: String,
+    watches: Arc<tokio::sync::Semaphore>,
+}
+
+/// What callers must show.
+#[derive(Clone, Debug)]
+struct Token(Option<Arc<[u8]>>);
+
+/// Answers operators until `stopping`.
+///
+/// # Errors
+/// The token or the certificates cannot be read.
+pub(crate) fn serve(
+    listener: TcpListener,
+    config: &Config,
+    shared: Arc<Shared>,
+    regions: Option<Arc<Regions>>,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<impl Future<Output = ()> + use<>, AdminError> {
+    let token = Token::read(config)?;
+    let service = Service {
+        shared,
+        regions,
+        region: config.region.clone(),
+        node: config.node.clone(),
+        watches: Arc::new(tokio::sync::Semaphore::new(WATCHES_MAX)),
+    };
+    let mut server = Server::builder().concurrency_limit_per_connection(CALLS_MAX).timeout(CALL_MAX);
+    // Callers on this machine need no certificates to be set up; any other is refused without them by the config.
+    if let (Some(folder), false) = (&config.tls, is_loopback(config.listen.admin)) {
+        server = server.tls_config(tls(folder, &config.node)?)?;
+    }
+    let checked = AdminServer::with_interceptor(service, move |request| token.check(request));
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let served = server.add_service(checked);
+    Ok(async move {
+        let stop = async move {
+            // A sender that is gone has stopped too.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        };
+        if let Err(fault) = served.serve_with_incoming_shutdown(incoming, stop).await {
+            warn!(%fault, "the admin listener ended");
+        }
+    })
+}
+
+fn is_loopback(address: Option<SocketAddr>) -> bool {
+    address.is_none_or(|address| address.ip().is_loopback())
+}
+
+fn tls(folder: &std::path::Path, node: &str) -> Result<ServerTlsConfig, AdminError> {
+    let read = |name: String| {
+        let path = folder.join(name);
+        std::fs::read(&path).map_err(|cause| AdminError::File { path, cause })
+    };
+    let identity = Identity::from_pem(read(format!("{node}.pem"))?, read(format!("{node}.key"))?);
+    Ok(ServerTlsConfig::new().identity(identity))
+}
+
+impl Token {
+    fn read(config: &Config) -> Result<Self, AdminError> {
+        let Some(path) = &config.admin_token else { return Ok(Self(None)) };
+        let file = |cause| AdminError::File { path: path.clone(), cause };
+        let length = std::fs::metadata(path).map_err(file)?.len();
+        let text = std::fs::read_to_string(path).map_err(file)?;
+        let token = text.trim();
+        if token.len() < 16 || length > TOKEN_BYTES_MAX {
+            return Err(AdminError::Token { path: path.clone() });
+        }
+        Ok(Self(Some(token.as_bytes().into())))
+    }
+
+    fn check(&self, request: Request<()>) -> Result<Request<()>, Status> {
+        let Some(token) = &self.0 else { return Ok(request) };
+        let shown = request.metadata().get("authorization").map(|value| value.as_bytes());
+        let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
+        if shown.is_some_and(|shown| is_same(shown, token)) {
+            return Ok(request);
+        }
+        Err(Status::unauthenticated("the admin token is wrong or missing: --token-file FILE"))
+    }
+}
+
+/// Takes the same time wherever two tokens differ.
+fn is_same(shown: &[u8], token: &[u8]) -> bool {
+    let differ = shown.iter().zip(token).fold(0, |differ, (a, b)| differ | (a ^ b));
+    shown.len() == token.len() && differ == 0
+}
+
+impl Service {
+    fn status_now(&self) -> api::NodeStatus {
+        status::of_node(&self.shared, self.regions.as_deref(), (&self.region, &self.node))
+    }
+
+    fn regions(&self) -> Result<&Arc<Regions>, Status> {
+        self.regions.as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "this node stands alone: its limits are in its config file, and change when that does",
+            )
+        })
+    }
+
+    /// Versions are written to the disk: not on the thread that answers others.
+    async fn order(
+        &self,
+        order: Order,
+        author: String,
+        reason: String,
+        is_dry: bool,
+    ) -> Result<Response<api::CatalogueChange>, Status> {
+        let regions = Arc::clone(self.regions()?);
+        let ordered = Ordered { author, reason, is_dry };
+        let done = tokio::task::spawn_blocking(move || regions.order(&order, &ordered)).await;
+        let outcome = done.map_err(|fault| Status::internal(fault.to_string()))?.map_err(refusal)?;
+        let Outcome { before, after, changes, warnings } = outcome;
+        Ok(Response::new(api::CatalogueChange {
+            before: status::api_mark(before),
+            after: status::api_mark(after),
+            changes,
+            warnings,
+        }))
+    }
+}
+
+fn refusal(fault: OrderFault) -> Status {
+    let what = fault.to_string();
+    match fault {
+        OrderFault::NotAuthority(_) | OrderFault::NoCatalogue(_) | OrderFault::NotYet(_) => {
+            Status::failed_precondition(what)
+        }
+        OrderFault::NotFound(_) => Status::not_found(what),
+        OrderFault::Invalid(_) => Status::invalid_argument(what),
+        OrderFault::Refused(_) | OrderFault::Adopt(_) => Status::failed_precondition(what),
+        OrderFault::Audit(_) => Status::unavailable(what),
+    }
+}
+
+/// Who orders, with where from.
+fn author(said: &str, from: Option<SocketAddr>) -> String {
+    let said = if said.trim().is_empty() { "somebody" } else { said.trim() };
+    from.map_or_else(|| said.to_owned(), |from| format!("{said} from {from}"))
+}
+
+#[tonic::async_trait]
+impl Admin for Service {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<api::NodeStatus, Status>> + Send>>;
+
+    async fn status(&self, _: Request<api::StatusRequest>) -> Result<Response<api::NodeStatus>, Status> {
+        Ok(Response::new(self.status_now()))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<api::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let every = match request.into_inner().every_ms {
+            0 => EVERY_MS_DEFAULT,
+            every => every.clamp(*EVERY_MS.start(), *EVERY_MS.end()),
+        };
+        let permit = Arc::clone(&self.watches).try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(format!("{WATCHES_MAX} watches are open: end one, or ask again later"))
+        })?;
+        let service = self.clone();
+        let turns = IntervalStream::new(tokio::time::interval(Duration::from_millis(u64::from(every))));
+        let all = turns.map(move |_| {
+            let _held = &permit;
+            Ok(service.status_now())
+        });
+        Ok(Response::new(Box::pin(all)))
+    }
+
+    async fn list_budgets(
+        &self,
+        _: Request<api::ListBudgetsRequest>,
+    ) -> Result<Response<api::ListBudgetsResponse>, Status> {
+        let catalogue = self.shared.node.catalogue();
+        let budgets = catalogue.limits.iter().map(|active| api::Budget {
+            domain: active.limit.spec.domain.clone(),
+            name: active.limit.spec.name.clone(),
+            limit_json: serde_json::to_string(&active.limit.spec).unwrap_or_default(),
+            budget: status::budget(active),
+        });
+        let mut response = api::ListBudgetsResponse { budgets: budgets.collect(), catalogue: None };
+        let now = self.shared.clock.now();
+        if let (Some(regions), Some(version), Some(membership)) =
+            (&self.regions, self.shared.node.version(), self.shared.node.membership(now))
+        {
+            let specs = specs_of(&version).map_err(refusal)?;
+            let named = |budget: &api::Budget| {
+                specs.iter().any(|spec| spec.domain == budget.domain && spec.name == budget.name)
+            };
+            response.budgets.retain(named);
+            response.catalogue = Some(status::catalogue_of(regions, &version, &membership));
+        }
+        Ok(Response::new(response))
+    }
+
+    async fn set_budget(
+        &self,
+        request: Request<api::SetBudgetRequest>,
+    ) -> Result<Response<api::CatalogueChange>, Status> {
+        let from = request.remote_addr();
+        let said = request.into_inner();
+        let order = Order::Budget {
+            domain: said.domain,
+            name: said.name,
+            key: said.key.into_iter().collect(),
+            numbers: said.numbers.into_iter().collect(),
+        };
+        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+    }
+
+    async fn change_region(
+        &self,
+        request: Request<api::ChangeRegionRequest>,
+    ) -> Result<Response<api::CatalogueChange>, Status> {
+        let from = request.remote_addr();
+        let said = request.into_inner();
+        let change = said.change();
+        let api::ChangeRegionRequest { region, weight, is_fenced, .. } = said;
+        let order = match change {
+            Change::Add => Order::Add { region, weight: weight.max(1) },
+            Change::Recover => Order::Recover { region },
+            Change::Evict => Order::Evict { region, is_fenced },
+            Change::Remove => Order::Remove { region },
+            Change::Weight => Order::Weight { region, weight },
+            Change::Unspecified => {
+                return Err(Status::invalid_argument("no change: add, recover, evict, remove or weight"));
+            }
+        };
+        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+    }
+
+    async fn take_over(
+        &self,
+        request: Request<api::TakeOverRequest>,
+    ) -> Result<Response<api::CatalogueChange>, Status> {
+        let from = request.remote_addr();
+        let said = request.into_inner();
+        let order = Order::TakeOver { is_fenced: said.is_fenced };
+        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+    }
+
+    async fn list_audit(
+        &self,
+        request: Request<api::ListAuditRequest>,
+    ) -> Result<Response<api::ListAuditResponse>, Status> {
+        let newest = match request.into_inner().newest {
+            0 => AUDIT_DEFAULT,
+            newest => newest,
+        };
+        let regions = Arc::clone(self.regions()?);
+        let read = tokio::task::spawn_blocking(move || regions.audit(newest as usize)).await;
+        let entries = read
+            .map_err(|fault| Status::internal(fault.to_string()))?
+            .map_err(|fault| Status::unavailable(format!("the audit log cannot be read: {fault}")))?;
+        let mark = |(epoch, number)| Some(api::Mark { epoch, number });
+        let entries = entries.into_iter().map(|entry| api::AuditEntry {
+            wall_ns: entry.wall_ns,
+            author: entry.author,
+            reason: entry.reason,
+            what: entry.what,
+            before: mark(entry.before),
+            after: mark(entry.after),
+            changes: entry.changes,
+        });
+        Ok(Response::new(api::ListAuditResponse { entries: entries.collect() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_token_itself_opens() {
+        let token = Token(Some(b"0123456789abcdef"[..].into()));
+        let shown = |text: Option<&str>| {
+            let mut request = Request::new(());
+            if let Some(text) = text {
+                request.metadata_mut().insert("authorization", text.parse().expect("ascii"));
+            }
+            token.check(request).is_ok()
+        };
+        assert!(shown(Some("Bearer 0123456789abcdef")));
+        for wrong in ["Bearer 0123456789abcde", "Bearer 0123456789abcdeg", "0123456789abcdef", "Bearer "] {
+            assert!(!shown(Some(wrong)), "{wrong}");
+        }
+        assert!(!shown(None));
+        assert!(Token(None).check(Request::new(())).is_ok());
+    }
+}

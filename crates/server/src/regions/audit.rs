@@ -1,0 +1,141 @@
+//! The audit log: who changed the catalogue, when, why, and how. Lines of JSON in the `data` folder, only ever appended,
+//! each on disk before what it tells of is in force.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{BufRead as _, BufReader, Seek as _, SeekFrom, Write as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// The file in the `data` folder.
+pub const FILE: &str = "audit.jsonl";
+/// The most entries that are read back.
+pub const ENTRIES_MAX: usize = 10_000;
+/// The longest text that an entry takes of a caller, in bytes.
+pub const TEXT_BYTES_MAX: usize = 1_024;
+
+/// One change of the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// When: this node's wall clock, nanoseconds since 1970.
+    pub wall_ns: u64,
+    /// Who says to have ordered it, and from where.
+    pub author: String,
+    /// Why, in the author's words.
+    pub reason: String,
+    /// What was ordered.
+    pub what: String,
+    /// The version before: epoch and number.
+    pub before: (u32, u64),
+    /// The version after.
+    pub after: (u32, u64),
+    /// What it changes, a line each.
+    pub changes: Vec<String>,
+}
+
+/// The log of one node.
+#[derive(Debug)]
+pub struct Audit {
+    path: PathBuf,
+    file: File,
+}
+
+impl Audit {
+    /// Opens the log in a folder, or begins it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(folder: &Path) -> std::io::Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let path = folder.join(FILE);
+        let mut file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
+        // A crash may have torn the last line: the next one begins on its own.
+        let length = file.seek(SeekFrom::End(0))?;
+        if length > 0 {
+            let mut last = [0];
+            file.seek(SeekFrom::End(-1))?;
+            std::io::Read::read_exact(&mut file, &mut last)?;
+            if last != *b"\n" {
+                file.write_all(b"\n")?;
+            }
+        }
+        Ok(Self { path, file })
+    }
+
+    /// Writes an entry down: it is on disk when this returns.
+    ///
+    /// # Errors
+    /// What the system says. Then what it tells of must not happen.
+    pub fn append(&mut self, entry: &AuditEntry) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(entry)?;
+        line.push(b'\n');
+        self.file.write_all(&line)?;
+        self.file.sync_data()
+    }
+
+    /// The newest entries, oldest first. Lines that cannot be read are left out.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn newest(&self, count: usize) -> std::io::Result<Vec<AuditEntry>> {
+        let mut entries = std::collections::VecDeque::new();
+        for line in BufReader::new(File::open(&self.path)?).split(b'\n') {
+            if let Ok(entry) = serde_json::from_slice(&line?) {
+                entries.push_back(entry);
+                if entries.len() > count.min(ENTRIES_MAX) {
+                    entries.pop_front();
+                }
+            }
+        }
+        Ok(entries.into())
+    }
+}
+
+/// A caller's text as the log takes it: one line, not too long.
+pub(crate) fn clean(text: &str) -> String {
+    let mut clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let end = (0..=TEXT_BYTES_MAX.min(clean.len())).rev().find(|at| clean.is_char_boundary(*at));
+    clean.truncate(end.unwrap_or(0));
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(number: u64) -> AuditEntry {
+        AuditEntry {
+            wall_ns: number,
+            author: "ana from 127.0.0.1:9".to_owned(),
+            reason: String::new(),
+            what: "budget set shop/per-key rate=1/s".to_owned(),
+            before: (1, number),
+            after: (1, number + 1),
+            changes: vec!["shop/per-key: token_bucket.rate 2/s -> 1/s".to_owned()],
+        }
+    }
+
+    #[test]
+    fn entries_are_there_after_a_crash_in_the_middle_of_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut audit = Audit::open(folder.path()).expect("a log");
+        audit.append(&entry(1)).expect("written");
+        audit.append(&entry(2)).expect("written");
+        let path = folder.path().join(FILE);
+        let whole = std::fs::read(&path).expect("read");
+        std::fs::write(&path, &whole[..whole.len() - 9]).expect("torn");
+        let mut audit = Audit::open(folder.path()).expect("a log");
+        audit.append(&entry(3)).expect("written");
+        assert_eq!(audit.newest(10).expect("read"), [entry(1), entry(3)]);
+        assert_eq!(audit.newest(1).expect("read"), [entry(3)]);
+    }
+
+    #[test]
+    fn a_callers_text_is_one_short_line() {
+        assert_eq!(clean("a\nb\u{7}c"), "a b c");
+        let long = "ä".repeat(TEXT_BYTES_MAX);
+        assert_eq!(clean(&long).len(), TEXT_BYTES_MAX);
+    }
+}

@@ -1,0 +1,510 @@
+//! Orders become versions of the catalogue: planned against the newest, shown, written to the audit log, put in force.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::{Limit, Now, limit::LimitSpec};
+use acequia_node::sharing::{limits_from_bytes, limits_to_bytes};
+use acequia_rights::{
+    Mark, Region, Version, Writer,
+    versions::{CellKey, Draft, Fence, Member},
+};
+use acequia_store::{Store, StoreError};
+use tracing::info;
+
+use super::{
+    Regions,
+    audit::{Audit, AuditEntry, clean},
+    order::{Order, OrderFault, Outcome, compare, with_numbers},
+    status::of_mark,
+};
+use crate::run::{SCHEDULE, schedule_bytes};
+
+/// The limits of the file that the authority applied last, in the journal.
+const APPLIED: &str = "applied_limits";
+/// The largest weight of a region.
+const WEIGHT_MAX: u32 = 1_000_000;
+
+/// What only one order at a time may touch.
+#[derive(Debug)]
+pub(super) struct Authority {
+    pub(super) audit: Audit,
+    /// The limits of the file that were applied last; none where this node never applied any.
+    applied: Option<Vec<LimitSpec>>,
+}
+
+/// Who orders, and whether it is meant.
+#[derive(Clone, Debug, Default)]
+pub struct Ordered {
+    /// Who says to order it, and from where.
+    pub author: String,
+    /// Why.
+    pub reason: String,
+    /// Only say what would change.
+    pub is_dry: bool,
+}
+
+/// The version that an order makes.
+struct Plan {
+    draft: Draft,
+    takes_over: bool,
+    changes: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Authority {
+    pub(super) fn new(audit: Audit, store: &dyn Store) -> Result<Self, StoreError> {
+        let applied = store.value(APPLIED)?;
+        // A value that cannot be read is as none: the file is compared, and nothing of it is applied.
+        Ok(Self { audit, applied: applied.and_then(|bytes| serde_json::from_slice(&bytes).ok()) })
+    }
+}
+
+impl Regions {
+    /// Carries an order out, or says what it would change. When this returns, the new version is in force in this
+    /// region; the others follow.
+    ///
+    /// # Errors
+    /// Why not. Nothing has changed.
+    pub fn order(&self, order: &Order, ordered: &Ordered) -> Result<Outcome, OrderFault> {
+        let mut authority = self.authority();
+        let now = self.clock.now();
+        let Some(version) = self.node.version() else {
+            return self.begin_by_order(&mut authority, order, ordered, now);
+        };
+        let takes_over = matches!(order, Order::TakeOver { .. });
+        if version.authority != self.me && !takes_over {
+            return Err(OrderFault::NotAuthority(self.names.of_writer(version.authority, Some(&version))));
+        }
+        let plan = self.plan(order, &version, now)?;
+        let outcome =
+            self.carry_out(&mut authority, plan, &order.to_string(), ordered, (version.mark, now))?;
+        if takes_over && !ordered.is_dry {
+            // From now on a change of this node's file is an order; what it says already is not.
+            self.keep_applied(&mut authority, self.file())?;
+        }
+        Ok(outcome)
+    }
+
+    /// The newest changes that this node made, oldest first.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn audit(&self, newest: usize) -> std::io::Result<Vec<AuditEntry>> {
+        self.authority().audit.newest(newest)
+    }
+
+    /// Makes the first catalogue, once, where the config says that this node does: when every region was heard, and none
+    /// of them has one. So a disk that was lost, or a copy of the file, begins no second one.
+    pub(super) fn begin_catalogue(&self, now: Now) {
+        let (region, node) = &self.settings.authority;
+        let is_first = Region::named(region) == self.me.region
+            && acequia_rights::node_named(node) == self.me.node
+            && self.node.version().is_none();
+        if !is_first || !self.strangers(now).is_empty() {
+            return;
+        }
+        let mut authority = self.authority();
+        let ordered = Ordered { author: "the config".to_owned(), ..Ordered::default() };
+        let begun = self.begin(&mut authority, "the first catalogue", &ordered, now);
+        match begun {
+            Ok(outcome) => {
+                info!(version = %of_mark(outcome.after), "every region was heard: the catalogue begins")
+            }
+            Err(fault) => tracing::warn!(%fault, "the first catalogue cannot be made"),
+        }
+    }
+
+    /// The configured regions that the first catalogue waits for: not heard, or with a catalogue.
+    pub(super) fn strangers(&self, now: Now) -> Vec<String> {
+        let peers = self.node.overview(now).peers;
+        let is_new = |region: Region| {
+            peers.iter().any(|peer| {
+                peer.writer.region == region
+                    && peer.writer.incarnation > 0
+                    && peer.is_reached
+                    && peer.mark == Mark::default()
+            })
+        };
+        let others = self.names.regions().filter(|region| *region != self.me.region && !is_new(*region));
+        others.map(|region| self.names.of_region(region, None)).collect()
+    }
+
+    /// An operator's word stands for the regions that cannot be heard.
+    fn begin_by_order(
+        &self,
+        authority: &mut Authority,
+        order: &Order,
+        ordered: &Ordered,
+        now: Now,
+    ) -> Result<Outcome, OrderFault> {
+        let waits = self.strangers(now).join(", ");
+        let Order::TakeOver { is_fenced } = order else {
+            return Err(OrderFault::NoCatalogue(format!(
+                "it begins when {} has heard every region; it waits for {waits}",
+                self.settings.authority.1
+            )));
+        };
+        if !is_fenced {
+            return Err(OrderFault::NotYet(format!(
+                "this node has no catalogue. If no region has one, and {waits} cannot be waited for, begin one here \
+                 with --fenced; if any region has one, every limit could be spent twice"
+            )));
+        }
+        self.begin(authority, &order.to_string(), ordered, now)
+    }
+
+    fn begin(
+        &self,
+        authority: &mut Authority,
+        what: &str,
+        ordered: &Ordered,
+        now: Now,
+    ) -> Result<Outcome, OrderFault> {
+        let heard = self.node.overview(now).peers;
+        let mut members = BTreeMap::new();
+        for (region, settings) in &self.settings.members {
+            let number = Region::named(region);
+            let writer = if number == self.me.region {
+                self.me
+            } else {
+                match heard.iter().find(|peer| peer.writer.region == number && peer.writer.incarnation > 0) {
+                    Some(peer) => peer.writer,
+                    None => continue,
+                }
+            };
+            members.insert(number, self.member(writer, settings.weight));
+        }
+        let file = self.file();
+        let changes = members.values().map(|member| format!("{}: weight {}", member.name, member.weight));
+        let mut changes: Vec<String> = changes.collect();
+        changes.extend(file.iter().map(|limit| format!("{}/{}: new", limit.domain, limit.name)));
+        let draft = Draft {
+            members,
+            fenced: Vec::new(),
+            clock_error_ns: self.settings.clock.error_ns,
+            drift_ppm: self.settings.clock.drift_ppm,
+            key: CellKey(self.key),
+            limits: bytes_of(&file)?,
+        };
+        let warnings =
+            vec!["if any region has a catalogue already, every limit can be spent twice".to_owned()];
+        let plan = Plan { draft, takes_over: false, changes, warnings };
+        let outcome = self.carry_out(authority, plan, what, ordered, (Mark::default(), now))?;
+        if !ordered.is_dry {
+            self.keep_applied(authority, file)?;
+        }
+        Ok(outcome)
+    }
+
+    /// What the file says now is an order where it differs from what was applied last; elsewhere it is compared.
+    pub(crate) fn take_file(&self, limits: &[Limit]) -> Result<(), OrderFault> {
+        let file: Vec<LimitSpec> = limits.iter().map(|limit| limit.spec.clone()).collect();
+        *self.file.write().unwrap_or_else(std::sync::PoisonError::into_inner) = file.clone();
+        if self.node.version().is_none_or(|version| version.authority != self.me) {
+            return Ok(());
+        }
+        let applied = self.authority().applied.clone();
+        let Some(applied) = applied else {
+            return self.keep_applied(&mut self.authority(), file);
+        };
+        let changed = changed(&applied, &file);
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let ordered = Ordered { author: "the config file".to_owned(), ..Ordered::default() };
+        let outcome = self.order(&Order::File(changed), &ordered)?;
+        for change in &outcome.changes {
+            info!(change, version = %of_mark(outcome.after), "budget changed by the file");
+        }
+        self.keep_applied(&mut self.authority(), file)
+    }
+
+    fn keep_applied(&self, authority: &mut Authority, file: Vec<LimitSpec>) -> Result<(), OrderFault> {
+        let bytes = bytes_of(&file)?;
+        let written = self.writer.write(&[], &[(APPLIED, Some(&bytes))]);
+        written.map_err(|fault| OrderFault::Adopt(fault.to_string()))?;
+        authority.applied = Some(file);
+        Ok(())
+    }
+
+    fn plan(&self, order: &Order, version: &Version, now: Now) -> Result<Plan, OrderFault> {
+        let mut plan = Plan {
+            draft: Draft {
+                members: version.members.clone(),
+                fenced: Vec::new(),
+                clock_error_ns: version.clock_error_ns,
+                drift_ppm: version.drift_ppm,
+                key: version.key,
+                limits: version.limits.clone(),
+            },
+            takes_over: false,
+            changes: Vec::new(),
+            warnings: Vec::new(),
+        };
+        match order {
+            Order::Budget { domain, name, key, numbers } => {
+                let before = specs_of(version)?;
+                let mut after = before.clone();
+                let found = after.iter_mut().find(|spec| spec.domain == *domain && spec.name == *name);
+                let Some(spec) = found else {
+                    let what =
+                        format!("no limit {domain}/{name} in the catalogue: see `acequia budget list`");
+                    return Err(OrderFault::NotFound(what));
+                };
+                *spec = with_numbers(spec, key, numbers)?;
+                plan.limits(&before, &after)?;
+            }
+            Order::File(changed) => {
+                let before = specs_of(version)?;
+                plan.limits(&before, &merged(&before, changed))?;
+            }
+            Order::TakeOver { is_fenced } => self.plan_take_over(&mut plan, version, *is_fenced)?,
+            Order::Add { region, weight } => self.plan_add(&mut plan, region, *weight, now)?,
+            Order::Recover { region } => self.plan_recover(&mut plan, region, now)?,
+            Order::Evict { region, is_fenced } => self.plan_evict(&mut plan, region, *is_fenced, now)?,
+            Order::Remove { region } => {
+                let member = self.other_member(&plan, region)?;
+                plan.draft.members.remove(&member.writer.region);
+                plan.changes.push(format!("{} gives its share up", member.name));
+                plan.warnings.push(format!(
+                    "{region} denies from then on, and its share goes to the others when it has said so"
+                ));
+            }
+            Order::Weight { region, weight } => {
+                check_weight(*weight)?;
+                let number = Region::named(region);
+                let Some(member) = plan.draft.members.get_mut(&number) else {
+                    return Err(no_member(region));
+                };
+                plan.changes.push(format!("{}: weight {} -> {weight}", member.name, member.weight));
+                member.weight = *weight;
+            }
+        }
+        if plan.changes.is_empty() {
+            return Err(OrderFault::Invalid("nothing would change".to_owned()));
+        }
+        Ok(plan)
+    }
+
+    fn plan_take_over(&self, plan: &mut Plan, version: &Version, is_fenced: bool) -> Result<(), OrderFault> {
+        let before = self.names.of_writer(version.authority, Some(version));
+        if version.authority == self.me && !is_fenced {
+            return Err(OrderFault::Invalid(format!("{before} is the authority already")));
+        }
+        plan.takes_over = true;
+        plan.changes.push(format!("authority {before} -> {}", self.names.of_writer(self.me, Some(version))));
+        plan.warnings.push(format!(
+            "changes that {before} made and this node has not heard of are lost; {before} must make no more: it is told \
+             when it is reached"
+        ));
+        Ok(())
+    }
+
+    fn plan_add(&self, plan: &mut Plan, region: &str, weight: u32, now: Now) -> Result<(), OrderFault> {
+        check_weight(weight)?;
+        let number = Region::named(region);
+        if plan.draft.members.contains_key(&number) {
+            return Err(OrderFault::Invalid(format!("{region} has a share already: see `regions weight`")));
+        }
+        let writer = self.heard(region, now)?;
+        let member = self.member(writer, weight);
+        plan.changes.push(format!("{} gets a share: weight {weight}", member.name));
+        plan.warnings.push(
+            "every other region's share gets smaller; the new one's grows when all have said so, and in windows that \
+             are open, when they end"
+                .to_owned(),
+        );
+        plan.draft.members.insert(number, member);
+        Ok(())
+    }
+
+    fn plan_recover(&self, plan: &mut Plan, region: &str, now: Now) -> Result<(), OrderFault> {
+        let old = self.other_member(plan, region)?;
+        let writer = self.heard(region, now)?;
+        if writer == old.writer {
+            return Err(OrderFault::Invalid(format!("{region} has its disk: nothing is to be recovered")));
+        }
+        if writer < old.writer {
+            return Err(OrderFault::Invalid(format!(
+                "the node of {region} that was heard is older than the one in the catalogue: is its clock wrong?"
+            )));
+        }
+        plan.changes
+            .push(format!("{}: incarnation {} -> {}", old.name, old.writer.incarnation, writer.incarnation));
+        plan.warnings.push(format!(
+            "if the disk that {region} had is put back and started, it is refused; what it lent and held is lost to it"
+        ));
+        plan.draft.members.insert(writer.region, self.member(writer, old.weight));
+        plan.draft.fenced.push(Fence { writer: old.writer, wall_ns: now.wall_ns });
+        Ok(())
+    }
+
+    fn plan_evict(&self, plan: &mut Plan, region: &str, is_fenced: bool, now: Now) -> Result<(), OrderFault> {
+        let member = self.other_member(plan, region)?;
+        if !is_fenced {
+            return Err(OrderFault::NotYet(format!(
+                "{region} keeps its share until you say that its node is gone: stop it, or cut it off from every \
+                 caller, for good; then say --fenced. If it still answers anybody, limits are exceeded by its share"
+            )));
+        }
+        plan.draft.members.remove(&member.writer.region);
+        plan.draft.fenced.push(Fence { writer: member.writer, wall_ns: now.wall_ns });
+        plan.changes.push(format!("{} loses its share: weight {}", member.name, member.weight));
+        plan.warnings.push(format!(
+            "if {region} still answers anybody, limits are exceeded by its share; its disk is refused from then on"
+        ));
+        Ok(())
+    }
+
+    /// A member that is not this node.
+    fn other_member(&self, plan: &Plan, region: &str) -> Result<Member, OrderFault> {
+        let member = plan.draft.members.get(&Region::named(region)).ok_or_else(|| no_member(region))?;
+        if member.writer == self.me {
+            return Err(OrderFault::NotYet(format!(
+                "{region} is the authority's region: move the authority to another one first"
+            )));
+        }
+        Ok(member.clone())
+    }
+
+    /// Who was heard of a region.
+    fn heard(&self, region: &str, now: Now) -> Result<Writer, OrderFault> {
+        let number = Region::named(region);
+        if self.names.identity(number).is_none() {
+            return Err(OrderFault::NotFound(format!(
+                "{region} is not in this node's config: add it to `regions` in every file, and start the nodes again"
+            )));
+        }
+        let peers = self.node.overview(now).peers;
+        let found = peers.iter().find(|peer| peer.writer.region == number && peer.is_reached);
+        found.map(|peer| peer.writer).ok_or_else(|| {
+            OrderFault::NotYet(format!("{region} is not reached: start its node, and see `acequia regions`"))
+        })
+    }
+
+    fn member(&self, writer: Writer, weight: u32) -> Member {
+        Member { weight, writer, name: self.names.of_writer(writer, None) }
+    }
+
+    fn carry_out(
+        &self,
+        authority: &mut Authority,
+        plan: Plan,
+        what: &str,
+        ordered: &Ordered,
+        (before, now): (Mark, Now),
+    ) -> Result<Outcome, OrderFault> {
+        let Plan { draft, takes_over, changes, warnings } = plan;
+        let version = match takes_over {
+            true => self.node.take_over(draft, now.wall_ns)?,
+            false => self.node.propose(draft, now.wall_ns)?,
+        };
+        if ordered.is_dry {
+            return Ok(Outcome { before, after: before, changes, warnings });
+        }
+        let after = version.mark;
+        let entry = AuditEntry {
+            wall_ns: now.wall_ns,
+            author: clean(&ordered.author),
+            reason: clean(&ordered.reason),
+            what: clean(what),
+            before: (before.epoch, before.number),
+            after: (after.epoch, after.number),
+            changes: changes.clone(),
+        };
+        authority.audit.append(&entry).map_err(OrderFault::Audit)?;
+        let adopted = self.node.adopt(version, now, |limit| self.rows(limit));
+        adopted.map_err(|fault| OrderFault::Adopt(fault.to_string()))?;
+        Ok(Outcome { before, after, changes, warnings })
+    }
+
+    /// Writes down what is in force, for the next start.
+    pub(super) fn keep_schedule(&self) -> Result<(), StoreError> {
+        let bytes =
+            schedule_bytes(&self.node.schedule()).map_err(|fault| StoreError::Write(fault.to_string()))?;
+        self.writer.write(&[], &[(SCHEDULE, Some(&bytes))])
+    }
+}
+
+impl Plan {
+    fn limits(&mut self, before: &[LimitSpec], after: &[LimitSpec]) -> Result<(), OrderFault> {
+        let (changes, warnings) = compare(before, after);
+        self.changes.extend(changes);
+        self.warnings.extend(warnings);
+        self.draft.limits = bytes_of(after)?;
+        Ok(())
+    }
+}
+
+/// The limits of a version.
+pub(super) fn specs_of(version: &Version) -> Result<Vec<LimitSpec>, OrderFault> {
+    let limits = limits_from_bytes(&version.limits).map_err(OrderFault::Adopt)?;
+    Ok(limits.into_iter().map(|limit| limit.spec).collect())
+}
+
+fn bytes_of(specs: &[LimitSpec]) -> Result<Vec<u8>, OrderFault> {
+    limits_to_bytes(specs).map_err(OrderFault::Invalid)
+}
+
+fn no_member(region: &str) -> OrderFault {
+    OrderFault::NotFound(format!("{region} has no share: see `acequia regions`"))
+}
+
+fn check_weight(weight: u32) -> Result<(), OrderFault> {
+    if (1..=WEIGHT_MAX).contains(&weight) {
+        return Ok(());
+    }
+    Err(OrderFault::Invalid(format!("a weight is 1 to {WEIGHT_MAX}, not {weight}")))
+}
+
+fn path(spec: &LimitSpec) -> String {
+    format!("{}/{}", spec.domain, spec.name)
+}
+
+/// The limits that a file has and did not have so, or has no more.
+fn changed(applied: &[LimitSpec], file: &[LimitSpec]) -> Vec<(String, Option<Box<LimitSpec>>)> {
+    let new = file.iter().filter(|spec| !applied.contains(spec));
+    let gone = applied.iter().filter(|spec| file.iter().all(|other| path(other) != path(spec)));
+    let new = new.map(|spec| (path(spec), Some(Box::new(spec.clone()))));
+    new.chain(gone.map(|spec| (path(spec), None))).collect()
+}
+
+/// The catalogue's limits with those changes: what the file did not change stays as operators set it.
+fn merged(before: &[LimitSpec], changed: &[(String, Option<Box<LimitSpec>>)]) -> Vec<LimitSpec> {
+    let mut all = before.to_vec();
+    for (name, spec) in changed {
+        let at = all.iter().position(|other| path(other) == *name);
+        match (spec, at) {
+            (Some(spec), Some(at)) => all[at] = (**spec).clone(),
+            (Some(spec), None) => all.push((**spec).clone()),
+            (None, Some(at)) => {
+                all.remove(at);
+            }
+            (None, None) => {}
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bucket(name: &str, burst: u64) -> LimitSpec {
+        let json = format!(
+            r#"{{"name": "{name}", "domain": "shop", "token_bucket": {{"rate": "60/s", "burst": {burst}}}}}"#
+        );
+        serde_json::from_str(&json).expect("a limit")
+    }
+
+    #[test]
+    fn a_file_changes_what_changed_in_it_and_nothing_else() {
+        let applied = [bucket("a", 1), bucket("b", 1), bucket("c", 1)];
+        let file = [bucket("a", 1), bucket("b", 2), bucket("d", 1)];
+        // Since then an operator set the budget of a, and of c.
+        let catalogue = [bucket("a", 7), bucket("b", 1), bucket("c", 7)];
+        let after = merged(&catalogue, &changed(&applied, &file));
+        assert_eq!(after, [bucket("a", 7), bucket("b", 2), bucket("d", 1)]);
+        assert_eq!(changed(&applied, &applied), []);
+    }
+}

@@ -1,0 +1,164 @@
+//! The loop between the mesh and the node: waits for a frame or for time, hands it over, sends what there is to say.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use acequia_limits::Now;
+use acequia_mesh::{Event, Identity};
+use acequia_rights::{Mark, Region};
+use tokio::{
+    sync::{mpsc, watch},
+    time::MissedTickBehavior,
+};
+use tracing::{info, warn};
+
+use super::Regions;
+
+/// How often the node is looked at.
+const TURN: Duration = Duration::from_millis(5);
+/// How often time passes for the node, where nothing calls.
+const TICK_NS: u64 = 10_000_000;
+/// Events in one turn.
+const EVENTS_MAX: usize = 256;
+/// Frames that are sent in one turn.
+const FRAMES_MAX: usize = 1_024;
+/// A fault of one kind is logged so often.
+const QUIET_NS: u64 = 60 * 1_000_000_000;
+/// How often it is looked whether a first catalogue can be made, and a schedule that could not be written is tried.
+const SELDOM_NS: u64 = 100_000_000;
+
+/// What the loop remembers.
+#[derive(Debug, Default)]
+struct Turn {
+    ticked_ns: u64,
+    seldom_ns: u64,
+    /// The version whose schedule is on disk.
+    kept: Option<Mark>,
+    /// What was logged, and when.
+    logged: BTreeMap<(Region, &'static str), u64>,
+    is_member: bool,
+}
+
+/// Shares limits with the other regions until `stopping`.
+pub(super) async fn drive(
+    regions: &Regions,
+    mut events: mpsc::Receiver<Event>,
+    mut stopping: watch::Receiver<bool>,
+) {
+    let mut turns = tokio::time::interval(TURN);
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut turn = Turn::default();
+    loop {
+        tokio::select! {
+            biased;
+            _ = stopping.changed() => break,
+            event = events.recv() => match event {
+                Some(event) => turn.take(regions, event),
+                None => break,
+            },
+            _ = turns.tick() => {}
+        }
+        for _ in 0..EVENTS_MAX {
+            let Ok(event) = events.try_recv() else { break };
+            turn.take(regions, event);
+        }
+        turn.end(regions);
+    }
+    regions.mesh.close().await;
+}
+
+impl Turn {
+    fn take(&mut self, regions: &Regions, event: Event) {
+        let now = regions.clock.now();
+        match event {
+            Event::Up(identity) => {
+                info!(peer = %identity, "connected");
+                if let Some(region) = regions.names.region_of(&identity) {
+                    regions.node.reconnected(region, now);
+                }
+            }
+            Event::Down { peer, why } => {
+                warn!(peer = %peer, why, "disconnected: this region goes on with what it has");
+            }
+            Event::Frame { from, bytes } => self.take_frame(regions, &from, &bytes, now),
+        }
+    }
+
+    fn take_frame(&mut self, regions: &Regions, from: &Identity, bytes: &[u8], now: Now) {
+        // The mesh knows only peers of the config.
+        let Some(region) = regions.names.region_of(from) else { return };
+        if let Err(fault) = regions.node.handle(region, bytes, now)
+            && self.may_log(region, "frame", now)
+        {
+            warn!(peer = %from, %fault, "a frame was refused");
+        }
+    }
+
+    /// Lets time pass, and sends.
+    fn end(&mut self, regions: &Regions) {
+        let now = regions.clock.now();
+        if regions.node.calls() || now.steady_ns >= self.ticked_ns + TICK_NS {
+            self.ticked_ns = now.steady_ns;
+            if let Err(fault) = regions.node.tick(now, |limit| regions.rows(limit))
+                && self.may_log(regions.me.region, "version", now)
+            {
+                warn!(%fault, "a version of the catalogue was not adopted");
+            }
+        }
+        if now.steady_ns >= self.seldom_ns {
+            self.seldom_ns = now.steady_ns + SELDOM_NS;
+            regions.begin_catalogue(now);
+            self.keep_schedule(regions, now);
+            self.tell_standing(regions);
+        }
+        let may_send = |region| {
+            regions.names.identity(region).is_some_and(|identity| regions.mesh.is_writable(identity))
+        };
+        for _ in 0..FRAMES_MAX {
+            let Some((region, frame)) = regions.node.poll_to(regions.clock.now(), may_send) else { break };
+            if let Some(identity) = regions.names.identity(region) {
+                // A connection that ended meanwhile: what it said is sent again on the next one.
+                let _ = regions.mesh.send(identity, frame);
+            }
+        }
+    }
+
+    /// What is in force must be found by the next start.
+    fn keep_schedule(&mut self, regions: &Regions, now: Now) {
+        let (mark, _) = regions.node.marks();
+        if self.kept == Some(mark) || mark == Mark::default() {
+            return;
+        }
+        match regions.keep_schedule() {
+            Ok(()) => {
+                if self.kept.is_some() || regions.node.version().is_some_and(|v| v.authority != regions.me) {
+                    info!(version = %super::status::of_mark(mark), "catalogue in force");
+                }
+                self.kept = Some(mark);
+            }
+            Err(fault) if self.may_log(regions.me.region, "schedule", now) => {
+                warn!(%fault, "the schedule of limits is not written down yet");
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn tell_standing(&mut self, regions: &Regions) {
+        let ready = regions.ready();
+        if ready.is_ok() != self.is_member {
+            self.is_member = ready.is_ok();
+            match ready {
+                Ok(()) => info!("this region has its shares: ready"),
+                Err(why) => warn!(why, "not ready"),
+            }
+        }
+    }
+
+    fn may_log(&mut self, region: Region, what: &'static str, now: Now) -> bool {
+        let last = self.logged.get(&(region, what));
+        let due = last.is_none_or(|last| now.steady_ns.saturating_sub(*last) >= QUIET_NS);
+        if due {
+            self.logged.insert((region, what), now.steady_ns);
+        }
+        due
+    }
+}

@@ -1,0 +1,273 @@
+//! A node among regions: what surrounds the pure node so that it can talk to the others.
+//!
+//! - [`driver`] waits for frames and for time, hands both to the node, and sends what it says;
+//! - [`authority`] turns orders into versions of the catalogue;
+//! - [`audit`] writes every one of them down;
+//! - [`status`] says how the node stands, [`admin`] answers and takes orders over gRPC.
+//!
+//! Nothing in here decides what may be spent: that is the node's, and its promise does not depend on this.
+
+pub mod admin;
+pub mod audit;
+mod authority;
+mod driver;
+mod names;
+mod order;
+mod status;
+
+use std::{
+    net::UdpSocket,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use acequia_api::acequia::v1::NodeStatus;
+use acequia_limits::{LimitId, Now, limit::LimitSpec};
+use acequia_mesh::{CertFault, Credentials, Mesh, MeshError, Timing, certs};
+use acequia_node::{Home, Node, Row, sharing::LOAN_TTL_NS};
+use acequia_rights::{Region, Writer as Identity, node_named};
+use acequia_store::{Store, StoreError};
+use tokio::sync::watch;
+use tracing::error;
+
+pub use self::{
+    audit::{Audit, AuditEntry},
+    order::{Order, OrderFault, Outcome},
+};
+use self::{authority::Authority, names::Names};
+use crate::{clock::Clock, config, worker::Shared, writer::Writer};
+
+/// This node's incarnation, in the journal.
+const INCARNATION: &str = "incarnation";
+/// What a peer notices this node's restart by, in the journal.
+const RESET_KEY: &str = "reset_key";
+
+/// Why a node cannot take its place among the regions.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionsError {
+    /// Its certificates cannot be used.
+    #[error(transparent)]
+    Certificates(#[from] CertFault),
+    /// The mesh cannot start.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// The journal cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A value in the journal is not one of ours.
+    #[error(
+        "the journal's {0} cannot be read: begin with an empty `data` folder, and `acequia regions recover`"
+    )]
+    Value(&'static str),
+    /// The audit log cannot be opened.
+    #[error("cannot open the audit log: {0}. Make the `data` folder writable")]
+    Audit(std::io::Error),
+    /// The system refuses something else.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// A node's place among the regions.
+#[derive(Debug)]
+pub struct Regions {
+    pub(crate) node: Arc<Node>,
+    pub(crate) clock: Arc<dyn Clock>,
+    store: Arc<dyn Store>,
+    writer: Arc<Writer>,
+    me: Identity,
+    settings: config::Regions,
+    names: Names,
+    mesh: Mesh,
+    authority: Mutex<Authority>,
+    /// What this node's file says, to be compared with the catalogue.
+    file: RwLock<Vec<LimitSpec>>,
+    /// What the cells are tagged with, should this node begin a catalogue.
+    key: [u8; 16],
+    certificate_expiry_s: AtomicU64,
+}
+
+/// What a node needs to take its place.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) config: &'a config::Config,
+    pub(crate) settings: config::Regions,
+    pub(crate) node: Arc<Node>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) writer: Arc<Writer>,
+    pub(crate) key: [u8; 16],
+    pub(crate) audit: Audit,
+    pub(crate) socket: UdpSocket,
+}
+
+/// Who this node is: its incarnation is in the journal, and a journal that is empty is a new one.
+///
+/// # Errors
+/// The journal cannot be read or written.
+pub(crate) fn identity(
+    config: &config::Config,
+    store: &dyn Store,
+    now: Now,
+) -> Result<(Home, bool), RegionsError> {
+    let kept = store.value(INCARNATION)?;
+    let incarnation = match &kept {
+        Some(bytes) => {
+            let bytes = <[u8; 4]>::try_from(&bytes[..]).map_err(|_| RegionsError::Value(INCARNATION))?;
+            u32::from_be_bytes(bytes)
+        }
+        None => {
+            // Seconds: whoever loses a disk comes back later than it began, so the number is a higher one. It fits
+            // until 2106; nobody begins at 0.
+            let seconds = u32::try_from(now.wall_ns / 1_000_000_000).unwrap_or(u32::MAX).max(1);
+            store.commit(&[], &[(INCARNATION, Some(&seconds.to_be_bytes()))])?;
+            seconds
+        }
+    };
+    let region = Region::named(&config.region);
+    let writer = Identity { region, node: node_named(&config.node), incarnation };
+    Ok((Home { writer, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
+}
+
+fn reset_key(store: &dyn Store) -> Result<[u8; 32], RegionsError> {
+    if let Some(bytes) = store.value(RESET_KEY)? {
+        return <[u8; 32]>::try_from(&bytes[..]).map_err(|_| RegionsError::Value(RESET_KEY));
+    }
+    let mut key = [0; 32];
+    getrandom::fill(&mut key).map_err(|fault| std::io::Error::other(fault.to_string()))?;
+    store.commit(&[], &[(RESET_KEY, Some(&key))])?;
+    Ok(key)
+}
+
+impl Regions {
+    /// Connects to the other regions, and shares limits with them until `stopping`. All of it on a thread of its own,
+    /// so that callers and peers do not wait for each other.
+    ///
+    /// # Errors
+    /// The certificates, the journal or the system.
+    pub(crate) fn start(
+        place: Place<'_>,
+        stopping: watch::Receiver<bool>,
+    ) -> Result<(Arc<Self>, JoinHandle<()>), RegionsError> {
+        let Place { config, settings, node, clock, store, writer, key, audit, socket } = place;
+        let names = Names::new(&settings);
+        let reset_key = reset_key(&*store)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let credentials = credentials(config)?;
+        let expires_s = expires_s(&credentials);
+        let (mesh, events) = {
+            let _entered = runtime.enter();
+            let identity = mesh_identity(config);
+            let peers = names.peers(&identity);
+            let timing = Timing::default();
+            let config =
+                acequia_mesh::Config { identity, credentials, peers, reset_key, rng_seed: None, timing };
+            Mesh::start(config, socket)?
+        };
+        let me = Identity {
+            region: Region::named(&config.region),
+            node: node_named(&config.node),
+            incarnation: identity(config, &*store, clock.now())?.0.writer.incarnation,
+        };
+        let authority = Authority::new(audit, &*store)?;
+        let file = config.live.limits.iter().map(|limit| limit.spec.clone()).collect();
+        let regions = Arc::new(Self {
+            node,
+            clock,
+            store,
+            writer,
+            me,
+            settings,
+            names,
+            mesh,
+            authority: Mutex::new(authority),
+            file: RwLock::new(file),
+            key,
+            certificate_expiry_s: AtomicU64::new(expires_s),
+        });
+        regions.meet();
+        let driven = Arc::clone(&regions);
+        let thread = std::thread::Builder::new().name("regions".to_owned()).spawn(move || {
+            runtime.block_on(driver::drive(&driven, events, stopping));
+        })?;
+        Ok((regions, thread))
+    }
+
+    /// The address that the mesh listens on.
+    pub fn mesh_address(&self) -> std::net::SocketAddr {
+        self.mesh.local_addr()
+    }
+
+    /// Uses other certificates for connections from now on.
+    pub(crate) fn reload_certificates(&self, config: &config::Config) -> Result<(), RegionsError> {
+        let credentials = credentials(config)?;
+        self.mesh.replace_credentials(&credentials)?;
+        self.certificate_expiry_s.store(expires_s(&credentials), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// How this node stands.
+    pub(crate) fn status(&self, shared: &Shared) -> NodeStatus {
+        let own = self.names.identity(self.me.region);
+        let (region, node) = own.map_or(("", ""), |own| (own.region.as_str(), own.node.as_str()));
+        status::of_node(shared, Some(self), (region, node))
+    }
+
+    /// When this node's certificate expires, in seconds since 1970.
+    pub(crate) fn certificate_expiry_s(&self) -> u64 {
+        self.certificate_expiry_s.load(Ordering::Relaxed)
+    }
+
+    /// Whether this node has what it needs to decide; if not, why, and what to do.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn ready(&self) -> Result<(), String> {
+        status::ready(self, self.clock.now())
+    }
+
+    /// Frames to every configured peer from now on, so that they learn of this node.
+    fn meet(&self) {
+        let members = self.node.version().map(|version| version.members).unwrap_or_default();
+        for region in self.names.regions().filter(|region| *region != self.me.region) {
+            let named = members.get(&region).map(|member| member.writer);
+            let unknown = Identity { region, node: self.names.node_of(region), incarnation: 0 };
+            self.node.meet(named.unwrap_or(unknown));
+        }
+    }
+
+    /// What the journal has of a limit, for a version that brings it back.
+    fn rows(&self, limit: LimitId) -> Vec<Row> {
+        match self.store.rows(limit) {
+            Ok(rows) => rows,
+            Err(fault) => {
+                error!(%fault, "rows of a limit cannot be read");
+                Vec::new()
+            }
+        }
+    }
+
+    fn authority(&self) -> MutexGuard<'_, Authority> {
+        self.authority.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self) -> Vec<LimitSpec> {
+        self.file.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn credentials(config: &config::Config) -> Result<Credentials, CertFault> {
+    // A config with regions and without `tls` is refused.
+    let folder = config.tls.clone().unwrap_or_default();
+    certs::load(&folder, &mesh_identity(config))
+}
+
+fn mesh_identity(config: &config::Config) -> acequia_mesh::Identity {
+    acequia_mesh::Identity::new(&config.region, &config.node)
+}
+
+fn expires_s(credentials: &Credentials) -> u64 {
+    u64::try_from(credentials.expires_unix_s()).unwrap_or(0)
+}

@@ -1,0 +1,91 @@
+//! Names and numbers of regions: files, certificates and people use the first, rows and frames the second.
+
+use std::collections::BTreeMap;
+
+use acequia_mesh::{Identity, PeerConfig};
+use acequia_rights::{Region, Version, Writer, node_named};
+
+use crate::config;
+
+/// The regions of the config.
+#[derive(Debug)]
+pub(crate) struct Names {
+    by_region: BTreeMap<Region, Named>,
+}
+
+#[derive(Debug)]
+struct Named {
+    identity: Identity,
+    address: String,
+}
+
+impl Names {
+    pub(crate) fn new(regions: &config::Regions) -> Self {
+        let named = regions.members.iter().filter_map(|(region, settings)| {
+            let (node, address) = settings.nodes.first_key_value()?;
+            let identity = Identity::new(region, node);
+            Some((Region::named(region), Named { identity, address: address.clone() }))
+        });
+        Self { by_region: named.collect() }
+    }
+
+    /// Every region, this node's too.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = Region> + '_ {
+        self.by_region.keys().copied()
+    }
+
+    /// Whom to connect to.
+    pub(crate) fn peers(&self, own: &Identity) -> Vec<PeerConfig> {
+        let others = self.by_region.values().filter(|named| named.identity != *own);
+        others
+            .map(|named| PeerConfig { identity: named.identity.clone(), address: named.address.clone() })
+            .collect()
+    }
+
+    /// The node of a region.
+    pub(crate) fn identity(&self, region: Region) -> Option<&Identity> {
+        self.by_region.get(&region).map(|named| &named.identity)
+    }
+
+    pub(crate) fn address(&self, region: Region) -> &str {
+        self.by_region.get(&region).map_or("", |named| &named.address)
+    }
+
+    /// The number of a region's node; 0 where the config has no such region.
+    pub(crate) fn node_of(&self, region: Region) -> u16 {
+        self.identity(region).map_or(0, |identity| node_named(&identity.node))
+    }
+
+    /// The region of a connection's certificate, if the config has it.
+    pub(crate) fn region_of(&self, identity: &Identity) -> Option<Region> {
+        let region = Region::named(&identity.region);
+        (self.identity(region) == Some(identity)).then_some(region)
+    }
+
+    /// A writer for people, as `region/node`: as the config names it, or the version, or else its numbers.
+    pub(crate) fn of_writer(&self, writer: Writer, version: Option<&Version>) -> String {
+        let configured = self.identity(writer.region).filter(|found| node_named(&found.node) == writer.node);
+        if let Some(identity) = configured {
+            return identity.to_string();
+        }
+        let member = version.and_then(|version| version.members.get(&writer.region));
+        match member {
+            Some(member) if member.writer.node == writer.node && !member.name.is_empty() => {
+                member.name.clone()
+            }
+            _ => format!("region {} node {}", writer.region.0, writer.node),
+        }
+    }
+
+    /// A region for people.
+    pub(crate) fn of_region(&self, region: Region, version: Option<&Version>) -> String {
+        if let Some(identity) = self.identity(region) {
+            return identity.region.clone();
+        }
+        let member = version.and_then(|version| version.members.get(&region));
+        match member.and_then(|member| member.name.split('/').next()).filter(|name| !name.is_empty()) {
+            Some(name) => name.to_owned(),
+            None => format!("region {}", region.0),
+        }
+    }
+}

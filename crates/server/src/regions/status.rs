@@ -1,0 +1,286 @@
+//! How a node stands, for people and programs.
+
+use std::sync::PoisonError;
+
+use acequia_api::acequia::v1 as api;
+use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, notation::format_duration_ns};
+use acequia_node::{
+    Active, Holding, LimitView, Membership, PeerView,
+    difference::{Difference, differences},
+    sharing::Standing,
+};
+use acequia_rights::{
+    Mark, Version,
+    versions::{Progress, Waiting},
+};
+
+use super::{Regions, authority::specs_of, order::rate_milli};
+use crate::{
+    tally::{LimitTally, Tally},
+    worker::Shared,
+};
+
+/// Whether a node among regions has what it needs to decide; if not, why, and what to do.
+pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
+    let Some(membership) = regions.node.membership(now) else { return Ok(()) };
+    match membership.standing {
+        Standing::Owner => Ok(()),
+        Standing::RestoredDisk => Err(
+            "restored disk: the journal is older than what this node once wrote, so it owns nothing. Start it with an \
+             empty `data` folder, then `acequia regions recover` on the authority"
+                .to_owned(),
+        ),
+        Standing::NoCatalogue if membership.progress.is_none() => {
+            let (region, node) = &regions.settings.authority;
+            let waits = regions.strangers(now);
+            let is_first = acequia_rights::Region::named(region) == regions.me.region;
+            Err(match (is_first, waits.is_empty()) {
+                (true, false) => format!(
+                    "no catalogue: this node makes the first one when every region was heard and none has one; it \
+                     waits for {}",
+                    waits.join(", ")
+                ),
+                _ => format!("no catalogue: waiting for {region}/{node}, the authority"),
+            })
+        }
+        Standing::NoCatalogue => Err(format!(
+            "no catalogue names this node: on the authority, `acequia regions recover {0}` if it lost its disk, or \
+             `acequia regions add {0}`",
+            regions.names.of_region(regions.me.region, None)
+        )),
+    }
+}
+
+/// How a node stands, alone or among regions.
+pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, &str)) -> api::NodeStatus {
+    let now = shared.clock.now();
+    let overview = shared.node.overview(now);
+    let catalogue = shared.node.catalogue();
+    let tally = all(shared);
+    let limits = catalogue.limits.iter().enumerate().filter(|(_, active)| active.is_in_force(now.wall_ns));
+    let limits = limits.map(|(at, active)| {
+        let counts = tally.limits.get(usize::from(active.slot()));
+        let view = overview.limits.get(at);
+        let everywhere = shared.node.usage_of(active.limit.id);
+        limit(active, view, counts, everywhere, now)
+    });
+    let ready = regions.map_or(Ok(()), |regions| ready(regions, now));
+    let ready = if shared.is_draining() { Err("draining: the node is stopping".to_owned()) } else { ready };
+    let traffic = shared.node.traffic();
+    let mut status = api::NodeStatus {
+        region: names.0.to_owned(),
+        node: names.1.to_owned(),
+        ready: ready.is_ok(),
+        not_ready: ready.err().unwrap_or_default(),
+        limits: limits.collect(),
+        wall_ns: now.wall_ns,
+        steady_ns: now.steady_ns,
+        traffic: Some(api::Traffic {
+            frames_in: traffic.frames_in,
+            frames_out: traffic.frames_out,
+            bytes_in: 0,
+            bytes_out: traffic.bytes_out,
+            frames_refused: traffic.frames_refused,
+            entries_refused: traffic.entries_refused,
+            loans_given: traffic.lent,
+            loans_taken: traffic.borrowed,
+            rights_given: traffic.given,
+        }),
+        uptime_ns: now.steady_ns.saturating_sub(shared.begun.steady_ns),
+        ..api::NodeStatus::default()
+    };
+    let (Some(regions), Some(membership)) = (regions, shared.node.membership(now)) else { return status };
+    let version = shared.node.version();
+    status.incarnation = regions.me.incarnation;
+    status.clock_is_suspect = membership.clock_is_suspect;
+    status.warm_cells = membership.warm_cells as u64;
+    status.catalogue = version.as_ref().map(|version| catalogue_of(regions, version, &membership));
+    status.members = version.iter().flat_map(|version| members(version)).collect();
+    status.peers = peers(regions, &overview.peers, version.as_ref(), now);
+    if let Some(traffic) = &mut status.traffic {
+        traffic.bytes_in = regions.mesh.status().iter().map(|peer| peer.bytes_in).sum();
+    }
+    status
+}
+
+fn all(shared: &Shared) -> Tally {
+    let mut tally = Tally::default();
+    for worker in shared.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+        tally.add(&worker.counted());
+    }
+    tally
+}
+
+/// A version, as people read it: `epoch.number`.
+pub(super) fn of_mark(mark: Mark) -> String {
+    format!("{}.{}", mark.epoch, mark.number)
+}
+
+pub(super) fn api_mark(mark: Mark) -> Option<api::Mark> {
+    Some(api::Mark { epoch: mark.epoch, number: mark.number })
+}
+
+pub(super) fn catalogue_of(regions: &Regions, version: &Version, membership: &Membership) -> api::Catalogue {
+    let progress = membership.progress.as_ref();
+    api::Catalogue {
+        authority: regions.names.of_writer(version.authority, Some(version)),
+        is_authority: version.authority == regions.me,
+        requested: api_mark(version.mark),
+        effective: api_mark(progress.map_or(Mark::default(), |progress| progress.effective)),
+        pending: progress.map_or_else(Vec::new, |progress| pending(regions, version, progress)),
+        differences: differences_of(regions, version),
+        clock_error_ns: version.clock_error_ns,
+        drift_ppm: version.drift_ppm,
+    }
+}
+
+fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api::Pending> {
+    let waits = progress.pending.iter().map(|(writer, waiting)| api::Pending {
+        region: regions.names.of_region(writer.region, Some(version)),
+        waiting: match waiting {
+            Waiting::Silent => "was never heard to have acknowledged: reach it, or evict it".to_owned(),
+            Waiting::At(mark) => {
+                format!(
+                    "conforms to version {}: reach it, wait for its loans to end, or evict it",
+                    of_mark(*mark)
+                )
+            }
+            Waiting::Ahead(mark) => {
+                format!("has version {}, which this node has not heard of yet", of_mark(*mark))
+            }
+        },
+    });
+    waits.collect()
+}
+
+fn differences_of(regions: &Regions, version: &Version) -> Vec<String> {
+    let Ok(specs) = specs_of(version) else { return Vec::new() };
+    let none = || "none".to_owned();
+    let words = |difference| match difference {
+        Difference::OnlyInFile { limit } => format!("{limit} is only in the file: it is not enforced"),
+        Difference::OnlyInCatalogue { limit } => {
+            format!("{limit} is only in the catalogue: it is enforced")
+        }
+        Difference::Field { limit, field, file, catalogue } => format!(
+            "{limit}: {field} is {} in the file, and {} in the catalogue, which counts",
+            file.unwrap_or_else(none),
+            catalogue.unwrap_or_else(none)
+        ),
+    };
+    differences(&regions.file(), &specs).into_iter().map(words).collect()
+}
+
+fn members(version: &Version) -> impl Iterator<Item = api::Member> + '_ {
+    version.members.values().map(|member| {
+        let (region, node) = member.name.split_once('/').unwrap_or((&member.name, ""));
+        api::Member {
+            region: region.to_owned(),
+            node: node.to_owned(),
+            weight: member.weight,
+            incarnation: member.writer.incarnation,
+        }
+    })
+}
+
+fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: Now) -> Vec<api::Peer> {
+    let links = regions.mesh.status();
+    let others = regions.names.regions().filter(|region| *region != regions.me.region);
+    let peer = |region| {
+        let identity = regions.names.identity(region)?;
+        let seen = seen.iter().find(|peer| peer.writer.region == region);
+        let link = links.iter().find(|link| link.identity == *identity);
+        let is_member = version.is_some_and(|version| version.members.contains_key(&region));
+        let heard = seen.and_then(|peer| peer.heard_ns);
+        Some(api::Peer {
+            region: identity.region.clone(),
+            node: identity.node.clone(),
+            address: regions.names.address(region).to_owned(),
+            connected: link.is_some_and(|link| link.connected),
+            reached: seen.is_some_and(|peer| peer.is_reached),
+            heard_ms_ago: heard.map(|heard| now.steady_ns.saturating_sub(heard) / 1_000_000),
+            round_trip_us: seen.and_then(|peer| peer.round_ns).map(|ns| ns / 1_000),
+            has: seen.and_then(|peer| api_mark(peer.mark)),
+            is_member,
+            refused: link.map_or(0, |link| link.refused),
+            last_error: link.map_or_else(String::new, |link| link.last_error.clone()),
+            lent: seen.map_or(0, |peer| peer.lent),
+            borrowed: seen.map_or(0, |peer| peer.borrowed),
+        })
+    };
+    others.filter_map(peer).collect()
+}
+
+fn limit(
+    active: &Active,
+    view: Option<&LimitView>,
+    counts: Option<&LimitTally>,
+    everywhere: u128,
+    now: Now,
+) -> api::LimitStatus {
+    let algorithm = &active.limit.algorithm;
+    let rate = rate_milli(algorithm);
+    let part = |part: Part| holding(part, rate);
+    let none = Holding::default();
+    let total = view.map_or(&none, |view| &view.total);
+    let outcome = |at: usize| counts.map_or(0, |counts| counts.outcomes[at]);
+    let loans_end_ms =
+        (total.held_until_ns > 0).then(|| total.held_until_ns.saturating_sub(now.steady_ns) / 1_000_000);
+    let window_end_ns = match algorithm {
+        Algorithm::FixedWindow(window) => window.end_after(now.wall_ns, 0),
+        _ => 0,
+    };
+    api::LimitStatus {
+        domain: active.limit.spec.domain.clone(),
+        name: active.limit.spec.name.clone(),
+        budget: budget(active),
+        kind: kind(algorithm).into(),
+        rate_milli: rate,
+        units: algorithm.budget(),
+        admitted_units: counts.map_or(0, |counts| counts.units),
+        allowed: outcome(0),
+        denied: outcome(1),
+        admitted_everywhere: u64::try_from(everywhere).unwrap_or(u64::MAX),
+        standing: part(total.standing),
+        lent: part(total.lent),
+        borrowed: part(total.held),
+        effective: part(total.effective),
+        left: total.left,
+        demand_milli: view.map_or(0, |view| view.demand_milli),
+        cells: view.map_or(0, |view| view.cells),
+        window_end_ns,
+        loans_end_ms,
+    }
+}
+
+fn holding(part: Part, rate_milli: u64) -> Option<api::Holding> {
+    let rate = u128::from(part.rate) * u128::from(rate_milli) / u128::from(RATE_PARTS);
+    Some(api::Holding { rate_milli: u64::try_from(rate).unwrap_or(u64::MAX), units: part.units })
+}
+
+fn kind(algorithm: &Algorithm) -> api::limit_status::Kind {
+    match algorithm {
+        Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => api::limit_status::Kind::Rate,
+        Algorithm::FixedWindow(_) => api::limit_status::Kind::Window,
+        _ => api::limit_status::Kind::Sliding,
+    }
+}
+
+/// A limit's numbers, in the words of the config.
+pub(super) fn budget(active: &Active) -> String {
+    let spec = &active.limit.spec;
+    if let Some(bucket) = &spec.token_bucket {
+        format!("token_bucket {} burst {}", bucket.rate, bucket.burst)
+    } else if let Some(bucket) = &spec.leaky_bucket {
+        format!("leaky_bucket {} queue {}", bucket.rate, bucket.queue)
+    } else if let Some(window) = &spec.fixed_window {
+        format!("fixed_window {} in {}", window.limit, window.window)
+    } else if let Some(window) = &spec.sliding_window {
+        format!("sliding_window {} in {}", window.limit, window.window)
+    } else {
+        let period = active.limit.algorithm.period_ns();
+        match &spec.quota {
+            Some(quota) => format!("quota {} of {}", quota.limit, format_duration_ns(period)),
+            None => format!("{} units", active.limit.algorithm.budget()),
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Three regions of one real process each, links between them that can be cut, callers in every region, and a judge.
+//!
+//! The judge sees only what callers see: when they asked, when they were answered, and what was allowed. It calls a
+//! limit exceeded only where no instant between question and answer would explain it.
+
+use std::{
+    collections::BTreeMap,
+    net::{SocketAddr, UdpSocket},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use acequia_client::{Client, Options, Question};
+pub use acequia_mesh::relay::{Cut, Weather};
+use acequia_mesh::{Identity, certs, relay::Link};
+use tempfile::TempDir;
+use tokio::{runtime::Handle, sync::Notify};
+
+use crate::{Node, eventually};
+
+/// The regions, and their nodes.
+pub const REGIONS: [(&str, &str); 3] = [("ap", "ap-1"), ("eu", "eu-1"), ("us", "us-1")];
+/// The region of the authority.
+pub const EU: usize = 1;
+/// There and back between two regions.
+pub const ROUND: Duration = Duration::from_millis(80);
+/// How often a caller sends a batch of questions.
+const EVERY: Duration = Duration::from_millis(10);
+
+/// Three regions.
+#[derive(Debug)]
+pub struct Cluster {
+    /// By the order of [`REGIONS`].
+    pub nodes: Vec<Node>,
+    links: BTreeMap<(usize, usize), Link>,
+    background: Background,
+    folder: TempDir,
+    ports: Vec<u16>,
+    limits: String,
+}
+
+impl Cluster {
+    /// Starts all three, and waits until they have their shares.
+    pub fn start(limits: &str) -> Self {
+        let mut cluster = Self::prepare(limits);
+        (0..REGIONS.len()).for_each(|region| cluster.start_region(region));
+        (0..REGIONS.len()).for_each(|region| cluster.until_ready(region));
+        cluster
+    }
+
+    /// Certificates, ports and links; no process yet.
+    pub fn prepare(limits: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let identities: Vec<Identity> =
+            REGIONS.iter().map(|(region, node)| Identity::new(*region, *node)).collect();
+        certs::create(&folder.path().join("certs"), &identities).expect("certificates");
+        let background = Background::start();
+        // Taken once, and given back just before the nodes take them for good.
+        let sockets: Vec<UdpSocket> =
+            REGIONS.iter().map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port")).collect();
+        let addresses: Vec<SocketAddr> =
+            sockets.iter().map(|socket| socket.local_addr().expect("an address")).collect();
+        let mut links = BTreeMap::new();
+        let entered = background.handle.enter();
+        for from in 0..REGIONS.len() {
+            for to in from + 1..REGIONS.len() {
+                let seed = (from * REGIONS.len() + to) as u64;
+                let link = Link::start(addresses[to], calm(), seed).expect("a link");
+                links.insert((from, to), link);
+            }
+        }
+        drop(entered);
+        let ports = addresses.iter().map(SocketAddr::port).collect();
+        Self { nodes: Vec::new(), links, background, folder, ports, limits: limits.to_owned() }
+    }
+
+    /// Starts the next region's process.
+    pub fn start_region(&mut self, region: usize) {
+        assert_eq!(self.nodes.len(), region, "regions start in their order");
+        let node = Node::start_whole(&self.config(region));
+        self.nodes.push(node);
+    }
+
+    /// A region's config; `DATA` stands for its folder.
+    pub fn config(&self, region: usize) -> String {
+        let (name, node) = REGIONS[region];
+        let mut yaml = format!(
+            "region: {name}\nnode: {node}\n\
+             listen: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\", mesh: \"127.0.0.1:{}\" }}\n\
+             data: DATA\ntls: {}\nauthority: eu-1\nclock: {{ error: 2ms, drift: 2e-4 }}\nregions:\n",
+            self.ports[region],
+            self.certs().display(),
+        );
+        for (other, (name, node)) in REGIONS.iter().enumerate() {
+            // The smaller name dials; to itself and from there, a region is where it is.
+            let port = match self.links.get(&(region, other)) {
+                Some(link) => link.address().port(),
+                None => self.ports[other],
+            };
+            yaml.push_str(&format!("  {name}: {{ weight: 1, nodes: {{ {node}: \"127.0.0.1:{port}\" }} }}\n"));
+        }
+        yaml.push_str(&self.limits);
+        yaml
+    }
+
+    /// The folder of the certificates.
+    pub fn certs(&self) -> PathBuf {
+        self.folder.path().join("certs")
+    }
+
+    /// Waits until a region has its share.
+    #[track_caller]
+    pub fn until_ready(&self, region: usize) {
+        let node = &self.nodes[region];
+        eventually("the region is ready", || ready(node.http()));
+    }
+
+    /// What a link does to what goes over it.
+    pub fn set(&self, a: usize, b: usize, weather: Weather) {
+        self.links[&(a.min(b), a.max(b))].set(weather);
+    }
+
+    /// Cuts a region off from both others, or mends it.
+    pub fn isolate(&self, region: usize, is_cut: bool) {
+        for other in (0..REGIONS.len()).filter(|other| *other != region) {
+            let cut = if is_cut { Cut::BOTH } else { Cut::default() };
+            self.set(region, other, Weather { cut, ..calm() });
+        }
+    }
+
+    /// Callers in every region, from now on.
+    pub fn callers(&self, questions: Vec<Asked>) -> Callers {
+        let begun = Instant::now();
+        let callers = Callers { begun, seen: Arc::default(), stop: Arc::default(), tasks: Vec::new() };
+        let questions = Arc::new(questions);
+        let mut callers = callers;
+        for region in 0..REGIONS.len() {
+            let (seen, stop) = (Arc::clone(&callers.seen), Arc::clone(&callers.stop));
+            let (questions, node) = (Arc::clone(&questions), self.nodes[region].grpc_now());
+            callers.tasks.push(self.background.handle.spawn(async move {
+                call(region, &node, &questions, &seen, &stop, begun).await;
+            }));
+        }
+        callers
+    }
+
+    /// Ends the callers, and gives what they saw.
+    pub fn end(&self, callers: Callers) -> Seen {
+        callers.stop.store(true, Ordering::Relaxed);
+        for task in callers.tasks {
+            eventually("a caller ends", || task.is_finished());
+        }
+        let seen = std::mem::take(&mut *callers.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        Seen { answers: seen }
+    }
+}
+
+/// A thread for links and callers.
+#[derive(Debug)]
+struct Background {
+    handle: Handle,
+    stop: Arc<Notify>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let (handle, stop) = (runtime.handle().clone(), Arc::new(Notify::new()));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || runtime.block_on(stopped.notified()));
+        Self { handle, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.stop.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it was printed when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A link as it usually is.
+pub fn calm() -> Weather {
+    Weather { delay: ROUND / 2, ..Weather::default() }
+}
+
+fn ready(http: SocketAddr) -> bool {
+    use std::io::{Read as _, Write as _};
+    let Ok(mut stream) = std::net::TcpStream::connect(http) else { return false };
+    let request = b"GET /readyz HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n";
+    let mut answer = String::new();
+    let read = stream.write_all(request).and_then(|()| stream.read_to_string(&mut answer));
+    read.is_ok() && answer.starts_with("HTTP/1.1 200")
+}
+
+/// One kind of question, and how often each region asks it: shared, so that it can change while callers run.
+#[derive(Debug)]
+pub struct Asked {
+    /// The limit's name: the value of the entry `kind` that it matches.
+    pub kind: &'static str,
+    /// Questions a second, by region.
+    pub rates: [AtomicU64; 3],
+}
+
+/// Answers that callers got.
+#[derive(Debug)]
+pub struct Callers {
+    /// Time zero of everything seen.
+    pub begun: Instant,
+    seen: Arc<Mutex<Vec<Answered>>>,
+    stop: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Callers {
+    /// Units of one kind that were allowed between two times, so far.
+    pub fn allowed_so_far(&self, kind: usize, from: Duration, to: Duration) -> u64 {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = seen.iter().rev().take_while(|a| a.answered >= from);
+        counted.filter(|a| a.kind == kind && a.answered < to).map(|answered| answered.allowed).sum()
+    }
+}
+
+/// What all callers saw.
+#[derive(Debug)]
+pub struct Seen {
+    /// In no order.
+    pub answers: Vec<Answered>,
+}
+
+/// A batch of one kind that was answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    /// Where.
+    pub region: usize,
+    /// Which of the questions.
+    pub kind: usize,
+    /// Since the callers began.
+    pub asked: Duration,
+    /// Since the callers began.
+    pub answered: Duration,
+    /// Questions in it.
+    pub count: u64,
+    /// Of these, allowed.
+    pub allowed: u64,
+}
+
+/// Where a region's process answers now: it has another port after a restart.
+pub type Address = Arc<Mutex<Option<SocketAddr>>>;
+
+async fn call(
+    region: usize,
+    node: &Address,
+    questions: &[Asked],
+    seen: &Mutex<Vec<Answered>>,
+    stop: &AtomicBool,
+    begun: Instant,
+) {
+    let mut owed = vec![0.0; questions.len()];
+    let mut turns = tokio::time::interval(EVERY);
+    turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    let mut client: Option<(SocketAddr, Client)> = None;
+    let mut last = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        turns.tick().await;
+        let passed = last.elapsed().as_secs_f64();
+        last = Instant::now();
+        for (owed, asked) in owed.iter_mut().zip(questions) {
+            // A caller that was held up does not make up for all of it at once.
+            *owed = (*owed + asked.rates[region].load(Ordering::Relaxed) as f64 * passed).min(1_000.0);
+        }
+        let address = *node.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(address) = address else { continue };
+        if client.as_ref().is_none_or(|(to, _)| *to != address) {
+            let options = Options { deadline: Duration::from_secs(1) };
+            client = Client::connect(&address.to_string(), options).ok().map(|client| (address, client));
+        }
+        let Some((_, open)) = &client else { continue };
+        if !ask(region, open, questions, &mut owed, seen, begun).await {
+            client = None;
+        }
+    }
+}
+
+/// One turn's questions; says whether they were answered.
+async fn ask(
+    region: usize,
+    client: &Client,
+    questions: &[Asked],
+    owed: &mut [f64],
+    seen: &Mutex<Vec<Answered>>,
+    begun: Instant,
+) -> bool {
+    let Ok(mut stream) = client.check_stream().await else { return false };
+    let mut sent = Vec::new();
+    for (kind, asked) in questions.iter().enumerate() {
+        let count = owed[kind].floor();
+        if count < 1.0 {
+            continue;
+        }
+        owed[kind] -= count;
+        let count = count as usize;
+        let batch = (0..count).map(|_| Question::new("shop", [("kind", asked.kind)]));
+        let at = begun.elapsed();
+        if stream.send(batch).is_err() {
+            return false;
+        }
+        sent.push((kind, at, count as u64));
+    }
+    for (kind, asked, count) in sent {
+        let Some(Ok(answers)) = stream.next().await else { return false };
+        let allowed = answers.iter().filter(|answer| answer.allowed).count() as u64;
+        let answered = Answered { region, kind, asked, answered: begun.elapsed(), count, allowed };
+        seen.lock().unwrap_or_else(PoisonError::into_inner).push(answered);
+    }
+    true
+}
+
+impl Seen {
+    /// Units of one kind that were allowed between two times, by when they were answered.
+    pub fn allowed(&self, kind: usize, from: Duration, to: Duration) -> u64 {
+        let counted = self.answers.iter().filter(|a| a.kind == kind && a.answered >= from && a.answered < to);
+        counted.map(|answered| answered.allowed).sum()
+    }
+
+    /// The same in one region.
+    pub fn allowed_in(&self, region: usize, kind: usize, from: Duration, to: Duration) -> u64 {
+        let counted = self.answers.iter().filter(|a| a.region == region && a.kind == kind);
+        counted.filter(|a| a.answered >= from && a.answered < to).map(|answered| answered.allowed).sum()
+    }
+
+    /// By how much a rate was exceeded, over any interval: at most 0 if it never was. Every answer may date from any
+    /// instant between its question and itself: an interval counts what was asked and answered inside it.
+    pub fn over_rate(&self, kind: usize, per_second: f64, burst: f64) -> f64 {
+        const SLOT_S: f64 = 0.01;
+        let allowed: Vec<&Answered> =
+            self.answers.iter().filter(|a| a.kind == kind && a.allowed > 0).collect();
+        let Some(last) = allowed.iter().map(|a| a.answered).max() else { return f64::MIN };
+        let slots = (last.as_secs_f64() / SLOT_S) as usize + 2;
+        let mut by_start: Vec<Vec<(usize, u64)>> = vec![Vec::new(); slots];
+        for answered in allowed {
+            let start = (answered.asked.as_secs_f64() / SLOT_S) as usize;
+            let end = (answered.answered.as_secs_f64() / SLOT_S) as usize + 1;
+            by_start[start].push((end, answered.allowed));
+        }
+        // From the last start on: what ends where, of all that starts no earlier.
+        let mut ends = vec![0_u64; slots + 1];
+        let mut worst = f64::MIN;
+        for start in (0..slots).rev() {
+            for (end, units) in by_start[start].drain(..) {
+                ends[end] += units;
+            }
+            let mut inside = 0;
+            for (end, units) in ends.iter().enumerate().skip(start) {
+                inside += units;
+                let seconds = (end - start) as f64 * SLOT_S;
+                worst = worst.max(inside as f64 - burst - per_second * seconds);
+            }
+        }
+        worst
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(asked_ms: u64, answered_ms: u64, allowed: u64) -> Answered {
+        Answered {
+            region: 0,
+            kind: 0,
+            asked: Duration::from_millis(asked_ms),
+            answered: Duration::from_millis(answered_ms),
+            count: allowed,
+            allowed,
+        }
+    }
+
+    #[test]
+    fn the_judge_sees_one_unit_too_many_and_blames_no_delay() {
+        // Ten at once, and one every hundred milliseconds.
+        let mut answers = vec![answered(5, 6, 10)];
+        answers.extend((1..=20).map(|n| answered(100 * n + 5, 100 * n + 6, 1)));
+        let seen = Seen { answers: answers.clone() };
+        assert!(seen.over_rate(0, 10.0, 10.0) <= 0.0);
+        assert_eq!(seen.allowed(0, Duration::ZERO, Duration::from_secs(9)), 30);
+        answers.push(answered(1_045, 1_046, 1));
+        assert!(Seen { answers: answers.clone() }.over_rate(0, 10.0, 10.0) > 0.5);
+        // The same one, asked long before: it may have been allowed then.
+        answers.pop();
+        answers[0].allowed = 9;
+        answers.push(answered(5, 1_046, 1));
+        assert!(Seen { answers }.over_rate(0, 10.0, 10.0) <= 0.0);
+    }
+}

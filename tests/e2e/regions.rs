@@ -1,0 +1,351 @@
+//! Three regions of real processes share one budget: never over, whatever happens to links and processes, and back soon.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use acequia_api::acequia::v1::{
+    ChangeRegionRequest, ListAuditRequest, ListBudgetsRequest, NodeStatus, SetBudgetRequest, StatusRequest,
+    TakeOverRequest, admin_client::AdminClient, change_region_request::Change,
+};
+use acequia_tests::{
+    Node,
+    cluster::{Asked, Callers, Cluster, Cut, EU, REGIONS, Seen, Weather, calm},
+    eventually,
+};
+use tonic::{Code, transport::Channel};
+
+use crate::{client::Http, windows};
+
+const AP: usize = 0;
+const US: usize = 2;
+
+/// One rate, one window and one quota.
+const RATE: u64 = 600;
+const WINDOW: u64 = 3_000;
+const QUOTA: u64 = 2_000;
+
+fn limits() -> String {
+    format!(
+        "limits:\n\
+         - {{ name: rate, domain: shop, when: {{ kind: rate }}, token_bucket: {{ rate: {RATE}/s, burst: {RATE} }} }}\n\
+         - {{ name: window, domain: shop, when: {{ kind: window }}, fixed_window: {{ limit: {WINDOW}, window: {} }} }}\n\
+         - {{ name: quota, domain: shop, when: {{ kind: quota }}, quota: {{ limit: {QUOTA}, per: day, time_zone: {} }} }}\n",
+        windows::long(),
+        windows::zone(),
+    )
+}
+
+fn asked(kind: &'static str, rates: [u64; 3]) -> Asked {
+    Asked { kind, rates: rates.map(AtomicU64::new) }
+}
+
+fn all_three() -> Vec<Asked> {
+    vec![
+        asked("rate", [100, 700, 100]),
+        // Spent over a minute or so, whatever happens meanwhile.
+        asked("window", [20, 20, 20]),
+        asked("quota", [10, 30, 10]),
+    ]
+}
+
+#[track_caller]
+fn never_over(seen: &Seen) {
+    let over = seen.over_rate(0, RATE as f64, RATE as f64);
+    assert!(over <= 0.0, "the rate was exceeded by {over} units");
+    for (kind, limit) in [(1, WINDOW), (2, QUOTA)] {
+        let allowed = seen.allowed(kind, Duration::ZERO, Duration::MAX);
+        assert!(allowed <= limit, "{allowed} of {limit} units of kind {kind}");
+    }
+}
+
+/// Waits until callers were allowed so much of a rate in some half a second, from now on: it is used again.
+#[track_caller]
+fn until_used(callers: &Callers, least: u64) {
+    let from = callers.begun.elapsed();
+    eventually("the rate is used", || {
+        let now = callers.begun.elapsed();
+        let since = now.checked_sub(Duration::from_millis(500)).unwrap_or_default();
+        since >= from && callers.allowed_so_far(0, since, now) >= least
+    });
+}
+
+#[test]
+fn three_regions_never_exceed_a_limit_through_cuts_crashes_and_restarts() {
+    let mut cluster = Cluster::start(&limits());
+    let callers = cluster.callers(all_three());
+    until_used(&callers, RATE * 9 / 20);
+
+    // The hot region alone: it keeps its third, the others keep theirs.
+    cluster.isolate(EU, true);
+    until_used(&callers, RATE * 7 / 20 / 3);
+    cluster.isolate(EU, false);
+    until_used(&callers, RATE * 9 / 20);
+
+    for region in [US, EU, AP] {
+        cluster.nodes[region].kill();
+        let asked = callers.begun.elapsed();
+        eventually("the others go on", || callers.begun.elapsed() > asked + Duration::from_millis(500));
+        cluster.nodes[region].start_again();
+        cluster.until_ready(region);
+        until_used(&callers, RATE * 8 / 20);
+    }
+    let seen = cluster.end(callers);
+    never_over(&seen);
+    let total = seen.allowed(1, Duration::ZERO, Duration::MAX);
+    assert!(total > 0, "the window was never used");
+}
+
+#[test]
+fn a_link_that_loses_doubles_and_goes_one_way_only_wastes() {
+    let cluster = Cluster::start(&limits());
+    let callers = cluster.callers(all_three());
+    until_used(&callers, RATE * 9 / 20);
+    let lossy = Weather { loss: 0.1, duplicate: 0.1, ..calm() };
+    cluster.set(EU, US, lossy);
+    until_used(&callers, RATE * 7 / 20);
+    cluster.set(EU, US, calm());
+    cluster.set(AP, EU, Weather { cut: Cut { to_target: true, back: false }, ..calm() });
+    until_used(&callers, RATE * 5 / 20);
+    cluster.set(AP, EU, calm());
+    until_used(&callers, RATE * 9 / 20);
+    never_over(&cluster.end(callers));
+}
+
+#[test]
+fn without_the_authority_a_new_region_denies_and_says_so_until_it_is_there() {
+    let mut cluster = Cluster::prepare(&limits());
+    cluster.start_region(AP);
+    let mut http = Http::connect(&cluster.nodes[AP]);
+    let ready = http.get("/readyz");
+    assert_eq!(ready.status, 503);
+    assert!(ready.body.contains("no catalogue: waiting for eu/eu-1"), "{}", ready.body);
+    let answer = http.check(r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#);
+    let body = answer.body;
+    assert!(body.contains(r#""allowed":false"#) && body.contains("no-catalogue"), "{body}");
+    cluster.start_region(EU);
+    let mut waits = Http::connect(&cluster.nodes[EU]);
+    eventually("the authority says whom it waits for", || waits.get("/readyz").body.contains("waits for us"));
+    cluster.start_region(US);
+    (0..REGIONS.len()).for_each(|region| cluster.until_ready(region));
+    let answer = http.check(r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#);
+    assert!(answer.body.contains(r#""allowed":true"#), "{}", answer.body);
+}
+
+/// The admin service of a node.
+struct Operator {
+    runtime: tokio::runtime::Runtime,
+    client: AdminClient<Channel>,
+}
+
+impl Operator {
+    fn of(node: &Node) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let address = format!("http://{}", node.admin());
+        let client = runtime.block_on(AdminClient::connect(address)).expect("a connection");
+        Self { runtime, client }
+    }
+
+    fn status(&mut self) -> NodeStatus {
+        let status = self.runtime.block_on(self.client.status(StatusRequest {}));
+        status.expect("a status").into_inner()
+    }
+
+    fn set_rate(&mut self, rate: &str, is_dry: bool) -> Result<Vec<String>, tonic::Status> {
+        let request = SetBudgetRequest {
+            domain: "shop".to_owned(),
+            name: "rate".to_owned(),
+            numbers: [("rate".to_owned(), rate.to_owned())].into(),
+            author: "ana".to_owned(),
+            reason: "a test".to_owned(),
+            dry_run: is_dry,
+            ..SetBudgetRequest::default()
+        };
+        let done = self.runtime.block_on(self.client.set_budget(request))?;
+        Ok(done.into_inner().changes)
+    }
+
+    fn change(&mut self, change: Change, region: &str, is_fenced: bool) -> Result<(), tonic::Status> {
+        let request = ChangeRegionRequest {
+            change: change.into(),
+            region: region.to_owned(),
+            is_fenced,
+            author: "ana".to_owned(),
+            ..ChangeRegionRequest::default()
+        };
+        self.runtime.block_on(self.client.change_region(request)).map(|_| ())
+    }
+
+    fn take_over(&mut self, is_fenced: bool) -> Result<(), tonic::Status> {
+        let request = TakeOverRequest { is_fenced, author: "ana".to_owned(), ..TakeOverRequest::default() };
+        self.runtime.block_on(self.client.take_over(request)).map(|_| ())
+    }
+}
+
+fn rate_milli(status: &NodeStatus) -> u64 {
+    status.limits.iter().find(|limit| limit.name == "rate").map_or(0, |limit| limit.rate_milli)
+}
+
+fn numbers(status: &NodeStatus) -> (u64, u64, usize) {
+    let catalogue = status.catalogue.clone().unwrap_or_default();
+    let number = |mark: Option<acequia_api::acequia::v1::Mark>| mark.map_or(0, |mark| mark.number);
+    (number(catalogue.requested), number(catalogue.effective), catalogue.pending.len())
+}
+
+#[test]
+fn a_budget_changes_everywhere_and_says_who_is_pending() {
+    let mut cluster = Cluster::start(&limits());
+    let mut eu = Operator::of(&cluster.nodes[EU]);
+    let mut us = Operator::of(&cluster.nodes[US]);
+    eventually("the first version is everywhere", || numbers(&eu.status()) == (1, 1, 0));
+
+    let refused = us.set_rate("300/s", false).expect_err("only the authority changes budgets");
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("eu/eu-1"), "{}", refused.message());
+    let would = eu.set_rate("300/s", true).expect("a dry run");
+    assert!(would.len() == 1 && would[0].contains("600/s") && would[0].contains("300/s"), "{would:?}");
+    assert_eq!(numbers(&eu.status()).0, 1, "a dry run changes nothing");
+
+    cluster.isolate(US, true);
+    eventually("the cut is noticed", || !eu.status().peers.iter().all(|peer| peer.reached));
+    eu.set_rate("300/s", false).expect("the authority changes budgets");
+    eventually("us is pending, and nobody else", || {
+        let status = eu.status();
+        let pending: Vec<String> =
+            status.catalogue.unwrap_or_default().pending.into_iter().map(|pending| pending.region).collect();
+        pending == ["us"]
+    });
+    assert_eq!((rate_milli(&eu.status()), rate_milli(&us.status())), (300_000, 600_000));
+    assert_eq!(numbers(&eu.status()), (2, 1, 1), "requested, effective, pending");
+    cluster.isolate(US, false);
+    eventually("it is everywhere", || numbers(&eu.status()) == (2, 2, 0));
+    assert_eq!(rate_milli(&us.status()), 300_000);
+
+    // What operators set survives restarts, though the file says something else.
+    cluster.nodes[EU].restart();
+    cluster.until_ready(EU);
+    let mut eu = Operator::of(&cluster.nodes[EU]);
+    let status = eu.status();
+    assert_eq!(rate_milli(&status), 300_000);
+    let differences = status.catalogue.unwrap_or_default().differences;
+    assert!(differences.len() == 1 && differences[0].contains("shop/rate"), "{differences:?}");
+
+    // A change of the authority's file is an order, and changes nothing else.
+    let yaml = cluster.config(EU).replace(&format!("limit: {QUOTA}"), "limit: 2500");
+    cluster.nodes[EU].write_whole_config(&yaml);
+    cluster.nodes[EU].hup();
+    eventually("the file's change is in force", || numbers(&eu.status()) == (3, 3, 0));
+    let listed =
+        eu.runtime.block_on(eu.client.list_budgets(ListBudgetsRequest {})).expect("a list").into_inner();
+    let budget = |name: &str| {
+        listed.budgets.iter().find(|budget| budget.name == name).map(|budget| budget.budget.clone())
+    };
+    assert_eq!(budget("rate").as_deref(), Some("token_bucket 300/s burst 600"));
+    assert!(budget("quota").expect("a quota").contains("2500"));
+
+    let audit = eu.runtime.block_on(eu.client.list_audit(ListAuditRequest { newest: 0 })).expect("a log");
+    let entries = audit.into_inner().entries;
+    let what: Vec<&str> = entries.iter().map(|entry| entry.what.as_str()).collect();
+    assert_eq!(
+        what,
+        ["the first catalogue", "budget set shop/rate rate=300/s", "1 limits changed in the file"]
+    );
+    assert!(entries[1].author.starts_with("ana from 127.0.0.1:") && entries[1].reason == "a test");
+}
+
+#[test]
+fn a_lost_disk_a_dead_region_and_the_authority_itself_are_mended_by_commands() {
+    let mut cluster = Cluster::start(&limits());
+    let callers = cluster.callers(all_three());
+    until_used(&callers, RATE * 9 / 20);
+    let mut eu = Operator::of(&cluster.nodes[EU]);
+
+    // A lost disk: the new incarnation owns nothing until it is named.
+    cluster.nodes[US].kill();
+    std::fs::remove_dir_all(cluster.nodes[US].data()).expect("the disk is gone");
+    cluster.nodes[US].start_again();
+    let mut http = Http::connect(&cluster.nodes[US]);
+    eventually("it says what to do", || http.get("/readyz").body.contains("acequia regions recover us"));
+    eventually("it is heard", || eu.change(Change::Recover, "us", false).is_ok());
+    cluster.until_ready(US);
+    until_used(&callers, RATE * 9 / 20);
+
+    // A region that is gone for good.
+    let not_yet = eu.change(Change::Evict, "ap", false).expect_err("without an operator's word");
+    assert!(not_yet.message().contains("--fenced"), "{}", not_yet.message());
+    cluster.nodes[AP].kill();
+    eu.change(Change::Evict, "ap", true).expect("evicted");
+    let mut us = Operator::of(&cluster.nodes[US]);
+    eventually("two share it all", || {
+        let statuses = [eu.status(), us.status()];
+        let standing: u64 = statuses
+            .iter()
+            .flat_map(|status| &status.limits)
+            .filter(|limit| limit.name == "rate")
+            .map(|limit| limit.standing.unwrap_or_default().rate_milli)
+            .sum();
+        standing > RATE * 1_000 * 99 / 100
+    });
+    until_used(&callers, RATE * 9 / 20);
+    cluster.nodes[AP].start_again();
+    let mut http = Http::connect(&cluster.nodes[AP]);
+    let answer = || r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#;
+    eventually("the evicted one learns of it, or its loans end", || {
+        http.check(answer()).body.contains(r#""allowed":false"#)
+    });
+
+    // The authority moves; the one before is told, and goes on as a region.
+    let refused = us.take_over(false);
+    refused.expect("a member takes over");
+    eventually("both know", || {
+        let names = [eu.status(), us.status()].map(|status| status.catalogue.unwrap_or_default().authority);
+        names == ["us/us-1", "us/us-1"]
+    });
+    assert_eq!(eu.set_rate("500/s", false).expect_err("no authority").code(), Code::FailedPrecondition);
+    us.set_rate("500/s", false).expect("the new authority changes budgets");
+    eventually("it is everywhere", || rate_milli(&eu.status()) == 500_000);
+    never_over(&cluster.end(callers));
+}
+
+#[test]
+fn an_authority_that_lost_its_disk_mints_nothing() {
+    let mut cluster = Cluster::start(&limits());
+    cluster.nodes[EU].kill();
+    std::fs::remove_dir_all(cluster.nodes[EU].data()).expect("the disk is gone");
+    cluster.nodes[EU].start_again();
+    let mut http = Http::connect(&cluster.nodes[EU]);
+    eventually("it learns that there is a catalogue", || {
+        http.get("/readyz").body.contains("no catalogue names this node")
+    });
+    let answer = http.check(r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#);
+    assert!(answer.body.contains(r#""allowed":false"#), "{}", answer.body);
+    let mut us = Operator::of(&cluster.nodes[US]);
+    us.take_over(true).expect("the operator knows that eu does nothing");
+    eventually("eu is heard", || us.change(Change::Recover, "eu", false).is_ok());
+    cluster.until_ready(EU);
+}
+
+#[test]
+fn the_metrics_say_what_a_region_may_spend_and_whom_it_hears() {
+    let cluster = Cluster::start(&limits());
+    let begun = Instant::now();
+    let mut http = Http::connect(&cluster.nodes[EU]);
+    eventually("every region conforms", || {
+        http.get("/metrics").body.contains("acequia_catalogue_version{which=\"effective\"} 1")
+    });
+    cluster.isolate(EU, true);
+    eventually("a cut shows", || {
+        let text = http.get("/metrics").body;
+        text.contains("acequia_peer_reached{peer=\"us/us-1\"} 0")
+    });
+    let text = http.get("/metrics").body;
+    for line in [
+        "acequia_ready 1",
+        "acequia_catalogue_version{which=\"effective\"} 1",
+        "acequia_region_rate_milli{limit=\"shop/rate\",kind=\"standing\"} 199",
+        "acequia_certificate_expiry_timestamp_seconds",
+    ] {
+        assert!(text.contains(line), "{line} after {:?}:\n{text}", begun.elapsed());
+    }
+}
