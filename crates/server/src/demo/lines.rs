@@ -34,9 +34,9 @@ region (marked *). share: what a region may spend a second; adm, den: what it ad
 pub fn line(state: &State, ledger: &Ledger, elapsed: Duration) -> String {
     let second = ledger.last_second();
     let mut line = format!("{:>5} s", elapsed.as_secs());
-    for place in 0..REGIONS {
+    for (place, name) in NAMES.iter().enumerate() {
         let hot = if place == state.hot { "*" } else { "" };
-        let name = format!("{}{hot}", NAMES[place]);
+        let name = format!("{name}{hot}");
         if state.is_alive[place] {
             let share = state.share(place).effective();
             let (admitted, denied) =

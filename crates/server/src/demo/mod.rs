@@ -169,16 +169,17 @@ async fn print_lines(
             _ = bins.tick() => stage.tick()?,
         }
         let elapsed = stage.elapsed();
+        let mut text = String::new();
+        if elapsed >= next_line {
+            text.push_str(&lines::line(&stage.state, &stage.ledger(), elapsed));
+            next_line += Duration::from_secs(1);
+        }
         let mut is_over = false;
         while let Some(order) = script.next(elapsed) {
             is_over |= order == Order::Quit;
             stage.carry_out(order)?;
         }
-        let mut text: String = stage.state.story.news(&mut told).map(lines::event).collect();
-        if elapsed >= next_line {
-            text.push_str(&lines::line(&stage.state, &stage.ledger(), elapsed));
-            next_line += Duration::from_secs(1);
-        }
+        text.extend(stage.state.story.news(&mut told).map(lines::event));
         print(&text);
         if is_over {
             return Ok(true);

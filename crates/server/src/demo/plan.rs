@@ -202,11 +202,11 @@ mod tests {
     fn the_configs_are_sound() {
         let folder = tempfile::tempdir().expect("a folder");
         let ports = ports_from(&[1_000, 2_000, 3_000]);
-        for place in 0..REGIONS {
+        for (place, name) in NAMES.iter().enumerate() {
             let text = config(place, &ports, folder.path(), |other| loopback(4_000 + other as u16));
             let config = crate::config::Config::parse("demo.yaml", &text);
             let config = config.unwrap_or_else(|error| panic!("{error}\n{text}"));
-            assert_eq!((config.region.as_str(), config.live.limits.len()), (NAMES[place], LIMITS.len()));
+            assert_eq!((config.region.as_str(), config.live.limits.len()), (*name, LIMITS.len()));
         }
     }
 

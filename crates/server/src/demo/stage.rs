@@ -54,8 +54,11 @@ pub struct Stage {
     /// When the last tenth of a second ended, since then.
     ticked: Duration,
     /// What became of orders to the authority.
-    answers: (mpsc::Sender<Result<Mark, String>>, mpsc::Receiver<Result<Mark, String>>),
+    answers: (mpsc::Sender<OrderAnswer>, mpsc::Receiver<OrderAnswer>),
 }
+
+/// The version of the catalogue that an order made, or why there is none.
+type OrderAnswer = Result<Mark, String>;
 
 impl Stage {
     /// Makes certificates and configs, and starts the nodes; says on standard error what it does.

@@ -26,7 +26,7 @@ fn history(columns: usize) -> Vec<Column> {
     let column = |number: usize| {
         let hot = number / 20 % 3;
         let admitted = (0..3).map(|place| if place == hot { 700 } else { 150 }).collect();
-        Column { admitted, budget: 1_000, mark: if number % 20 == 0 { "heat" } else { "" } }
+        Column { admitted, budget: 1_000, mark: if number.is_multiple_of(20) { "heat" } else { "" } }
     };
     (0..columns).map(column).collect()
 }

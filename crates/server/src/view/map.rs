@@ -42,12 +42,15 @@ pub(super) fn draw(picture: &Picture, area: Rect, buffer: &mut Buffer) {
         buffer.set_stringn(area.x + 1, y, words.join("  "), usize::from(area.width) - 1, palette::FAINT);
         return;
     }
+    // Only where a key chooses among them do links have numbers.
+    let is_numbered = picture.links.iter().any(|link| link.is_chosen);
     for (number, link) in picture.links.iter().enumerate() {
+        let name = if is_numbered { name(number, link) } else { String::new() };
         let (Some(from), Some(to)) = (boxes.get(link.from), boxes.get(link.to)) else { continue };
         if link.to == link.from + 1 {
-            draw_straight(number, link, *from, *to, area, buffer);
+            draw_straight(&name, link, *from, *to, area, buffer);
         } else {
-            draw_around(number, link, *from, *to, area, buffer);
+            draw_around(&name, link, *from, *to, area, buffer);
         }
     }
 }
@@ -196,7 +199,7 @@ fn wrapped(text: &str, width: usize) -> Vec<Line<'static>> {
 }
 
 /// A link between two boxes that stand beside each other.
-fn draw_straight(number: usize, link: &Link, from: Rect, to: Rect, area: Rect, buffer: &mut Buffer) {
+fn draw_straight(name: &str, link: &Link, from: Rect, to: Rect, area: Rect, buffer: &mut Buffer) {
     let width = to.left().saturating_sub(from.right());
     let y = from.y + BOX_HEIGHT / 2;
     if width < 3 || y + 1 >= area.bottom() {
@@ -206,11 +209,11 @@ fn draw_straight(number: usize, link: &Link, from: Rect, to: Rect, area: Rect, b
     buffer.set_string(from.right(), y, line(link.flow, usize::from(width)), style);
     let centred = |text: &str| format!("{text:^width$}", width = usize::from(width));
     buffer.set_stringn(from.right(), y - 1, centred(&label(link)), usize::from(width), style);
-    buffer.set_stringn(from.right(), y + 1, centred(&name(number, link)), usize::from(width), chosen(link));
+    buffer.set_stringn(from.right(), y + 1, centred(name), usize::from(width), chosen(link));
 }
 
 /// A link that goes around what is between.
-fn draw_around(number: usize, link: &Link, from: Rect, to: Rect, area: Rect, buffer: &mut Buffer) {
+fn draw_around(name: &str, link: &Link, from: Rect, to: Rect, area: Rect, buffer: &mut Buffer) {
     let (left, right) = (from.x + from.width / 2, to.x + to.width / 2);
     let y = from.bottom();
     if y >= area.bottom() || right < left + 20 {
@@ -219,9 +222,11 @@ fn draw_around(number: usize, link: &Link, from: Rect, to: Rect, area: Rect, buf
     let style = style(link);
     let inner = usize::from(right - left - 1);
     buffer.set_string(left, y, format!("╰{}╯", line(link.flow, inner)), style);
-    // A third from the left, so that the middle says whether the line is whole.
+    // Words at its ends, so that the middle says whether the line is whole.
     let label = format!(" {} ", label(link));
-    buffer.set_string(left + 3, y, format!(" {} ", name(number, link)), chosen(link));
+    if !name.is_empty() {
+        buffer.set_string(left + 3, y, format!(" {name} "), chosen(link));
+    }
     buffer.set_string(right - 3 - label.chars().count() as u16, y, label, style);
 }
 
