@@ -21,7 +21,7 @@ use acequia_mesh::{Identity, certs, relay::Link};
 use tempfile::TempDir;
 use tokio::{runtime::Handle, sync::Notify};
 
-use crate::{Node, eventually};
+use crate::{Node, eventually, get};
 
 /// The regions, and their nodes.
 pub const REGIONS: [(&str, &str); 3] = [("ap", "ap-1"), ("eu", "eu-1"), ("us", "us-1")];
@@ -68,9 +68,9 @@ impl Cluster {
         let mut links = BTreeMap::new();
         let entered = background.handle.enter();
         for from in 0..REGIONS.len() {
-            for to in from + 1..REGIONS.len() {
+            for (to, address) in addresses.iter().enumerate().skip(from + 1) {
                 let seed = (from * REGIONS.len() + to) as u64;
-                let link = Link::start(addresses[to], calm(), seed).expect("a link");
+                let link = Link::start(*address, calm(), seed).expect("a link");
                 links.insert((from, to), link);
             }
         }
@@ -136,9 +136,9 @@ impl Cluster {
     /// Callers in every region, from now on.
     pub fn callers(&self, questions: Vec<Asked>) -> Callers {
         let begun = Instant::now();
-        let callers = Callers { begun, seen: Arc::default(), stop: Arc::default(), tasks: Vec::new() };
         let questions = Arc::new(questions);
-        let mut callers = callers;
+        let (seen, stop, tasks) = (Arc::default(), Arc::default(), Vec::new());
+        let mut callers = Callers { begun, questions: Arc::clone(&questions), seen, stop, tasks };
         for region in 0..REGIONS.len() {
             let (seen, stop) = (Arc::clone(&callers.seen), Arc::clone(&callers.stop));
             let (questions, node) = (Arc::clone(&questions), self.nodes[region].grpc_now());
@@ -194,12 +194,7 @@ pub fn calm() -> Weather {
 }
 
 fn ready(http: SocketAddr) -> bool {
-    use std::io::{Read as _, Write as _};
-    let Ok(mut stream) = std::net::TcpStream::connect(http) else { return false };
-    let request = b"GET /readyz HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n";
-    let mut answer = String::new();
-    let read = stream.write_all(request).and_then(|()| stream.read_to_string(&mut answer));
-    read.is_ok() && answer.starts_with("HTTP/1.1 200")
+    get(http, "/readyz").starts_with("HTTP/1.1 200")
 }
 
 /// One kind of question, and how often each region asks it: shared, so that it can change while callers run.
@@ -216,6 +211,8 @@ pub struct Asked {
 pub struct Callers {
     /// Time zero of everything seen.
     pub begun: Instant,
+    /// What they ask, and how often.
+    pub questions: Arc<Vec<Asked>>,
     seen: Arc<Mutex<Vec<Answered>>>,
     stop: Arc<AtomicBool>,
     tasks: Vec<tokio::task::JoinHandle<()>>,

@@ -6,7 +6,7 @@
 pub mod cluster;
 
 use std::{
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
@@ -130,6 +130,19 @@ impl Node {
     /// Where it answers operators.
     pub fn admin(&self) -> SocketAddr {
         self.listening().admin.expect("the config has listen.admin")
+    }
+
+    /// CPU time of its process so far, in seconds, from /proc.
+    pub fn cpu_s(&self) -> f64 {
+        /// USER_HZ, the unit of the times in /proc: 100 on every common Linux.
+        const TICKS_PER_S: f64 = 100.0;
+        let process = self.process.as_ref().expect("the node runs");
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.child.id())).unwrap_or_default();
+        // The name may hold anything; user and system time are the 12th and 13th words after it.
+        let words: Vec<&str> =
+            stat.rsplit_once(')').map_or_else(Vec::new, |(_, rest)| rest.split_whitespace().collect());
+        let ticks = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+        (ticks(11) + ticks(12)) / TICKS_PER_S
     }
 
     fn listening(&self) -> Listening {
@@ -257,6 +270,17 @@ pub fn head_lines() -> usize {
 /// Runs the binary to its end.
 pub fn acequia(arguments: &[&str]) -> Output {
     Command::new(binary()).args(arguments).stdin(Stdio::null()).output().expect("the binary starts")
+}
+
+/// What a node answers to a GET, head and all; nothing where it does not answer.
+pub fn get(http: SocketAddr, path: &str) -> String {
+    let mut answer = String::new();
+    if let Ok(mut stream) = std::net::TcpStream::connect(http) {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n");
+        // A node that is going away answers nothing.
+        let _ = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
+    }
+    answer
 }
 
 /// Waits until something is so.

@@ -1,7 +1,7 @@
 //! Three regions of real processes share one budget: never over, whatever happens to links and processes, and back soon.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::AtomicU64,
     time::{Duration, Instant},
 };
 

@@ -44,9 +44,8 @@ pub(crate) struct Account {
     pub(crate) algorithm: Algorithm,
     standing: Part,
     book: Book,
-    /// Rights that moved in the window that is open, and in the one that follows.
-    open: Transfers,
-    next: Transfers,
+    /// Rights that moved in windows, where there are windows.
+    windows: Option<Box<Windows>>,
     /// When a loan ends, if none is renewed: steady clock.
     due_ns: u64,
     /// When the open window is over, and when it was last looked which is open: wall clock.
@@ -66,8 +65,18 @@ pub(crate) struct Account {
     /// Whether a bucket's numbers changed, and so what its words on the disk would mean under today's.
     renumbered: bool,
     /// Loans that ended, for the sessions to forget.
-    ended: SmallVec<[Ended; 1]>,
+    ended: Vec<Ended>,
 }
+
+/// Rights that moved in the window that is open, and in the one that follows.
+#[derive(Debug, Default)]
+struct Windows {
+    open: Transfers,
+    next: Transfers,
+}
+
+/// What a cell without windows says of them.
+static NO_WINDOWS: Windows = Windows { open: Transfers::none(), next: Transfers::none() };
 
 /// A loan that ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,12 +108,12 @@ impl Account {
         book.restart(now.steady_ns);
         let mut account = Self::with_book(ground, book);
         for transfers in &pledge.transfers {
-            let transfers = &if forgotten { transfers.without_received() } else { transfers.clone() };
-            let known = &mut account.open;
-            if known.end_ns == 0 || transfers.end_ns < known.end_ns {
-                account.next = std::mem::replace(known, transfers.clone());
+            let transfers = if forgotten { transfers.without_received() } else { transfers.clone() };
+            let Windows { open, next } = account.windows_mut();
+            if open.end_ns == 0 || transfers.end_ns < open.end_ns {
+                *next = std::mem::replace(open, transfers);
             } else {
-                account.next = transfers.clone();
+                *next = transfers;
             }
         }
         account.due_ns = 0;
@@ -118,8 +127,7 @@ impl Account {
             algorithm: ground.local.with(ground.global, book.effective(standing)),
             standing,
             book,
-            open: Transfers::default(),
-            next: Transfers::default(),
+            windows: None,
             due_ns: u64::MAX,
             over_ns: 0,
             rolled_ns: 0,
@@ -129,13 +137,22 @@ impl Account {
             flagged: false,
             unwritten: false,
             renumbered: false,
-            ended: SmallVec::new(),
+            ended: Vec::new(),
         }
     }
 
     /// Bytes it takes, beside the cell.
     pub(crate) fn bytes(&self) -> usize {
-        size_of::<Self>() + (self.book.lent().len() + self.book.held().len()).saturating_sub(4) * 96
+        let windows = self.windows.as_ref().map_or(0, |_| size_of::<Windows>());
+        size_of::<Self>() + windows + self.book.heap_bytes()
+    }
+
+    fn windows(&self) -> &Windows {
+        self.windows.as_deref().unwrap_or(&NO_WINDOWS)
+    }
+
+    fn windows_mut(&mut self) -> &mut Windows {
+        self.windows.get_or_insert_default()
     }
 
     /// Whether time has changed what the cell has.
@@ -182,25 +199,29 @@ impl Account {
         &self.book
     }
 
-    pub(crate) const fn open(&self) -> &Transfers {
-        &self.open
+    pub(crate) fn open(&self) -> &Transfers {
+        &self.windows().open
+    }
+
+    fn next(&self) -> &Transfers {
+        &self.windows().next
     }
 
     /// The end of the window in which rights came before it opened; 0 where none did.
     pub(crate) fn next_window(&self) -> u64 {
-        self.next.end_ns
+        self.next().end_ns
     }
 
     /// The rights that moved in a window.
     pub(crate) fn transfers_of(&self, end_ns: u64) -> Option<&Transfers> {
-        [&self.open, &self.next].into_iter().find(|transfers| transfers.end_ns == end_ns)
+        [self.open(), self.next()].into_iter().find(|transfers| transfers.end_ns == end_ns)
     }
 
     /// What the cell has now.
     pub(crate) fn effective(&self) -> Part {
         match &self.algorithm {
             Algorithm::FixedWindow(_) if self.went_back => Part::default(),
-            Algorithm::FixedWindow(_) => Part { rate: 0, units: self.open.limit(self.standing.units) },
+            Algorithm::FixedWindow(_) => Part { rate: 0, units: self.open().limit(self.standing.units) },
             _ => self.book.effective(self.standing),
         }
     }
@@ -213,7 +234,7 @@ impl Account {
         }
         Pledge {
             lent: self.book.lent().to_vec(),
-            transfers: [&self.open, &self.next].into_iter().filter(given).cloned().collect(),
+            transfers: [self.open(), self.next()].into_iter().filter(given).cloned().collect(),
         }
     }
 
@@ -234,7 +255,10 @@ impl Account {
 
     /// Whether the account says no more than none.
     pub(crate) fn is_empty(&self, now: Now) -> bool {
-        self.book.is_empty(now.steady_ns) && self.open.is_empty() && self.next.is_empty() && !self.unwritten
+        self.book.is_empty(now.steady_ns)
+            && self.open().is_empty()
+            && self.next().is_empty()
+            && !self.unwritten
     }
 
     /// Applies what time has changed: loans that ended, each at its instant, and windows that are over.
@@ -294,7 +318,7 @@ impl Account {
 
     /// The window that is open, by its end; 0 where there are none.
     pub(crate) fn window(&self) -> u64 {
-        self.open.end_ns
+        self.open().end_ns
     }
 
     /// Goes on to the window that is open now.
@@ -305,17 +329,14 @@ impl Account {
         };
         let end_ns = window.older_end(words, now.wall_ns, ground.salt);
         let margin_ns = window.margin_ns;
-        let changed = self.open.end_ns != end_ns && !(self.open.is_empty() && self.next.is_empty());
-        self.went_back = end_ns < self.open.end_ns && !broken(Broken::WindowReopens);
-        if self.open.end_ns != end_ns && !self.went_back {
-            self.unwritten |= !self.open.given().is_empty();
-            self.open = if self.next.end_ns == end_ns {
-                std::mem::take(&mut self.next)
-            } else {
-                Transfers::new(end_ns)
-            };
-            if self.next.end_ns <= end_ns {
-                self.next = Transfers::default();
+        let changed = self.open().end_ns != end_ns && !(self.open().is_empty() && self.next().is_empty());
+        self.went_back = end_ns < self.open().end_ns && !broken(Broken::WindowReopens);
+        if self.open().end_ns != end_ns && !self.went_back {
+            self.unwritten |= !self.open().given().is_empty();
+            let Windows { open, next } = self.windows_mut();
+            *open = if next.end_ns == end_ns { std::mem::take(next) } else { Transfers::new(end_ns) };
+            if next.end_ns <= end_ns {
+                *next = Transfers::default();
             }
         }
         // A clock that steps back does not bring a window back: what was given of this one would be forgotten.
@@ -342,8 +363,9 @@ impl Account {
         let part = self.effective();
         self.algorithm = ground.local.with(ground.global, part);
         if let Algorithm::FixedWindow(window) = &mut self.algorithm {
-            let follows = self.next.end_ns == window.end_after(self.open.end_ns, ground.salt);
-            let came = if follows { self.next.limit(self.standing.units) } else { self.standing.units };
+            let Windows { open, next } = self.windows.as_deref().unwrap_or(&NO_WINDOWS);
+            let follows = next.end_ns == window.end_after(open.end_ns, ground.salt);
+            let came = if follows { next.limit(self.standing.units) } else { self.standing.units };
             window.next_limit = came;
         }
     }
@@ -530,7 +552,7 @@ impl Account {
         units: u64,
         available: u64,
     ) -> Result<u64, Refusal> {
-        let cumulative = self.open.give(to, units, available)?;
+        let cumulative = self.windows_mut().open.give(to, units, available)?;
         self.rebuild(ground);
         self.unwritten = true;
         Ok(cumulative)
@@ -538,7 +560,7 @@ impl Account {
 
     /// What a region gave in a window that is known here, in all.
     pub(crate) fn received(&self, from: Region, end_ns: u64) -> u64 {
-        let known = [&self.open, &self.next].into_iter().filter(|transfers| transfers.end_ns == end_ns);
+        let known = [self.open(), self.next()].into_iter().filter(|transfers| transfers.end_ns == end_ns);
         let of = |transfers: &Transfers| {
             transfers.received().iter().find(|(region, _)| *region == from).map(|r| r.1)
         };
@@ -561,16 +583,18 @@ impl Account {
                 return Err(Refusal::Stale);
             }
         }
-        let gained = if end_ns == self.open.end_ns {
-            self.open.receive(from, cumulative)?
-        } else if end_ns > self.open.end_ns && self.open.end_ns > 0 {
-            if self.next.end_ns != end_ns {
-                if !self.next.given().is_empty() {
+        let opened_ns = self.open().end_ns;
+        let gained = if end_ns == opened_ns {
+            self.windows_mut().open.receive(from, cumulative)?
+        } else if end_ns > opened_ns && opened_ns > 0 {
+            let next = &mut self.windows_mut().next;
+            if next.end_ns != end_ns {
+                if !next.given().is_empty() {
                     return Err(Refusal::Stale);
                 }
-                self.next = Transfers::new(end_ns);
+                *next = Transfers::new(end_ns);
             }
-            self.next.receive(from, cumulative)?
+            next.receive(from, cumulative)?
         } else {
             return Err(Refusal::Stale);
         };
@@ -587,5 +611,15 @@ fn set(words: &mut Vec<u64>, state: State) {
             words.clear();
             words.extend(new);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_account_takes_a_third_of_a_kilobyte() {
+        assert!(size_of::<Account>() <= 352, "{} bytes", size_of::<Account>());
     }
 }

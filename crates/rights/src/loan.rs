@@ -308,9 +308,11 @@ pub enum Refusal {
 /// The loans of one cell.
 #[derive(Clone, Debug, Default)]
 pub struct Book {
-    lent: SmallVec<[Lent; 2]>,
-    held: SmallVec<[Held; 2]>,
-    returned: SmallVec<[Returned; 2]>,
+    /// Most cells are hot in one region: all others have lent it one piece.
+    lent: SmallVec<[Lent; 1]>,
+    /// As large as it is: a place for each region that may lend would be empty in most cells.
+    held: Vec<Held>,
+    returned: Vec<Returned>,
     /// Grants are refused until then: more loans were given back than are remembered.
     closed_until_ns: u64,
 }
@@ -337,6 +339,12 @@ impl Book {
             && self.held.is_empty()
             && self.closed_until_ns <= now_ns
             && self.returned.iter().all(|returned| returned.end_ns <= now_ns)
+    }
+
+    /// Bytes it takes beside itself.
+    pub fn heap_bytes(&self) -> usize {
+        let lent = if self.lent.spilled() { self.lent.capacity() * size_of::<Lent>() } else { 0 };
+        lent + self.held.capacity() * size_of::<Held>() + self.returned.capacity() * size_of::<Returned>()
     }
 
     /// What is lent, in all.
@@ -506,6 +514,7 @@ impl Book {
         if self.held.len() >= LOANS_MAX || with_peer >= LOANS_PER_PEER_MAX {
             return Err(Refusal::TooManyLoans);
         }
+        self.held.reserve_exact(1);
         self.held.push(Held { number, from, part, ttl_ns, kind, end_ns });
         session.accepts(number, ttl_ns);
         let owe = match kind {
@@ -663,7 +672,7 @@ impl Book {
         let mut change = Change::default();
         let (dropped, kept) = self.held.drain(..).partition(|held| from.is_none_or(|from| held.from == from));
         self.held = kept;
-        let dropped: SmallVec<[Held; 2]> = dropped;
+        let dropped: Vec<Held> = dropped;
         for held in dropped {
             let left = leaves(&held);
             change.rate += left.rate;
@@ -682,6 +691,7 @@ impl Book {
             return;
         }
         if self.returned.len() < RETURNED_MAX {
+            self.returned.reserve_exact(1);
             self.returned.push(Returned { number: held.number, from: held.from, end_ns: held.end_ns });
         } else {
             self.closed_until_ns = self.closed_until_ns.max(held.end_ns);

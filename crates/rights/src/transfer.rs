@@ -40,6 +40,11 @@ pub struct Transfers {
 }
 
 impl Transfers {
+    /// Of no window: nothing moved.
+    pub const fn none() -> Self {
+        Self { end_ns: 0, given: SmallVec::new_const(), received: SmallVec::new_const() }
+    }
+
     /// The window that ends then, with nothing given or received.
     pub fn new(end_ns: u64) -> Self {
         Self { end_ns, ..Self::default() }

@@ -13,20 +13,30 @@ use super::{
 /// A view of another region that was not renewed for so long is not gone by any more.
 const VIEW_NS: u64 = 10 * 1_000_000_000;
 /// What a region has left, where it said nothing of the window that is open.
-const UNKNOWN: u64 = u64::MAX;
+const UNKNOWN: Rough = Rough(u16::MAX);
 
 /// What one region said of a cell.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
-    pub(crate) demand_milli: u64,
-    pub(crate) holds: u64,
-    pub(crate) left: u64,
+    /// Who said so.
+    pub(crate) of: Region,
+    pub(crate) demand: Rough,
+    pub(crate) holds: Rough,
+    pub(crate) left: Rough,
     pub(crate) short: u64,
     /// The frame that said it is short; news in a later one that does not say so again ends it.
     pub(crate) short_frame: u64,
     pub(crate) at_ns: u64,
     /// The frame that said so: an earlier one is no news.
     pub(crate) frame: u64,
+}
+
+impl View {
+    /// A region that has said nothing.
+    fn silent(of: Region) -> Self {
+        let none = Rough::default();
+        Self { of, demand: none, holds: none, left: none, short: 0, short_frame: 0, at_ns: 0, frame: 0 }
+    }
 }
 
 /// What this region told the others last.
@@ -58,10 +68,10 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) struct Warm {
     pub(crate) demand: Demand,
-    pub(crate) views: SmallVec<[(Region, View); 4]>,
+    pub(crate) views: SmallVec<[View; 2]>,
     pub(crate) told: Option<Told>,
-    pub(crate) asked: SmallVec<[Asked; 2]>,
-    pub(crate) pieces: SmallVec<[Piece; 4]>,
+    pub(crate) asked: Vec<Asked>,
+    pub(crate) pieces: SmallVec<[Piece; 1]>,
     /// The next look, and the last: steady clock.
     pub(crate) due_ns: u64,
     pub(crate) looked_ns: u64,
@@ -93,7 +103,7 @@ impl Warm {
             demand: Demand::since(now_ns),
             views: SmallVec::new(),
             told: None,
-            asked: SmallVec::new(),
+            asked: Vec::new(),
             pieces: SmallVec::new(),
             due_ns: u64::MAX,
             looked_ns: 0,
@@ -111,19 +121,19 @@ impl Warm {
     }
 
     pub(crate) fn view(&self, region: Region, now_ns: u64) -> Option<&View> {
-        let found = self.views.iter().find(|(of, _)| *of == region);
-        found.map(|(_, view)| view).filter(|view| now_ns.saturating_sub(view.at_ns) < VIEW_NS)
+        let found = self.views.iter().find(|view| view.of == region);
+        found.filter(|view| now_ns.saturating_sub(view.at_ns) < VIEW_NS)
     }
 
     pub(crate) fn view_mut(&mut self, region: Region) -> &mut View {
-        let at = match self.views.iter().position(|(of, _)| *of == region) {
+        let at = match self.views.iter().position(|view| view.of == region) {
             Some(at) => at,
             None => {
-                self.views.push((region, View::default()));
+                self.views.push(View::silent(region));
                 self.views.len() - 1
             }
         };
-        &mut self.views[at].1
+        &mut self.views[at]
     }
 
     /// Goes on to a window: what regions said they have left was of another.
@@ -131,7 +141,7 @@ impl Warm {
         if self.window != end_ns {
             self.window = end_ns;
             self.received = 0;
-            self.views.iter_mut().for_each(|(_, view)| view.left = UNKNOWN);
+            self.views.iter_mut().for_each(|view| view.left = UNKNOWN);
         }
     }
 
@@ -141,9 +151,10 @@ impl Warm {
             None => Stake { left: standing_units, demand_milli: 0 },
             Some(view) => {
                 let age_ns = now_ns.saturating_sub(view.at_ns) + round_ns / 2;
-                let left = if view.left == UNKNOWN { standing_units } else { view.left };
-                let left = left.saturating_sub(units_in(view.demand_milli, age_ns));
-                Stake { left, demand_milli: view.demand_milli }
+                let left = if view.left == UNKNOWN { standing_units } else { view.left.get() };
+                let demand_milli = view.demand.get();
+                let left = left.saturating_sub(units_in(demand_milli, age_ns));
+                Stake { left, demand_milli }
             }
         }
     }
@@ -168,7 +179,7 @@ impl Warm {
         let pending = self.pending(region, now_ns, round_ns);
         let view = self.view(region, now_ns).copied();
         let (want, holds, short) = match view {
-            Some(view) => (resource.want(view.demand_milli), view.holds, view.short),
+            Some(view) => (resource.want(view.demand.get()), view.holds.get(), view.short),
             None => (0, standing_of, 0),
         };
         let weight = u32::try_from(standing_of.min(u64::from(u32::MAX))).unwrap_or(1);
@@ -246,4 +257,19 @@ pub(crate) fn look_after(events_milli: u64, is_scarce: bool) -> u64 {
 /// How long until all of a window is over, on the wall clock.
 pub(crate) fn time_left_ns(end_ns: u64, now: Now) -> u64 {
     end_ns.saturating_sub(now.wall_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warm_cell_of_three_regions_takes_a_third_of_a_kilobyte() {
+        let mut warm = Warm::new(1);
+        for region in [1, 2] {
+            warm.view_mut(Region(region)).at_ns = 1;
+        }
+        assert!(!warm.views.spilled(), "what two other regions say fits in");
+        assert!(size_of::<Warm>() <= 336, "{} bytes", size_of::<Warm>());
+    }
 }

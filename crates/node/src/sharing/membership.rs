@@ -283,7 +283,7 @@ impl Sharing {
     /// what is lent beyond the own part.
     fn settle_accounts(&mut self, node: &Node, closed: &[Writer], now: Now) {
         let catalogue = node.catalogue();
-        let keys: Vec<CellKey> = self.cells.keys().copied().collect();
+        let keys: Vec<CellKey> = self.cells.keys().collect();
         self.over_lent.clear();
         self.told.clear();
         for key in keys {
@@ -472,7 +472,7 @@ impl Sharing {
     fn tell_version(&mut self, batch: u64) {
         let Some(version) = self.versions.version() else { return };
         let mark = version.mark;
-        self.peers.values_mut().for_each(|peer| peer.outbox.introduce_again());
+        self.peers.values_mut().for_each(|peer| peer.outbox.names.introduce_again());
         for peer in self.peers.values_mut().filter(|peer| peer.mark < mark) {
             peer.told = mark;
             peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone())), batch);
@@ -527,8 +527,11 @@ impl Sharing {
             borrowed: 0,
         };
         let peers = self.peers.values().map(view).collect();
-        let cells = self.cells.iter().take(cells_max);
-        let cells = cells.map(|(key, warm)| (*key, warm.demand.units_milli())).collect();
+        let demand = |key| {
+            let warm = self.cells.get(key).and_then(Option::as_ref);
+            (key, warm.map_or(0, |warm| warm.demand.units_milli()))
+        };
+        let cells = self.cells.keys().take(cells_max).map(demand).collect();
         (peers, cells, self.cells.len().saturating_sub(cells_max) as u64)
     }
 }

@@ -9,9 +9,11 @@
 mod cell;
 mod demand;
 mod membership;
+mod names;
 mod outbox;
 mod peer;
 pub(crate) mod policy;
+mod slots;
 mod target;
 mod timekeeper;
 pub mod wire;
@@ -37,6 +39,7 @@ use self::{
     outbox::Topic,
     peer::Peer,
     policy::{Borrowed, Flow, Plan, Seat, Stake, Stock, plan, units_in},
+    slots::Slots,
     timekeeper::Timekeeper,
     wire::{Entry, Frame, Garbled, Header, Rough, ShortId},
 };
@@ -166,13 +169,14 @@ pub(crate) struct Sharing {
     /// A version that a peer told, not yet adopted.
     offered: Option<Version>,
     peers: BTreeMap<Region, Peer>,
-    /// In boxes, so that the tree's nodes are small: they are searched for every entry that comes.
-    cells: BTreeMap<CellKey, Box<Warm>>,
+    /// Cells that are shared actively. One is out of its slot only while it is looked at.
+    cells: Slots<Option<Box<Warm>>>,
     /// Which override's numbers a cell has, as peers said that go by the same version.
     told: BTreeMap<CellKey, u16>,
     /// What a look has to say, once what it changed is on disk.
     tells: Vec<(Region, Topic, Entry)>,
-    looks: BTreeSet<(u64, CellKey)>,
+    /// When to look at each cell, by its slot.
+    looks: BTreeSet<(u64, u32)>,
     /// Cells to look at with the next tick: each once, since it remembers.
     called: VecDeque<CellKey>,
     loans: Numbers,
@@ -233,7 +237,7 @@ impl Sharing {
             storing: Vec::new(),
             offered: None,
             peers: BTreeMap::new(),
-            cells: BTreeMap::new(),
+            cells: Slots::default(),
             told: BTreeMap::new(),
             tells: Vec::new(),
             looks: BTreeSet::new(),
@@ -287,9 +291,12 @@ impl Sharing {
             self.wake_for_call(key, now.steady_ns);
         }
         for _ in 0..LOOKS_MAX {
-            let due = self.looks.first().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
-            let Some(key) = self.called.pop_front().or(due.map(|(_, key)| *key)) else { break };
-            self.look(node, &catalogue, key, now);
+            let called = self.called.pop_front().map(|key| self.cells.slot(key));
+            let due = || self.looks.first().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
+            let Some(slot) = called.or_else(|| due().map(|(_, slot)| Some(*slot))) else { break };
+            if let Some(slot) = slot {
+                self.look(node, &catalogue, slot, now);
+            }
         }
         self.acknowledge(node, now);
         if now.steady_ns >= self.usage_ns {
@@ -348,10 +355,12 @@ impl Sharing {
 
     /// Looks at a cell with the next tick. Nothing where as many cells are warm as may be.
     fn wake(&mut self, key: CellKey, now_ns: u64) -> Option<&mut Warm> {
-        if self.cells.len() >= WARM_MAX && !self.cells.contains_key(&key) {
-            return None;
-        }
-        let warm = self.cells.entry(key).or_insert_with(|| Box::new(Warm::new(now_ns)));
+        let slot = match self.cells.slot(key) {
+            None if self.cells.len() >= WARM_MAX => return None,
+            None => self.cells.slot_or_insert(key, || Some(Box::new(Warm::new(now_ns)))),
+            Some(slot) => slot,
+        };
+        let warm = self.cells.at_mut(slot)?.as_deref_mut()?;
         if !std::mem::replace(&mut warm.is_called, true) {
             self.called.push_back(key);
         }
@@ -361,13 +370,15 @@ impl Sharing {
     /// A cell calls for a look: at once, unless the last one was a moment ago. A cell that denies
     /// calls with every denial.
     fn wake_for_call(&mut self, key: CellKey, now_ns: u64) {
-        match self.cells.get_mut(&key) {
-            Some(warm) if now_ns < warm.looked_ns + CALLS_NS => {
+        let slot = self.cells.slot(key);
+        let warm = slot.and_then(|slot| Some((slot, self.cells.at_mut(slot)?.as_deref_mut()?)));
+        match warm {
+            Some((slot, warm)) if now_ns < warm.looked_ns + CALLS_NS => {
                 let due_ns = warm.looked_ns + CALLS_NS;
                 if due_ns < warm.due_ns {
-                    self.looks.remove(&(warm.due_ns, key));
+                    self.looks.remove(&(warm.due_ns, slot));
                     warm.due_ns = due_ns;
-                    self.looks.insert((due_ns, key));
+                    self.looks.insert((due_ns, slot));
                 }
             }
             _ => {
@@ -388,28 +399,26 @@ impl Sharing {
     // Cells.
 
     /// One look at a cell: what was asked of it, what the others said, and what to do about it.
-    fn look(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
-        let Some(mut warm) = self.cells.remove(&key) else { return };
-        self.looks.remove(&(warm.due_ns, key));
+    fn look(&mut self, node: &Node, catalogue: &Catalogue, slot: u32, now: Now) {
+        let Some(key) = self.cells.key(slot) else { return };
+        let Some(mut warm) = self.cells.at_mut(slot).and_then(Option::take) else { return };
+        self.looks.remove(&(warm.due_ns, slot));
         warm.is_called = false;
         warm.looked_ns = now.steady_ns;
         let owned = self.owns_nothing().is_none();
         let visit = Visit { node, catalogue, key, now, which: self.told.get(&key).copied() };
         let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, node, key, ground, cell, now));
-        let Some((keep, after_ns)) = again.flatten() else {
-            self.tells.clear();
-            for peer in self.peers.values_mut() {
-                peer.outbox.forget(&key);
-            }
-            return;
-        };
-        if keep {
+        self.tells.clear();
+        if let Some((true, after_ns)) = again.flatten()
+            && let Some(place) = self.cells.at_mut(slot)
+        {
             warm.due_ns = now.steady_ns + after_ns;
-            self.looks.insert((warm.due_ns, key));
-            self.cells.insert(key, warm);
+            self.looks.insert((warm.due_ns, slot));
+            *place = Some(warm);
         } else {
+            self.cells.remove(key);
             for peer in self.peers.values_mut() {
-                peer.outbox.forget(&key);
+                peer.outbox.names.forget(key);
             }
         }
     }
@@ -821,11 +830,11 @@ impl Sharing {
             self.tell_all_acks(from);
         }
         if began_anew {
-            for warm in self.cells.values_mut() {
+            for warm in self.cells.values_mut().flatten() {
                 warm.told = None;
                 warm.regive = true;
                 // Its frames are counted anew.
-                warm.views.retain(|(of, _)| *of != from);
+                warm.views.retain(|view| view.of != from);
             }
             self.tell_all_acks(from);
         }
@@ -844,7 +853,7 @@ impl Sharing {
                     // A limit that was never in force here has no slot: entries about its cells are refused.
                     let slot = node.slot_of(*limit);
                     let tag = crate::journal_tag(*tag);
-                    peer.outbox.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
+                    peer.outbox.names.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
                     if let Some(slot) = slot
                         && *which > 0
                         && same_catalogue
@@ -857,7 +866,7 @@ impl Sharing {
                     if let Some(id) = other.cell() {
                         // A number of an earlier process of this node may be another cell's by now.
                         let is_mine = (header.seen.incarnation, header.seen.boot) == (own, boot);
-                        key = peer.outbox.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
+                        key = peer.outbox.names.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
                         if key.is_none() {
                             // What is only news is told again, and can be lost; rights cannot.
                             let is_news =
@@ -926,7 +935,7 @@ impl Sharing {
             (Entry::Introduce { .. }, _) => Ok(()),
             (Entry::Unknown { id }, _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
-                    peer.outbox.unknown(id);
+                    peer.outbox.names.unknown(id);
                 }
                 Ok(())
             }
@@ -936,18 +945,10 @@ impl Sharing {
                 if header.number < view.frame {
                     return Err(Refusal::Stale);
                 }
-                let (demand_milli, holds) = (demand.get(), holds.get());
-                let more = demand_milli > view.demand_milli;
+                let more = demand > view.demand;
                 let at_ns = now.steady_ns;
-                *view = View {
-                    demand_milli,
-                    holds,
-                    left: left.get(),
-                    short: if view.short_frame == header.number { view.short } else { 0 },
-                    short_frame: view.short_frame,
-                    at_ns,
-                    frame: header.number,
-                };
+                let short = if view.short_frame == header.number { view.short } else { 0 };
+                *view = View { demand, holds, left, short, at_ns, frame: header.number, ..*view };
                 if more {
                     warm.busy_ns = now.steady_ns;
                 }
@@ -965,7 +966,7 @@ impl Sharing {
             }
             (Entry::Ask { end_ns, units, .. }, Some(key)) => {
                 self.wake(key, now.steady_ns);
-                if let Some(warm) = self.cells.get_mut(&key)
+                if let Some(Some(warm)) = self.cells.get_mut(key)
                     && warm.asked.len() < self.peers.len()
                 {
                     warm.asked.retain(|asked| asked.by != region);
@@ -1159,7 +1160,7 @@ impl Sharing {
             };
             let cells = &self.cells;
             let bytes = peer.outbox.fill(&header, committed, now.steady_ns, |key| {
-                let which = cells.get(&key).map_or(0, |warm| warm.which);
+                let which = cells.get(key).and_then(Option::as_ref).map_or(0, |warm| warm.which);
                 catalogue.id(key.0).map(|limit| (limit, which))
             });
             peer.said_ns = now.steady_ns;

@@ -9,14 +9,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::Writer;
 
-use super::wire::{ENTRIES_MAX, Entry, FrameWriter, Header, Seen, ShortId};
+use super::{
+    names::Names,
+    wire::{Entry, FrameWriter, Header, Seen, ShortId},
+};
 
 /// Frames on their way to one peer.
 const FRAMES_MAX: usize = 16;
 /// Frames after which one that was not confirmed, though later ones were, counts as lost.
 const REORDERED_MAX: u64 = 3;
-/// The most short numbers that are remembered of a peer's: past it all are forgotten, and asked for.
-const IDS_MAX: usize = 4 << 20;
 
 /// A cell: the catalogue's slot of its limit, and its tag.
 pub(crate) type CellKey = (u16, CellTag);
@@ -76,7 +77,8 @@ pub(crate) struct Waiting {
 struct Sent {
     number: u64,
     at_ns: u64,
-    introduced: Vec<CellKey>,
+    /// Numbers of this end that it introduces.
+    introduced: Vec<ShortId>,
     facts: Vec<(Topic, Waiting)>,
 }
 
@@ -86,23 +88,10 @@ pub(crate) struct Outbox {
     waiting: BTreeMap<Topic, Waiting>,
     under_way: VecDeque<Sent>,
     next_number: u64,
-    ids: BTreeMap<CellKey, Own>,
-    cells: BTreeMap<ShortId, CellKey>,
-    next_id: u32,
-    /// The peer's numbers, and the other way round.
-    theirs: BTreeMap<ShortId, CellKey>,
-    theirs_by_cell: BTreeMap<CellKey, ShortId>,
+    pub(crate) names: Names,
     /// Bytes and entries sent, since the start.
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
-}
-
-/// A number that this end gave.
-#[derive(Clone, Copy, Debug)]
-struct Own {
-    id: ShortId,
-    /// Whether the peer is known to know it.
-    known: bool,
 }
 
 impl Outbox {
@@ -139,24 +128,17 @@ impl Outbox {
         let (mut introduced, mut facts) = (Vec::new(), Vec::new());
         let mut described = BTreeSet::new();
         if self.under_way.len() < FRAMES_MAX {
-            let topics: Vec<Topic> = self
-                .waiting
-                .iter()
-                .filter(|(_, fact)| fact.after_batch <= committed)
-                .map(|(topic, _)| *topic)
-                .take(ENTRIES_MAX)
-                .collect();
-            for topic in topics {
-                if frame.is_full() {
-                    break;
-                }
-                let Some(mut fact) = self.waiting.remove(&topic) else { continue };
+            let mut ready = self.waiting.extract_if(.., |_, fact| fact.after_batch <= committed);
+            while !frame.is_full()
+                && let Some((topic, mut fact)) = ready.next()
+            {
                 if let Some(cell) = topic.cell() {
                     let Some((limit, which)) = name(cell) else { continue };
-                    let (id, introduce) = self.id(cell, &mut described);
-                    if introduce {
+                    let (id, known) = self.names.number(cell);
+                    // Once a frame is enough.
+                    if !known && described.insert(id) {
                         frame.push(&Entry::Introduce { id, limit, tag: cell.1, which });
-                        introduced.push(cell);
+                        introduced.push(id);
                     }
                     set_id(&mut fact.entry, id);
                 }
@@ -181,11 +163,7 @@ impl Outbox {
         for sent in under_way {
             if seen.has(sent.number) {
                 round_ns = Some(now_ns.saturating_sub(sent.at_ns));
-                for cell in sent.introduced {
-                    if let Some(own) = self.ids.get_mut(&cell) {
-                        own.known = true;
-                    }
-                }
+                sent.introduced.into_iter().for_each(|id| self.names.learned(id));
             } else if sent.number + REORDERED_MAX < seen.highest {
                 lost.push(sent);
             } else {
@@ -211,82 +189,14 @@ impl Outbox {
             self.again(sent);
         }
         self.waiting.retain(|topic, _| !topic.is_for_one_process());
-        self.ids.values_mut().for_each(|own| own.known = false);
-        self.theirs.clear();
-        self.theirs_by_cell.clear();
-    }
-
-    /// The peer goes by another catalogue than when cells were introduced: it shall hear again which numbers they
-    /// have.
-    pub(crate) fn introduce_again(&mut self) {
-        self.ids.values_mut().for_each(|own| own.known = false);
+        self.names.introduce_again();
+        self.names.forget_theirs();
     }
 
     /// The peer is another incarnation: nothing that was said to the one before is for it.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.under_way.clear();
-    }
-
-    /// A cell is of no interest any more.
-    pub(crate) fn forget(&mut self, cell: &CellKey) {
-        if let Some(own) = self.ids.remove(cell) {
-            self.cells.remove(&own.id);
-        }
-    }
-
-    /// The peer calls a cell by a number.
-    pub(crate) fn introduce(&mut self, id: ShortId, cell: CellKey) {
-        if self.theirs.len() >= IDS_MAX {
-            self.theirs.clear();
-            self.theirs_by_cell.clear();
-        }
-        if let Some(before) = self.theirs.insert(id, cell)
-            && self.theirs_by_cell.get(&before) == Some(&id)
-        {
-            self.theirs_by_cell.remove(&before);
-        }
-        self.theirs_by_cell.insert(cell, id);
-    }
-
-    /// The peer does not know a number that we used: one of ours is introduced again when it is next
-    /// used, one of its own is not used any more.
-    pub(crate) fn unknown(&mut self, id: ShortId) {
-        if id.0 & 1 == 1 {
-            if let Some(cell) = self.theirs.remove(&ShortId(id.0 & !1)) {
-                self.theirs_by_cell.remove(&cell);
-            }
-        } else if let Some(own) = self.cells.get(&id).and_then(|cell| self.ids.get_mut(cell)) {
-            own.known = false;
-        }
-    }
-
-    /// The cell that the peer means.
-    pub(crate) fn cell(&self, id: ShortId) -> Option<CellKey> {
-        let own = ShortId(id.0 & !1);
-        if id.0 & 1 == 0 { self.theirs.get(&id).copied() } else { self.cells.get(&own).copied() }
-    }
-
-    /// The number of a cell, and whether it must be introduced first. A number that the peer gave it
-    /// serves as well.
-    fn id(&mut self, cell: CellKey, described: &mut BTreeSet<CellKey>) -> (ShortId, bool) {
-        if let Some(theirs) = self.theirs_by_cell.get(&cell) {
-            return (ShortId(theirs.0 | 1), false);
-        }
-        let own = match self.ids.get(&cell) {
-            Some(own) => *own,
-            None => {
-                self.next_id = self.next_id.wrapping_add(2);
-                while self.cells.contains_key(&ShortId(self.next_id)) {
-                    self.next_id = self.next_id.wrapping_add(2);
-                }
-                let own = Own { id: ShortId(self.next_id), known: false };
-                self.ids.insert(cell, own);
-                self.cells.insert(own.id, cell);
-                own
-            }
-        };
-        (own.id, !own.known && described.insert(cell))
     }
 
     /// What a lost frame said, unless something newer waits.
@@ -311,5 +221,79 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Give { id, .. }
         | Entry::Got { id, .. } => *id = number,
         Entry::Renew(_) | Entry::Version(_) | Entry::Acked { .. } | Entry::Usage { .. } => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_rights::{Mark, Region};
+
+    use super::{
+        super::wire::{Rough, read},
+        *,
+    };
+
+    fn header(outbox: &mut Outbox) -> Header {
+        Header {
+            writer: Writer { region: Region(0), node: 0, incarnation: 1 },
+            boot: 1,
+            number: outbox.number(),
+            seen: Seen::default(),
+            beat: 1,
+            wall_ns: 1,
+            loan_max: 0,
+            mark: Mark::default(),
+        }
+    }
+
+    fn tell_news(outbox: &mut Outbox, tag: u128) {
+        let rough = Rough::new(1);
+        let entry = Entry::News { id: ShortId::default(), demand: rough, holds: rough, left: rough };
+        outbox.tell(Topic::News((1, CellTag(tag))), entry, 0);
+    }
+
+    /// The next frame: how many introductions it has, and how many other entries.
+    fn next(outbox: &mut Outbox) -> (usize, usize) {
+        let header = header(outbox);
+        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), 0)));
+        let entries = read(&bytes).expect("a frame").entries;
+        let introduced = entries.iter().filter(|entry| matches!(entry, Entry::Introduce { .. })).count();
+        (introduced, entries.len() - introduced)
+    }
+
+    #[test]
+    fn a_frame_takes_what_fits_and_the_rest_waits() {
+        let mut outbox = Outbox::default();
+        for tag in 0..10_000 {
+            tell_news(&mut outbox, tag << 64);
+        }
+        let (mut frames, mut all) = (0, 0);
+        while outbox.is_ready(0) {
+            let (introduced, others) = next(&mut outbox);
+            assert_eq!(introduced, others, "each is introduced with its news");
+            (frames, all) = (frames + 1, all + others);
+        }
+        assert_eq!(all, 10_000);
+        assert!((2..FRAMES_MAX).contains(&frames), "{frames}");
+    }
+
+    #[test]
+    fn a_cell_is_introduced_once_a_frame_until_one_is_confirmed_and_again_when_it_was_forgotten() {
+        let mut outbox = Outbox::default();
+        let short = |outbox: &mut Outbox| {
+            tell_news(outbox, 7);
+            let entry = Entry::Short { id: ShortId::default(), units: 1 };
+            outbox.tell(Topic::Short((1, CellTag(7))), entry, 0);
+        };
+        short(&mut outbox);
+        assert_eq!(next(&mut outbox), (1, 2));
+        short(&mut outbox);
+        assert_eq!(next(&mut outbox), (1, 2), "the first may be lost");
+        outbox.confirmed(&Seen { highest: 2, mask: 1, ..Seen::default() }, 2);
+        short(&mut outbox);
+        assert_eq!(next(&mut outbox), (0, 2));
+        outbox.names.forget((1, CellTag(7)));
+        short(&mut outbox);
+        assert_eq!(next(&mut outbox), (1, 2));
     }
 }

@@ -85,7 +85,8 @@ impl Peer {
     pub(crate) fn hear(&mut self, header: &Header, process: (u32, u32), now: Now) {
         self.heard_ns = now.steady_ns;
         if self.mark != header.mark {
-            self.outbox.introduce_again();
+            // It may go by other numbers of the limit: it shall hear again which a cell has.
+            self.outbox.names.introduce_again();
         }
         self.mark = header.mark;
         if (header.seen.incarnation, header.seen.boot) != process {

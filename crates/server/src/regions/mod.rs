@@ -50,10 +50,10 @@ const RESET_KEY: &str = "reset_key";
 pub enum RegionsError {
     /// Its certificates cannot be used.
     #[error(transparent)]
-    Certificates(#[from] CertFault),
+    Certificates(Box<CertFault>),
     /// The mesh cannot start.
     #[error(transparent)]
-    Mesh(#[from] MeshError),
+    Mesh(Box<MeshError>),
     /// The journal cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -68,6 +68,18 @@ pub enum RegionsError {
     /// The system refuses something else.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
+}
+
+impl From<CertFault> for RegionsError {
+    fn from(fault: CertFault) -> Self {
+        Self::Certificates(Box::new(fault))
+    }
+}
+
+impl From<MeshError> for RegionsError {
+    fn from(fault: MeshError) -> Self {
+        Self::Mesh(Box::new(fault))
+    }
 }
 
 /// A node's place among the regions.
@@ -258,10 +270,10 @@ impl Regions {
     }
 }
 
-fn credentials(config: &config::Config) -> Result<Credentials, CertFault> {
+fn credentials(config: &config::Config) -> Result<Credentials, RegionsError> {
     // A config with regions and without `tls` is refused.
     let folder = config.tls.clone().unwrap_or_default();
-    certs::load(&folder, &mesh_identity(config))
+    Ok(certs::load(&folder, &mesh_identity(config))?)
 }
 
 fn mesh_identity(config: &config::Config) -> acequia_mesh::Identity {

@@ -95,7 +95,7 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
     status.clock_is_suspect = membership.clock_is_suspect;
     status.warm_cells = membership.warm_cells as u64;
     status.catalogue = version.as_ref().map(|version| catalogue_of(regions, version, &membership));
-    status.members = version.iter().flat_map(|version| members(version)).collect();
+    status.members = version.iter().flat_map(members).collect();
     status.peers = peers(regions, &overview.peers, version.as_ref(), now);
     if let Some(traffic) = &mut status.traffic {
         traffic.bytes_in = regions.mesh.status().iter().map(|peer| peer.bytes_in).sum();

@@ -1,7 +1,7 @@
 //! Prints how much of their limits regions use, what that costs, and which bars were missed.
 //!
 //! `cargo run --release -p acequia-ring --bin utilisation [--quick] [--seed N] [--only WORD]
-//! [--million]`
+//! [--million | --users N]`
 #![allow(clippy::print_stdout, reason = "it prints a table")]
 
 use std::{process::ExitCode, time::Instant};
@@ -35,10 +35,11 @@ fn main() -> ExitCode {
             println!("  ({name}: {:.1} s)", began.elapsed().as_secs_f64());
         }
     }
-    if has("--million") {
+    let many = after("--users").and_then(|users| users.parse().ok());
+    if let Some(users) = many.or(has("--million").then_some(1_000_000)) {
         let began = Instant::now();
-        users::million(&mut table, seed);
-        println!("  (million: {:.1} s)", began.elapsed().as_secs_f64());
+        users::many(&mut table, users, seed);
+        println!("  ({users} users: {:.1} s)", began.elapsed().as_secs_f64());
     }
     let missed = table.missed();
     for line in &missed {

@@ -15,6 +15,7 @@ const REGIONS: usize = 3;
 const RATE: u64 = 10;
 /// What a user asks for.
 const ASKED: u64 = 8;
+const MIB: f64 = 1_048_576.0;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
@@ -157,21 +158,30 @@ pub fn users(table: &mut Table, quick: bool, seed: u64) {
     table.add(&name, ("bytes, against without", more, ""), Bar::AtMost(1.02), None);
 }
 
-/// A million users, as many as take part at once: an option, for its memory.
-pub fn million(table: &mut Table, seed: u64) {
-    let warm = 1_000_000;
-    let outcome = run(Users { warm, cold: 0, evenly: true, seconds: 5 }, 8 << 30, seed);
-    let name = "1000000 users, 8/s of 10/s each, evenly";
-    table.add(name, ("admitted of asked", outcome.admitted, ""), Bar::AtLeast(0.95), Some(outcome.cost));
-    table.add(name, ("first request allowed", outcome.first, ""), Bar::AtLeast(1.0), None);
-    table.add(name, ("warm in all regions", outcome.warm_cells as f64, ""), Bar::None, None);
-    table.add(name, ("resident memory", resident_mib(), "MiB"), Bar::None, None);
+/// So many users at once: an option, for the time and the memory that a million take.
+pub fn many(table: &mut Table, warm: usize, seed: u64) {
+    let seconds = 5;
+    let outcome = run(Users { warm, cold: 0, evenly: true, seconds }, 8 << 30, seed);
+    let name = format!("{warm} users, 8/s of 10/s each, evenly");
+    table.add(&name, ("admitted of asked", outcome.admitted, ""), Bar::AtLeast(0.95), Some(outcome.cost));
+    table.add(&name, ("first request allowed", outcome.first, ""), Bar::AtLeast(1.0), None);
+    let (cells, sent) = (outcome.warm_cells.max(1) as f64, outcome.cost.sent);
+    let cell_seconds = cells * seconds as f64;
+    for (what, figure, unit) in [
+        ("warm in all regions", outcome.warm_cells as f64, ""),
+        ("frames a cell and s", sent.frames as f64 / cell_seconds, ""),
+        ("bytes a cell and s", sent.bytes as f64 / cell_seconds, "B"),
+        ("resident memory", resident_bytes() / MIB, "MiB"),
+        ("memory a cell", resident_bytes() / cells, "B"),
+    ] {
+        table.add(&name, (what, figure, unit), Bar::None, None);
+    }
 }
 
-/// Memory of this process that is resident.
-fn resident_mib() -> f64 {
+/// The most memory of this process that was resident at once: all regions, and what asks and judges.
+fn resident_bytes() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
     let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().unwrap_or(0.0);
-    kib / 1_024.0
+    kib * 1_024.0
 }

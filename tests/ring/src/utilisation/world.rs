@@ -34,7 +34,8 @@ const ROUNDS_MS: [[u64; 5]; 5] = [
 /// Their mean, in seconds.
 pub const MEAN_ROUND_S: f64 = 0.163;
 
-type Disk = BTreeMap<(LimitId, CellTag), Kept>;
+/// Rows as a disk has them: in bytes, which take a tenth of the room.
+type Disk = BTreeMap<(LimitId, CellTag), Box<[u8]>>;
 
 #[derive(Debug)]
 struct Place {
@@ -190,7 +191,7 @@ impl World {
             while let Some((batch, rows)) = node.take_rows() {
                 for row in rows {
                     match row.state {
-                        Some(state) => disk.insert((row.limit, row.tag), state),
+                        Some(state) => disk.insert((row.limit, row.tag), to_bytes(&state)),
                         None => disk.remove(&(row.limit, row.tag)),
                     };
                 }
@@ -270,8 +271,15 @@ impl World {
 fn rows(disk: &Disk, id: LimitId) -> Vec<Row> {
     let all = (id, CellTag(0))..=(id, CellTag(u128::MAX));
     disk.range(all)
-        .map(|((limit, tag), state)| Row { limit: *limit, tag: *tag, state: Some(state.clone()) })
+        .map(|((limit, tag), bytes)| {
+            let state = postcard::from_bytes(bytes).expect("a row that was written");
+            Row { limit: *limit, tag: *tag, state: Some(state) }
+        })
         .collect()
+}
+
+fn to_bytes(state: &Kept) -> Box<[u8]> {
+    postcard::to_allocvec(state).expect("a row that can be written").into()
 }
 
 /// Bytes of a number in postcard.
