@@ -9,6 +9,7 @@
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod demo;
 pub mod grpc;
 pub mod headers;
 pub mod http;
@@ -18,6 +19,9 @@ pub mod question;
 pub mod regions;
 mod respond;
 pub mod run;
+mod screen;
 mod tally;
+pub mod view;
+mod watching;
 pub mod worker;
 pub mod writer;

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use acequia_server::{cli, config::Config, run};
+use acequia_server::{cli, config::Config, demo::Demo, run};
 use clap::{Parser, Subcommand};
 
 /// mimalloc: a request makes a handful of short-lived allocations, and this is what serves them fastest.
@@ -19,6 +19,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run three regions on this machine that share one budget, with traffic and a live view.
+    Demo(Demo),
     /// Run a node.
     Serve {
         /// The config file.
@@ -27,6 +29,9 @@ enum Command {
         /// Write logs as JSON.
         #[arg(long)]
         log_json: bool,
+        /// End at once when standard input does: whoever started this process is gone.
+        #[arg(long, hide = true)]
+        until_stdin_ends: bool,
     },
     /// Ask a node whether a request may pass. Exits 0 if it may, 1 if not, 2 if nobody could say.
     Check(cli::Check),
@@ -49,11 +54,19 @@ enum Command {
     Certs(cli::Certs),
     /// Load a running node, and print throughput and latency.
     Bench(cli::Bench),
+    /// Show the regions of a cluster, live.
+    Top(cli::Top),
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Serve { config, log_json } => serve(&config, log_json),
+        Command::Demo(demo) => wait_for(demo.run()),
+        Command::Serve { config, log_json, until_stdin_ends } => {
+            if until_stdin_ends {
+                std::thread::spawn(end_with_stdin);
+            }
+            serve(&config, log_json)
+        }
         Command::Check(check) => wait_for(check.run()),
         Command::Explain(explain) => wait_for(explain.run()),
         Command::Validate { file } => validate(&file),
@@ -63,6 +76,7 @@ fn main() -> ExitCode {
         Command::Audit(audit) => wait_for(audit.run()),
         Command::Certs(certs) => certs.run(),
         Command::Bench(bench) => wait_for(bench.run()),
+        Command::Top(top) => wait_for(top.run()),
     }
 }
 
@@ -81,6 +95,13 @@ fn serve(path: &std::path::Path, log_json: bool) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(fault) => complain(&fault.to_string()),
     }
+}
+
+/// Reads standard input to its end, and then ends this process.
+fn end_with_stdin() {
+    // A fault is an end as well.
+    let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+    std::process::exit(0);
 }
 
 fn validate(path: &std::path::Path) -> ExitCode {

@@ -7,13 +7,14 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    AuditEntry, Budget, Catalogue, CatalogueChange, ChangeRegionRequest, ListAuditRequest, ListAuditResponse,
-    ListBudgetsRequest, ListBudgetsResponse, NodeStatus, SetBudgetRequest, StatusRequest, TakeOverRequest,
-    WatchRequest,
+    AuditEntry, Budget, Catalogue, CatalogueChange, ChangeRegionRequest, LimitStatus, ListAuditRequest,
+    ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse, NodeStatus, SetBudgetRequest, StatusRequest,
+    TakeOverRequest, WatchRequest,
     admin_server::{Admin, AdminServer},
+    limit_status,
 };
 use tokio::net::TcpListener;
-use tokio_stream::{Stream, wrappers::TcpListenerStream};
+use tokio_stream::{Stream, StreamExt as _, wrappers::TcpListenerStream};
 use tonic::{
     Request, Response, Status,
     transport::{Identity, Server, ServerTlsConfig},
@@ -138,8 +139,30 @@ impl Admin for FakeAdmin {
         }))
     }
 
-    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("nothing is watched here"))
+    /// Says at once what a node would say over the next second, in which it admits 40 units.
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.take(request, |_| Asked::Status)?;
+        let catalogue = self.catalogue();
+        let status = move |tenth: u64| NodeStatus {
+            region: "eu".to_owned(),
+            node: "eu-1".to_owned(),
+            ready: true,
+            catalogue: Some(catalogue.clone()),
+            uptime_ns: (50 + tenth) * 100_000_000,
+            limits: vec![LimitStatus {
+                domain: "shop".to_owned(),
+                name: "per-key".to_owned(),
+                budget: "token_bucket 60/s burst 120".to_owned(),
+                kind: limit_status::Kind::Rate.into(),
+                rate_milli: 60_000,
+                admitted_units: 1_000 + 4 * tenth,
+                ..LimitStatus::default()
+            }],
+            ..NodeStatus::default()
+        };
+        let statuses = tokio_stream::iter((0..=10).map(move |tenth| Ok(status(tenth))));
+        // And then nothing more: the conversation goes on.
+        Ok(Response::new(Box::pin(statuses.chain(tokio_stream::pending()))))
     }
 
     async fn list_budgets(

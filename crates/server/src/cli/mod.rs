@@ -17,12 +17,13 @@ mod explain;
 #[cfg(test)]
 mod fake_admin;
 mod limit_path;
-mod operator;
+pub(crate) mod operator;
 mod order;
 mod people;
 mod regions;
 #[cfg(test)]
 mod stories;
+mod top;
 mod verdict;
 
 use std::{
@@ -38,7 +39,7 @@ use clap::{Args, value_parser};
 
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, certs::Certs, check::Check,
-    explain::Explain, regions::Regions,
+    explain::Explain, regions::Regions, top::Top,
 };
 use self::{
     entries::{Word, groups, read_word},

@@ -38,6 +38,13 @@ pub(super) struct AdminAddress {
     )]
     pub(super) address: String,
 
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+/// How operators prove to a node who they are, and how long they wait for it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Credentials {
     /// The file that holds the token which the node asks for.
     #[arg(long, global = true, env = "ACEQUIA_ADMIN_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -54,13 +61,24 @@ pub(super) struct AdminAddress {
 impl AdminAddress {
     /// A client of the node. Nothing is sent before the first call.
     pub(super) fn connect(&self) -> Result<Admin, Fault> {
-        let uri = self.uri()?;
+        self.credentials.connect(&self.address)
+    }
+}
+
+impl Credentials {
+    /// None, for a node on loopback.
+    pub(crate) const fn none(deadline: Duration) -> Self {
+        Self { token_file: None, ca: None, deadline }
+    }
+
+    /// A client of the node at that address. Nothing is sent before the first call.
+    pub(crate) fn connect(&self, address: &str) -> Result<Admin, Fault> {
+        let uri = self.uri(address)?;
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let is_tls = uri.scheme_str() == Some("https");
         if token.is_some() && !is_tls && !uri.host().is_some_and(is_loopback) {
             return Err(Fault::new(format!(
-                "the token would go to {} in the clear: give --ca FILE, for TLS",
-                self.address
+                "the token would go to {address} in the clear: give --ca FILE, for TLS"
             )));
         }
         let mut endpoint = Endpoint::from(uri).connect_timeout(self.deadline);
@@ -71,20 +89,19 @@ impl AdminAddress {
         }
         let client = AdminClient::with_interceptor(endpoint.connect_lazy(), Bearer(token))
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Admin { client, address: self.address.clone(), deadline: self.deadline })
+        Ok(Admin { client, address: address.to_owned(), deadline: self.deadline })
     }
 
-    fn uri(&self) -> Result<Uri, Fault> {
+    fn uri(&self, address: &str) -> Result<Uri, Fault> {
         let refused = |why: &str| {
             let text = format!(
-                "{:?} is no admin address ({why}): write it as 127.0.0.1:8082, node:8082 or https://node:8082",
-                self.address
+                "{address:?} is no admin address ({why}): write it as 127.0.0.1:8082, node:8082 or https://node:8082"
             );
             Fault::new(text)
         };
         let scheme = if self.ca.is_some() { "https" } else { "http" };
-        let has_scheme = self.address.contains("://");
-        let url = if has_scheme { self.address.clone() } else { format!("{scheme}://{}", self.address) };
+        let has_scheme = address.contains("://");
+        let url = if has_scheme { address.to_owned() } else { format!("{scheme}://{address}") };
         let uri = Uri::try_from(url).map_err(|fault| refused(&fault.to_string()))?;
         match uri.scheme_str() {
             Some("https") => {}
@@ -147,7 +164,7 @@ fn read_token(path: &Path) -> Result<MetadataValue<Ascii>, Fault> {
 
 /// Puts the token into every call.
 #[derive(Clone, Debug)]
-pub(super) struct Bearer(Option<MetadataValue<Ascii>>);
+pub(crate) struct Bearer(Option<MetadataValue<Ascii>>);
 
 impl Interceptor for Bearer {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
@@ -160,8 +177,8 @@ impl Interceptor for Bearer {
 
 /// A node's admin service.
 #[derive(Debug)]
-pub(super) struct Admin {
-    pub(super) client: AdminClient<InterceptedService<Channel, Bearer>>,
+pub(crate) struct Admin {
+    pub(crate) client: AdminClient<InterceptedService<Channel, Bearer>>,
     address: String,
     deadline: Duration,
 }
@@ -186,7 +203,7 @@ impl Admin {
     }
 
     /// Whom this asks, and for how long at most.
-    pub(super) fn peer(&self) -> (String, Duration) {
+    pub(crate) fn peer(&self) -> (String, Duration) {
         (self.address.clone(), self.deadline)
     }
 }
@@ -206,7 +223,7 @@ pub(super) async fn wait<T>(
 
 /// Why a command did not do what it was told, in words that say what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     text: String,
     /// Nobody said no: the node may have carried out what it was told, and may answer the next time.
     pub(super) is_silence: bool,

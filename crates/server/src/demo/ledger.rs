@@ -1,0 +1,335 @@
+//! What was asked and admitted, counted by who asked: a tenth of a second at a time.
+
+use std::{collections::VecDeque, time::Duration};
+
+use super::{
+    oracle::{BucketOracle, WindowOracle},
+    plan::{EXPORTS, REGIONS, USER_BURST, USER_RATE, USERS},
+};
+use crate::view::picture::HISTORY_MAX;
+
+/// How long a bin is.
+pub const BIN: Duration = Duration::from_millis(100);
+/// Bins in a column of the chart.
+pub const BINS_IN_COLUMN: usize = 5;
+/// Bins that "a second" is.
+const BINS_IN_SECOND: usize = 10;
+/// How far apart the walls of two processes on one machine may be: they read the same clock.
+const CLOCK_ERROR_NS: u64 = 10_000_000;
+
+/// Which limit a question is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The budget that all regions share.
+    Budget,
+    /// One of the users.
+    User(usize),
+    /// The window.
+    Exports,
+}
+
+/// How many kinds of subjects there are.
+pub const KINDS: usize = 3;
+
+impl Subject {
+    /// Its place among the limits.
+    pub const fn kind(self) -> usize {
+        match self {
+            Self::Budget => 0,
+            Self::User(_) => 1,
+            Self::Exports => 2,
+        }
+    }
+}
+
+/// An instant on both clocks, in nanoseconds: since the beginning, and of the wall.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Instants {
+    /// Since the ledger was opened.
+    pub steady_ns: u64,
+    /// Of the wall.
+    pub wall_ns: u64,
+}
+
+/// What came back to a question of so many units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Which region answered.
+    pub region: usize,
+    /// About which limit.
+    pub subject: Subject,
+    /// Before it was sent.
+    pub asked: Instants,
+    /// After it was read.
+    pub answered: Instants,
+    /// Units.
+    pub admitted: u64,
+    /// Requests.
+    pub denied: u64,
+}
+
+/// What happened in a bin, or in several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bin {
+    /// Units, by kind and region.
+    pub admitted: [[u64; REGIONS]; KINDS],
+    /// Requests, by kind and region.
+    pub denied: [[u64; REGIONS]; KINDS],
+    /// How long it was: a little more than [`BIN`] where this process was late.
+    pub length: Duration,
+    /// The budget, a second.
+    pub budget: u64,
+    /// What happened, in a word.
+    pub mark: &'static str,
+}
+
+impl Bin {
+    /// Units of a kind that a region admitted, a second.
+    pub fn admitted_per_second(&self, kind: usize, region: usize) -> u64 {
+        self.per_second(self.admitted[kind][region])
+    }
+
+    /// Requests of a kind that a region denied, a second.
+    pub fn denied_per_second(&self, kind: usize, region: usize) -> u64 {
+        self.per_second(self.denied[kind][region])
+    }
+
+    fn per_second(&self, count: u64) -> u64 {
+        let length_ns = self.length.as_nanos().max(1);
+        u64::try_from((u128::from(count) * 1_000_000_000 + length_ns / 2) / length_ns).unwrap_or(u64::MAX)
+    }
+}
+
+/// The sums of a phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Use {
+    /// Units of the budget that were admitted.
+    pub admitted: u64,
+    /// Units that could have been.
+    pub usable: u64,
+    /// For so long.
+    pub length: Duration,
+}
+
+impl Use {
+    /// The part that was used; nothing before there was anything.
+    pub fn part(self) -> Option<f64> {
+        (self.usable > 0).then(|| self.admitted as f64 / self.usable as f64)
+    }
+}
+
+/// Everything that was counted.
+#[derive(Debug)]
+pub struct Ledger {
+    budget: BucketOracle,
+    users: Vec<BucketOracle>,
+    exports: WindowOracle,
+    open: Bin,
+    /// By kind.
+    admitted: [u64; KINDS],
+    /// The oldest first.
+    bins: VecDeque<Bin>,
+    /// Bins that were closed so far.
+    closed: usize,
+    /// While everything was connected, and while something was broken.
+    uses: [Use; 2],
+}
+
+impl Ledger {
+    /// Of a budget of so many units a second, with as large a burst.
+    pub fn new(budget: u64) -> Self {
+        Self {
+            budget: BucketOracle::new(budget, budget),
+            users: vec![BucketOracle::new(USER_RATE, USER_BURST); USERS.len()],
+            exports: WindowOracle::new(EXPORTS.units, EXPORTS.window_ns, CLOCK_ERROR_NS),
+            open: Bin { budget, ..Bin::default() },
+            admitted: [0; KINDS],
+            bins: VecDeque::new(),
+            closed: 0,
+            uses: [Use::default(); 2],
+        }
+    }
+
+    /// Counts an answer. In the order in which they come.
+    pub fn answer(&mut self, answer: Answer) {
+        let Answer { region, subject, asked, answered, admitted, denied } = answer;
+        self.open.admitted[subject.kind()][region] += admitted;
+        self.admitted[subject.kind()] += admitted;
+        self.open.denied[subject.kind()][region] += denied;
+        match subject {
+            Subject::Budget => self.budget.admit(asked.steady_ns, answered.steady_ns, admitted),
+            Subject::User(user) => self.users[user].admit(asked.steady_ns, answered.steady_ns, admitted),
+            Subject::Exports => self.exports.admit(asked.wall_ns, answered.wall_ns, admitted),
+        }
+    }
+
+    /// The budget that may not be passed, from now on, and as large a burst.
+    pub fn allow(&mut self, steady_ns: u64, budget: u64) {
+        self.budget.set(steady_ns, budget, budget);
+    }
+
+    /// The budget that the chart shows.
+    pub fn show_budget(&mut self, budget: u64) {
+        self.open.budget = budget;
+    }
+
+    /// Something happened: a word for the axis of the chart.
+    pub fn mark(&mut self, word: &'static str) {
+        self.open.mark = word;
+    }
+
+    /// Ends a bin of that length, in which so many units a second could have been admitted, by what the regions were
+    /// to each other; `broken` where something was cut or dead.
+    pub fn close(&mut self, length: Duration, usable: u64, broken: bool) {
+        self.open.length = length;
+        let admitted = self.open.admitted[0].iter().sum();
+        let usable = u128::from(usable) * length.as_nanos() / 1_000_000_000;
+        let usable = u64::try_from(usable).unwrap_or(u64::MAX);
+        let sums = &mut self.uses[usize::from(broken)];
+        sums.admitted += admitted;
+        // More than what the formula gives can be used while a burst or a loan lasts: it was usable, evidently.
+        sums.usable += usable.max(admitted);
+        sums.length += length;
+        let next = Bin { budget: self.open.budget, ..Bin::default() };
+        self.bins.push_back(std::mem::replace(&mut self.open, next));
+        self.closed += 1;
+        if self.bins.len() > HISTORY_MAX * BINS_IN_COLUMN {
+            self.bins.pop_front();
+        }
+    }
+
+    /// The last second; less, where it has not been so long.
+    pub fn last_second(&self) -> Bin {
+        self.last(BINS_IN_SECOND)
+    }
+
+    /// The sums of so many of the last bins.
+    pub fn last(&self, bins: usize) -> Bin {
+        let mut sum = Bin { budget: self.open.budget, ..Bin::default() };
+        for bin in self.bins.iter().rev().take(bins) {
+            sum.add(bin);
+        }
+        sum
+    }
+
+    /// Columns of the chart: the sums of [`BINS_IN_COLUMN`] bins each, always the same ones together.
+    pub fn columns(&self) -> impl Iterator<Item = Bin> + '_ {
+        let first = self.closed - self.bins.len();
+        let skip = (BINS_IN_COLUMN - first % BINS_IN_COLUMN) % BINS_IN_COLUMN;
+        let whole = self.bins.len().saturating_sub(skip) / BINS_IN_COLUMN;
+        (0..whole).map(move |column| {
+            let mut sum = Bin::default();
+            for bin in self.bins.range(skip + column * BINS_IN_COLUMN..).take(BINS_IN_COLUMN) {
+                sum.add(bin);
+                sum.budget = bin.budget;
+            }
+            sum
+        })
+    }
+
+    /// Units above each kind of limit, in the worst interval or window; 0 is the promise.
+    pub fn units_over(&self) -> [u64; KINDS] {
+        let users = self.users.iter().map(BucketOracle::units_over).sum();
+        [self.budget.units_over(), users, self.exports.units_over()]
+    }
+
+    /// Units that the budget allowed so far.
+    pub fn allowed(&self) -> u64 {
+        self.budget.allowed()
+    }
+
+    /// Units that were admitted of each kind, from the beginning.
+    pub const fn admitted(&self) -> [u64; KINDS] {
+        self.admitted
+    }
+
+    /// What was used while everything was connected, and while something was broken.
+    pub const fn uses(&self) -> [Use; 2] {
+        self.uses
+    }
+}
+
+impl Bin {
+    fn add(&mut self, other: &Self) {
+        for kind in 0..KINDS {
+            for region in 0..REGIONS {
+                self.admitted[kind][region] += other.admitted[kind][region];
+                self.denied[kind][region] += other.denied[kind][region];
+            }
+        }
+        self.length += other.length;
+        if !other.mark.is_empty() {
+            self.mark = other.mark;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TENTH: Duration = Duration::from_millis(100);
+
+    fn instant(ms: u64) -> Instants {
+        Instants { steady_ns: ms * 1_000_000, wall_ns: ms * 1_000_000 }
+    }
+
+    fn answer(region: usize, subject: Subject, ms: u64, admitted: u64) -> Answer {
+        Answer { region, subject, asked: instant(ms), answered: instant(ms), admitted, denied: 1 }
+    }
+
+    #[test]
+    fn regions_are_counted_together_against_the_budget() {
+        let mut ledger = Ledger::new(1_000);
+        for region in 0..3 {
+            ledger.answer(answer(region, Subject::Budget, 5, 334));
+        }
+        assert_eq!(ledger.units_over(), [2, 0, 0]);
+        ledger.close(TENTH, 1_000, false);
+        assert_eq!(ledger.last_second().admitted[0], [334; 3]);
+        assert_eq!(ledger.last_second().denied[0], [1; 3]);
+        assert_eq!(ledger.last_second().admitted_per_second(0, 2), 3_340);
+    }
+
+    #[test]
+    fn every_user_has_a_bucket_of_its_own_and_exports_a_window() {
+        let mut ledger = Ledger::new(1_000);
+        ledger.answer(answer(0, Subject::User(0), 5, USER_BURST));
+        ledger.answer(answer(1, Subject::User(1), 5, USER_BURST + 3));
+        ledger.answer(answer(1, Subject::Exports, 2_000, EXPORTS.units));
+        ledger.answer(answer(2, Subject::Exports, 2_500, 4));
+        assert_eq!(ledger.units_over(), [0, 3, 4]);
+    }
+
+    #[test]
+    fn what_was_used_is_part_of_what_could_be() {
+        let mut ledger = Ledger::new(1_000);
+        assert_eq!(ledger.uses()[0].part(), None);
+        ledger.answer(answer(0, Subject::Budget, 5, 150));
+        ledger.close(TENTH, 1_000, false);
+        ledger.answer(answer(0, Subject::Budget, 105, 50));
+        ledger.close(TENTH, 1_000, false);
+        ledger.answer(answer(0, Subject::Budget, 205, 30));
+        ledger.close(TENTH, 400, true);
+        assert_eq!(ledger.uses()[0].part(), Some(0.8));
+        assert_eq!(ledger.uses()[1].part(), Some(0.75));
+    }
+
+    #[test]
+    fn columns_keep_their_bins_when_the_oldest_go() {
+        let mut ledger = Ledger::new(10);
+        let bins = HISTORY_MAX * BINS_IN_COLUMN + 7;
+        for number in 0..bins {
+            ledger.answer(answer(0, Subject::Budget, number as u64 * 100, (number / BINS_IN_COLUMN) as u64));
+            if number == bins - 3 {
+                ledger.mark("cut");
+            }
+            ledger.close(TENTH, 10, false);
+        }
+        let columns: Vec<Bin> = ledger.columns().collect();
+        let last = (bins / BINS_IN_COLUMN - 1) as u64;
+        assert!(columns.len() >= HISTORY_MAX - 1);
+        assert_eq!(columns.last().map(|bin| bin.admitted[0][0]), Some(last * BINS_IN_COLUMN as u64));
+        assert_eq!(columns.last().map(|bin| bin.mark), Some("cut"));
+    }
+}

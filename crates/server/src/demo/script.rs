@@ -1,0 +1,76 @@
+//! What happens when nobody is there to press keys: a split brain, a `kill -9`, and both healed again.
+
+use std::time::Duration;
+
+use super::keys::Order;
+
+/// How long it takes where nobody says.
+pub const SECONDS: u64 = 40;
+/// Shorter, and there is no time to heal.
+pub const SECONDS_MIN: u64 = 16;
+/// A day.
+pub const SECONDS_MAX: u64 = 86_400;
+
+/// Who is killed: neither the hot region nor the one that mints, by its place.
+pub const VICTIM: usize = 2;
+
+/// A sixteenth of the time each, from the beginning.
+const STEPS: [(u32, Order); 7] = [
+    (2, Order::Heat),
+    (4, Order::Split),
+    (8, Order::Mend),
+    (10, Order::Kill),
+    (12, Order::Restart),
+    (14, Order::Heat),
+    (16, Order::Quit),
+];
+
+/// What is to be done, and when.
+#[derive(Clone, Debug)]
+pub struct Script {
+    length: Duration,
+    done: usize,
+}
+
+impl Script {
+    /// One that ends after so long.
+    pub const fn new(length: Duration) -> Self {
+        Self { length, done: 0 }
+    }
+
+    /// The next thing whose time has come.
+    pub fn next(&mut self, elapsed: Duration) -> Option<Order> {
+        let (sixteenths, order) = *STEPS.get(self.done)?;
+        if elapsed < self.length * sixteenths / 16 {
+            return None;
+        }
+        self.done += 1;
+        Some(order)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_breaks_and_heals_in_time() {
+        let mut script = Script::new(Duration::from_secs(40));
+        let mut happened = Vec::new();
+        for tenth in 0..=400 {
+            while let Some(order) = script.next(Duration::from_millis(tenth * 100)) {
+                happened.push((tenth / 10, order));
+            }
+        }
+        let expected = [
+            (5, Order::Heat),
+            (10, Order::Split),
+            (20, Order::Mend),
+            (25, Order::Kill),
+            (30, Order::Restart),
+            (35, Order::Heat),
+            (40, Order::Quit),
+        ];
+        assert_eq!(happened, expected);
+    }
+}

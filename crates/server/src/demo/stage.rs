@@ -1,0 +1,340 @@
+//! What runs: the nodes, the relays between them, who watches, and who asks.
+
+use std::{
+    io::Write as _,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use acequia_api::acequia::v1::{Mark, SetBudgetRequest};
+use acequia_mesh::{Identity, certs};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use super::{
+    DemoError,
+    keys::Order,
+    ledger::Ledger,
+    links::Relays,
+    nodes::{NodeProcess, Nodes},
+    plan::{self, AUTHORITY, BUDGET, DOMAIN, LIMITS, NAMES, Ports, REGIONS},
+    state::State,
+    traffic::Traffic,
+};
+use crate::{
+    cli::operator::{Admin, Credentials},
+    view::picture::{Flow, Tone},
+    watching::Watcher,
+};
+
+/// How often the nodes say how they are.
+const REPORTS_EVERY: Duration = Duration::from_millis(100);
+/// How long all nodes together may take to be ready: a fraction of a second each, on a machine that is not busy.
+const START_TIME_MAX: Duration = Duration::from_secs(30);
+/// How often it is looked whether they are.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long the authority may take to answer an order.
+const ORDER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Everything that runs. Dropping it ends all of it.
+#[derive(Debug)]
+pub struct Stage {
+    /// How it stands.
+    pub state: State,
+    /// Killed before the folder that they write to goes.
+    nodes: Nodes,
+    folder: TempDir,
+    ports: [Ports; REGIONS],
+    relays: Relays,
+    watchers: [Watcher; REGIONS],
+    ledger: Arc<Mutex<Ledger>>,
+    traffic: Option<Traffic>,
+    began: Instant,
+    /// When the last tenth of a second ended, since then.
+    ticked: Duration,
+    /// What became of orders to the authority.
+    answers: (mpsc::Sender<OrderAnswer>, mpsc::Receiver<OrderAnswer>),
+}
+
+/// The version of the catalogue that an order made, or why there is none.
+type OrderAnswer = Result<Mark, String>;
+
+impl Stage {
+    /// Makes certificates and configs, and starts the nodes; says on standard error what it does.
+    ///
+    /// # Errors
+    /// A port is taken, or the system refuses something.
+    pub fn start(base_port: u16) -> Result<Self, DemoError> {
+        let ports = plan::ports(base_port)?;
+        let folder = TempDir::with_prefix("acequia-demo-").map_err(DemoError::System)?;
+        say("making certificates");
+        let identities = NAMES.map(|name| Identity::new(name, format!("{name}-1")));
+        certs::create(&folder.path().join("tls"), &identities)
+            .map_err(|fault| DemoError::Certificates(fault.to_string()))?;
+
+        let state = State::default();
+        let mesh = ports.map(|ports| ports.mesh);
+        let relays = Relays::start(&state.links, mesh).map_err(DemoError::System)?;
+        let prepare = |place: usize| {
+            let peer = |other| relays.address(place, other, mesh);
+            NodeProcess::prepare(place, folder.path(), &plan::config(place, &ports, folder.path(), peer))
+        };
+        let mut nodes = [prepare(0)?, prepare(1)?, prepare(2)?];
+        for (node, name) in nodes.iter_mut().zip(NAMES) {
+            say(&format!("starting {name}-1"));
+            node.start()?;
+        }
+        let watch = |place: usize| Ok(Watcher::start(admin(ports[place])?, REPORTS_EVERY));
+        let watchers = [watch(0)?, watch(1)?, watch(2)?];
+        Ok(Self {
+            state,
+            nodes,
+            folder,
+            ports,
+            relays,
+            watchers,
+            ledger: Arc::new(Mutex::new(Ledger::new(BUDGET))),
+            traffic: None,
+            began: Instant::now(),
+            ticked: Duration::ZERO,
+            answers: mpsc::channel(8),
+        })
+    }
+
+    /// Waits until all nodes have the catalogue and hear each other, and then begins to ask them.
+    ///
+    /// # Errors
+    /// A node has ended, or takes too long; its log is kept.
+    pub async fn ready(&mut self) -> Result<(), DemoError> {
+        say("waiting until every node has the catalogue and hears the others");
+        let until = Instant::now() + START_TIME_MAX;
+        while let Some((place, why)) = self.not_ready() {
+            if let Some(status) = self.nodes[place].ended() {
+                return Err(self.failure(place, &format!("it ended by itself ({status})")));
+            }
+            if Instant::now() > until {
+                return Err(self.failure(place, &format!("it is not ready: {why}")));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+            self.listen();
+        }
+        // Time counts from here on.
+        self.began = Instant::now();
+        let addresses = self.ports.map(|ports| ports.grpc);
+        let traffic = Traffic::start(addresses, &self.ledger, self.began);
+        let traffic = traffic.map_err(|fault| DemoError::Address(fault.to_string()))?;
+        traffic.set(self.state.demands());
+        self.traffic = Some(traffic);
+        let words = format!("three regions share {BUDGET}/s");
+        self.state.story.tell(Duration::ZERO, Tone::Good, words);
+        Ok(())
+    }
+
+    /// A node that cannot take part yet, and why not.
+    fn not_ready(&self) -> Option<(usize, String)> {
+        (0..REGIONS).find_map(|place| {
+            let node = &self.state.nodes[place];
+            let why = match &node.status {
+                _ if !node.fault.is_empty() => node.fault.clone(),
+                None => "it says nothing".to_owned(),
+                Some(status) if !status.ready => status.not_ready.clone(),
+                Some(status) if status.peers.iter().filter(|peer| peer.reached).count() + 1 < REGIONS => {
+                    "it does not hear the others".to_owned()
+                }
+                Some(_) => return None,
+            };
+            Some((place, why))
+        })
+    }
+
+    /// Since the nodes were ready.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// What was counted so far.
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a region is asked.
+    pub const fn ports(&self, place: usize) -> Ports {
+        self.ports[place]
+    }
+
+    /// Ends a bin: takes in what the nodes said, and looks at how it went.
+    ///
+    /// # Errors
+    /// A node has ended without being killed; its log is kept.
+    pub fn tick(&mut self) -> Result<(), DemoError> {
+        self.listen();
+        for place in 0..REGIONS {
+            if let Some(status) = self.nodes[place].ended() {
+                return Err(self.failure(place, &format!("it ended by itself ({status})")));
+            }
+        }
+        let at = self.elapsed();
+        while let Ok(answer) = self.answers.1.try_recv() {
+            self.state.budget_answered(at, answer);
+        }
+        let usable = self.state.usable();
+        let length = at.saturating_sub(self.ticked);
+        self.ticked = at;
+        let ledger = Arc::clone(&self.ledger);
+        let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.allow(at.as_nanos() as u64, self.state.budget.highest);
+        ledger.show_budget(self.state.budget.highest);
+        ledger.close(length, usable, !self.state.is_calm());
+        self.state.story.observe(at, &ledger, usable);
+        Ok(())
+    }
+
+    fn listen(&mut self) {
+        let at = self.elapsed();
+        for (place, watcher) in self.watchers.iter_mut().enumerate() {
+            if let Some(sight) = watcher.news() {
+                self.state.hear(at, place, sight.status, sight.fault);
+            }
+        }
+    }
+
+    /// Does what was ordered, save for what concerns the picture only.
+    ///
+    /// # Errors
+    /// A node cannot be started.
+    pub fn carry_out(&mut self, order: Order) -> Result<(), DemoError> {
+        let at = self.elapsed();
+        let mark = match order {
+            Order::ChooseLink(link) => {
+                self.state.chosen_link = link;
+                ""
+            }
+            Order::NextRegion => {
+                self.state.chosen_region = (self.state.chosen_region + 1) % REGIONS;
+                ""
+            }
+            Order::Cut => {
+                self.state.cut(at, Flow::Cut);
+                "cut"
+            }
+            Order::OneWay => {
+                self.state.cut(at, Flow::Forth);
+                "one way"
+            }
+            Order::Split => {
+                self.state.split(at);
+                "split"
+            }
+            Order::Mend => {
+                self.state.mend(at);
+                "mend"
+            }
+            Order::Delay { is_longer } => {
+                self.state.links.delay(is_longer);
+                let words =
+                    format!("{} there and back", crate::view::words::short(self.state.links.round_trip()));
+                self.state.story.tell(at, Tone::Plain, words);
+                ""
+            }
+            Order::Kill => self.kill(self.state.chosen_region),
+            Order::Restart => self.restart()?,
+            Order::Heat => {
+                self.state.heat(at);
+                "heat"
+            }
+            Order::Budget { is_more } => self.order_budget(is_more),
+            Order::Pause => {
+                self.state.is_paused = !self.state.is_paused;
+                ""
+            }
+            Order::Quit => "",
+        };
+        self.relays.set(&self.state.links);
+        if let Some(traffic) = &self.traffic {
+            traffic.set(self.state.demands());
+        }
+        if !mark.is_empty() {
+            self.ledger().mark(mark);
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self, place: usize) -> &'static str {
+        let at = self.elapsed();
+        if !self.nodes[place].kill() {
+            return "";
+        }
+        self.state.killed(at, place);
+        "kill"
+    }
+
+    fn restart(&mut self) -> Result<&'static str, DemoError> {
+        let at = self.elapsed();
+        let dead: Vec<usize> = (0..REGIONS).filter(|place| !self.state.is_alive[*place]).collect();
+        for place in &dead {
+            self.nodes[*place].start()?;
+            self.state.restarted(at, *place);
+        }
+        Ok(if dead.is_empty() { "" } else { "restart" })
+    }
+
+    /// Asks the authority for another budget, and does not wait for it.
+    fn order_budget(&mut self, is_more: bool) -> &'static str {
+        let at = self.elapsed();
+        let Some(budget) = self.state.order_budget(at, is_more) else { return "" };
+        // More is allowed from before the first node can know of it; less only when every node does.
+        let highest = self.state.budget.highest;
+        self.ledger().allow(at.as_nanos() as u64, highest);
+        let admin = admin(self.ports[AUTHORITY]);
+        let answers = self.answers.0.clone();
+        tokio::spawn(async move {
+            let answer = match admin {
+                Ok(admin) => set_budget(admin, budget).await,
+                Err(fault) => Err(fault.to_string()),
+            };
+            // The receiver is there for as long as the stage is.
+            let _ = answers.send(answer).await;
+        });
+        "budget"
+    }
+
+    /// A failure of a node; its log is kept.
+    fn failure(&mut self, place: usize, why: &str) -> DemoError {
+        self.folder.disable_cleanup(true);
+        self.nodes[place].failure(why)
+    }
+
+    /// Keeps the configs, journals and logs, and says where they are.
+    pub fn keep(&mut self) -> PathBuf {
+        self.folder.disable_cleanup(true);
+        self.folder.path().to_owned()
+    }
+}
+
+/// The admin service of a node of this machine.
+fn admin(ports: Ports) -> Result<Admin, DemoError> {
+    let admin = Credentials::none(ORDER_TIME_MAX).connect(&ports.admin.to_string());
+    admin.map_err(|fault| DemoError::Address(fault.to_string()))
+}
+
+async fn set_budget(mut admin: Admin, budget: u64) -> Result<Mark, String> {
+    let numbers = [("rate", format!("{budget}/s")), ("burst", budget.to_string())];
+    let request = SetBudgetRequest {
+        domain: DOMAIN.to_owned(),
+        name: LIMITS[0].to_owned(),
+        numbers: numbers.map(|(name, number)| (name.to_owned(), number)).into(),
+        author: "acequia demo".to_owned(),
+        reason: "a key was pressed".to_owned(),
+        ..SetBudgetRequest::default()
+    };
+    let answer = tokio::time::timeout(ORDER_TIME_MAX, admin.client.set_budget(request)).await;
+    let late = |_| "the authority does not answer".to_owned();
+    let change = answer.map_err(late)?.map_err(|status| status.message().to_owned())?.into_inner();
+    Ok(change.after.unwrap_or_default())
+}
+
+/// Progress, on standard error: standard output is for lines and verdicts.
+fn say(what: &str) {
+    let _ = writeln!(std::io::stderr(), "acequia: {what} ...");
+}

@@ -1,0 +1,177 @@
+//! What happened, told as it happens, and how long it took to heal.
+
+use std::{collections::VecDeque, time::Duration};
+
+use super::{ledger::Ledger, plan::REGIONS};
+use crate::view::picture::{Event, Tone};
+
+/// Events that are kept.
+const EVENTS_MAX: usize = 200;
+/// Bins that have to be good before it is said to have healed.
+const GOOD_BINS: usize = 3;
+/// The part of what can be used that has to be used, in percent.
+const GOOD_PERCENT: u64 = 95;
+
+/// How long something took to heal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Healing {
+    /// What was done, as "the links were mended".
+    pub cause: String,
+    /// When, since the beginning.
+    pub since: Duration,
+    /// Until 95 % of the budget was used again; nothing before.
+    pub took: Option<Duration>,
+}
+
+/// What happened so far.
+#[derive(Clone, Debug, Default)]
+pub struct Story {
+    events: VecDeque<Event>,
+    /// How many events were told so far.
+    told: usize,
+    healings: Vec<Healing>,
+    units_over: u64,
+}
+
+impl Story {
+    /// Something happened.
+    pub fn tell(&mut self, at: Duration, tone: Tone, words: impl Into<String>) {
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.told += 1;
+        self.events.push_back(Event { at, tone, words: words.into() });
+    }
+
+    /// What happened last, the oldest first.
+    pub fn events(&self) -> impl DoubleEndedIterator<Item = &Event> + ExactSizeIterator {
+        self.events.iter()
+    }
+
+    /// What was told after so many events; counts on from there.
+    pub fn news(&self, told: &mut usize) -> impl Iterator<Item = &Event> {
+        let new = (self.told - *told).min(self.events.len());
+        *told = self.told;
+        self.events.iter().skip(self.events.len() - new)
+    }
+
+    /// Everything is whole again from now on: how long until it works?
+    pub fn heal(&mut self, at: Duration, cause: impl Into<String>) {
+        self.give_up();
+        self.healings.push(Healing { cause: cause.into(), since: at, took: None });
+    }
+
+    /// Something was broken before the last thing had healed: it cannot be said any more how long it would have
+    /// taken.
+    pub fn give_up(&mut self) {
+        if self.is_healing() {
+            self.healings.pop();
+        }
+    }
+
+    /// Whether something was mended and does not work as before yet.
+    pub fn is_healing(&self) -> bool {
+        self.healings.last().is_some_and(|healing| healing.took.is_none())
+    }
+
+    /// Everything that was to heal.
+    pub fn healings(&self) -> &[Healing] {
+        &self.healings
+    }
+
+    /// Looks at the last bins, where so many units a second could have been used.
+    pub fn observe(&mut self, at: Duration, ledger: &Ledger, usable: u64) {
+        let over: u64 = ledger.units_over().iter().sum();
+        if over > self.units_over {
+            self.units_over = over;
+            self.tell(at, Tone::Bad, format!("OVER: {over} units more than the limits allow"));
+        }
+        let Some(healing) = self.healings.last_mut().filter(|healing| healing.took.is_none()) else { return };
+        let took = at.saturating_sub(healing.since);
+        let last = ledger.last(GOOD_BINS);
+        let stretch = last.length;
+        let used: u64 = (0..REGIONS).map(|region| last.admitted_per_second(0, region)).sum();
+        let enough = usable.saturating_mul(GOOD_PERCENT) / 100;
+        if took >= stretch && used >= enough {
+            // It was good from the beginning of the stretch on.
+            let took = took - stretch;
+            healing.took = Some(took);
+            let words = format!("{GOOD_PERCENT} % used again after {}", crate::view::words::short(took));
+            self.tell(at, Tone::Good, words);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::ledger::{Answer, Instants, Subject},
+        *,
+    };
+
+    fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn bin(ledger: &mut Ledger, ms: u64, admitted: u64) {
+        let instant = Instants { steady_ns: ms * 1_000_000, wall_ns: 0 };
+        let answer = Answer {
+            region: 0,
+            subject: Subject::Budget,
+            asked: instant,
+            answered: instant,
+            admitted,
+            denied: 0,
+        };
+        ledger.answer(answer);
+        ledger.close(at(100), 1_000, false);
+    }
+
+    #[test]
+    fn healing_takes_until_almost_all_is_used_for_a_while() {
+        let mut story = Story::default();
+        let mut ledger = Ledger::new(1_000);
+        story.heal(at(1_000), "the links were mended");
+        for (number, admitted) in [50, 50, 90, 96, 95, 100, 100].into_iter().enumerate() {
+            let now = 1_100 + number as u64 * 100;
+            bin(&mut ledger, now, admitted);
+            story.observe(at(now), &ledger, 1_000);
+        }
+        let healing = &story.healings()[0];
+        assert_eq!(healing.took, Some(at(300)), "{healing:?}");
+        assert_eq!(story.events().len(), 1);
+    }
+
+    #[test]
+    fn what_is_broken_again_did_not_heal() {
+        let mut story = Story::default();
+        story.heal(at(0), "the links were mended");
+        story.give_up();
+        assert!(story.healings().is_empty());
+    }
+
+    #[test]
+    fn going_over_is_told_once_for_each_time_it_grows() {
+        let mut story = Story::default();
+        let mut ledger = Ledger::new(1_000);
+        let mut told = 0;
+        for (ms, admitted) in [(0, 1_005), (100, 0), (200, 0)] {
+            bin(&mut ledger, ms, admitted);
+            story.observe(at(ms), &ledger, 1_000);
+        }
+        let news: Vec<_> = story.news(&mut told).map(|event| event.words.clone()).collect();
+        assert_eq!(news, ["OVER: 5 units more than the limits allow"]);
+        assert_eq!(story.news(&mut told).count(), 0);
+    }
+
+    #[test]
+    fn old_events_go_and_are_not_news() {
+        let mut story = Story::default();
+        let mut told = 0;
+        for number in 0..EVENTS_MAX + 50 {
+            story.tell(at(0), Tone::Plain, number.to_string());
+        }
+        assert_eq!(story.news(&mut told).count(), EVENTS_MAX);
+        assert_eq!(told, EVENTS_MAX + 50);
+    }
+}

@@ -1,0 +1,284 @@
+//! What the regions are asked: about one and a half times the budget, most of it in one region.
+//!
+//! Each region is asked over a stream of its own, a message every few milliseconds, whether or not the last one was
+//! answered: who is denied or waits does not ask less.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use acequia_client::{CheckResponse, CheckStream, Client, ClientError, Options, Question};
+use tokio::{task::JoinHandle, time::MissedTickBehavior};
+
+use super::{
+    ledger::{Answer, Instants, KINDS, Ledger, Subject},
+    plan::{DOMAIN, NAMES, REGIONS, USERS},
+};
+
+/// What is asked of all regions together, of the budget.
+const DEMAND_PERCENT: u64 = 150;
+/// Of that, in the hot region.
+const HOT_PERCENT: u64 = 80;
+/// Exports that are asked for in each region, a second: more in a minute than all regions may have.
+const EXPORTS_ASKED: u64 = 4;
+/// Between two messages to a region: short beside a round trip between regions, so that demand is smooth.
+const MESSAGE_INTERVAL: Duration = Duration::from_millis(20);
+/// How long an answer may take before the stream is given up: the nodes answer from memory.
+const DEADLINE: Duration = Duration::from_secs(1);
+/// Before a region that does not answer is asked again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Requests a second that each region is asked about the budget.
+pub fn demands(budget: u64, hot: usize) -> [u64; REGIONS] {
+    let all = budget.saturating_mul(DEMAND_PERCENT) / 100;
+    let hottest = all * HOT_PERCENT / 100;
+    let other = (all - hottest) / (REGIONS as u64 - 1);
+    std::array::from_fn(|place| if place == hot { hottest } else { other })
+}
+
+/// Who asks, in all regions. Stops when it is dropped.
+#[derive(Debug)]
+pub struct Traffic {
+    demands: [Arc<AtomicU64>; REGIONS],
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Traffic {
+    /// Begins to ask the regions at these addresses, and counts in the ledger.
+    ///
+    /// # Errors
+    /// An address is none.
+    pub fn start(
+        addresses: [SocketAddr; REGIONS],
+        ledger: &Arc<Mutex<Ledger>>,
+        began: Instant,
+    ) -> Result<Self, ClientError> {
+        let demands: [Arc<AtomicU64>; REGIONS] = Default::default();
+        let mut tasks = Vec::new();
+        for (place, address) in addresses.into_iter().enumerate() {
+            let asker = Asker {
+                region: place,
+                client: Client::connect(&address.to_string(), Options { deadline: DEADLINE })?,
+                ledger: Arc::clone(ledger),
+                demand: Arc::clone(&demands[place]),
+                began,
+                owed: [0; SUBJECTS],
+            };
+            tasks.push(tokio::spawn(asker.run()));
+        }
+        Ok(Self { demands, tasks })
+    }
+
+    /// Asks the regions so much about the budget from now on, a second.
+    pub fn set(&self, demands: [u64; REGIONS]) {
+        for (demand, now) in self.demands.iter().zip(demands) {
+            demand.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// The budget, every user, the exports.
+const SUBJECTS: usize = USERS.len() + KINDS - 1;
+
+fn subjects() -> [Subject; SUBJECTS] {
+    std::array::from_fn(|number| match number {
+        0 => Subject::Budget,
+        number if number <= USERS.len() => Subject::User(number - 1),
+        _ => Subject::Exports,
+    })
+}
+
+fn question(subject: Subject) -> Question {
+    match subject {
+        Subject::Budget => Question::new(DOMAIN, [("route", "/api")]),
+        Subject::User(user) => Question::new(DOMAIN, [("user", USERS[user].0)]),
+        Subject::Exports => Question::new(DOMAIN, [("route", "/export")]),
+    }
+}
+
+/// Asks one region.
+struct Asker {
+    region: usize,
+    client: Client,
+    ledger: Arc<Mutex<Ledger>>,
+    demand: Arc<AtomicU64>,
+    began: Instant,
+    /// Requests that are due but not whole yet, in thousand-millionths, by subject.
+    owed: [u64; SUBJECTS],
+}
+
+/// A message that was sent: when, and how many questions about what, in their order.
+struct Sent {
+    at: Instants,
+    counts: [usize; SUBJECTS],
+}
+
+impl Asker {
+    async fn run(mut self) {
+        loop {
+            if let Ok(stream) = self.client.check_stream().await {
+                let why = self.ask(stream).await;
+                tracing::debug!(region = NAMES[self.region], %why, "the stream has ended");
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Asks until the stream ends, and says why it did.
+    async fn ask(&mut self, mut stream: CheckStream) -> ClientError {
+        let mut ticks = tokio::time::interval(MESSAGE_INTERVAL);
+        // What a late tick missed is asked in one message.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut last = Instant::now();
+        let mut sent = VecDeque::new();
+        loop {
+            tokio::select! {
+                biased;
+                Some(answers) = stream.next() => match answers {
+                    Ok(answers) => {
+                        if let Some(message) = sent.pop_front() {
+                            self.count(&message, &answers);
+                        }
+                    }
+                    Err(error) => return error,
+                },
+                _ = ticks.tick() => {
+                    let now = Instant::now();
+                    let counts = self.due(now.duration_since(last));
+                    last = now;
+                    if counts.iter().all(|count| *count == 0) || stream.is_full() {
+                        continue;
+                    }
+                    let at = self.instants();
+                    let all = subjects().into_iter().zip(counts);
+                    let questions = all.flat_map(|(subject, count)| (0..count).map(move |_| question(subject)));
+                    match stream.send(questions) {
+                        Ok(()) => sent.push_back(Sent { at, counts }),
+                        Err(error) => return error,
+                    }
+                }
+            }
+        }
+    }
+
+    /// How many questions about each subject have become due. Never more than a message holds.
+    fn due(&mut self, elapsed: Duration) -> [usize; SUBJECTS] {
+        const WHOLE: u64 = 1_000_000_000;
+        // A stall is not made up for: callers that could not ask are gone.
+        let elapsed_ns = elapsed.min(MESSAGE_INTERVAL * 10).as_nanos() as u64;
+        let most = (acequia_client::QUESTIONS_IN_BATCH_MAX / SUBJECTS) as u64;
+        let mut room = acequia_client::QUESTIONS_IN_BATCH_MAX as u64;
+        let mut counts = [0; SUBJECTS];
+        for (number, subject) in subjects().into_iter().enumerate().rev() {
+            let rate = match subject {
+                Subject::Budget => self.demand.load(Ordering::Relaxed),
+                Subject::User(user) if USERS[user].1 == self.region => USERS[user].2,
+                Subject::User(_) => 0,
+                Subject::Exports => EXPORTS_ASKED,
+            };
+            let owed = self.owed[number].saturating_add(rate.saturating_mul(elapsed_ns));
+            let most = if subject == Subject::Budget { room } else { most };
+            let count = (owed / WHOLE).min(most);
+            self.owed[number] = owed % WHOLE;
+            room -= count;
+            counts[number] = count as usize;
+        }
+        counts
+    }
+
+    fn count(&self, message: &Sent, answers: &[CheckResponse]) {
+        let answered = self.instants();
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rest = answers;
+        for (subject, count) in subjects().into_iter().zip(message.counts) {
+            let (these, others) = rest.split_at(count.min(rest.len()));
+            rest = others;
+            if these.is_empty() {
+                continue;
+            }
+            let admitted = these.iter().filter(|answer| answer.allowed).count() as u64;
+            ledger.answer(Answer {
+                region: self.region,
+                subject,
+                asked: message.at,
+                answered,
+                admitted,
+                denied: these.len() as u64 - admitted,
+            });
+        }
+    }
+
+    fn instants(&self) -> Instants {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Instants { steady_ns: self.began.elapsed().as_nanos() as u64, wall_ns: wall.as_nanos() as u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asker(region: usize, demand: u64) -> Asker {
+        let demand = Arc::new(AtomicU64::new(demand));
+        let client = Client::connect("127.0.0.1:1", Options::default()).expect("an address");
+        let ledger = Arc::new(Mutex::new(Ledger::new(1_000)));
+        Asker { region, client, ledger, demand, began: Instant::now(), owed: [0; SUBJECTS] }
+    }
+
+    #[test]
+    fn most_is_asked_in_the_hot_region() {
+        assert_eq!(demands(1_000, 0), [1_200, 150, 150]);
+        assert_eq!(demands(100, 2), [15, 15, 120]);
+    }
+
+    #[tokio::test]
+    async fn in_a_second_just_the_demand_is_asked() {
+        let mut asker = asker(1, 1_234);
+        let mut sums = [0; SUBJECTS];
+        // 50 messages, of which every other one is late.
+        for ms in [13, 27].repeat(25) {
+            let counts = asker.due(Duration::from_millis(ms));
+            assert!(counts.iter().sum::<usize>() <= acequia_client::QUESTIONS_IN_BATCH_MAX);
+            for (sum, count) in sums.iter_mut().zip(counts) {
+                *sum += count;
+            }
+        }
+        // ben and dan ask in us.
+        assert_eq!(sums, [1_234, 0, 8, 0, 25, 4]);
+    }
+
+    #[tokio::test]
+    async fn a_stall_or_a_huge_demand_does_not_overflow_a_message() {
+        let mut asker = asker(0, u64::MAX);
+        let counts = asker.due(Duration::from_secs(3_600));
+        assert_eq!(counts.iter().sum::<usize>(), acequia_client::QUESTIONS_IN_BATCH_MAX);
+    }
+
+    #[tokio::test]
+    async fn answers_are_counted_by_what_was_asked() {
+        let asker = asker(2, 0);
+        let message = Sent { at: asker.instants(), counts: [3, 0, 0, 2, 0, 1] };
+        let answer = |allowed| CheckResponse { allowed, ..CheckResponse::default() };
+        let answers = [true, true, false, true, false, true].map(answer);
+        asker.count(&message, &answers);
+        let mut ledger = asker.ledger.lock().expect("no panic");
+        ledger.close(Duration::from_secs(1), 0, false);
+        let bin = ledger.last_second();
+        assert_eq!(bin.admitted.map(|regions| regions[2]), [2, 1, 1]);
+        assert_eq!(bin.denied.map(|regions| regions[2]), [1, 1, 0]);
+    }
+}

@@ -1,0 +1,108 @@
+//! Rates out of counters that a node reports again and again.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use acequia_api::acequia::v1::NodeStatus;
+
+/// The stretch of time that rates are over: long enough to be calm, short enough to see a cut at once.
+const STRETCH_NS: u64 = 1_000_000_000;
+/// Reports that are kept: more than fit into the stretch are not needed.
+const REPORTS_MAX: usize = 64;
+
+/// A limit's counters at one node: units admitted, and requests denied.
+type Counters = (u64, u64);
+
+/// The reports of one node within the last second.
+#[derive(Clone, Debug, Default)]
+pub struct Gauge {
+    /// By the node's steady clock, the oldest first.
+    reports: VecDeque<(u64, BTreeMap<String, Counters>)>,
+}
+
+/// What a node does about a limit, a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Units.
+    pub admitted: u64,
+    /// Requests.
+    pub denied: u64,
+}
+
+impl Gauge {
+    /// Takes a report in. A node that was started anew begins anew.
+    pub fn report(&mut self, status: &NodeStatus) {
+        let now_ns = status.uptime_ns;
+        if self.reports.back().is_some_and(|(last_ns, _)| *last_ns >= now_ns) {
+            self.reports.clear();
+        }
+        let counters = status
+            .limits
+            .iter()
+            .map(|limit| (format!("{}/{}", limit.domain, limit.name), (limit.admitted_units, limit.denied)));
+        self.reports.push_back((now_ns, counters.collect()));
+        // The oldest that is kept is a whole stretch ago, or a little more.
+        while self.reports.len() > REPORTS_MAX
+            || self.reports.get(1).is_some_and(|(at_ns, _)| at_ns + STRETCH_NS <= now_ns)
+        {
+            self.reports.pop_front();
+        }
+    }
+
+    /// A limit's rates, by its domain/name; 0 before there are two reports.
+    pub fn rates(&self, limit: &str) -> Rates {
+        let (Some((from_ns, from)), Some((to_ns, to))) = (self.reports.front(), self.reports.back()) else {
+            return Rates::default();
+        };
+        let elapsed_ns = to_ns - from_ns;
+        let (Some(from), Some(to)) = (from.get(limit), to.get(limit)) else { return Rates::default() };
+        if elapsed_ns == 0 {
+            return Rates::default();
+        }
+        let rate = |from: u64, to: u64| {
+            let rate = u128::from(to.saturating_sub(from)) * 1_000_000_000 / u128::from(elapsed_ns);
+            u64::try_from(rate).unwrap_or(u64::MAX)
+        };
+        Rates { admitted: rate(from.0, to.0), denied: rate(from.1, to.1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_api::acequia::v1::LimitStatus;
+
+    use super::*;
+
+    fn status(ms: u64, admitted_units: u64, denied: u64) -> NodeStatus {
+        let limit = LimitStatus {
+            domain: "shop".to_owned(),
+            name: "keys".to_owned(),
+            admitted_units,
+            denied,
+            ..LimitStatus::default()
+        };
+        NodeStatus { uptime_ns: ms * 1_000_000, limits: vec![limit], ..NodeStatus::default() }
+    }
+
+    #[test]
+    fn rates_are_over_the_last_second() {
+        let mut gauge = Gauge::default();
+        assert_eq!(gauge.rates("shop/keys"), Rates::default());
+        for ms in (0..5_000).step_by(250) {
+            // 100 a second for two seconds, then 300.
+            let admitted = if ms <= 2_000 { ms / 10 } else { 200 + (ms - 2_000) * 3 / 10 };
+            gauge.report(&status(ms, admitted, ms / 100));
+        }
+        assert_eq!(gauge.rates("shop/keys"), Rates { admitted: 300, denied: 10 });
+        assert_eq!(gauge.rates("shop/others"), Rates::default());
+    }
+
+    #[test]
+    fn a_restart_is_no_negative_rate() {
+        let mut gauge = Gauge::default();
+        gauge.report(&status(9_000, 900, 0));
+        gauge.report(&status(10, 0, 0));
+        assert_eq!(gauge.rates("shop/keys"), Rates::default());
+        gauge.report(&status(1_010, 50, 0));
+        assert_eq!(gauge.rates("shop/keys").admitted, 50);
+    }
+}

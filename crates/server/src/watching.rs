@@ -1,0 +1,98 @@
+//! What nodes say of themselves, again and again: the client side of `Admin.Watch`.
+
+use std::{error::Error as _, time::Duration};
+
+use acequia_api::acequia::v1::{NodeStatus, WatchRequest};
+use tokio::{sync::watch, task::JoinHandle, time::timeout};
+use tonic::Status;
+
+use crate::cli::operator::Admin;
+
+/// How long a node may be silent beyond the interval before it counts as gone.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
+/// Before a node that does not answer is asked again.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// What is known of a node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sight {
+    /// What it said last, in this connection or an earlier one.
+    pub(crate) status: Option<NodeStatus>,
+    /// Why it does not answer now; empty while it does.
+    pub(crate) fault: String,
+}
+
+/// Watches one node until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    pub(crate) address: String,
+    sight: watch::Receiver<Sight>,
+    task: JoinHandle<()>,
+}
+
+impl Watcher {
+    /// Begins to watch a node, and goes on when it comes back.
+    pub(crate) fn start(mut admin: Admin, every: Duration) -> Self {
+        let silent = Sight { status: None, fault: "it was not reached yet".to_owned() };
+        let (sender, sight) = watch::channel(silent);
+        let (address, _) = admin.peer();
+        let task = tokio::spawn(async move {
+            loop {
+                let why = follow(&mut admin, every, &sender).await;
+                sender.send_modify(|sight| sight.fault = why);
+                tokio::time::sleep(RETRY).await;
+            }
+        });
+        Self { address, sight, task }
+    }
+
+    /// What was said since the last call; nothing if nothing was.
+    pub(crate) fn news(&mut self) -> Option<Sight> {
+        let changed = self.sight.has_changed().unwrap_or(false);
+        changed.then(|| self.sight.borrow_and_update().clone())
+    }
+
+    /// Waits until there is something new.
+    pub(crate) async fn changed(&mut self) {
+        if self.sight.changed().await.is_err() {
+            // The task goes on for as long as this does.
+            std::future::pending().await
+        }
+        self.sight.mark_changed();
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Takes in what a node says until it no longer does, and says why.
+async fn follow(admin: &mut Admin, every: Duration, sender: &watch::Sender<Sight>) -> String {
+    let request = WatchRequest { every_ms: u32::try_from(every.as_millis()).unwrap_or(u32::MAX) };
+    let mut statuses = match timeout(SILENCE_MAX, admin.client.watch(request)).await {
+        Ok(Ok(response)) => response.into_inner(),
+        Ok(Err(status)) => return why(&status),
+        Err(_) => return "it does not answer".to_owned(),
+    };
+    loop {
+        match timeout(every + SILENCE_MAX, statuses.message()).await {
+            Ok(Ok(Some(status))) => {
+                sender.send_replace(Sight { status: Some(status), fault: String::new() });
+            }
+            Ok(Ok(None)) => return "it has ended the conversation".to_owned(),
+            Ok(Err(status)) => return why(&status),
+            Err(_) => return "it has fallen silent".to_owned(),
+        }
+    }
+}
+
+/// What went wrong on this side, where that is known; or else what the node says.
+fn why(status: &Status) -> String {
+    let mut innermost: Option<&dyn std::error::Error> = status.source();
+    while let Some(cause) = innermost.and_then(std::error::Error::source) {
+        innermost = Some(cause);
+    }
+    innermost.map_or_else(|| status.message().to_owned(), ToString::to_string)
+}
