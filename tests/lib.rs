@@ -297,7 +297,7 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 const POLL: Duration = Duration::from_millis(5);
 
 /// The binary, built in the profile and the target folder of the test itself.
-fn binary() -> &'static Path {
+pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         let test = std::env::current_exe().expect("a test is a file");

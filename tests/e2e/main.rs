@@ -9,6 +9,7 @@ mod windows;
 
 mod bad_input;
 mod config;
+mod demo;
 mod envoy;
 mod grpc;
 mod http;

@@ -241,7 +241,7 @@ impl Stage {
             Order::Restart => self.restart()?,
             Order::Heat => {
                 self.state.heat(at);
-                "heat"
+                NAMES[self.state.hot]
             }
             Order::Budget { is_more } => self.order_budget(is_more),
             Order::Pause => {

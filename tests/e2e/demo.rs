@@ -1,0 +1,106 @@
+//! `acequia demo` without a terminal: it keeps its own promise, and leaves nothing behind.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _},
+    net::{Ipv4Addr, TcpStream},
+    process::{Child, Command, Stdio},
+};
+
+use acequia_tests::{binary, eventually};
+
+/// The first of the ports that these tests try: below those that the system gives to clients.
+const FIRST_PORT: u16 = 14_000;
+/// Between two tries: three regions fit.
+const STEP: u16 = 300;
+
+/// A demonstration, on ports of its own. Killed when it is dropped.
+struct Demo {
+    child: Child,
+    base_port: u16,
+}
+
+impl Demo {
+    /// Starts one on the first ports that are free, from the given try on.
+    fn start(first: u16, arguments: &[&str]) -> Self {
+        let mut refused = String::new();
+        for number in first..first + 20 {
+            let base_port = FIRST_PORT + number * STEP;
+            let is_free = |port| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err();
+            if !(0..3).flat_map(|region| (0..3).map(move |n| base_port + region * 100 + n)).all(is_free) {
+                refused.push_str(&format!(" {base_port}"));
+                continue;
+            }
+            let child = Command::new(binary())
+                .args(["demo", "--base-port", &base_port.to_string()])
+                .args(arguments)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("it starts");
+            return Self { child, base_port };
+        }
+        panic!("no free ports:{refused}");
+    }
+
+    /// Reads its lines until one holds these words.
+    fn until(&mut self, words: &str) {
+        let stdout = self.child.stdout.as_mut().expect("piped");
+        let found = BufReader::new(stdout).lines().map_while(Result::ok).any(|line| line.contains(words));
+        assert!(found, "it ended before it said {words:?}");
+    }
+
+    fn listens(&self) -> usize {
+        let grpc = |region: u16| (Ipv4Addr::LOCALHOST, self.base_port + 100 * region + 1);
+        (0..3).filter(|region| TcpStream::connect(grpc(*region)).is_ok()).count()
+    }
+
+    /// Waits for its end.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let (mut said, mut why) = (String::new(), String::new());
+        self.child.stdout.take().expect("piped").read_to_string(&mut said).expect("text");
+        self.child.stderr.take().expect("piped").read_to_string(&mut why).expect("text");
+        (self.child.wait().expect("it ends").code(), said, why)
+    }
+}
+
+#[test]
+fn a_split_brain_and_a_kill_are_survived_without_a_unit_too_many() {
+    let (code, said, why) = Demo::start(0, &["--seconds", "24"]).end();
+    assert_eq!(code, Some(0), "{said}\n{why}");
+    for words in ["never over: ", "is cut off", "is killed", "healed: ", "   24 s  |"] {
+        assert!(said.contains(words), "{words:?} is not said:\n{said}");
+    }
+    assert!(!said.contains("NOT HEALED"), "{said}");
+}
+
+#[test]
+fn who_is_killed_leaves_no_node_behind() {
+    let mut demo = Demo::start(20, &["--script"]);
+    demo.until("three regions share");
+    assert_eq!(demo.listens(), 3);
+    demo.child.kill().expect("it runs");
+    eventually("all nodes are gone", || demo.listens() == 0);
+    demo.child.wait().expect("it ended");
+}
+
+#[test]
+fn a_taken_port_is_named_with_ports_that_may_be_free() {
+    let mut first = Demo::start(40, &["--script"]);
+    first.until("three regions share");
+    let second = Command::new(binary())
+        .args(["demo", "--script", "--base-port", &first.base_port.to_string()])
+        .output()
+        .expect("it starts");
+    let why = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{why}");
+    assert!(why.contains(&first.base_port.to_string()) && why.contains("--base-port"), "{why}");
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
