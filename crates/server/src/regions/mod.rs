@@ -1,9 +1,9 @@
 //! A node among regions: what surrounds the pure node so that it can talk to the others.
 //!
-//! - [`driver`] waits for frames and for time, hands both to the node, and sends what it says;
-//! - [`authority`] turns orders into versions of the catalogue;
+//! - `driver` waits for frames and for time, hands both to the node, and sends what it says;
+//! - `authority` turns orders into versions of the catalogue;
 //! - [`audit`] writes every one of them down;
-//! - [`status`] says how the node stands, [`admin`] answers and takes orders over gRPC.
+//! - `status` says how the node stands, [`admin`] answers and takes orders over gRPC.
 //!
 //! Nothing in here decides what may be spent: that is the node's, and its promise does not depend on this.
 
