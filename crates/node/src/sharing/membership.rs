@@ -194,11 +194,13 @@ impl Sharing {
         self.ticks_since_adopted = 0;
         node.set_key(key);
         node.set_terms(self.terms());
-        node.apply_limits(limits, now, rows)?;
+        let (_, taken) = node.apply_limits(limits, now, rows)?;
         self.versions.counts_for(lasts(node));
         self.shared = Some(self.made_of());
         self.settle_accounts(node, closed, now);
         self.keep(node);
+        // Of the limits that the version brings back a crash presumes nothing before it is on the disk.
+        node.take_from_disk(taken);
         let batch = self.storing.last().map_or(0, |(batch, _)| *batch);
         self.tell_version(batch);
         for writer in closed {
@@ -241,7 +243,7 @@ impl Sharing {
         }
         node.resume(schedule, now)?;
         node.restore_all(now, &mut rows);
-        node.apply_limits(limits, now, rows)?;
+        node.apply(limits, now, rows)?;
         for key in node.take_found() {
             self.wake(key, now.steady_ns);
         }
