@@ -157,6 +157,15 @@ impl Algorithm {
         }
     }
 
+    /// The same, where windows with edges that ended by `left_ns` are never open again ([`FixedWindow::left_ns`]).
+    #[must_use]
+    pub fn after(self, left_ns: u64) -> Self {
+        match self {
+            Self::FixedWindow(window) => Self::FixedWindow(window.after(left_ns)),
+            other => other,
+        }
+    }
+
     /// Whether it gives units back at a rate, of which a piece has a part.
     pub const fn has_rate(&self) -> bool {
         matches!(self, Self::TokenBucket(_) | Self::LeakyBucket(_))

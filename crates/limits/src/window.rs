@@ -11,6 +11,9 @@
 //! `E`, clocks show at least `S − margin` and less than `E + margin`, and at all those times charges
 //! count in the window from `S` to `E`. A cell with a margin keeps one word more, what is charged
 //! *ahead* in the window that begins where its own ends, and leaves a window one margin after its end.
+//!
+//! **A margin that grows** would have windows open again that were left: true time was surely past their end by then, so
+//! it still is, however little is known of it now. Hence what was *left* stays so under every margin that follows.
 
 use crate::{
     MARGIN_NS_MAX,
@@ -45,6 +48,9 @@ pub struct FixedWindow {
     /// tells all there is. Windows shorter than two margins cannot be told apart, so as many of them
     /// as fill two share one limit.
     pub margin_ns: u64,
+    /// Windows that ended by this wall clock time, in nanoseconds, were left for good, under an earlier margin perhaps: true
+    /// time is past it. 0 where that is not known of any.
+    pub left_ns: u64,
 }
 
 /// What a cell keeps: the end of its window (wall clock, nanoseconds) and the units charged in it.
@@ -78,14 +84,20 @@ impl Usage {
 impl FixedWindow {
     /// A limit for every window, by one clock.
     pub const fn new(limit: u64, edges: Edges) -> Self {
-        Self { limit, next_limit: limit, edges, margin_ns: 0 }
+        Self { limit, next_limit: limit, edges, margin_ns: 0, left_ns: 0 }
     }
 
     /// A piece of this limit, enforced by one of several clocks that are all at most `margin_ns` off.
     #[must_use]
     pub fn local(&self, units: u64, margin_ns: u64) -> Self {
         assert!(margin_ns <= MARGIN_NS_MAX, "no clock is as far off as {margin_ns} ns");
-        Self { limit: units, next_limit: units, edges: self.edges.clone(), margin_ns }
+        Self { limit: units, next_limit: units, edges: self.edges.clone(), margin_ns, left_ns: 0 }
+    }
+
+    /// The same, where windows that ended by `left_ns` are never open again.
+    #[must_use]
+    pub fn after(self, left_ns: u64) -> Self {
+        Self { left_ns, ..self }
     }
 
     /// Whether `cost` fits in the window that is open for this cell, and within a margin of its end in
@@ -187,7 +199,7 @@ impl FixedWindow {
 
     /// Whether the cell's windows are over or untouched.
     pub fn is_idle(&self, usage: Usage, wall_ns: u64) -> bool {
-        let over = |end_ns: u64| wall_ns >= end_ns + self.margin_ns;
+        let over = |end_ns: u64| !self.is_open(end_ns, wall_ns);
         (usage.used == 0 || over(usage.end_ns)) && (usage.ahead == 0 || over(self.next_end(usage.end_ns)))
     }
 
@@ -213,17 +225,17 @@ impl FixedWindow {
     /// Cells with edges of their own may share a usage: so a window ends no earlier than its cell's,
     /// and what is ahead counts for as long as any window that began before may last.
     fn open_both(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
-        let is_open = wall_ns < usage.end_ns + self.margin_ns;
+        let is_open = self.is_open(usage.end_ns, wall_ns);
         if is_open && !self.is_staggered() {
             return usage;
         }
-        let end_ns = self.first_end(wall_ns, salt);
+        let end_ns = self.end_after(wall_ns.saturating_sub(self.margin_ns).max(self.left_ns), salt);
         if is_open {
             return Usage { end_ns: usage.end_ns.max(end_ns), ..usage };
         }
         if usage.ahead > 0 {
             let next_end_ns = self.next_end(usage.end_ns);
-            if wall_ns < next_end_ns + self.margin_ns {
+            if self.is_open(next_end_ns, wall_ns) {
                 return Usage { end_ns: next_end_ns.max(end_ns), used: usage.ahead, ahead: 0 };
             }
         }
@@ -278,8 +290,13 @@ impl FixedWindow {
         }
     }
 
-    /// The end of the older window that a clock that shows `wall_ns` may be in.
-    fn first_end(&self, wall_ns: u64, salt: u32) -> u64 {
+    /// Whether a clock with a margin that shows `wall_ns` may be in a window that ends at `end_ns`.
+    const fn is_open(&self, end_ns: u64, wall_ns: u64) -> bool {
+        wall_ns < end_ns + self.margin_ns && end_ns > self.left_ns
+    }
+
+    /// The end of the older window that a clock that shows `wall_ns` may be in, whatever is known of other times.
+    pub fn first_end(&self, wall_ns: u64, salt: u32) -> u64 {
         self.end_after(wall_ns.saturating_sub(self.margin_ns), salt)
     }
 

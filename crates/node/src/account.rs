@@ -579,7 +579,7 @@ impl Account {
         if let (Some(then), Algorithm::FixedWindow(window)) = (forgotten, &self.algorithm) {
             // The last window that may have been open then.
             let latest_ns = then.wall_ns.saturating_add(2 * window.margin_ns);
-            if end_ns <= window.older_end(&[], latest_ns, ground.salt) {
+            if end_ns <= window.first_end(latest_ns, ground.salt) {
                 return Err(Refusal::Stale);
             }
         }

@@ -456,6 +456,8 @@ pub(crate) struct Terms {
     pub(crate) terms: Vec<Term>,
     pub(crate) drift_ppm: u32,
     pub(crate) margin_ns: u64,
+    /// Windows that ended by this time were left under an earlier margin: wall clock, nanoseconds.
+    pub(crate) left_ns: u64,
     /// The least rate of any region in any of the terms: what was spent under an earlier share drains no slower.
     pub(crate) least_rate: u32,
 }
@@ -471,7 +473,7 @@ pub(crate) struct Term {
 impl Terms {
     /// Nothing is owned.
     pub(crate) const fn none(region: Region) -> Self {
-        Self { region, terms: Vec::new(), drift_ppm: 0, margin_ns: 0, least_rate: RATE_PARTS }
+        Self { region, terms: Vec::new(), drift_ppm: 0, margin_ns: 0, left_ns: 0, least_rate: RATE_PARTS }
     }
 
     /// Whether a distribution still counts for a limit.
@@ -672,6 +674,7 @@ impl Registry {
             terms: splits.unwrap_or_default(),
             drift_ppm: sharing.drift_ppm,
             margin_ns: sharing.margin_ns,
+            left_ns: sharing.left_ns,
         }))
     }
 

@@ -150,6 +150,23 @@ struct Restored<'a> {
     now: Now,
 }
 
+impl Restored<'_> {
+    /// Whether a cell of a bucket owes more than a crash presumes, were it not journalled.
+    fn is_overdrawn(&self, algorithm: &Algorithm, words: &[u64], salt: u32) -> bool {
+        let units = self.all.iter().map(|live| live.local.part(salt).units).min().unwrap_or(0);
+        algorithm.owed(words, self.now) > units && !broken(Broken::OverdrawnUnwritten)
+    }
+
+    /// The same of a row of a cell that new ones shared, under the numbers that it was written under.
+    fn is_overdrawn_shared(&self, kept: &Kept) -> bool {
+        let algorithm = kept.algorithm(self.like).filter(Algorithm::has_rate);
+        algorithm.is_some_and(|algorithm| {
+            let state = kept.state(&algorithm, self.error_ns, self.now);
+            self.is_overdrawn(&algorithm, state.words(), 0)
+        })
+    }
+}
+
 /// What a node holds, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -215,36 +232,42 @@ impl Node {
         now: Now,
         rows: impl FnMut(LimitId) -> Vec<Row>,
     ) -> Result<Vec<Change>, CatalogueFault> {
-        self.apply_limits(limits, now, rows)
+        let (changes, taken) = self.apply_limits(limits, now, rows)?;
+        self.take_from_disk(taken);
+        Ok(changes)
     }
 
+    /// As [`Node::apply`]; gives the rows too that must go from the disk, when it knows that the limits are in force.
     fn apply_limits(
         &self,
         limits: Vec<Limit>,
         now: Now,
         mut rows: impl FnMut(LimitId) -> Vec<Row>,
-    ) -> Result<Vec<Change>, CatalogueFault> {
+    ) -> Result<(Vec<Change>, Vec<Row>), CatalogueFault> {
         let mut registry = lock(&self.registry);
         let unknown: Vec<LimitId> =
             limits.iter().map(|limit| limit.id).filter(|id| !registry.knows(*id)).collect();
         let changes = registry.apply(limits, now)?;
-        self.restore(&mut registry, &unknown, now, false, &mut rows);
+        let taken = self.restore(&mut registry, &unknown, now, false, &mut rows);
         self.publish(&registry);
         let unwritten = registry.take_unwritten();
         drop(registry);
         self.write_cells(unwritten, now);
-        Ok(changes)
+        Ok((changes, taken))
     }
 
-    /// Reads the cells of the limits in force from the journal: once, after [`Node::resume`].
+    /// Reads the cells of the limits in force from the journal: once, after [`Node::resume`]. What only a clean stop leaves
+    /// there is taken: nothing may be asked, and no row be written, before the journal says that the node runs.
     pub fn restore_all(&self, now: Now, mut rows: impl FnMut(LimitId) -> Vec<Row>) {
         let wall_ns = rows(journal::WALL).iter().filter_map(Row::wall_ns).max().unwrap_or(0);
         self.forgotten_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
         let mut registry = lock(&self.registry);
         let ids: Vec<LimitId> = registry.active().iter().map(|active| active.limit.id).collect();
         let crashed = self.config.empty_handed.is_some();
-        self.restore(&mut registry, &ids, now, crashed, &mut rows);
+        let taken = self.restore(&mut registry, &ids, now, crashed, &mut rows);
         self.publish(&registry);
+        drop(registry);
+        self.take_from_disk(taken);
     }
 
     /// The limits in force, and when: what [`Node::resume`] needs after a restart.
@@ -278,6 +301,13 @@ impl Node {
         let mut rows = lock(&self.rows);
         rows.push(row);
         self.open_batch.load(Ordering::Acquire)
+    }
+
+    /// Takes rows from the disk that say what is true only once, as [`Node::restore`] gave them.
+    fn take_from_disk(&self, taken: Vec<Row>) {
+        if !broken(Broken::StoppedTwice) {
+            lock(&self.rows).extend(taken);
+        }
     }
 
     fn publish(&self, registry: &Registry) {
@@ -508,6 +538,12 @@ impl Node {
 
     /// Puts journalled cells back in memory. They are real debts, so the memory cap does not stop
     /// them: a node that is given less memory than it had starts full.
+    ///
+    /// Gives the rows that must go. Of limits that are not journalled a clean stop leaves every cell, and that is true
+    /// once: this process spends, and writes nothing. Were such a row still there after a crash, it would be passed over,
+    /// but the next clean stop would make it look like its own, if that has nothing of the cell. What stays is what is
+    /// given away, and what a bucket owes beyond all that a crash presumes: while it owes so much, nothing is spent of it,
+    /// so its row stays true. The limits must be known to be in force first: of one that is not, a crash presumes nothing.
     fn restore(
         &self,
         registry: &mut Registry,
@@ -515,7 +551,8 @@ impl Node {
         now: Now,
         crashed: bool,
         rows: &mut impl FnMut(LimitId) -> Vec<Row>,
-    ) {
+    ) -> Vec<Row> {
+        let mut taken = Vec::new();
         let error_ns = registry.clock_error_ns();
         for id in ids {
             let found = registry.active().iter().find(|active| active.limit.id == *id);
@@ -539,12 +576,18 @@ impl Node {
             let mut shared: Vec<Kept> = Vec::new();
             for Row { tag, state, .. } in rows {
                 let Some(kept) = state else { continue };
-                if is_presumed && (is_overflow(tag) || kept.pledge().is_empty()) {
-                    continue;
-                }
-                match is_overflow(tag) {
-                    true => shared.push(kept),
-                    false => self.restore_cell(registry, &limit, tag, &kept),
+                let is_pledged = kept.is_pledged();
+                let is_overdrawn = if is_presumed && (is_overflow(tag) || kept.pledge().is_empty()) {
+                    false
+                } else if is_overflow(tag) {
+                    let is_overdrawn = limit.is_overdrawn_shared(&kept);
+                    shared.push(kept);
+                    is_overdrawn
+                } else {
+                    self.restore_cell(registry, &limit, (*id, tag), &kept)
+                };
+                if !durable && !is_pledged && !is_overdrawn {
+                    taken.push(Row { limit: *id, tag, state: None });
                 }
             }
             let all: Vec<(u16, Algorithm)> =
@@ -552,12 +595,20 @@ impl Node {
             let presumed = lost.map(|_| &*registry);
             self.restore_shared(slot, &all, &shared, presumed, (error_ns, now));
         }
+        taken
     }
 
-    /// Puts one cell back, unless it is there or no more is owed than is presumed of one that is not.
-    fn restore_cell(&self, registry: &Registry, limit: &Restored<'_>, tag: CellTag, kept: &Kept) {
+    /// Puts one cell back, unless it is there or no more is owed than is presumed of one that is not. Says whether it owes
+    /// more than the next crash would presume; then that is in line for the disk as it is now.
+    fn restore_cell(
+        &self,
+        registry: &Registry,
+        limit: &Restored<'_>,
+        (id, tag): (LimitId, CellTag),
+        kept: &Kept,
+    ) -> bool {
         let Restored { slot, like, durable, lost, all, error_ns, now } = *limit;
-        let Some(algorithm) = kept.algorithm(like) else { return };
+        let Some(algorithm) = kept.algorithm(like) else { return false };
         let salt = tag.salt();
         let state = kept.state(&algorithm, error_ns, now);
         // Under numbers of today where they are the same. Else nobody knows when they changed.
@@ -571,13 +622,14 @@ impl Node {
             Some(then) if !like.has_rate() => self.spent(live.local.at(salt), then, salt),
             Some(_) => match more_than_forgotten(registry, (slot, live.numbers), state, now) {
                 Ok(more) => more,
-                Err(_) if kept.pledge().is_empty() => return,
+                Err(_) if kept.pledge().is_empty() => return false,
                 Err(presumed) => presumed,
             },
         };
+        let is_overdrawn = !durable && limit.is_overdrawn(live.local.at(salt), state.words(), salt);
         let mut cells = self.shards[shard_of(tag)].lock();
         if cells.table.find(tag, slot).is_some() {
-            return;
+            return is_overdrawn;
         }
         while !cells.table.has_room(1) {
             cells.table.grow();
@@ -594,12 +646,18 @@ impl Node {
             cell.account = Some(Box::new(account));
             self.lent_before(slot, tag);
             (least.numbers, NewCell::Heap(cell))
-        } else if durable || lost.is_some() {
+        } else if durable {
             (live.numbers, NewCell::Heap(HeapCell::restored(state.words().to_vec())))
+        } else if is_overdrawn {
+            let state_now = Some(Kept::new(live.local.at(salt), state.words(), now));
+            let mut cell = HeapCell::new(state.words().to_vec());
+            cell.ask_as_is(self.push_row(Row { limit: id, tag, state: state_now }));
+            (live.numbers, NewCell::Heap(cell))
         } else {
             (live.numbers, NewCell::new(state, live.local.at(salt), false))
         };
         cells.insert(tag, slot, numbers, cell);
+        is_overdrawn
     }
 
     /// What an earlier process knew to be forgotten is not known now either.

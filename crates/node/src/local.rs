@@ -20,6 +20,8 @@ pub(crate) struct Shares {
     pub(crate) drift_ppm: u32,
     /// How far wall clocks may differ, in nanoseconds.
     pub(crate) margin_ns: u64,
+    /// Windows that ended by this time were left under an earlier margin: wall clock, nanoseconds.
+    pub(crate) left_ns: u64,
 }
 
 impl Shares {
@@ -34,6 +36,13 @@ impl Shares {
         }
     }
 
+    /// A region's piece of a limit.
+    fn piece(&self, algorithm: &Algorithm, part: Part) -> Algorithm {
+        algorithm.local(part, self.drift_ppm, self.margin_ns).after(self.left_ns)
+    }
+
+    /// Whether both make the same numbers. What was left since under one margin needs no telling: the wall does not go
+    /// back, so while the margin is the same no clock is in such a window.
     fn is_same(&self, others: &Self) -> bool {
         let same = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
         self.region == others.region
@@ -76,7 +85,7 @@ impl Local {
             // A meter needs a rate; one of a region without any holds no unit anyway.
             let rate = if algorithm.has_rate() { rate.max(1) } else { 0 };
             let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
-            (units, algorithm.local(part, shares.drift_ppm, shares.margin_ns))
+            (units, shares.piece(algorithm, part))
         };
         let mut variants: Vec<(u64, Algorithm)> = all.into_iter().map(made).collect();
         let local = Self { shares: Some(Arc::clone(shares)), total, rate, variants: Arc::new([]) };
@@ -144,7 +153,7 @@ impl Local {
             Some(shares) => {
                 let units = self.usable(global, part.units);
                 let part = Part { rate: if global.has_rate() { part.rate.max(1) } else { 0 }, units };
-                global.local(part, shares.drift_ppm, shares.margin_ns)
+                shares.piece(global, part)
             }
         }
     }

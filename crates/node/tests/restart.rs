@@ -346,8 +346,7 @@ fn durable(specs: &[LimitSpec]) -> (Arc<Node>, Journal) {
     (scene::small_node(specs, true, START), Journal::default())
 }
 
-/// The node after it, which takes the rows of short limits off the disk: after a crash they say less
-/// than was spent.
+/// The node after it, when it has begun: what it queued while it read the disk is there.
 fn restarted(node: &Node, disk: &mut Journal, specs: &[LimitSpec], now: Now, clean: bool) -> Arc<Node> {
     let next = Arc::new(Node::new(Config {
         key: scene::KEY,
@@ -359,7 +358,7 @@ fn restarted(node: &Node, disk: &mut Journal, specs: &[LimitSpec], now: Now, cle
     next.resume(node.schedule(), now).expect("a schedule that fits");
     next.restore_all(now, |id| disk.rows(id));
     next.apply(scene::limits(specs), now, |id| disk.rows(id)).expect("limits that fit");
-    disk.keep_durable(&next);
+    disk.flush(&next);
     next
 }
 
@@ -619,4 +618,58 @@ fn a_lowered_burst_is_owed_whole_after_a_restart_too() {
             "ninety units would be minted (clean: {clean})"
         );
     }
+}
+
+#[test]
+fn what_a_clean_stop_left_is_true_once() {
+    let specs = [scene::window("short", 10, "30s")];
+    let (node, mut disk) = durable(&specs);
+    assert!(scene::passes(&mut node.asker(), "k", 1, START));
+    stop(&node, &mut disk, START);
+    assert_eq!(disk.len(), 1);
+    let second = restarted(&node, &mut disk, &specs, START.later(S), true);
+    assert_eq!(disk.len(), 0, "what it spends is not written");
+    assert_eq!(scene::drain(&mut second.asker(), "k", START.later(S)), 9);
+    let third = restarted(&second, &mut disk, &specs, START.later(2 * S), false);
+    stop(&third, &mut disk, START.later(2 * S));
+    let fourth = restarted(&third, &mut disk, &specs, START.later(3 * S), true);
+    assert_eq!(scene::drain(&mut fourth.asker(), "k", START.later(3 * S)), 0);
+}
+
+#[test]
+fn a_start_that_did_not_begin_has_taken_nothing_from_the_disk() {
+    let specs = [scene::window("short", 10, "30s")];
+    let (node, mut disk) = durable(&specs);
+    assert_eq!(scene::drain(&mut node.asker(), "k", START), 10);
+    stop(&node, &mut disk, START);
+    let config = Config {
+        key: scene::KEY,
+        memory_bytes: MEMORY_BYTES_MIN,
+        durable: true,
+        empty_handed: None,
+        home: None,
+    };
+    let failed = Node::new(config);
+    failed.resume(node.schedule(), START).expect("a schedule that fits");
+    failed.restore_all(START, |id| disk.rows(id));
+    let next = restarted(&node, &mut disk, &specs, START, true);
+    assert_eq!(scene::drain(&mut next.asker(), "k", START), 0);
+}
+
+#[test]
+fn a_debt_beyond_what_a_crash_presumes_outlasts_a_clean_stop_and_two_crashes() {
+    let (large, small) = ([scene::bucket("b", "600/m", 300)], [scene::bucket("b", "10/m", 3)]);
+    let (mut node, mut disk) = durable(&large);
+    assert_eq!(scene::drain(&mut node.asker(), "k", START), 300);
+    scene::apply(&node, &small, START);
+    disk.flush(&node);
+    stop(&node, &mut disk, START);
+    // Thirty seconds and more for three units: not journalled, and three is what a crash presumes.
+    for (seconds, clean) in [(1, true), (2, false), (3, false)] {
+        node = restarted(&node, &mut disk, &small, START.later(seconds * S), clean);
+    }
+    let later = START.later(120 * S);
+    node.apply(scene::limits(&large), later, |id| disk.rows(id)).expect("limits that fit");
+    let back = scene::drain(&mut node.asker(), "k", later);
+    assert!(back <= 20, "twenty units come back in two minutes, and not {back}");
 }

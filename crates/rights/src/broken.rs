@@ -127,6 +127,8 @@ pub enum Broken {
     RestartForgetsPledge,
     /// What was spent before a crash is forgotten.
     CrashForgetsSpent,
+    /// What a clean stop left stays on the disk while the next process spends.
+    StoppedTwice,
     /// A cell is charged before the loans that ended are gone.
     SettleLate,
     /// New numbers leave a cell with loans as it is.

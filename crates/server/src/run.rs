@@ -134,8 +134,6 @@ pub struct Service {
     config: Config,
     shared: Arc<Shared>,
     store: Option<Arc<dyn Store>>,
-    /// Rows that must go when the node begins.
-    spent: Vec<Row>,
     key: HashKey,
     /// When the certificates were written that are in use.
     certificates: Option<SystemTime>,
@@ -190,11 +188,11 @@ impl Service {
             empty_handed,
             home: home.map(|(home, _)| home),
         }));
-        let mut taken = Taken::default();
+        let mut reading = Reading::default();
         match store_ref {
             Some(store) if home.is_some() => {
                 let schedule = schedule.unwrap_or_default();
-                node.resume_home(schedule, now, |id| taken.rows(store, id))?;
+                node.resume_home(schedule, now, |id| reading.rows(store, id))?;
                 if empty_handed.is_some() {
                     info!("the node did not stop cleanly: what was reserved and not used counts as spent");
                 }
@@ -202,7 +200,7 @@ impl Service {
             Some(store) => {
                 if let Some(schedule) = schedule {
                     node.resume(schedule, now)?;
-                    node.restore_all(now, |id| taken.rows(store, id));
+                    node.restore_all(now, |id| reading.rows(store, id));
                 }
                 if empty_handed.is_some() {
                     info!("the node did not stop cleanly: what was reserved and not used counts as spent");
@@ -216,25 +214,25 @@ impl Service {
         let shared = Arc::new(Shared::new(node, writer, clock, key));
         if home.is_none() {
             let changes = shared.node.apply(config.live.limits.clone(), now, |id| {
-                store_ref.map_or_else(Vec::new, |store| taken.rows(store, id))
+                store_ref.map_or_else(Vec::new, |store| reading.rows(store, id))
             })?;
             debug!(changes = changes.len(), "limits in force");
         }
         shared.apply(&config.live);
-        let spent = taken.spent(&shared.node)?;
-        Ok(Self { config, shared, store, spent, key, certificates: None })
+        reading.done()?;
+        Ok(Self { config, shared, store, key, certificates: None })
     }
 
-    /// From here on a crash is a crash: what a clean stop left behind is taken, and what is in force
-    /// is written down. Nothing may be asked before.
+    /// From here on a crash is a crash: what a clean stop left behind is taken, with the rows that the node has queued
+    /// while it read them, and what is in force is written down. Nothing may be asked before.
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub fn begin(&mut self) -> Result<(), StartError> {
+    pub fn begin(&self) -> Result<(), StartError> {
         let Some(writer) = &self.shared.writer else { return Ok(()) };
         let schedule = schedule_bytes(&self.shared.node.schedule())?;
         let values = [(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
-        writer.write(&std::mem::take(&mut self.spent), &values)?;
+        writer.write(&[], &values)?;
         Ok(())
     }
 
@@ -278,7 +276,7 @@ impl Service {
     fn put_in_force(&self, live: &Live) -> Result<Vec<Change>, StartError> {
         let now = self.shared.clock.now();
         let node = &self.shared.node;
-        let mut taken = Taken::default();
+        let mut reading = Reading::default();
         let store = self.store.as_deref();
         if let Some(writer) = &self.shared.writer {
             // A crash must find what is about to be served, so it is written down beforehand too.
@@ -293,12 +291,12 @@ impl Service {
             }
         }
         let changes = node.apply(live.limits.clone(), now, |id| {
-            store.map_or_else(Vec::new, |store| taken.rows(store, id))
+            store.map_or_else(Vec::new, |store| reading.rows(store, id))
         })?;
-        let written = taken.spent(node).and_then(|spent| match &self.shared.writer {
+        let written = reading.done().and_then(|()| match &self.shared.writer {
             Some(writer) => {
                 let schedule = schedule_bytes(&node.schedule())?;
-                Ok(writer.write(&spent, &[(SCHEDULE, Some(&schedule))])?)
+                Ok(writer.write(&[], &[(SCHEDULE, Some(&schedule))])?)
             }
             None => Ok(()),
         });
@@ -672,39 +670,23 @@ async fn accept(
     }
 }
 
-/// What was read from the journal, to be put in memory.
+/// The reading of what the journal has of limits, and the first time that it failed.
 #[derive(Default)]
-struct Taken {
-    rows: Vec<Row>,
+struct Reading {
     fault: Option<StoreError>,
 }
 
-impl Taken {
+impl Reading {
     fn rows(&mut self, store: &dyn Store, id: LimitId) -> Vec<Row> {
-        match store.rows(id) {
-            Ok(rows) => {
-                // What is lent or given away must be known after a crash too.
-                let spent =
-                    rows.iter().filter(|row| row.state.as_ref().is_some_and(|kept| !kept.is_pledged()));
-                self.rows.extend(spent.map(|row| Row { state: None, ..row.clone() }));
-                rows
-            }
-            Err(fault) => {
-                self.fault.get_or_insert(fault);
-                Vec::new()
-            }
-        }
+        store.rows(id).unwrap_or_else(|fault| {
+            self.fault.get_or_insert(fault);
+            Vec::new()
+        })
     }
 
-    /// The rows that must go: those of limits that are not kept in the journal while the node runs.
-    /// A clean stop left them, and after a crash they would say less than was spent.
-    fn spent(self, node: &Node) -> Result<Vec<Row>, StartError> {
-        if let Some(fault) = self.fault {
-            return Err(fault.into());
-        }
-        let catalogue = node.catalogue();
-        let spent = |id: LimitId| catalogue.limits.iter().any(|a| a.limit.id == id && !a.durable);
-        Ok(self.rows.into_iter().filter(|row| spent(row.limit)).collect())
+    /// Whether all could be read: a node that began with less would give back what was spent.
+    fn done(self) -> Result<(), StartError> {
+        self.fault.map_or(Ok(()), |fault| Err(fault.into()))
     }
 }
 

@@ -38,6 +38,7 @@ pub const RULES: &[(&str, Broken)] = rules![
     ReturnBeforeDurable,
     RestartForgetsPledge,
     CrashForgetsSpent,
+    StoppedTwice,
     SettleLate,
     ReshareWithoutRenumber,
     RebuildForgetsDebt,

@@ -44,6 +44,8 @@ pub const ALL: &[(&str, Story)] = &[
     ("a slower rate after an eviction", a_slower_rate_after_an_eviction),
     ("a clock that cannot tell windows apart", a_clock_that_cannot_tell_windows_apart),
     ("more refusals than can be told", more_refusals_than_can_be_told),
+    ("two clean stops and a crash between them", two_clean_stops_and_a_crash_between_them),
+    ("a clean stop before a crash", a_clean_stop_before_a_crash),
     ("an authority that is lost with its last word", an_authority_that_is_lost_with_its_last_word),
     ("an authority that is lost with what it was told", an_authority_that_is_lost_with_what_it_was_told),
     ("a debt beyond what is presumed", a_debt_beyond_what_is_presumed),
@@ -678,7 +680,8 @@ fn a_slower_rate_after_an_eviction() -> Option<Finding> {
 /// so much that the window may still be open: nothing of it may be used, whatever it has. (History 10000724.)
 fn a_clock_that_cannot_tell_windows_apart() -> Option<Finding> {
     let mut world = three(Shape::Window("10s", false), 300, 1);
-    world.places[0].clock.drift(world.now, -1_000);
+    // Slower than it may be: how long an answer took is less certain than it believes.
+    world.places[0].clock.drift(world.now, -3_000);
     world.pass(10 * S - world.now % (10 * S));
     lend_to(&mut world, 0, 2 * S);
     // Both answer what region 0 says, and the answers take very long.
@@ -720,6 +723,43 @@ fn more_refusals_than_can_be_told() -> Option<Finding> {
         quiet(&mut world, 20 * MS);
     }
     heal(&mut world);
+    found(world)
+}
+
+/// A clean stop leaves what was spent of a short window; the next process spends another, and crashes. The third stops
+/// cleanly, without a word of that cell: what is on the disk is older than the crash. (History 58011116.)
+fn two_clean_stops_and_a_crash_between_them() -> Option<Finding> {
+    let mut world = three(Shape::Window("10s", false), 300, 1);
+    world.pass(10 * S - world.now % (10 * S) + S);
+    drain_all(&mut world);
+    world.stop(1);
+    world.start(1, true);
+    world.pass(10 * S);
+    quiet(&mut world, 100 * MS);
+    drain_all(&mut world);
+    world.crash(1, 9, 0);
+    world.start(1, false);
+    world.stop(1);
+    world.start(1, true);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A bucket that is not journalled owes more than it may by now. Every process stops cleanly, and the next ones crash: what
+/// the stop left of that debt is all that says so.
+fn a_clean_stop_before_a_crash() -> Option<Finding> {
+    let mut world = three(Shape::Token("m", 60 * S), 300, 600);
+    drain_all(&mut world);
+    put(&mut world, 3, 10);
+    for place in 0..3 {
+        world.stop(place);
+        world.start(place, true);
+    }
+    quiet(&mut world, S);
+    crash_all(&mut world);
+    world.pass(120 * S);
+    put(&mut world, 300, 600);
+    drain_all(&mut world);
     found(world)
 }
 

@@ -455,6 +455,35 @@ fn near_an_edge_a_charge_is_in_both_windows() {
 }
 
 #[test]
+fn a_window_that_was_left_is_not_open_under_a_larger_margin() {
+    let edge_ns = 600 * S;
+    let now = Now::at(edge_ns + 2 * S);
+    let grown = FixedWindow { margin_ns: 10 * S, ..minutely(10) };
+    let (open, left) = (grown.clone(), grown.after(edge_ns));
+    // Ten were charged in the window that is over, and three in the one that is open since.
+    let words = [edge_ns, 10, 3];
+    let (open, left) = (Algorithm::FixedWindow(open), Algorithm::FixedWindow(left));
+    assert_eq!(open.probe(&words, now, 1, 0).remaining, 0, "it may be open, by the clock alone");
+    assert_eq!(left.probe(&words, now, 1, 0).remaining, 6);
+    let mut charged = words.to_vec();
+    left.charge_heap(&mut charged, now, 7, 0);
+    assert_eq!(charged, [edge_ns + 60 * S, 10, 0]);
+    // Nor is a cell of which nothing is known in the window that was left.
+    let mut unknown = Vec::new();
+    left.charge_heap(&mut unknown, now, 1, 0);
+    assert_eq!(unknown, [edge_ns + 60 * S, 1, 0]);
+    assert!(left.is_idle(&[edge_ns, 10, 0], now) && !open.is_idle(&[edge_ns, 10, 0], now));
+    // What was spent at a time before counts in the windows that were open then.
+    let spent = left.spent_at(Now::at(edge_ns - S), 0);
+    assert_eq!(left.probe(spent.words(), now, 1, 0).remaining, 0);
+    let earlier = left.spent_at(Now::at(edge_ns - 20 * S), 0);
+    assert_eq!(left.probe(earlier.words(), now, 1, 0).remaining, 9);
+    // The next edge is as it was.
+    let next = Now::at(edge_ns + 55 * S);
+    assert_eq!(left.probe(&charged, next, 1, 0), open.probe(&charged, next, 1, 0));
+}
+
+#[test]
 fn a_full_next_window_is_waited_for_to_its_end() {
     let algorithm = Algorithm::FixedWindow(minutely(10));
     let edge = Now::at(600 * S);

@@ -193,12 +193,14 @@ impl Sharing {
         self.reshare_ns = 0;
         self.ticks_since_adopted = 0;
         node.set_key(key);
-        node.set_terms(self.terms());
-        node.apply_limits(limits, now, rows)?;
+        node.set_terms(self.terms(node));
+        let (_, taken) = node.apply_limits(limits, now, rows)?;
         self.versions.counts_for(lasts(node));
         self.shared = Some(self.made_of());
         self.settle_accounts(node, closed, now);
         self.keep(node);
+        // Of the limits that the version brings back a crash presumes nothing before it is on the disk.
+        node.take_from_disk(taken);
         let batch = self.storing.last().map_or(0, |(batch, _)| *batch);
         self.tell_version(batch);
         for writer in closed {
@@ -223,7 +225,7 @@ impl Sharing {
         if let Some(version) = self.versions.version() {
             node.set_key(version.key);
         }
-        node.set_terms(self.terms());
+        node.set_terms(self.terms(node));
         node.set_owns_nothing(self.owns_nothing());
         let limits = match self.versions.version() {
             None => Vec::new(),
@@ -241,7 +243,7 @@ impl Sharing {
         }
         node.resume(schedule, now)?;
         node.restore_all(now, &mut rows);
-        node.apply_limits(limits, now, rows)?;
+        node.apply(limits, now, rows)?;
         for key in node.take_found() {
             self.wake(key, now.steady_ns);
         }
@@ -317,8 +319,17 @@ impl Sharing {
         }
     }
 
-    /// How this region shares limits now.
-    fn terms(&mut self) -> Terms {
+    /// What this node has left so far, it has left for good: where its wall was, less the margin that was in force, which
+    /// is that of the last shares. A process that begins knows of nothing that it has left.
+    fn leave(&mut self, node: &Node) {
+        if let Some((_, margin_ns, _)) = self.shared {
+            self.left_ns = self.left_ns.max(node.wall_high_ns().saturating_sub(margin_ns));
+        }
+    }
+
+    /// How this region shares limits now. Cells go by its margin from then on: so what was left by the last is known first.
+    fn terms(&mut self, node: &Node) -> Terms {
+        self.leave(node);
         let (margin_ns, me) = (self.margin_ns(), self.me());
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
         let chain = self.versions.terms();
@@ -339,7 +350,8 @@ impl Sharing {
             })
             .collect();
         let least_rate = chain.iter().filter_map(|term| term.split.as_ref()).map(Split::least_rate).min();
-        Terms { region: me.region, terms, drift_ppm, margin_ns, least_rate: least_rate.unwrap_or(1) }
+        let (left_ns, least_rate) = (self.left_ns, least_rate.unwrap_or(1));
+        Terms { region: me.region, terms, drift_ppm, margin_ns, left_ns, least_rate }
     }
 
     fn margin_ns(&self) -> u64 {
@@ -380,8 +392,8 @@ impl Sharing {
         }
         self.reshare_ns = now.steady_ns + RESHARE_NS;
         self.versions.settle(lasts(node), now);
+        let terms = self.terms(node);
         self.shared = Some(self.made_of());
-        let terms = self.terms();
         if node.reshare(terms, now) {
             self.settle_accounts(node, &[], now);
         }

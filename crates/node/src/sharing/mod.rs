@@ -160,6 +160,8 @@ pub(crate) struct Sharing {
     doubt_until_ns: u64,
     /// The latest that the wall clock ever showed.
     wall_high_ns: u64,
+    /// Windows that ended by this time were left, whatever the margin becomes: wall clock, nanoseconds.
+    left_ns: u64,
     /// Ticks since a version was adopted.
     ticks_since_adopted: u32,
     /// Before this nothing is acknowledged: a crash forgot what was spent.
@@ -232,6 +234,7 @@ impl Sharing {
             doubt_ns: 0,
             doubt_until_ns: 0,
             wall_high_ns: 0,
+            left_ns: 0,
             ticks_since_adopted: 0,
             forgotten_until_ns: 0,
             storing: Vec::new(),

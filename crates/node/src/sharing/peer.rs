@@ -134,7 +134,34 @@ impl Peer {
         let passed_ns = now.steady_ns.saturating_sub(steady_ns);
         let theirs = i64::try_from(wall_ns.saturating_add(passed_ns)).unwrap_or(i64::MAX);
         let ours = i64::try_from(now.wall_ns).unwrap_or(i64::MAX);
-        let unsure_ns = unsure_ns.saturating_add(drifted(passed_ns, drift_ppm));
+        // Nor are the nanoseconds there and back those of true time.
+        let counted_ns = passed_ns.saturating_add(unsure_ns.saturating_mul(2));
+        let unsure_ns = unsure_ns.saturating_add(drifted(counted_ns, drift_ppm));
         Some(Reading { ahead_ns: theirs.saturating_sub(ours), unsure_ns })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_rights::Region;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_took_long_is_as_unsure_as_the_clock_that_timed_it() {
+        const S: u64 = 1_000_000_000;
+        let mut peer = Peer::new(Writer { region: Region(1), node: 0, incarnation: 1 });
+        // Sent at 1000 s, heard at 3000 s by a clock that loses a thousandth: two more seconds passed. The peer read its
+        // wall at the very end, and it is right.
+        let now = Now::at(3_000 * S);
+        let true_ns = now.wall_ns + 2 * S;
+        peer.sight(true_ns, 2_000 * S, now.steady_ns);
+        let Reading { ahead_ns, unsure_ns } =
+            peer.reading(Now { wall_ns: true_ns, ..now }, 1_000).expect("a reading");
+        assert_eq!(ahead_ns, 1_000 * S as i64);
+        assert!(unsure_ns >= 1_002 * S, "{unsure_ns}");
+        let later = now.later(100 * S);
+        let aged = peer.reading(later, 1_000).expect("a reading").unsure_ns;
+        assert!(aged > unsure_ns, "{aged}");
     }
 }

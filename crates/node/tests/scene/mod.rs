@@ -221,14 +221,6 @@ impl Journal {
             .collect()
     }
 
-    /// Forgets the rows of limits that a running node does not keep here.
-    pub(crate) fn keep_durable(&mut self, node: &Node) {
-        let catalogue = node.catalogue();
-        let durable = |id| catalogue.limits.iter().any(|active| active.limit.id == id && active.durable);
-        let known = |id| catalogue.limits.iter().any(|active| active.limit.id == id);
-        self.rows.retain(|(id, _), _| durable(*id) || !known(*id));
-    }
-
     /// Rows of cells.
     pub(crate) fn len(&self) -> usize {
         self.rows.keys().filter(|(limit, _)| *limit != WALL).count()
