@@ -152,6 +152,9 @@ pub struct Version {
     pub drift_ppm: u32,
     /// Of the cells. The same in all versions.
     pub key: CellKey,
+    /// How long what was spent before it may count, of any limit that the authority knew meanwhile: a region that joins
+    /// has not heard of those that were removed, and they may come back.
+    pub lasts: Lasts,
     /// The limits, as the node reads them.
     pub limits: Vec<u8>,
 }
@@ -571,6 +574,7 @@ impl Versions {
             let highest = self.kept.closed.entry((writer.region, writer.node)).or_default();
             *highest = writer.incarnation.max(*highest);
         }
+        self.counts_for(version.lasts);
         let mark = version.mark;
         match &mut self.kept.register {
             Some(register) if !broken(Broken::AdoptOlderVersion) => register.update(version, mark),
@@ -863,6 +867,7 @@ impl Versions {
             clock_error_ns: draft.clock_error_ns,
             drift_ppm: draft.drift_ppm,
             key: draft.key,
+            lasts: self.kept.chain.iter().map(|term| term.lasts).fold(Lasts::default(), Lasts::max),
             limits: draft.limits,
         };
         if let Some(held) = self.version() {

@@ -141,6 +141,28 @@ fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
     }
 }
 
+/// (History 36000180.)
+#[test]
+fn a_region_that_joins_waits_for_limits_that_it_never_heard_of() {
+    let (mut nodes, _) = scene(2);
+    // There was an hourly limit; there is none when the third region joins.
+    nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
+    let joined = [(writer(0, 0), 1), (writer(1, 0), 1), (writer(2, 0), 1)];
+    let second = nodes[0].propose(draft(&joined), AT.wall_ns).expect("a version");
+    nodes.push(Versions::new(writer(2, 0)));
+    for node in &mut nodes {
+        node.adopt(second.clone(), AT).expect("adopted");
+        node.counts_for(windows_of(SECOND));
+    }
+    (0..3).for_each(|from| tell_all(&mut nodes, from, AT));
+    let third = &mut nodes[2];
+    third.settle(windows_of(SECOND), AT.later(3_000 * SECOND));
+    let hourly = Kind::Sliding { steady_ns: AT.later(3_000 * SECOND).steady_ns, horizon_ns: 3_600 * SECOND };
+    assert_eq!((third.terms().len(), share(third, hourly)), (2, 0), "it comes back, and others have used it");
+    third.settle(windows_of(SECOND), AT.later(3_700 * SECOND));
+    assert_eq!(third.terms().len(), 1);
+}
+
 #[test]
 fn a_change_of_budgets_only_makes_no_term() {
     let (mut nodes, first) = scene(2);
