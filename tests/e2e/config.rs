@@ -70,10 +70,12 @@ fn validate_accepts_what_is_sound_and_says_what_is_missing() {
 }
 
 #[test]
-fn the_config_that_is_shipped_is_sound() {
-    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/acequia.yaml");
-    let ran = acequia(&["validate", sample]);
-    assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
+fn the_configs_that_are_shipped_are_sound() {
+    for name in ["acequia", "eu", "us", "ap"] {
+        let sample = format!("{}/../deploy/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+        let ran = acequia(&["validate", &sample]);
+        assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
+    }
 }
 
 /// What a newcomer with three regions writes.
