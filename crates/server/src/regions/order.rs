@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use acequia_limits::{
     Algorithm, Limit,
     limit::{BySpec, LimitSpec, OneOrMany},
+    selector::Condition,
 };
 use acequia_node::difference::{Difference, differences};
 use acequia_rights::{Mark, versions::Refused};
@@ -243,12 +244,24 @@ fn warn_of(path: &str, old: &Limit, new: &Limit, warnings: &mut Vec<String>) {
         warnings.push(format!(
             "{path} counts or measures differently: it becomes another limit, from the next window on"
         ));
-    } else if is_lower(&old.algorithm, &new.algorithm) {
+    } else if is_lower(&old.algorithm, &new.algorithm) || lowers_some(old, new) {
         warnings.push(format!(
             "{path} is lowered: it holds in each region as soon as that has acknowledged the version; a region that \
              cannot be reached keeps its old share until it is reached or evicted"
         ));
     }
+}
+
+/// Whether cells with numbers of their own have less than before: an override is lower, or new and lower than the
+/// limit's own numbers, or gone and was higher.
+fn lowers_some(old: &Limit, new: &Limit) -> bool {
+    let of = |limit: &Limit, whose: &[Condition]| {
+        let found = limit.overrides.iter().find(|other| other.when == whose);
+        found.map_or_else(|| limit.algorithm.clone(), |found| found.algorithm.clone())
+    };
+    let all = old.overrides.iter().chain(&new.overrides).map(|one| &one.when);
+    let mut changed = all.map(|whose| (of(old, whose), of(new, whose)));
+    changed.any(|(old, new)| is_lower(&old, &new))
 }
 
 fn is_lower(old: &Algorithm, new: &Algorithm) -> bool {
@@ -293,6 +306,21 @@ mod tests {
         assert!(warnings.is_empty(), "{warnings:?}");
         let (_, warnings) = compare(&[after], &[bucket()]);
         assert!(warnings.len() == 1 && warnings[0].contains("is lowered"), "{warnings:?}");
+    }
+
+    #[test]
+    fn whatever_is_lowered_is_warned_of() {
+        let low = map(&[("rate", "1/s"), ("burst", "1")]);
+        let high = map(&[("rate", "99/s"), ("burst", "999")]);
+        let key = map(&[("api_key", "k1")]);
+        let set = |spec: &LimitSpec, numbers| with_numbers(spec, &key, numbers).expect("sound");
+        let warned = |old: &LimitSpec, new: &LimitSpec| {
+            let (_, warnings) = compare(std::slice::from_ref(old), std::slice::from_ref(new));
+            warnings.iter().any(|warning| warning.contains("is lowered"))
+        };
+        let (lower, higher) = (set(&bucket(), &low), set(&bucket(), &high));
+        assert!(warned(&bucket(), &lower) && warned(&higher, &lower) && warned(&higher, &bucket()));
+        assert!(!warned(&bucket(), &higher) && !warned(&lower, &higher) && !warned(&lower, &bucket()));
     }
 
     #[test]
