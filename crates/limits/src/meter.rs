@@ -160,15 +160,15 @@ impl Meter {
         tat.saturating_sub(self.ticks(units.min(UNITS_MAX))).max(tat.min(self.tick(steady_ns)))
     }
 
-    /// Whole units that are owed.
+    /// Whole units that are owed, at most [`UNITS_MAX`].
     pub fn owed(&self, tat: u128, steady_ns: u64) -> u64 {
-        divide(tat.saturating_sub(self.tick(steady_ns)), self.p)
+        divide(tat.saturating_sub(self.tick(steady_ns)), self.p).min(UNITS_MAX)
     }
 
-    /// Units that are owed, rounded up.
+    /// Units that are owed, rounded up, at most [`UNITS_MAX`].
     pub fn owed_at_most(&self, tat: u128, steady_ns: u64) -> u64 {
         let owed = tat.saturating_sub(self.tick(steady_ns));
-        divide(owed, self.p) + u64::from(remainder(owed, self.p) > 0)
+        divide(owed, self.p).saturating_add(u64::from(remainder(owed, self.p) > 0)).min(UNITS_MAX)
     }
 
     /// What is left of `units` after the rate has given back what it does in so many nanoseconds,
@@ -300,6 +300,18 @@ mod tests {
         assert_eq!((v.allowed, v.retry_after_ns), (false, 333_333_334));
         assert!(!m.probe(tat, now + 333_333_333, 1).allowed);
         assert!(m.probe(tat, now + 333_333_334, 1).allowed);
+    }
+
+    #[test]
+    fn a_debt_beyond_all_units_is_all_units() {
+        // As read from a disk: nothing that was charged owes so much.
+        for p in [1, 7, 1_000_000_007] {
+            let m = meter(1, p, 1);
+            // Just above what a count of 64 bits holds, and not a whole number of units.
+            for tat in [u128::from(m.p) * (1 << 64) - 1, TAT_MAX - 1, TAT_MAX] {
+                assert_eq!((m.owed(tat, 0), m.owed_at_most(tat, 0)), (UNITS_MAX, UNITS_MAX), "{p}: {tat}");
+            }
+        }
     }
 
     #[test]
