@@ -406,7 +406,7 @@ impl Node {
             for (numbers, _) in active.all_numbers() {
                 if !shared.contains_key(&OverflowKey { slot: active.slot, numbers }) {
                     let Some(local) = catalogue.local(active.slot, numbers) else { continue };
-                    let spent = local.least().spent_at(crashed, 0);
+                    let spent = self.spent(local.least(), crashed, 0);
                     write(active.slot, numbers, overflow_tag(numbers), spent.words());
                 }
             }
@@ -698,7 +698,7 @@ impl Node {
                     None => state,
                     Some(first) if algorithm.covers(first.words(), state.words(), now) => first,
                     Some(first) if algorithm.covers(state.words(), first.words(), now) => state,
-                    Some(_) => algorithm.spent_at(now, 0),
+                    Some(_) => self.spent(algorithm, now, 0),
                 });
             }
             let more = |state| match presumed {

@@ -54,6 +54,8 @@ pub const ALL: &[(&str, Story)] = &[
     ("a crash after a crash", a_crash_after_a_crash),
     ("a rate that was lower for a while", a_rate_that_was_lower_for_a_while),
     ("a crash while a limit is away", a_crash_while_a_limit_is_away),
+    ("a clean stop soon after a crash", a_clean_stop_soon_after_a_crash),
+    ("a word that a third passes on", a_word_that_a_third_passes_on),
 ];
 
 /// Three equal regions with one limit.
@@ -913,5 +915,48 @@ fn a_crash_while_a_limit_is_away() -> Option<Finding> {
     world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 30, rate: 1 }));
     quiet(&mut world, 2 * S);
     drain_all(&mut world);
+    found(world)
+}
+
+/// All is spent, and a process crashes: what it forgot counts as spent. It stops cleanly before anybody has asked it, and
+/// the next one must not take that for less than the part of this cell, or than what others gave to it.
+/// (Histories 200002482 and 100004218.)
+fn a_clean_stop_soon_after_a_crash() -> Option<Finding> {
+    for shape in [Shape::Sliding("30s", 30 * S, None), Shape::Window("30s", false)] {
+        let mut world = three(shape, 301, 1);
+        for place in 0..3 {
+            world.drain(place, CELL);
+            world.flush(place);
+            world.crash(place, 9, 0);
+            world.start(place, false);
+            world.stop(place);
+            world.start(place, true);
+            quiet(&mut world, 200 * MS);
+            drain_all(&mut world);
+        }
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// Two regions never reach each other, and a third reaches both: it passes on what each says of a version, or they would
+/// wait for each other for ever. (Histories 100033006 and 200025499.)
+fn a_word_that_a_third_passes_on() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.cut.extend([(1, 2), (2, 1)]);
+    world.command("weights", |operator| {
+        operator.members.values_mut().for_each(|member| member.weight = 1 + u32::from(member.writer.region.0));
+    });
+    quiet(&mut world, 5 * S);
+    let wanted = world.places[0].mark;
+    for (number, place) in world.places.iter().enumerate() {
+        let progress = place.node().and_then(|node| node.membership(place.now(world.now))).and_then(|m| m.progress);
+        if progress.as_ref().is_none_or(|progress| progress.effective != wanted) {
+            world.oracle.find("settle", format!("region {number} waits for {wanted:?}: {progress:?}"));
+            break;
+        }
+    }
     found(world)
 }

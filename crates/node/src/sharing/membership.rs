@@ -497,6 +497,14 @@ impl Sharing {
         }
     }
 
+    /// Tells the others what one peer said of a writer: who cannot reach that writer waits for its word, too.
+    pub(crate) fn pass_on_ack(&mut self, writer: Writer, by: Writer) {
+        let Some((_, ack)) = self.versions.acks().find(|(of, _)| *of == writer) else { return };
+        for peer in self.peers.values_mut().filter(|peer| peer.writer != writer && peer.writer != by) {
+            peer.outbox.tell(Topic::Acked(writer), Entry::Acked { writer, ack }, 0);
+        }
+    }
+
     /// Tells a peer that began anew every acknowledgement.
     pub(crate) fn tell_all_acks(&mut self, to: Region) {
         let own = self.versions.own_ack().map(|ack| (self.me(), ack));

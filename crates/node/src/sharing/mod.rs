@@ -26,6 +26,7 @@ use acequia_rights::{
     broken::{Broken, broken},
     loan::LOANS_PER_PEER_MAX,
     session::Beat,
+    versions::Learned,
 };
 use crdts::{
     CmRDT, Dot, PNCounter,
@@ -996,7 +997,9 @@ impl Sharing {
             (Entry::Acked { writer, ack }, _) => {
                 // A peer tells its own word, and passes on what it heard: a word cannot be forged without a
                 // certificate of some region, and a region that lies about others is outside the model.
-                self.versions.learn_ack(writer, ack, now);
+                if self.versions.learn_ack(writer, ack, now) == Learned::New {
+                    self.pass_on_ack(writer, header.writer);
+                }
                 Ok(())
             }
             (Entry::Usage { limit, writer, spent, refunded }, _) => {
