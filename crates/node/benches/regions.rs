@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         // One cell is warm: more than half of this region's part is used.
         let request = Request { cost: 60_000_000, ..Request::new("bench", &[("api_key", "warm")]) };
         assert!(asker.check(&request, Now::at(START), Ask::CHECK).allowed);
-        node.tick(Now::at(START + 1), |_| Vec::new()).unwrap();
+        node.tick(Now::at(START + 1), |_| Some(Vec::new())).unwrap();
     }
     assert_eq!(shared.membership(Now::at(START)).unwrap().warm_cells, 1);
     println!("ns a check, median of {ROUNDS} interleaved rounds:");
@@ -106,7 +106,7 @@ fn node(shared: bool) -> Arc<Node> {
             limits: sharing::limits_to_bytes(&specs()).unwrap(),
         };
         let version = node.propose(draft, START).unwrap();
-        node.adopt(version, now, |_| Vec::new()).unwrap();
+        node.adopt(version, now, |_| Some(Vec::new())).unwrap();
     } else {
         let limits: Vec<Limit> = specs().into_iter().map(|spec| Limit::new(spec).unwrap()).collect();
         node.apply(limits, now, |_| Vec::new()).unwrap();

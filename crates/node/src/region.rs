@@ -98,7 +98,8 @@ impl Node {
         sharing.resume(self, schedule, now, rows)
     }
 
-    /// Adopts a version of the catalogue: on the authority, one that [`Node::propose`] made.
+    /// Adopts a version of the catalogue: on the authority, one that [`Node::propose`] made. `rows` reads the journal, for
+    /// limits that it brings back; it gives nothing where that cannot be read.
     ///
     /// # Errors
     /// Why not. Nothing changed.
@@ -106,7 +107,7 @@ impl Node {
         &self,
         version: Version,
         now: Now,
-        rows: impl FnMut(LimitId) -> Vec<Row>,
+        rows: impl FnMut(LimitId) -> Option<Vec<Row>>,
     ) -> Result<Adopted, AdoptFault> {
         let mut sharing = self.lock_sharing().ok_or(AdoptFault::Alone)?;
         sharing.adopt(self, version, self.not_before(now), rows)
@@ -144,16 +145,14 @@ impl Node {
         sharing.handle(self, from, frame, now)
     }
 
-    /// Lets time pass. `rows` reads the journal, for limits that a new version brings back.
+    /// Lets time pass. `rows` reads the journal, for limits that a new version brings back; while it gives nothing, that
+    /// version waits.
     ///
     /// # Errors
     /// A version that a peer told and this node cannot adopt.
-    pub fn tick(&self, now: Now, rows: impl FnMut(LimitId) -> Vec<Row>) -> Result<(), AdoptFault> {
+    pub fn tick(&self, now: Now, rows: impl FnMut(LimitId) -> Option<Vec<Row>>) -> Result<(), AdoptFault> {
         let Some(mut sharing) = self.lock_sharing() else { return Ok(()) };
-        let adopted = match sharing.take_offered() {
-            Some(version) => sharing.adopt(self, version, self.not_before(now), rows).map(|_| ()),
-            None => Ok(()),
-        };
+        let adopted = sharing.adopt_offered(self, self.not_before(now), rows);
         let calls = self.take_calls();
         sharing.tick(self, now, calls);
         adopted
@@ -293,6 +292,11 @@ impl Node {
     /// How long what was spent under any numbers of a limit so far may count.
     pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
         lock(&self.registry).drains_ns(limit)
+    }
+
+    /// Whether a limit was in force since the start, so that what was spent of it is known.
+    pub(crate) fn knows(&self, limit: LimitId) -> bool {
+        lock(&self.registry).knows(limit)
     }
 
     pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u16> {

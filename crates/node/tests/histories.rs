@@ -233,7 +233,7 @@ fn a_cell_that_others_own_is_denied_without_room_too() {
         };
         let node = std::sync::Arc::new(Node::new(config));
         node.resume_home(Vec::new(), Now::at(START), |_| Vec::new()).expect("an empty disk");
-        node.adopt(version.clone(), Now::at(START), |_| Vec::new()).expect("adopted");
+        node.adopt(version.clone(), Now::at(START), |_| Some(Vec::new())).expect("adopted");
         nodes.push(node.asker());
     }
     for key in 0..60_000 {

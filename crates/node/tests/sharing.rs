@@ -55,6 +55,6 @@ fn a_catalogue_of_another_cluster_is_not_adopted() {
     let mark = acequia_rights::Mark { epoch: version.mark.epoch + 1, number: version.mark.number + 1 };
     let other = acequia_rights::Version { key, mark, term: mark, ..version };
     let now = world.now_of(1);
-    let fault = world.places[1].node.adopt(other, now, |_| Vec::new()).expect_err("another key");
+    let fault = world.places[1].node.adopt(other, now, |_| Some(Vec::new())).expect_err("another key");
     assert!(fault.to_string().contains("another cluster"), "{fault}");
 }

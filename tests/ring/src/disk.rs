@@ -15,6 +15,8 @@ pub struct Disk {
     pub rows: Rows,
     /// Batches that were taken and are not there yet.
     pub waiting: VecDeque<(u64, Vec<Row>)>,
+    /// Whether reading it fails for now.
+    pub is_unreadable: bool,
 }
 
 impl Disk {

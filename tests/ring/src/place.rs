@@ -182,8 +182,8 @@ impl Place {
 }
 
 /// The rows of a limit, for a version that brings it back.
-pub fn rows_of(disk: &Disk) -> impl FnMut(LimitId) -> Vec<Row> + '_ {
-    |limit| disk.rows_of(limit)
+pub fn rows_of(disk: &Disk) -> impl FnMut(LimitId) -> Option<Vec<Row>> + '_ {
+    |limit| (!disk.is_unreadable).then(|| disk.rows_of(limit))
 }
 
 /// How long loans last in most histories.

@@ -56,6 +56,10 @@ pub const ALL: &[(&str, Story)] = &[
     ("a crash while a limit is away", a_crash_while_a_limit_is_away),
     ("a clean stop soon after a crash", a_clean_stop_soon_after_a_crash),
     ("a word that a third passes on", a_word_that_a_third_passes_on),
+    (
+        "a limit that comes back while a disk cannot be read",
+        a_limit_that_comes_back_while_a_disk_cannot_be_read,
+    ),
 ];
 
 /// Three equal regions with one limit.
@@ -947,16 +951,44 @@ fn a_word_that_a_third_passes_on() -> Option<Finding> {
     let mut world = three(TOKEN, 300, 100);
     world.network.cut.extend([(1, 2), (2, 1)]);
     world.command("weights", |operator| {
-        operator.members.values_mut().for_each(|member| member.weight = 1 + u32::from(member.writer.region.0));
+        operator
+            .members
+            .values_mut()
+            .for_each(|member| member.weight = 1 + u32::from(member.writer.region.0));
     });
     quiet(&mut world, 5 * S);
     let wanted = world.places[0].mark;
     for (number, place) in world.places.iter().enumerate() {
-        let progress = place.node().and_then(|node| node.membership(place.now(world.now))).and_then(|m| m.progress);
+        let progress =
+            place.node().and_then(|node| node.membership(place.now(world.now))).and_then(|m| m.progress);
         if progress.as_ref().is_none_or(|progress| progress.effective != wanted) {
             world.oracle.find("settle", format!("region {number} waits for {wanted:?}: {progress:?}"));
             break;
         }
+    }
+    found(world)
+}
+
+/// A limit is removed, and comes back while one region cannot read what it spent: it must not take that for nothing, and
+/// goes on as soon as it can.
+fn a_limit_that_comes_back_while_a_disk_cannot_be_read() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", true), 300, 1);
+    drain_all(&mut world);
+    world.command("remove", |operator| operator.budgets[0] = None);
+    quiet(&mut world, S);
+    world.stop(1);
+    world.start(1, true);
+    quiet(&mut world, S);
+    world.places[1].disk.is_unreadable = true;
+    world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 300, rate: 1 }));
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
+    world.places[1].disk.is_unreadable = false;
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
+    let wanted = world.places[0].mark;
+    if world.places[1].node().and_then(|node| node.version()).is_none_or(|version| version.mark != wanted) {
+        world.oracle.find("settle", format!("region 1 has not adopted {wanted:?}"));
     }
     found(world)
 }

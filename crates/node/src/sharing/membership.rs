@@ -1,6 +1,6 @@
 //! The catalogue's versions in this node: adopting, acknowledging, telling, and making shares of them.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpec};
 use acequia_rights::{
@@ -51,6 +51,14 @@ pub enum AdoptFault {
         "version {mark:?} has another key for cells than this node: it is of another cluster. Start with an empty `data` folder to join that one"
     )]
     Key {
+        /// Which version.
+        mark: Mark,
+    },
+    /// What the journal has of a limit that it brings back cannot be read.
+    #[error(
+        "version {mark:?} brings limits back, and the journal cannot be read: what was spent of them is not known. Mend the disk"
+    )]
+    Journal {
         /// Which version.
         mark: Mark,
     },
@@ -158,7 +166,7 @@ impl Sharing {
     }
 
     /// What a peer told, to be adopted.
-    pub(crate) fn take_offered(&mut self) -> Option<Version> {
+    fn take_offered(&mut self) -> Option<Version> {
         let offered = self.offered.take()?;
         (offered.mark > self.mark()).then_some(offered)
     }
@@ -173,17 +181,36 @@ impl Sharing {
         self.versions.take_over(draft, wall_ns)
     }
 
+    /// Adopts what a peer told, if it did. What cannot be adopted while the journal cannot be read is tried again with the
+    /// next tick.
+    pub(crate) fn adopt_offered(
+        &mut self,
+        node: &Node,
+        now: Now,
+        rows: impl FnMut(LimitId) -> Option<Vec<Row>>,
+    ) -> Result<(), AdoptFault> {
+        let Some(version) = self.take_offered() else { return Ok(()) };
+        let adopted = self.adopt(node, version.clone(), now, rows);
+        if let Err(AdoptFault::Journal { .. }) = adopted {
+            self.offered = Some(version);
+        }
+        adopted.map(|_| ())
+    }
+
     /// Adopts a version: its limits and shares are in force when this returns.
     pub(crate) fn adopt(
         &mut self,
         node: &Node,
         version: Version,
         now: Now,
-        rows: impl FnMut(LimitId) -> Vec<Row>,
+        mut rows: impl FnMut(LimitId) -> Option<Vec<Row>>,
     ) -> Result<Adopted, AdoptFault> {
         let mark = version.mark;
         let limits = limits_from_bytes(&version.limits).map_err(|why| AdoptFault::Limits { mark, why })?;
         node.could_apply(&limits)?;
+        let back = limits.iter().map(|limit| limit.id).filter(|id| !node.knows(*id));
+        let found: Option<BTreeMap<LimitId, Vec<Row>>> = back.map(|id| Some((id, rows(id)?))).collect();
+        let mut found = found.ok_or(AdoptFault::Journal { mark })?;
         let key = version.key;
         if !node.takes_key(key) {
             return Err(AdoptFault::Key { mark });
@@ -194,7 +221,7 @@ impl Sharing {
         self.ticks_since_adopted = 0;
         node.set_key(key);
         node.set_terms(self.terms(node));
-        let (_, taken) = node.apply_limits(limits, now, rows)?;
+        let (_, taken) = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default())?;
         self.versions.counts_for(lasts(node));
         self.shared = Some(self.made_of());
         self.settle_accounts(node, closed, now);

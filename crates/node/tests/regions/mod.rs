@@ -110,7 +110,7 @@ impl World {
             limits: sharing::limits_to_bytes(specs).expect("limits"),
         };
         let version = world.places[0].node.propose(draft, START).expect("a version");
-        world.places[0].node.adopt(version, now, |_| Vec::new()).expect("adopted");
+        world.places[0].node.adopt(version, now, |_| Some(Vec::new())).expect("adopted");
         world
     }
 
@@ -127,7 +127,7 @@ impl World {
                 let place = &mut self.places[region];
                 if ms % 10 == 0 || place.node.calls() {
                     let disk = &place.disk;
-                    place.node.tick(now, |id| rows(disk, id)).expect("a version that fits");
+                    place.node.tick(now, |id| Some(rows(disk, id))).expect("a version that fits");
                 }
                 self.flush(region);
                 self.send(region);
@@ -252,7 +252,7 @@ impl World {
         self.specs = specs.to_vec();
         let node = &self.places[by].node;
         let version = node.propose(draft, now.wall_ns).expect("a version");
-        node.adopt(version, now, |_| Vec::new()).expect("adopted");
+        node.adopt(version, now, |_| Some(Vec::new())).expect("adopted");
     }
 
     pub(crate) fn admitted(&self) -> u64 {

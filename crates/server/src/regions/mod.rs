@@ -31,7 +31,7 @@ use acequia_node::{Home, Node, Row, sharing::LOAN_TTL_NS};
 use acequia_rights::{Region, Writer as Identity, node_named};
 use acequia_store::{Store, StoreError};
 use tokio::sync::watch;
-use tracing::error;
+use tracing::debug;
 
 pub use self::{
     audit::{Audit, AuditEntry},
@@ -257,15 +257,10 @@ impl Regions {
         }
     }
 
-    /// What the journal has of a limit, for a version that brings it back.
-    fn rows(&self, limit: LimitId) -> Vec<Row> {
-        match self.store.rows(limit) {
-            Ok(rows) => rows,
-            Err(fault) => {
-                error!(%fault, "rows of a limit cannot be read");
-                Vec::new()
-            }
-        }
+    /// What the journal has of a limit, for a version that brings it back; nothing where it cannot be read.
+    fn rows(&self, limit: LimitId) -> Option<Vec<Row>> {
+        let rows = self.store.rows(limit);
+        rows.inspect_err(|fault| debug!(%fault, "rows of a limit cannot be read")).ok()
     }
 
     fn authority(&self) -> MutexGuard<'_, Authority> {

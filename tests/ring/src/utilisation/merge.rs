@@ -52,14 +52,14 @@ pub fn merge(table: &mut Table, quick: bool) {
             let request = acequia_limits::Request::new("shop", &entries);
             let _ = askers[1].check(&request, Now::at(now), acequia_node::Ask::CHECK);
         }
-        nodes[0].tick(Now::at(now), |_| Vec::new()).expect("a version that fits");
+        nodes[0].tick(Now::at(now), |_| Some(Vec::new())).expect("a version that fits");
         let frames = frames(&nodes[0], now);
         let began = cpu_s();
         for frame in &frames {
             nodes[1].handle(Region(0), frame, Now::at(now)).expect("taken");
         }
         let handled = cpu_s();
-        nodes[1].tick(Now::at(now), |_| Vec::new()).expect("a version");
+        nodes[1].tick(Now::at(now), |_| Some(Vec::new())).expect("a version");
         // The first rounds introduce the cells.
         if round >= 2 {
             handled_s += handled - began;
@@ -114,7 +114,7 @@ fn node(region: u16) -> std::sync::Arc<Node> {
     };
     if region == 0 {
         let version = node.propose(draft, now.wall_ns).expect("a version");
-        node.adopt(version, now, |_| Vec::new()).expect("adopted");
+        node.adopt(version, now, |_| Some(Vec::new())).expect("adopted");
     }
     node
 }

@@ -147,7 +147,7 @@ impl World {
             limits: sharing::limits_to_bytes(specs).expect("limits"),
         };
         let version = world.places[0].node.propose(draft, now.wall_ns).expect("a version");
-        world.places[0].node.adopt(version, now, |_| Vec::new()).expect("adopted");
+        world.places[0].node.adopt(version, now, |_| Some(Vec::new())).expect("adopted");
         while world.now < START {
             world.begin_step();
             world.end_step();
@@ -186,7 +186,7 @@ impl World {
         for region in 0..self.places.len() {
             let Place { node, disk, .. } = &mut self.places[region];
             if self.now.is_multiple_of(10 * MS) || node.calls() {
-                node.tick(now, |id| rows(disk, id)).expect("a version that fits");
+                node.tick(now, |id| Some(rows(disk, id))).expect("a version that fits");
             }
             while let Some((batch, rows)) = node.take_rows() {
                 for row in rows {
