@@ -347,6 +347,14 @@ impl Algorithm {
         }
     }
 
+    /// The same for a state that cells share, whatever edges of their own they have.
+    pub fn spent_by_any_at(&self, then: Now) -> State {
+        match self {
+            Self::FixedWindow(window) => self.state_of(window.spent_by_any_at(then.wall_ns)),
+            _ => self.spent_at(then, 0),
+        }
+    }
+
     /// Nanoseconds after which a cell that is no longer charged is surely idle; `u64::MAX` for a piece
     /// of a bucket so slow that clocks end sooner.
     pub fn horizon_ns(&self) -> u64 {

@@ -197,6 +197,18 @@ impl FixedWindow {
         Usage { end_ns, used: self.limit, ahead: if both { self.next_limit } else { 0 } }
     }
 
+    /// The usage, shared by cells with edges of their own, of which each has spent all of its windows that are open at
+    /// `wall_ns`: it counts until the last of those ends.
+    pub fn spent_by_any_at(&self, wall_ns: u64) -> Usage {
+        match self.edges {
+            Edges::Every { window_ns, stagger: true } => {
+                let latest_ns = wall_ns + self.margin_ns;
+                Usage { end_ns: latest_ns + self.length_ns(window_ns), used: self.limit, ahead: 0 }
+            }
+            _ => self.spent_at(wall_ns, 0),
+        }
+    }
+
     /// Whether the cell's windows are over or untouched.
     pub fn is_idle(&self, usage: Usage, wall_ns: u64) -> bool {
         let over = |end_ns: u64| !self.is_open(end_ns, wall_ns);
@@ -370,6 +382,21 @@ mod tests {
         assert_eq!((v.allowed, v.remaining, v.retry_after_ns), (false, 1, 45 * S));
         assert!(!w.probe(usage, now + v.retry_after_ns - 1, 2, 0).allowed);
         assert!(w.probe(usage, now + v.retry_after_ns, 2, 0).allowed);
+    }
+
+    #[test]
+    fn what_any_cell_may_have_spent_covers_every_cell() {
+        for margin_ns in [0, 5 * S] {
+            let w = FixedWindow { margin_ns, ..minutely(3, true) };
+            let then = 615 * S;
+            let all = w.spent_by_any_at(then);
+            for salt in (0..1 << 16).map(|salt: u32| salt.wrapping_mul(0x9E37_79B9)) {
+                let own = w.spent_at(then, salt);
+                let over_ns = own.end_ns + margin_ns;
+                assert!(!w.probe(all, over_ns - 1, 1, salt).allowed, "{salt}: open until {over_ns}");
+            }
+            assert!(w.is_idle(all, then + 60 * S + 2 * margin_ns), "no longer than it must");
+        }
     }
 
     #[test]

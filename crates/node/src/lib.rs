@@ -54,7 +54,7 @@ use crate::{
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
     kept::Pledge,
     shard::{Cells, HeapCells, NewCell, Shard},
-    sharing::{CellKey, Memory, Sharing},
+    sharing::{Carried, CellKey, Memory, Sharing},
     table::Cell,
 };
 pub use crate::{
@@ -125,6 +125,8 @@ pub struct Node {
     owns_nothing: AtomicU8,
     /// What is added to the wall clock while it is not believed, in nanoseconds.
     correction_ns: AtomicI64,
+    /// What a wall that moves as the steady clock does reads. Nothing where nobody compares them.
+    carried: Carried,
 }
 
 /// Whose new cells share one: those of a limit under one set of numbers.
@@ -205,6 +207,7 @@ impl Node {
             calls: AtomicBool::new(false),
             owns_nothing: AtomicU8::new(if config.home.is_some() { region::NO_CATALOGUE } else { 0 }),
             correction_ns: AtomicI64::new(0),
+            carried: Carried::default(),
             config,
         }
     }
@@ -406,7 +409,7 @@ impl Node {
             for (numbers, _) in active.all_numbers() {
                 if !shared.contains_key(&OverflowKey { slot: active.slot, numbers }) {
                     let Some(local) = catalogue.local(active.slot, numbers) else { continue };
-                    let spent = self.spent(local.least(), crashed, 0);
+                    let spent = self.spent(local.least(), crashed, None);
                     write(active.slot, numbers, overflow_tag(numbers), spent.words());
                 }
             }
@@ -519,9 +522,14 @@ impl Node {
     }
 
     /// The time, its wall not before that of the last window that was forgotten.
+    /// The time as this node goes by it: the wall corrected, and never behind what was left.
+    ///
+    /// A clock may be set between two looks at it. Until the next one the wall goes on as the steady clock does, or
+    /// requests would be counted in windows that nobody heard of.
     fn not_before(&self, now: Now) -> Now {
         let correction_ns = self.correction_ns.load(Ordering::Acquire);
-        let wall_ns = now.wall_ns.saturating_add_signed(correction_ns);
+        let read_ns = now.wall_ns.saturating_add_signed(correction_ns);
+        let wall_ns = self.carried.unless_set(now.steady_ns, read_ns);
         Now { wall_ns: wall_ns.max(self.forgotten_wall_ns.load(Ordering::Acquire)), ..now }
     }
 
@@ -619,7 +627,7 @@ impl Node {
         };
         let state = match lost {
             None => state,
-            Some(then) if !like.has_rate() => self.spent(live.local.at(salt), then, salt),
+            Some(then) if !like.has_rate() => self.spent(live.local.at(salt), then, Some(salt)),
             Some(_) => match more_than_forgotten(registry, (slot, live.numbers), state, now) {
                 Ok(more) => more,
                 Err(_) if kept.pledge().is_empty() => return false,
@@ -698,7 +706,7 @@ impl Node {
                     None => state,
                     Some(first) if algorithm.covers(first.words(), state.words(), now) => first,
                     Some(first) if algorithm.covers(state.words(), first.words(), now) => state,
-                    Some(_) => self.spent(algorithm, now, 0),
+                    Some(_) => self.spent(algorithm, now, None),
                 });
             }
             let more = |state| match presumed {

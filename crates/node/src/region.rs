@@ -25,7 +25,7 @@ use crate::{
     journal::{HeapCell, MEMORY, VERSIONS},
     journal_tag, lock,
     shard::Cells,
-    sharing::{AdoptFault, CellKey, FrameFault, Membership, Memory, Sharing, Traffic},
+    sharing::{AdoptFault, CellKey, FrameFault, Membership, Memory, Sharing, Timekeeper, Traffic},
 };
 
 /// Codes of why a region owns nothing.
@@ -315,8 +315,12 @@ impl Node {
         }
     }
 
-    pub(crate) fn set_correction(&self, ns: i64) {
-        self.correction_ns.store(ns, Ordering::Release);
+    /// What is added to the wall from now on, and what it reads then.
+    pub(crate) fn set_wall(&self, time: &Timekeeper, error_ns: u64, drift_ppm: u32) {
+        self.correction_ns.store(time.correction_ns(), Ordering::Release);
+        if let Some(seen) = time.compared() {
+            self.carried.set(seen, error_ns, drift_ppm);
+        }
     }
 
     pub(crate) fn wall_high_ns(&self) -> u64 {
@@ -353,30 +357,34 @@ impl Node {
             return forgotten(catalogue, (slot, numbers), algorithm, now).unwrap_or(algorithm.fresh());
         }
         match self.spent_before_start(catalogue, slot, algorithm, now) {
-            Some(then) => self.spent(algorithm, then, salt),
+            Some(then) => self.spent(algorithm, then, Some(salt)),
             None => algorithm.fresh(),
         }
     }
 
-    /// The state of a cell of which nothing is known but that it was served until then. Among regions it may have
-    /// had more than it has now: rights that came and will be told again, or the share of an earlier version. So of a
-    /// window nothing at all is left.
-    pub(crate) fn spent(&self, algorithm: &Algorithm, then: Now, salt: u32) -> State {
-        if !self.is_shared() || broken(Broken::SpentAsOfNow) {
-            return algorithm.spent_at(then, salt);
-        }
-        match algorithm {
-            Algorithm::FixedWindow(window) => {
-                let all = FixedWindow { limit: UNITS_MAX, next_limit: UNITS_MAX, ..window.clone() };
-                Algorithm::FixedWindow(all).spent_at(then, salt)
-            }
+    /// The state of a cell of which nothing is known but that it was served until then; with no salt, of one that any
+    /// cells share. Among regions it may have had more than it has now: rights that came and will be told again, or the
+    /// share of an earlier version. So of a window nothing at all is left.
+    pub(crate) fn spent(&self, algorithm: &Algorithm, then: Now, salt: Option<u32>) -> State {
+        let all = match algorithm {
+            _ if !self.is_shared() || broken(Broken::SpentAsOfNow) => None,
+            Algorithm::FixedWindow(window) => Some(Algorithm::FixedWindow(FixedWindow {
+                limit: UNITS_MAX,
+                next_limit: UNITS_MAX,
+                ..window.clone()
+            })),
             Algorithm::SlidingLog(log) => {
-                Algorithm::SlidingLog(SlidingLog { limit: UNITS_MAX, ..*log }).spent_at(then, salt)
+                Some(Algorithm::SlidingLog(SlidingLog { limit: UNITS_MAX, ..*log }))
             }
             Algorithm::SlidingSlots(slots) => {
-                Algorithm::SlidingSlots(SlidingSlots { limit: UNITS_MAX, ..*slots }).spent_at(then, salt)
+                Some(Algorithm::SlidingSlots(SlidingSlots { limit: UNITS_MAX, ..*slots }))
             }
-            _ => algorithm.spent_at(then, salt),
+            _ => None,
+        };
+        let algorithm = all.as_ref().unwrap_or(algorithm);
+        match salt {
+            Some(salt) => algorithm.spent_at(then, salt),
+            None => algorithm.spent_by_any_at(then),
         }
     }
 
@@ -394,7 +402,7 @@ impl Node {
             forgotten(catalogue, (slot, numbers), algorithm, now)
         } else {
             let then = self.spent_before_start(catalogue, slot, algorithm, now);
-            then.map(|then| self.spent(algorithm, then, salt))
+            then.map(|then| self.spent(algorithm, then, Some(salt)))
         };
         spent.filter(|spent| algorithm.covers(spent.words(), state.words(), now)).unwrap_or(state)
     }

@@ -56,6 +56,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a crash while a limit is away", a_crash_while_a_limit_is_away),
     ("a clean stop soon after a crash", a_clean_stop_soon_after_a_crash),
     ("a word that a third passes on", a_word_that_a_third_passes_on),
+    ("a clock that is set between two looks", a_clock_that_is_set_between_two_looks),
     (
         "a limit that comes back while a disk cannot be read",
         a_limit_that_comes_back_while_a_disk_cannot_be_read,
@@ -926,14 +927,19 @@ fn a_crash_while_a_limit_is_away() -> Option<Finding> {
 /// the next one must not take that for less than the part of this cell, or than what others gave to it.
 /// (Histories 200002482 and 100004218.)
 fn a_clean_stop_soon_after_a_crash() -> Option<Finding> {
-    for shape in [Shape::Sliding("30s", 30 * S, None), Shape::Window("30s", false)] {
+    // Of a staggered window each cell has edges of its own: those of no other say when it is over.
+    let shapes =
+        [Shape::Sliding("30s", 30 * S, None), Shape::Window("30s", false), Shape::Window("30s", true)];
+    for (shape, wait) in shapes.into_iter().flat_map(|shape| (0..10).map(move |at| (shape, at * 3 * S))) {
         let mut world = three(shape, 301, 1);
+        quiet(&mut world, wait);
         for place in 0..3 {
             world.drain(place, CELL);
             world.flush(place);
             world.crash(place, 9, 0);
             world.start(place, false);
             world.stop(place);
+            world.pass(3 * S);
             world.start(place, true);
             quiet(&mut world, 200 * MS);
             drain_all(&mut world);
@@ -990,5 +996,29 @@ fn a_limit_that_comes_back_while_a_disk_cannot_be_read() -> Option<Finding> {
     if world.places[1].node().and_then(|node| node.version()).is_none_or(|version| version.mark != wanted) {
         world.oracle.find("settle", format!("region 1 has not adopted {wanted:?}"));
     }
+    found(world)
+}
+
+/// A clock is set ahead and back before its node has looked at it again, and requests come in between. What they use is
+/// of no window that nobody heard of.
+fn a_clock_that_is_set_between_two_looks() -> Option<Finding> {
+    let mut plan = plan(Shape::Window("1m", false), 300, 1);
+    plan.true_windows = false;
+    let mut world = World::new(plan, 1);
+    quiet(&mut world, 2 * S);
+    world.places[2].clock.error_ns = 60 * S as i64;
+    world.drain(2, CELL);
+    world.flush(2);
+    world.places[2].clock.error_ns = 0;
+    quiet(&mut world, S);
+    world.command("weights", |operator| {
+        for (member, weight) in operator.members.values_mut().zip([8, 1, 1]) {
+            member.weight = weight;
+        }
+    });
+    quiet(&mut world, 5 * S);
+    world.pass(60 * S - world.now % (60 * S));
+    quiet(&mut world, S);
+    drain_all(&mut world);
     found(world)
 }

@@ -26,6 +26,10 @@ const RESHARE_NS: u64 = 100_000_000;
 /// How long a clock that was doubted is doubted at least.
 const DOUBT_NS: u64 = 60_000_000_000;
 
+/// How far the wall that requests went by since the last tick may be ahead of what that tick read, beyond the clock's
+/// error: what a steady clock drifts meanwhile.
+const GLIMPSE_NS: u64 = 1_000_000;
+
 /// Why a version was not adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptFault {
@@ -431,7 +435,9 @@ impl Sharing {
 
     /// Acknowledges the newest version, once nothing is lent beyond the new shares.
     pub(crate) fn acknowledge(&mut self, node: &Node, now: Now) {
-        self.wall_high_ns = self.wall_high_ns.max(now.wall_ns).max(node.wall_high_ns());
+        // A request may have gone by a wall that was set a little ahead, and back, between two ticks.
+        let high_ns = now.wall_ns.max(node.wall_high_ns()).saturating_add(GLIMPSE_NS);
+        self.wall_high_ns = self.wall_high_ns.max(high_ns);
         if now.steady_ns < self.forgotten_until_ns {
             return;
         }

@@ -41,13 +41,13 @@ use self::{
     peer::Peer,
     policy::{Borrowed, Flow, Plan, Seat, Stake, Stock, plan, units_in},
     slots::Slots,
-    timekeeper::Timekeeper,
     wire::{Entry, Frame, Garbled, Header, Rough, ShortId},
 };
 use crate::{Catalogue, Node, account::Ground, journal::HeapCell, visit::Visit};
 
 pub use membership::{AdoptFault, Membership, Standing, limits_from_bytes, limits_to_bytes};
 pub(crate) use outbox::CellKey;
+pub(crate) use timekeeper::{Carried, Timekeeper};
 
 /// How long a loan lasts after the heartbeat that it is dated from, unless a config says otherwise.
 pub const LOAN_TTL_NS: u64 = 3_000_000_000;
@@ -278,9 +278,13 @@ impl Sharing {
     /// Lets time pass: looks at cells that are due or call, and puts in line what there is to say.
     pub(crate) fn tick(&mut self, node: &Node, raw: Now, calls: Vec<CellKey>) {
         self.stored(node, raw);
+        // What requests went by until now.
+        node.leave_behind(node.not_before(raw));
         self.keep_time(raw);
         self.keep_doubt(raw);
-        node.set_correction(self.time.correction_ns());
+        let (error_ns, drift_ppm) =
+            self.versions.version().map_or((0, 0), |version| (version.clock_error_ns, version.drift_ppm));
+        node.set_wall(&self.time, error_ns, drift_ppm);
         let now = node.not_before(raw);
         node.leave_behind(now);
         self.beat(now);

@@ -8,6 +8,8 @@
 //! steady clock. Holdover is off by no more than the drift, so the band around edges in which both
 //! windows are charged grows with it, and no window opens early.
 
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
 use smallvec::SmallVec;
 
 /// How often a clock is compared with itself and with the peers', at most.
@@ -32,6 +34,8 @@ pub(crate) struct Timekeeper {
     correction_ns: i64,
     /// How far the reading may be off beyond the error of a clock that is believed.
     unsure_ns: u64,
+    /// When they were last compared: the steady clock, and the wall as it was believed to be.
+    compared: Option<(u64, u64)>,
 }
 
 impl Timekeeper {
@@ -43,6 +47,11 @@ impl Timekeeper {
     /// What is added to a reading of the wall clock.
     pub(crate) const fn correction_ns(&self) -> i64 {
         self.correction_ns
+    }
+
+    /// When the clocks were last compared: the steady one, and the wall as it was believed to be.
+    pub(crate) const fn compared(&self) -> Option<(u64, u64)> {
+        self.compared
     }
 
     /// How far a corrected reading may be off, beyond the error of a clock that is believed.
@@ -61,7 +70,7 @@ impl Timekeeper {
         peers: &[Reading],
     ) {
         let Some((good_steady, good_wall)) = self.good else {
-            self.good = Some((steady_ns, wall_ns));
+            (self.good, self.compared) = (Some((steady_ns, wall_ns)), Some((steady_ns, wall_ns)));
             return;
         };
         let passed = steady_ns.saturating_sub(good_steady);
@@ -74,15 +83,64 @@ impl Timekeeper {
         let raw = Vote::of(peers, 0, error_ns);
         let is_believed = if is_step { raw == Vote::For } else { !matches!(raw, Vote::Against { .. }) };
         if is_believed {
-            *self = Self { good: Some((steady_ns, wall_ns)), ..Self::default() };
+            let good = Some((steady_ns, wall_ns));
+            *self = Self { good, compared: good, ..Self::default() };
             return;
         }
         self.suspect = true;
         self.correction_ns = if is_step { -step_ns } else { 0 };
+        self.compared = Some((steady_ns, wall_ns.saturating_add_signed(self.correction_ns)));
         self.unsure_ns = match Vote::of(peers, self.correction_ns, error_ns) {
             Vote::Against { by_ns } => wandered_ns.saturating_add(by_ns),
             Vote::For | Vote::None => wandered_ns,
         };
+    }
+}
+
+/// What the wall reads if nobody has set it since it was last compared with the steady clock.
+///
+/// A clock may be set between two looks at it, and be set back: requests that came in between must not be counted in
+/// windows that nobody heard of. Read by every request, written by the thread that ticks: one that reads while it is
+/// written takes the clock as it reads.
+#[derive(Debug, Default)]
+pub(crate) struct Carried {
+    /// Odd while the rest is written; 0 until it was, once.
+    writes: AtomicU64,
+    steady_ns: AtomicU64,
+    wall_ns: AtomicU64,
+    /// How far two readings of one clock may be apart for its error alone: 2ε.
+    apart_ns: AtomicU64,
+    drift_ppm: AtomicU32,
+}
+
+impl Carried {
+    pub(crate) fn set(&self, (steady_ns, wall_ns): (u64, u64), error_ns: u64, drift_ppm: u32) {
+        self.writes.fetch_add(1, Ordering::AcqRel);
+        self.steady_ns.store(steady_ns, Ordering::Release);
+        self.wall_ns.store(wall_ns, Ordering::Release);
+        self.apart_ns.store(error_ns.saturating_mul(2), Ordering::Release);
+        self.drift_ppm.store(drift_ppm, Ordering::Release);
+        self.writes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The wall as it reads, unless it moved against the steady clock by more than both of them may be wrong: then as
+    /// it would read had it moved along.
+    #[inline]
+    pub(crate) fn unless_set(&self, steady_ns: u64, read_ns: u64) -> u64 {
+        let writes = self.writes.load(Ordering::Acquire);
+        if writes == 0 {
+            return read_ns;
+        }
+        let passed_ns = steady_ns.saturating_sub(self.steady_ns.load(Ordering::Acquire));
+        let carried_ns = self.wall_ns.load(Ordering::Acquire).saturating_add(passed_ns);
+        let apart_ns = read_ns.abs_diff(carried_ns);
+        if apart_ns <= self.apart_ns.load(Ordering::Acquire) {
+            return read_ns;
+        }
+        let wandered_ns = drifted(passed_ns, self.drift_ppm.load(Ordering::Acquire));
+        let most_ns = self.apart_ns.load(Ordering::Acquire).saturating_add(wandered_ns);
+        let is_whole = writes & 1 == 0 && writes == self.writes.load(Ordering::Acquire);
+        if apart_ns > most_ns && is_whole { carried_ns } else { read_ns }
     }
 }
 
@@ -157,7 +215,19 @@ mod tests {
         assert!(wandered.contains(&keeper.unsure_ns()), "{}", keeper.unsure_ns());
         keeper.observe(15 * S, 115 * S, 10 * MS, 1_000, &[]);
         assert!(!keeper.is_suspect());
-        assert_eq!(keeper.correction_ns(), 0);
+        assert_eq!((keeper.correction_ns(), keeper.compared()), (0, Some((15 * S, 115 * S))));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_counts_from_the_next_look_on() {
+        let carried = Carried::default();
+        assert_eq!(carried.unless_set(5 * S, 3_600 * S), 3_600 * S, "nobody has looked yet");
+        carried.set((S, 101 * S), 10 * MS, 1_000);
+        assert_eq!(carried.unless_set(2 * S, 102 * S + 20 * MS), 102 * S + 20 * MS, "as wrong as it may be");
+        assert_eq!(carried.unless_set(2 * S, 102 * S + 22 * MS), 102 * S, "more than it may be");
+        assert_eq!(carried.unless_set(2 * S, 3_702 * S), 102 * S);
+        // After an hour the steady clock may be wrong by more than three seconds.
+        assert_eq!(carried.unless_set(3_601 * S, 3_704 * S), 3_704 * S);
     }
 
     #[test]
