@@ -69,6 +69,7 @@ fn mend(world: &mut World) {
     let authority = world.operator.authority;
     if !world.places[authority].owner {
         quiet(world, 3 * S);
+        world.is_mended = true;
         let lost = world.places[authority].writer;
         world.operator.members.retain(|_, member| member.writer != lost);
         if let Some(heir) = heir(world) {

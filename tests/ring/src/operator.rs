@@ -13,7 +13,7 @@ use acequia_rights::{
 
 use crate::{
     budget::{Budget, KEY, Measured},
-    place::{State, rows_of},
+    place::{Place, State, rows_of},
     trace::Event,
     world::{Plan, World},
 };
@@ -200,7 +200,9 @@ impl World {
     /// Another place becomes the authority.
     pub fn take_over(&mut self, place: usize) -> bool {
         // Who takes over without the newest version may meet another who did: `tests/stories.rs` has that.
-        let newest = self.places.iter().map(|place| place.mark).max();
+        // What only fenced ones have heard of is lost: when all links are up, and nothing of theirs is on its way.
+        let is_lost = |place: &Place| self.is_mended && place.state == State::Fenced;
+        let newest = self.places.iter().filter(|place| !is_lost(place)).map(|place| place.mark).max();
         let done = newest == Some(self.places[place].mark) && self.publish(place, true);
         self.note(Event::Command(place, "take over", done));
         done

@@ -40,6 +40,8 @@ pub struct World {
     pub crash_after_send: u32,
     /// Whether a node said that there are two authorities: operators read it in its log.
     pub two_authorities: bool,
+    /// Whether all links are up, and no fault is to come.
+    pub is_mended: bool,
     ghosts: Vec<Ghost>,
 }
 
@@ -92,6 +94,7 @@ impl World {
             trace: Trace::default(),
             crash_after_send: 0,
             two_authorities: false,
+            is_mended: false,
             ghosts: Vec::new(),
         };
         for place in 0..plan.members {
