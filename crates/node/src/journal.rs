@@ -31,6 +31,8 @@ pub const WALL: LimitId = LimitId(0);
 pub const MEMORY: LimitId = LimitId(1);
 /// See [`MEMORY`].
 pub const VERSIONS: LimitId = LimitId(2);
+/// See [`MEMORY`]: what this node charged under each limit, in all.
+pub const USAGE: LimitId = LimitId(3);
 
 /// A row of [`WALL`].
 pub(crate) fn wall_row(wall_ns: u64) -> Row {

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use crate::{
     Catalogue, CatalogueFault, Kept, Node, Row, Scheduled,
     catalogue::Terms,
-    journal::{HeapCell, MEMORY, VERSIONS},
+    journal::{HeapCell, MEMORY, USAGE, VERSIONS},
     journal_tag, lock,
     shard::Cells,
     sharing::{AdoptFault, CellKey, FrameFault, Membership, Memory, Sharing, Timekeeper, Traffic},
@@ -91,10 +91,15 @@ impl Node {
         if versions.me() != home.writer {
             return Err(ResumeFault::AnotherWriter { kept: versions.me(), writer: home.writer });
         }
+        let charged = match read(USAGE, &mut rows) {
+            None => Vec::new(),
+            Some(bytes) => postcard::from_bytes(&bytes).map_err(|_| ResumeFault::Unreadable("usage"))?,
+        };
         *lock(&self.memory) = memory;
         let born_in = self.remember(|_| ());
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
         *sharing = Sharing::new(home, versions, memory, born_in);
+        sharing.take_up_usage(charged);
         sharing.resume(self, schedule, now, rows)
     }
 
@@ -201,6 +206,11 @@ impl Node {
     /// Units that all regions were heard to have charged under a limit, less those given back.
     pub fn usage_of(&self, limit: LimitId) -> u128 {
         self.lock_sharing().map_or(0, |sharing| sharing.usage_of(limit))
+    }
+
+    /// Units that one writer was heard to have charged under a limit.
+    pub fn charged_by(&self, writer: Writer, limit: LimitId) -> u64 {
+        self.lock_sharing().map_or(0, |sharing| sharing.charged(writer, limit))
     }
 
     pub(crate) fn lock_sharing(&self) -> Option<MutexGuard<'_, Sharing>> {

@@ -57,6 +57,9 @@ pub mod loan;
 // What a region gives away inside a window.
 pub mod transfer;
 
+// Whether two nodes know the same, in a few bytes.
+pub mod digest;
+
 // Rules that tests may leave out.
 pub mod broken;
 

@@ -7,7 +7,7 @@ use crate::{
     budget::{MS, S},
     network::Weather,
     oracle::Finding,
-    place::State,
+    place::{Place, State},
     trace::Event,
     world::World,
 };
@@ -41,12 +41,17 @@ pub fn heal(world: &mut World) {
     // Nobody asks: everything that was lent comes back, of a sliding window once it is not used any more.
     for _ in 0..RETURN_LOOKS {
         rounds(world, 10 * S, 40 * MS);
-        if world.oracle.finding.is_some() || still_lent(world).is_none() {
+        if world.oracle.finding.is_some()
+            || (still_lent(world).is_none() && counted_otherwise(world).is_none())
+        {
             break;
         }
     }
     if let Some(what) = still_lent(world) {
         world.oracle.find("return", what);
+    }
+    if let Some(what) = counted_otherwise(world) {
+        world.oracle.find("usage", what);
     }
 }
 
@@ -159,6 +164,20 @@ fn unsettled(world: &World) -> Option<String> {
             return Some(format!(
                 "region {number} has {requested:?} of {mark:?}, effective {effective:?}, waits for {pending:?}; {marks:?}"
             ));
+        }
+    }
+    None
+}
+
+/// Regions with a share of which another one does not know what they have charged under a limit that there is.
+fn counted_otherwise(world: &World) -> Option<String> {
+    let owners = || world.places.iter().filter(|place| place.owner && place.state == State::Up);
+    let limits = world.limits.iter().zip(&world.operator.budgets).filter(|(_, budget)| budget.is_some());
+    for (limit, of) in limits.flat_map(|(limit, _)| owners().map(move |of| (limit, of))) {
+        let told = |by: &Place| Some(by.node()?.charged_by(of.writer, limit.id));
+        let all: Vec<u64> = owners().filter_map(told).collect();
+        if all.iter().any(|units| *units != all[0]) {
+            return Some(format!("limit {}, charged by {:?}: {all:?}", limit.name, of.writer));
         }
     }
     None

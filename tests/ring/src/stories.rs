@@ -56,6 +56,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a crash while a limit is away", a_crash_while_a_limit_is_away),
     ("a clean stop soon after a crash", a_clean_stop_soon_after_a_crash),
     ("a word that a third passes on", a_word_that_a_third_passes_on),
+    ("rights that a crash forgot are told again", rights_that_a_crash_forgot_are_told_again),
     ("a clock that is set between two looks", a_clock_that_is_set_between_two_looks),
     (
         "a limit that comes back while a disk cannot be read",
@@ -1020,5 +1021,39 @@ fn a_clock_that_is_set_between_two_looks() -> Option<Finding> {
     world.pass(60 * S - world.now % (60 * S));
     quiet(&mut world, S);
     drain_all(&mut world);
+    found(world)
+}
+
+/// A region was given rights, says so, and crashes before they are on its disk. It has them again soon after it is back:
+/// the giver hears that it knows less than it was told.
+fn rights_that_a_crash_forgot_are_told_again() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", false), 300, 1);
+    // All links are up, and nothing of region 0 reaches its disk while it is asked for more than its part.
+    for _ in 0..60 {
+        for _ in 0..4 {
+            world.ask(0, CELL, 1);
+        }
+        world.pass(10 * MS);
+        while world.deliver() {}
+        for place in 0..3 {
+            world.tick(place);
+            if place > 0 {
+                world.flush(place);
+            }
+            world.send(place);
+        }
+    }
+    world.crash(0, 0, 0);
+    world.start(0, false);
+    quiet(&mut world, 2 * S);
+    let (id, tag) = (world.limits[0].id, world.limits[0].keys[0].1);
+    let of = |place: &crate::place::Place| {
+        let holding = place.node().and_then(|node| node.holding(id, tag, place.now(world.now)));
+        holding.map_or(0, |holding| holding.effective.units)
+    };
+    let all: Vec<u64> = world.places.iter().map(of).collect();
+    if all.iter().sum::<u64>() != 300 || all[0] <= 100 {
+        world.oracle.find("rights", format!("{all:?} of 300"));
+    }
     found(world)
 }

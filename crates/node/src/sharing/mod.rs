@@ -13,6 +13,7 @@ mod names;
 mod outbox;
 mod peer;
 pub(crate) mod policy;
+mod resync;
 mod slots;
 mod target;
 mod timekeeper;
@@ -140,6 +141,8 @@ pub struct Traffic {
     pub borrowed: u64,
     /// Rights given away in windows.
     pub given: u64,
+    /// Digests of peers that this node knew otherwise: the difference is told again.
+    pub resyncs: u64,
     /// The most loans that one cell had at once, lent and held.
     pub loans_max: u64,
 }
@@ -192,6 +195,10 @@ pub(crate) struct Sharing {
     restored_disk: bool,
     usage: BTreeMap<LimitId, PNCounter<Writer>>,
     usage_ns: u64,
+    /// The rows of those counters: what each writer said that it charged, in all. This node's own are on the disk.
+    charged: BTreeMap<(Writer, LimitId), u64>,
+    /// The batch that this node's own rows were last written in.
+    charged_in: u64,
     traffic: Traffic,
     /// Nothing leaves before this batch is on disk: this process's number is in it.
     born_in: u64,
@@ -253,6 +260,8 @@ impl Sharing {
             restored_disk: false,
             usage: BTreeMap::new(),
             usage_ns: 0,
+            charged: BTreeMap::new(),
+            charged_in: 0,
             traffic: Traffic::default(),
             born_in,
         }
@@ -307,6 +316,7 @@ impl Sharing {
             }
         }
         self.acknowledge(node, now);
+        self.resync(node, &catalogue, now);
         if now.steady_ns >= self.usage_ns {
             self.usage_ns = now.steady_ns + USAGE_NS;
             self.count_usage(node, &catalogue);
@@ -832,6 +842,9 @@ impl Sharing {
             self.restored_disk = true;
         }
         let adopted = header.mark > peer.mark;
+        if adopted || began_anew || !peer.is_reached(raw.steady_ns, REACH_NS) {
+            peer.resync.begin();
+        }
         peer.hear(&header, (own, boot), raw);
         if adopted {
             // What it was told of a version before it had it, it could not count.
@@ -840,7 +853,6 @@ impl Sharing {
         if began_anew {
             for warm in self.cells.values_mut().flatten() {
                 warm.told = None;
-                warm.regive = true;
                 // Its frames are counted anew.
                 warm.views.retain(|view| view.of != from);
             }
@@ -1014,6 +1026,21 @@ impl Sharing {
                 for (total, dir) in [(spent, Dir::Pos), (refunded, Dir::Neg)] {
                     counter.apply(Op { dot: Dot::new(writer, total), dir });
                 }
+                let charged = self.charged.entry((writer, limit)).or_default();
+                *charged = spent.max(*charged);
+                Ok(())
+            }
+            (Entry::Digest(digest), _) => {
+                if let Some(peer) = self.peers.get_mut(&region) {
+                    peer.resync.compare(*digest);
+                }
+                Ok(())
+            }
+            (Entry::Differs(buckets), _) => {
+                if let Some(peer) = self.peers.get_mut(&region) {
+                    peer.resync.tell_again(buckets);
+                }
+                self.tell_usage_again(region, buckets);
                 Ok(())
             }
             (entry, Some(key)) => self.take_right(node, header, key, entry, now),
@@ -1188,19 +1215,57 @@ impl Sharing {
         Traffic { entries_out, ..self.traffic }
     }
 
-    /// Charges so far, by limit, over all regions: (spent, refunded).
+    /// Counts what was charged here since the last time, and tells the others once it is on the disk: a process that goes
+    /// on with less than it told would not be heard.
     fn count_usage(&mut self, node: &Node, catalogue: &Catalogue) {
         let me = self.me();
+        let mut changed = Vec::new();
         for (slot, spent) in node.take_spent() {
             let Some(limit) = catalogue.id(slot) else { continue };
             let counter = self.usage.entry(limit).or_default();
             let op = counter.inc_many(me, spent);
-            let total = op.dot.counter;
+            self.charged.insert((me, limit), op.dot.counter);
             counter.apply(op);
-            for peer in self.peers.values_mut() {
-                let entry = Entry::Usage { limit, writer: me, spent: total, refunded: 0 };
-                peer.outbox.tell(Topic::Usage(limit, me), entry, 0);
-            }
+            changed.push(limit);
+        }
+        if changed.is_empty() {
+            return;
+        }
+        let own: Vec<(LimitId, u64)> = self.charged_by(me).collect();
+        let Ok(bytes) = postcard::to_allocvec(&own) else { return };
+        self.charged_in = node.write_record(crate::journal::USAGE, bytes);
+        for limit in changed {
+            self.tell_usage(limit, None);
+        }
+    }
+
+    /// Tells one region, or all, what this node charged under a limit.
+    fn tell_usage(&mut self, limit: LimitId, to: Option<Region>) {
+        let (writer, after_batch) = (self.me(), self.charged_in);
+        let Some(spent) = self.charged.get(&(writer, limit)).copied() else { return };
+        for (_, peer) in self.peers.iter_mut().filter(|(region, _)| to.is_none_or(|to| to == **region)) {
+            let entry = Entry::Usage { limit, writer, spent, refunded: 0 };
+            peer.outbox.tell(Topic::Usage(limit, writer), entry, after_batch);
+        }
+    }
+
+    pub(crate) fn charged(&self, writer: Writer, limit: LimitId) -> u64 {
+        self.charged.get(&(writer, limit)).copied().unwrap_or(0)
+    }
+
+    /// What a writer said that it charged, by limit.
+    fn charged_by(&self, writer: Writer) -> impl Iterator<Item = (LimitId, u64)> + '_ {
+        let all = (writer, LimitId(0))..=(writer, LimitId(u128::MAX));
+        self.charged.range(all).map(|((_, limit), units)| (*limit, *units))
+    }
+
+    /// What this node had charged, as its disk has it.
+    pub(crate) fn take_up_usage(&mut self, charged: Vec<(LimitId, u64)>) {
+        let me = self.me();
+        for (limit, units) in charged {
+            let counter = self.usage.entry(limit).or_default();
+            counter.apply(Op { dot: Dot::new(me, units), dir: Dir::Pos });
+            self.charged.insert((me, limit), units);
         }
     }
 }

@@ -39,6 +39,8 @@ pub(crate) enum Topic {
     Short(CellKey),
     News(CellKey),
     Usage(LimitId, Writer),
+    Digest,
+    Differs,
 }
 
 impl Topic {
@@ -54,13 +56,19 @@ impl Topic {
             | Self::Ask(cell, _)
             | Self::Short(cell)
             | Self::News(cell) => Some(cell),
-            Self::Version | Self::Acked(_) | Self::Renew | Self::Unknown(_) | Self::Usage(..) => None,
+            Self::Version
+            | Self::Acked(_)
+            | Self::Renew
+            | Self::Unknown(_)
+            | Self::Usage(..)
+            | Self::Digest
+            | Self::Differs => None,
         }
     }
 
     /// Whether only the peer's present process can make anything of it.
     const fn is_for_one_process(&self) -> bool {
-        matches!(self, Self::Grant(..) | Self::Renew | Self::Unknown(_))
+        matches!(self, Self::Grant(..) | Self::Renew | Self::Unknown(_) | Self::Digest | Self::Differs)
     }
 }
 
@@ -103,6 +111,11 @@ impl Outbox {
     /// Whether anything could be sent, with what is on disk.
     pub(crate) fn is_ready(&self, committed: u64) -> bool {
         self.under_way.len() < FRAMES_MAX && self.waiting.values().any(|fact| fact.after_batch <= committed)
+    }
+
+    /// Facts that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
     }
 
     /// The last frame's number.
@@ -220,7 +233,12 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Ask { id, .. }
         | Entry::Give { id, .. }
         | Entry::Got { id, .. } => *id = number,
-        Entry::Renew(_) | Entry::Version(_) | Entry::Acked { .. } | Entry::Usage { .. } => {}
+        Entry::Renew(_)
+        | Entry::Version(_)
+        | Entry::Acked { .. }
+        | Entry::Usage { .. }
+        | Entry::Digest(_)
+        | Entry::Differs(_) => {}
     }
 }
 

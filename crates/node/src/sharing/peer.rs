@@ -5,6 +5,7 @@ use acequia_rights::{Mark, Writer};
 
 use super::{
     outbox::Outbox,
+    resync::Resync,
     timekeeper::{Reading, drifted},
     wire::{Header, Seen},
 };
@@ -30,6 +31,8 @@ pub(crate) struct Peer {
     /// The version of the catalogue that it has, and the last one that it was told.
     pub(crate) mark: Mark,
     pub(crate) told: Mark,
+    /// What is compared with it, after it was away.
+    pub(crate) resync: Resync,
     rounds_ns: [u64; ROUNDS],
     rounds: usize,
     sighting: Option<Sighting>,
@@ -56,6 +59,7 @@ impl Peer {
             owes_reply: false,
             mark: Mark::default(),
             told: Mark::default(),
+            resync: Resync::default(),
             rounds_ns: [u64::MAX; ROUNDS],
             rounds: 0,
             sighting: None,

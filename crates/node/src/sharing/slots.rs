@@ -57,6 +57,11 @@ impl<V> Slots<V> {
         self.found.len()
     }
 
+    /// Slots have numbers below this.
+    pub(crate) fn end(&self) -> u32 {
+        u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+    }
+
     /// The slot of a cell.
     pub(crate) fn slot(&self, key: CellKey) -> Option<u32> {
         let packed = Packed::new(key);

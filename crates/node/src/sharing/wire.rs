@@ -8,6 +8,7 @@
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::{
     Writer,
+    digest::{Buckets, Digest},
     loan::{Grant, Return},
     session::Renew,
     versions::{Ack, Mark, Version},
@@ -213,6 +214,10 @@ pub enum Entry {
         /// Units given back, ever.
         refunded: u64,
     },
+    /// What the sender ever told the receiver of windows that are open, and of what it charged, by buckets.
+    Digest(Box<Digest>),
+    /// The buckets of the receiver's digest of which the sender knows something else: they shall be told again.
+    Differs(Buckets),
 }
 
 impl Entry {
@@ -233,7 +238,9 @@ impl Entry {
             | Self::Renew(_)
             | Self::Version(_)
             | Self::Acked { .. }
-            | Self::Usage { .. } => None,
+            | Self::Usage { .. }
+            | Self::Digest(_)
+            | Self::Differs(_) => None,
         }
     }
 }
