@@ -6,6 +6,7 @@ use acequia_limits::{Limit, Now, limit::LimitSpec};
 use acequia_node::sharing::{limits_from_bytes, limits_to_bytes};
 use acequia_rights::{
     Mark, Region, Version, Writer,
+    standing::WEIGHT_MAX,
     versions::{CellKey, Draft, Fence, Member},
 };
 use acequia_store::{Store, StoreError};
@@ -21,8 +22,6 @@ use crate::run::{SCHEDULE, schedule_bytes};
 
 /// The limits of the file that the authority applied last, in the journal.
 const APPLIED: &str = "applied_limits";
-/// The largest weight of a region.
-const WEIGHT_MAX: u32 = 1_000_000;
 
 /// What only one order at a time may touch.
 #[derive(Debug)]
@@ -506,5 +505,14 @@ mod tests {
         let after = merged(&catalogue, &changed(&applied, &file));
         assert_eq!(after, [bucket("a", 7), bucket("b", 2), bucket("d", 1)]);
         assert_eq!(changed(&applied, &applied), []);
+    }
+
+    #[test]
+    fn an_order_takes_the_weights_that_a_config_takes() {
+        assert!(check_weight(1).is_ok() && check_weight(WEIGHT_MAX).is_ok());
+        for weight in [0, WEIGHT_MAX + 1] {
+            let fault = check_weight(weight).expect_err("no weight").to_string();
+            assert!(fault.contains("1 to 10000"), "{fault}");
+        }
     }
 }
