@@ -16,6 +16,7 @@ use acequia_limits::{HashKey, Limit, LimitId, limit::LimitSpec};
 use acequia_node::{
     CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, ResumeFault, Row, SHARDS, Scheduled,
 };
+use acequia_rights::Writer as Identity;
 use acequia_store::{Journal, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -135,6 +136,8 @@ pub struct Service {
     shared: Arc<Shared>,
     store: Option<Arc<dyn Store>>,
     key: HashKey,
+    /// Who it is among the regions; nobody where it stands alone.
+    me: Option<Identity>,
     /// When the certificates were written that are in use.
     certificates: Option<SystemTime>,
 }
@@ -220,7 +223,8 @@ impl Service {
         }
         shared.apply(&config.live);
         reading.done()?;
-        Ok(Self { config, shared, store, key, certificates: None })
+        let me = home.map(|(home, _)| home.writer);
+        Ok(Self { config, shared, store, key, me, certificates: None })
     }
 
     /// From here on a crash is a crash: what a clean stop left behind is taken, with the rows that the node has queued
@@ -318,8 +322,8 @@ impl Service {
         socket: UdpSocket,
         stopping: watch::Receiver<bool>,
     ) -> Result<Option<JoinHandle<()>>, StartError> {
-        let (Some(settings), Some(store), Some(writer)) =
-            (self.config.regions.clone(), self.store.clone(), self.shared.writer.clone())
+        let (Some(settings), Some(me), Some(store), Some(writer)) =
+            (self.config.regions.clone(), self.me, self.store.clone(), self.shared.writer.clone())
         else {
             return Ok(None);
         };
@@ -328,6 +332,7 @@ impl Service {
         let place = Place {
             config: &self.config,
             settings,
+            me,
             node: Arc::clone(&self.shared.node),
             clock: Arc::clone(&self.shared.clock),
             store,

@@ -28,7 +28,7 @@ use acequia_api::acequia::v1::NodeStatus;
 use acequia_limits::{LimitId, Now, limit::LimitSpec};
 use acequia_mesh::{CertFault, Credentials, Mesh, MeshError, Timing, certs};
 use acequia_node::{Home, Node, Row, sharing::LOAN_TTL_NS};
-use acequia_rights::{Region, Writer as Identity, node_named};
+use acequia_rights::Writer as Identity;
 use acequia_store::{Store, StoreError};
 use tokio::sync::watch;
 use tracing::debug;
@@ -106,6 +106,7 @@ pub struct Regions {
 pub(crate) struct Place<'a> {
     pub(crate) config: &'a config::Config,
     pub(crate) settings: config::Regions,
+    pub(crate) me: Identity,
     pub(crate) node: Arc<Node>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) store: Arc<dyn Store>,
@@ -136,8 +137,8 @@ pub(crate) fn identity(
             incarnation
         }
     };
-    let region = Region::named(&config.region);
-    let writer = Identity { region, node: node_named(&config.node), incarnation };
+    let (region, node) = config.numbers();
+    let writer = Identity { region, node, incarnation };
     Ok((Home { writer, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
 }
 
@@ -170,7 +171,7 @@ impl Regions {
         place: Place<'_>,
         stopping: watch::Receiver<bool>,
     ) -> Result<(Arc<Self>, JoinHandle<()>), RegionsError> {
-        let Place { config, settings, node, clock, store, writer, key, audit, socket } = place;
+        let Place { config, settings, me, node, clock, store, writer, key, audit, socket } = place;
         let names = Names::new(&settings);
         let reset_key = reset_key(&*store)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -184,11 +185,6 @@ impl Regions {
             let config =
                 acequia_mesh::Config { identity, credentials, peers, reset_key, rng_seed: None, timing };
             Mesh::start(config, socket)?
-        };
-        let me = Identity {
-            region: Region::named(&config.region),
-            node: node_named(&config.node),
-            incarnation: identity(config, &*store, clock.now())?.0.writer.incarnation,
         };
         let authority = Authority::new(audit, &*store)?;
         let file = config.live.limits.iter().map(|limit| limit.spec.clone()).collect();
