@@ -244,6 +244,16 @@ fn a_budget_changes_everywhere_and_says_who_is_pending() {
     assert_eq!(budget("rate").as_deref(), Some("token_bucket 300/s burst 600"));
     assert!(budget("quota").expect("a quota").contains("2500"));
 
+    // What an operator has ordered already needs no order of the file's.
+    let yaml = yaml.replace(&format!("rate: {RATE}/s, burst"), "rate: 300/s, burst");
+    cluster.nodes[EU].write_whole_config(&yaml);
+    cluster.nodes[EU].hup();
+    eventually("the file says what is in force", || {
+        eu.status().catalogue.unwrap_or_default().differences.is_empty()
+    });
+    assert_eq!(numbers(&eu.status()), (3, 3, 0));
+    assert!(!cluster.nodes[EU].stderr().contains("config refused"));
+
     let audit = eu.runtime.block_on(eu.client.list_audit(ListAuditRequest { newest: 0 })).expect("a log");
     let entries = audit.into_inner().entries;
     let what: Vec<&str> = entries.iter().map(|entry| entry.what.as_str()).collect();
@@ -252,6 +262,33 @@ fn a_budget_changes_everywhere_and_says_who_is_pending() {
         ["the first catalogue", "budget set shop/rate rate=300/s", "1 limits changed in the file"]
     );
     assert!(entries[1].author.starts_with("ana from 127.0.0.1:") && entries[1].reason == "a test");
+}
+
+#[test]
+fn an_authority_whose_changed_file_is_refused_starts_with_the_catalogue() {
+    let mut cluster = Cluster::start(&limits());
+    let yaml = cluster.config(EU).replace(&format!("limit: {QUOTA}"), "limit: 2500");
+    let node = &mut cluster.nodes[EU];
+    assert!(node.terminate().success());
+    node.write_whole_config(&yaml);
+    // Nothing can be written down of what changes, so nothing may change.
+    let (log, kept) = (node.data().join("audit.jsonl"), node.data().join("kept.jsonl"));
+    std::fs::rename(&log, &kept).expect("the log is put aside");
+    std::os::unix::fs::symlink("/dev/full", &log).expect("a disk without room");
+    node.start_again();
+    node.until_it_says("what changed in the file is not in force");
+    node.until_it_says("the audit log cannot be written");
+    cluster.until_ready(EU);
+    let status = Operator::of(&cluster.nodes[EU]).status();
+    assert_eq!(numbers(&status).0, 1, "the catalogue stays");
+    let differences = status.catalogue.unwrap_or_default().differences;
+    assert!(differences.len() == 1 && differences[0].contains("shop/quota"), "{differences:?}");
+
+    std::fs::rename(&kept, &log).expect("the disk has room again");
+    cluster.nodes[EU].restart();
+    cluster.until_ready(EU);
+    let mut eu = Operator::of(&cluster.nodes[EU]);
+    eventually("the file's change is in force", || numbers(&eu.status()) == (2, 2, 0));
 }
 
 #[test]

@@ -342,7 +342,13 @@ impl Service {
             socket,
         };
         let (regions, thread) = Regions::start(place, stopping)?;
-        regions.take_file(&self.config.live.limits)?;
+        if let Err(fault) = regions.take_file(&self.config.live.limits) {
+            error!(
+                %fault,
+                "what changed in the file is not in force, and the catalogue stays: mend what is said, and start again \
+                 or send SIGHUP"
+            );
+        }
         self.certificates = self.certificates_written();
         // Once: a service takes its place once.
         let _ = self.shared.regions.set(regions);

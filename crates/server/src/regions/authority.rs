@@ -199,9 +199,8 @@ impl Regions {
     pub(crate) fn take_file(&self, limits: &[Limit]) -> Result<(), OrderFault> {
         let file: Vec<LimitSpec> = limits.iter().map(|limit| limit.spec.clone()).collect();
         *self.file.write().unwrap_or_else(std::sync::PoisonError::into_inner) = file.clone();
-        if self.node.version().is_none_or(|version| version.authority != self.me) {
-            return Ok(());
-        }
+        let version = self.node.version().filter(|version| version.authority == self.me);
+        let Some(version) = version else { return Ok(()) };
         let applied = self.authority().applied.clone();
         let Some(applied) = applied else {
             return self.keep_applied(&mut self.authority(), file);
@@ -209,6 +208,11 @@ impl Regions {
         let changed = changed(&applied, &file);
         if changed.is_empty() {
             return Ok(());
+        }
+        let before = specs_of(&version)?;
+        if compare(&before, &merged(&before, &changed)).0.is_empty() {
+            // An operator has ordered the same, or a crash came after the order and before this was written down.
+            return self.keep_applied(&mut self.authority(), file);
         }
         let ordered = Ordered { author: "the config file".to_owned(), ..Ordered::default() };
         let outcome = self.order(&Order::File(changed), &ordered)?;
