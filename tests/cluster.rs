@@ -108,6 +108,11 @@ impl Cluster {
         yaml
     }
 
+    /// Where a region's node hears the others.
+    pub fn mesh(&self, region: usize) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.ports[region]))
+    }
+
     /// The folder of the certificates.
     pub fn certs(&self) -> PathBuf {
         self.folder.path().join("certs")

@@ -10,7 +10,7 @@ use acequia_api::acequia::v1::{
     TakeOverRequest, admin_client::AdminClient, change_region_request::Change,
 };
 use acequia_tests::{
-    Node,
+    Node, acequia,
     cluster::{Asked, Callers, Cluster, Cut, EU, REGIONS, Seen, Weather, calm},
     eventually,
 };
@@ -25,6 +25,9 @@ const US: usize = 2;
 const RATE: u64 = 600;
 const WINDOW: u64 = 3_000;
 const QUOTA: u64 = 2_000;
+
+/// A question about the rate.
+const RATE_CHECK: &str = r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#;
 
 fn limits() -> String {
     format!(
@@ -121,7 +124,7 @@ fn without_the_authority_a_new_region_denies_and_says_so_until_it_is_there() {
     let ready = http.get("/readyz");
     assert_eq!(ready.status, 503);
     assert!(ready.body.contains("no catalogue: waiting for eu/eu-1"), "{}", ready.body);
-    let answer = http.check(r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#);
+    let answer = http.check(RATE_CHECK);
     let body = answer.body;
     assert!(body.contains(r#""allowed":false"#) && body.contains("no-catalogue"), "{body}");
     cluster.start_region(EU);
@@ -129,7 +132,7 @@ fn without_the_authority_a_new_region_denies_and_says_so_until_it_is_there() {
     eventually("the authority says whom it waits for", || waits.get("/readyz").body.contains("waits for us"));
     cluster.start_region(US);
     (0..REGIONS.len()).for_each(|region| cluster.until_ready(region));
-    let answer = http.check(r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#);
+    let answer = http.check(RATE_CHECK);
     assert!(answer.body.contains(r#""allowed":true"#), "{}", answer.body);
 }
 
@@ -264,6 +267,52 @@ fn a_budget_changes_everywhere_and_says_who_is_pending() {
     assert!(entries[1].author.starts_with("ana from 127.0.0.1:") && entries[1].reason == "a test");
 }
 
+/// Has a node start on another config with its own folder, in vain; gives what it says.
+#[track_caller]
+fn refused_start(node: &Node, yaml: &str) -> String {
+    let elsewhere = node.data().with_extension("yaml");
+    std::fs::write(&elsewhere, yaml.replace("DATA", &node.data().display().to_string())).expect("a config");
+    let failed = acequia(&["serve", "--config", elsewhere.to_str().expect("text")]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert_eq!(failed.status.code(), Some(2), "{said}");
+    said
+}
+
+#[test]
+fn a_start_that_fails_among_regions_is_no_crash() {
+    let mut cluster = Cluster::start(&limits());
+    let yaml = cluster.config(US);
+    assert!(cluster.nodes[US].terminate().success());
+
+    let node = &cluster.nodes[US];
+    let nothing = tempfile::tempdir().expect("a folder");
+    let elsewhere = |from: &std::path::Path| {
+        yaml.replace(&from.display().to_string(), &nothing.path().display().to_string())
+    };
+    let said = refused_start(node, &elsewhere(&cluster.certs()));
+    assert!(said.contains("us-1.pem") || said.contains("ca.pem"), "{said}");
+    let said = refused_start(node, &format!("{yaml}admin_token: {}/token\n", nothing.path().display()));
+    assert!(said.contains("needed for listen.admin"), "{said}");
+    let taken = std::net::UdpSocket::bind(cluster.mesh(US)).expect("the node is down");
+    let said = refused_start(node, &yaml);
+    assert!(said.contains(&format!("cannot listen on {}", cluster.mesh(US))), "{said}");
+    drop(taken);
+    let (log, kept) = (node.data().join("audit.jsonl"), node.data().join("kept.jsonl"));
+    std::fs::rename(&log, &kept).expect("the log is put aside");
+    std::fs::create_dir(&log).expect("no file");
+    let said = refused_start(node, &yaml);
+    assert!(said.contains("cannot open the audit log"), "{said}");
+    std::fs::remove_dir(&log).expect("an empty folder");
+    std::fs::rename(&kept, &log).expect("the log is put back");
+
+    cluster.nodes[US].start_again();
+    cluster.until_ready(US);
+    let said = cluster.nodes[US].stderr();
+    assert!(!said.contains("did not stop cleanly"), "{said}");
+    let answer = Http::connect(&cluster.nodes[US]).check(RATE_CHECK);
+    assert!(answer.body.contains(r#""allowed":true"#), "{}", answer.body);
+}
+
 #[test]
 fn an_authority_whose_changed_file_is_refused_starts_with_the_catalogue() {
     let mut cluster = Cluster::start(&limits());
@@ -327,9 +376,8 @@ fn a_lost_disk_a_dead_region_and_the_authority_itself_are_mended_by_commands() {
     until_used(&callers, RATE * 9 / 20);
     cluster.nodes[AP].start_again();
     let mut http = Http::connect(&cluster.nodes[AP]);
-    let answer = || r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#;
     eventually("the evicted one learns of it, or its loans end", || {
-        http.check(answer()).body.contains(r#""allowed":false"#)
+        http.check(RATE_CHECK).body.contains(r#""allowed":false"#)
     });
 
     // The authority moves; the one before is told, and goes on as a region.
@@ -355,7 +403,7 @@ fn an_authority_that_lost_its_disk_mints_nothing() {
     eventually("it learns that there is a catalogue", || {
         http.get("/readyz").body.contains("no catalogue names this node")
     });
-    let answer = http.check(r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#);
+    let answer = http.check(RATE_CHECK);
     assert!(answer.body.contains(r#""allowed":false"#), "{}", answer.body);
     let mut us = Operator::of(&cluster.nodes[US]);
     us.take_over(true).expect("the operator knows that eu does nothing");

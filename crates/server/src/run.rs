@@ -4,6 +4,7 @@
 use std::{
     net::{SocketAddr, UdpSocket},
     path::{Path, PathBuf},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -21,16 +22,18 @@ use acequia_store::{Journal, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::{
     net::{TcpListener, TcpStream},
+    runtime::Runtime,
+    signal::unix::{Signal, SignalKind, signal},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
 };
 use tracing::{debug, error, info, warn};
 
 use crate::{
     clock::{Clock, SystemClock},
-    config::{Config, ConfigError, Live},
+    config::{Config, ConfigError, Listen, Live},
     grpc, http,
     regions::{
-        self, Audit, OrderFault, Place, Regions, RegionsError,
+        self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError,
         admin::{self, AdminError},
     },
     worker::Shared,
@@ -235,7 +238,9 @@ impl Service {
     pub fn begin(&self) -> Result<(), StartError> {
         let Some(writer) = &self.shared.writer else { return Ok(()) };
         let schedule = schedule_bytes(&self.shared.node.schedule())?;
-        let values = [(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
+        let incarnation = self.me.map(|me| me.incarnation.to_be_bytes());
+        let mut values = vec![(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
+        values.extend(incarnation.as_ref().map(|bytes| (INCARNATION, Some(&bytes[..]))));
         writer.write(&[], &values)?;
         Ok(())
     }
@@ -313,22 +318,20 @@ impl Service {
         Ok(changes)
     }
 
-    /// Takes this node's place among the regions, if it has one: from now on it shares its limits with them.
-    ///
-    /// # Errors
-    /// The certificates, the journal, the audit log or the system.
-    pub fn share(
-        &mut self,
-        socket: UdpSocket,
-        stopping: watch::Receiver<bool>,
-    ) -> Result<Option<JoinHandle<()>>, StartError> {
-        let (Some(settings), Some(me), Some(store), Some(writer)) =
-            (self.config.regions.clone(), self.me, self.store.clone(), self.shared.writer.clone())
+    /// Makes ready for this node's place among the regions, if it has one: nobody hears of it before [`Service::share`].
+    fn prepare(&mut self) -> Result<Option<Joining>, StartError> {
+        let (Some(address), Some(settings)) = (self.config.listen.mesh, self.config.regions.clone()) else {
+            return Ok(None);
+        };
+        let (Some(me), Some(store), Some(writer)) = (self.me, self.store.clone(), self.shared.writer.clone())
         else {
             return Ok(None);
         };
+        let socket = UdpSocket::bind(address).map_err(|cause| StartError::Listen { address, cause })?;
         let folder = self.config.data.clone().unwrap_or_default();
         let audit = Audit::open(&folder).map_err(RegionsError::Audit)?;
+        // Looked at before they are read: those that come in between are read again.
+        self.certificates = self.certificates_written();
         let place = Place {
             config: &self.config,
             settings,
@@ -341,7 +344,14 @@ impl Service {
             audit,
             socket,
         };
-        let (regions, thread) = Regions::start(place, stopping)?;
+        Ok(Some(Regions::prepare(place)?))
+    }
+
+    /// Takes this node's place among the regions: from now on it shares its limits with them.
+    fn share(&self, joining: Joining) -> Result<Sharing, StartError> {
+        let regions = Arc::clone(joining.regions());
+        let (part, parting) = watch::channel(false);
+        let thread = joining.start(parting)?;
         if let Err(fault) = regions.take_file(&self.config.live.limits) {
             error!(
                 %fault,
@@ -349,10 +359,9 @@ impl Service {
                  or send SIGHUP"
             );
         }
-        self.certificates = self.certificates_written();
         // Once: a service takes its place once.
         let _ = self.shared.regions.set(regions);
-        Ok(Some(thread))
+        Ok(Sharing { part, thread })
     }
 
     /// Uses the certificates in the `tls` folder, where they have changed.
@@ -393,6 +402,30 @@ impl Service {
     }
 }
 
+/// The thread that shares limits with other regions.
+struct Sharing {
+    part: watch::Sender<bool>,
+    thread: JoinHandle<()>,
+}
+
+/// All that a node needs to run and may not get.
+struct Opened {
+    signals: Signals,
+    grpc: TcpListener,
+    http: TcpListener,
+    operators: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    joining: Option<Joining>,
+    workers: Workers,
+    addresses: Addresses,
+    stop: watch::Sender<bool>,
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
 /// Runs a node until it is told to stop. `ready` is called with its addresses when all are listened to.
 ///
 /// # Errors
@@ -400,64 +433,83 @@ impl Service {
 pub fn run(path: &Path, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
     let (text, config) = read(path)?;
     info!(%config, "starting");
-    let service = Service::start(config)?;
+    let mut service = Service::start(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(service, path.to_owned(), text, ready))
+    // A start that fails leaves the journal as the last stop left it.
+    let mut opened = Opened::open(&mut service, &runtime)?;
+    service.begin()?;
+    let sharing = opened.joining.take().map(|joining| service.share(joining)).transpose()?;
+    runtime.block_on(serve(service, opened, sharing, path.to_owned(), text, ready));
+    Ok(())
+}
+
+impl Opened {
+    /// Outside of the runtime, since what regions need has one of its own.
+    fn open(service: &mut Service, runtime: &Runtime) -> Result<Self, StartError> {
+        let Listen { grpc, http, admin, .. } = service.config.listen;
+        let (signals, grpc, http, admin) = runtime.block_on(async {
+            let signals = Signals::hear()?;
+            let (grpc, http) = (listen(grpc).await?, listen(http).await?);
+            let admin = match admin {
+                Some(address) => Some(listen(address).await?),
+                None => None,
+            };
+            Ok::<_, StartError>((signals, grpc, http, admin))
+        })?;
+        let joining = service.prepare()?;
+        let regions = joining.as_ref().map(|joining| Arc::clone(joining.regions()));
+        let addresses = Addresses {
+            grpc: grpc.local_addr()?,
+            http: http.local_addr()?,
+            admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
+            mesh: regions.as_ref().map(|regions| regions.mesh_address()),
+        };
+        let (stop, stopping) = watch::channel(false);
+        let operators = match admin {
+            Some(listener) => {
+                let (shared, stopping) = (Arc::clone(&service.shared), stopping.clone());
+                let served = admin::serve(listener, &service.config, shared, regions, stopping)?;
+                Some(Box::pin(served) as _)
+            }
+            None => None,
+        };
+        let count = service
+            .config
+            .workers
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get));
+        let workers = Workers::start(count, &service.shared, &stopping)?;
+        Ok(Self { signals, grpc, http, operators, joining, workers, addresses, stop })
+    }
+}
+
+impl Signals {
+    fn hear() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
 }
 
 async fn serve(
     mut service: Service,
+    opened: Opened,
+    sharing: Option<Sharing>,
     path: PathBuf,
     mut text: String,
     ready: impl FnOnce(Addresses),
-) -> Result<(), StartError> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    let grpc = listen(service.config.listen.grpc).await?;
-    let http = listen(service.config.listen.http).await?;
-    let admin = match service.config.listen.admin {
-        Some(address) => Some(listen(address).await?),
-        None => None,
-    };
-    service.begin()?;
-
-    let (stop, stopping) = watch::channel(false);
-    let (part, parting) = watch::channel(false);
-    let sharing = match service.config.listen.mesh.filter(|_| service.config.regions.is_some()) {
-        Some(address) => {
-            let socket = UdpSocket::bind(address).map_err(|cause| StartError::Listen { address, cause })?;
-            service.share(socket, parting)?
-        }
-        None => None,
-    };
-    let addresses = Addresses {
-        grpc: grpc.local_addr()?,
-        http: http.local_addr()?,
-        admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
-        mesh: service.shared.regions.get().map(|regions| regions.mesh_address()),
-    };
-    let operators = match admin {
-        Some(listener) => {
-            let (shared, regions) = (Arc::clone(&service.shared), service.shared.regions.get().cloned());
-            Some(tokio::spawn(admin::serve(listener, &service.config, shared, regions, stopping.clone())?))
-        }
-        None => None,
-    };
-    let count = service
-        .config
-        .workers
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get));
-    let workers = Workers::start(count, &service.shared, &stopping)?;
-    let connections = service.config.connections_max;
+) {
+    let Opened { mut signals, grpc, http, operators, workers, addresses, stop, .. } = opened;
+    let operators = operators.map(tokio::spawn);
+    let (connections, stopping) = (service.config.connections_max, stop.subscribe());
     let accepting = [
         tokio::spawn(accept(grpc, Port::Grpc, workers.hands.clone(), connections, stopping.clone())),
-        tokio::spawn(accept(http, Port::Http, workers.hands.clone(), connections, stopping.clone())),
+        tokio::spawn(accept(http, Port::Http, workers.hands.clone(), connections, stopping)),
     ];
     let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
     ready(addresses);
-    info!(%addresses, workers = count, "listening");
+    info!(%addresses, workers = workers.threads.len(), "listening");
 
     let mut sweep = tokio::time::interval(SWEEP);
     let mut watch = tokio::time::interval(WATCH);
@@ -465,9 +517,9 @@ async fn serve(
     loop {
         let reload = tokio::select! {
             biased;
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            _ = hangup.recv() => true,
+            _ = signals.terminate.recv() => break,
+            _ = signals.interrupt.recv() => break,
+            _ = signals.hangup.recv() => true,
             _ = watch.tick() => false,
             _ = sweep.tick() => {
                 service.shared.node.sweep(shard, service.shared.clock.now());
@@ -490,9 +542,9 @@ async fn serve(
     if let Some(operators) = operators {
         operators.abort();
     }
-    // Shared with the others until nobody asks any more.
-    let _ = part.send(true);
-    if let Some(thread) = sharing {
+    if let Some(Sharing { part, thread }) = sharing {
+        // Shared with the others until nobody asks any more.
+        let _ = part.send(true);
         // A panic of it was printed when it happened.
         let _ = thread.join();
     }
@@ -503,7 +555,6 @@ async fn serve(
     }
     service.close();
     info!("stopped");
-    Ok(())
 }
 
 /// Reads the config again if it changed, or if an operator asked. One that cannot be put in force

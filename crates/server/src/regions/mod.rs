@@ -26,11 +26,14 @@ use std::{
 
 use acequia_api::acequia::v1::NodeStatus;
 use acequia_limits::{LimitId, Now, limit::LimitSpec};
-use acequia_mesh::{CertFault, Credentials, Mesh, MeshError, Timing, certs};
+use acequia_mesh::{CertFault, Credentials, Event, Mesh, MeshError, Timing, certs};
 use acequia_node::{Home, Node, Row, sharing::LOAN_TTL_NS};
 use acequia_rights::Writer as Identity;
 use acequia_store::{Store, StoreError};
-use tokio::sync::watch;
+use tokio::{
+    runtime::Runtime,
+    sync::{mpsc, watch},
+};
 use tracing::debug;
 
 pub use self::{
@@ -41,7 +44,7 @@ use self::{authority::Authority, names::Names};
 use crate::{clock::Clock, config, worker::Shared, writer::Writer};
 
 /// This node's incarnation, in the journal.
-const INCARNATION: &str = "incarnation";
+pub(crate) const INCARNATION: &str = "incarnation";
 /// What a peer notices this node's restart by, in the journal.
 const RESET_KEY: &str = "reset_key";
 
@@ -116,10 +119,19 @@ pub(crate) struct Place<'a> {
     pub(crate) socket: UdpSocket,
 }
 
-/// Who this node is: its incarnation is in the journal, and a journal that is empty is a new one.
+/// A node that can take its place among the regions, and of which nobody has heard.
+#[derive(Debug)]
+pub(crate) struct Joining {
+    regions: Arc<Regions>,
+    events: mpsc::Receiver<Event>,
+    runtime: Runtime,
+}
+
+/// Who this node is, and whether it was here before: its incarnation is in the journal. A journal without one is a new
+/// node's, and gets it when that begins.
 ///
 /// # Errors
-/// The journal cannot be read or written.
+/// The journal cannot be read.
 pub(crate) fn identity(
     config: &config::Config,
     store: &dyn Store,
@@ -131,11 +143,7 @@ pub(crate) fn identity(
             let bytes = <[u8; 4]>::try_from(&bytes[..]).map_err(|_| RegionsError::Value(INCARNATION))?;
             u32::from_be_bytes(bytes)
         }
-        None => {
-            let incarnation = incarnation_at(now.wall_ns);
-            store.commit(&[], &[(INCARNATION, Some(&incarnation.to_be_bytes()))])?;
-            incarnation
-        }
+        None => incarnation_at(now.wall_ns),
     };
     let (region, node) = config.numbers();
     let writer = Identity { region, node, incarnation };
@@ -162,15 +170,12 @@ fn reset_key(store: &dyn Store) -> Result<[u8; 32], RegionsError> {
 }
 
 impl Regions {
-    /// Connects to the other regions, and shares limits with them until `stopping`. All of it on a thread of its own,
-    /// so that callers and peers do not wait for each other.
+    /// Does what may fail of taking a place: nothing leaves, and the node is told nothing, before [`Joining::start`].
+    /// Called outside of any runtime, since the one that is made here cannot be dropped in another.
     ///
     /// # Errors
     /// The certificates, the journal or the system.
-    pub(crate) fn start(
-        place: Place<'_>,
-        stopping: watch::Receiver<bool>,
-    ) -> Result<(Arc<Self>, JoinHandle<()>), RegionsError> {
+    pub(crate) fn prepare(place: Place<'_>) -> Result<Joining, RegionsError> {
         let Place { config, settings, me, node, clock, store, writer, key, audit, socket } = place;
         let names = Names::new(&settings);
         let reset_key = reset_key(&*store)?;
@@ -202,12 +207,7 @@ impl Regions {
             key,
             certificate_expiry_s: AtomicU64::new(expires_s),
         });
-        regions.meet();
-        let driven = Arc::clone(&regions);
-        let thread = std::thread::Builder::new().name("regions".to_owned()).spawn(move || {
-            runtime.block_on(driver::drive(&driven, events, stopping));
-        })?;
-        Ok((regions, thread))
+        Ok(Joining { regions, events, runtime })
     }
 
     /// The address that the mesh listens on.
@@ -265,6 +265,25 @@ impl Regions {
 
     fn file(&self) -> Vec<LimitSpec> {
         self.file.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Joining {
+    /// The place that the node will have.
+    pub(crate) fn regions(&self) -> &Arc<Regions> {
+        &self.regions
+    }
+
+    /// Connects to the other regions, and shares limits with them until `stopping`. All of it on a thread of its own,
+    /// so that callers and peers do not wait for each other.
+    ///
+    /// # Errors
+    /// The system has no thread.
+    pub(crate) fn start(self, stopping: watch::Receiver<bool>) -> std::io::Result<JoinHandle<()>> {
+        let Self { regions, events, runtime } = self;
+        regions.meet();
+        let thread = std::thread::Builder::new().name("regions".to_owned());
+        thread.spawn(move || runtime.block_on(driver::drive(&regions, events, stopping)))
     }
 }
 
