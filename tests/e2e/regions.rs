@@ -313,6 +313,57 @@ fn a_start_that_fails_among_regions_is_no_crash() {
     assert!(answer.body.contains(r#""allowed":true"#), "{}", answer.body);
 }
 
+/// The config of a region's node that stands alone.
+fn alone(region: usize) -> String {
+    let (region, node) = REGIONS[region];
+    let listen = r#"{ grpc: "127.0.0.1:0", http: "127.0.0.1:0" }"#;
+    format!("region: {region}\nnode: {node}\nlisten: {listen}\ndata: DATA\n{}", limits())
+}
+
+#[test]
+fn a_node_that_stood_alone_joins_as_a_new_one_and_stands_alone_no_more() {
+    let mut cluster = Cluster::prepare(&limits());
+    let quota = |node: &Node, cost: u64| {
+        let question =
+            format!(r#"{{"domain": "shop", "descriptors": [{{"kind": "quota"}}], "cost": {cost}}}"#);
+        Http::connect(node).check(&question).body
+    };
+    let mut nodes = [AP, EU, US].map(|region| Node::start_whole(&alone(region)));
+    for node in &nodes {
+        assert!(quota(node, QUOTA - 10).contains(r#""allowed":true"#));
+    }
+    // In vain at first, and that binds nobody.
+    assert!(nodes[EU].terminate().success());
+    let certs = cluster.certs().display().to_string();
+    refused_start(&nodes[EU], &cluster.config(EU).replace(&certs, "/nowhere"));
+    nodes[EU].start_again();
+    assert!(quota(&nodes[EU], 11).contains(r#""allowed":false"#));
+
+    assert!(nodes[AP].terminate().success());
+    assert!(nodes[EU].terminate().success());
+    nodes[US].kill();
+    for (region, mut node) in nodes.into_iter().enumerate() {
+        node.write_whole_config(&cluster.config(region));
+        node.start_again();
+        cluster.nodes.push(node);
+    }
+    (0..REGIONS.len()).for_each(|region| cluster.until_ready(region));
+    // Its share is less than it has spent of these cells, which are the catalogue's too.
+    assert!(quota(&cluster.nodes[EU], 1).contains(r#""allowed":false"#));
+    let callers = cluster.callers(all_three());
+    until_used(&callers, RATE * 9 / 20);
+    never_over(&cluster.end(callers));
+
+    let eu = &mut cluster.nodes[EU];
+    assert!(eu.terminate().success());
+    let said = refused_start(eu, &alone(EU));
+    assert!(said.contains("Put `regions` back") && said.contains("an empty `data` folder"), "{said}");
+    eu.start_again();
+    cluster.until_ready(EU);
+    let said = cluster.nodes[EU].stderr();
+    assert!(!said.contains("did not stop cleanly"), "{said}");
+}
+
 #[test]
 fn an_authority_whose_changed_file_is_refused_starts_with_the_catalogue() {
     let mut cluster = Cluster::start(&limits());

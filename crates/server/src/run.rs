@@ -90,6 +90,13 @@ pub enum StartError {
         /// What the system says.
         cause: std::io::Error,
     },
+    /// Other regions count on this node's shares being all that it spends.
+    #[error(
+        "the journal in `data` is that of a node among regions, and the config has no `regions`: alone the node would \
+         have every limit in full, and the other regions have theirs. Put `regions` back; or, once this region was \
+         removed or evicted (`acequia regions remove`, `evict`), begin with an empty `data` folder"
+    )]
+    NotAlone,
     /// The journal is not this node's.
     #[error(transparent)]
     Resume(#[from] ResumeFault),
@@ -181,11 +188,12 @@ impl Service {
         let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
         let key = hash_key(store_ref)?;
         // A config with regions and without `data` is refused.
-        let home = match store_ref.filter(|_| config.regions.is_some()) {
-            Some(store) => Some(regions::identity(&config, store, now)?),
-            None => None,
+        let home = match store_ref {
+            Some(store) if config.regions.is_some() => Some(regions::identity(&config, store, now)?),
+            Some(store) if store.value(INCARNATION)?.is_some() => return Err(StartError::NotAlone),
+            _ => None,
         };
-        let served = schedule.is_some() || home.is_some_and(|(_, began_before)| began_before);
+        let served = schedule.is_some() || home.is_some_and(|(_, was_here)| was_here);
         let empty_handed = (served && !stopped).then_some(now);
         let node = Arc::new(Node::new(NodeConfig {
             key,
@@ -197,7 +205,10 @@ impl Service {
         let mut reading = Reading::default();
         match store_ref {
             Some(store) if home.is_some() => {
-                let schedule = schedule.unwrap_or_default();
+                // The limits that it had alone are none of the catalogue's, which may tag cells with another key than this
+                // node's. Where it has the same limit and the same key, what was spent is read when it is adopted.
+                let is_new = home.is_some_and(|(_, was_here)| !was_here);
+                let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
                 node.resume_home(schedule, now, |id| reading.rows(store, id))?;
                 if empty_handed.is_some() {
                     info!("the node did not stop cleanly: what was reserved and not used counts as spent");
