@@ -67,11 +67,10 @@ pub struct Timing {
     /// and the longer a cut that a connection lives through, the longer it is quiet afterwards, since
     /// repetitions become rarer. Smaller: a busy machine or a few lost packets end connections.
     pub idle: Duration,
-    /// Between attempts in the first five seconds without a connection; a quarter more or less, by chance.
-    pub dial_at_first: Duration,
-    /// The same in the first minute. An attempt is a packet of 1.2 kB, repeated a few times.
-    pub dial_soon: Duration,
-    /// The same after that.
+    /// Between attempts in the first minute without a connection; a quarter more or less, by chance. An attempt is a packet
+    /// of 1.2 kB, repeated a few times. It adds to the time in which a mended link is used again.
+    pub dial: Duration,
+    /// The same after that: some 10 kB/s for a peer that is gone.
     pub dial_later: Duration,
     /// How long an attempt may take, and the hello after it. Larger than four round trips; with the pauses
     /// above it determines how many are pending (16 at most).
@@ -86,9 +85,8 @@ impl Default for Timing {
         Self {
             keep_alive: Duration::from_millis(300),
             idle: Duration::from_secs(2),
-            dial_at_first: Duration::from_millis(100),
-            dial_soon: Duration::from_millis(250),
-            dial_later: Duration::from_secs(2),
+            dial: Duration::from_millis(100),
+            dial_later: Duration::from_millis(250),
             attempt: Duration::from_millis(1500),
             frame: Duration::from_secs(10),
         }
@@ -99,8 +97,7 @@ impl Timing {
     /// The pause between attempts after so long without a connection.
     pub(crate) fn pause(&self, down_for: Duration) -> Duration {
         match down_for.as_secs() {
-            0..5 => self.dial_at_first,
-            5..60 => self.dial_soon,
+            0..60 => self.dial,
             _ => self.dial_later,
         }
     }
