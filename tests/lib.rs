@@ -307,7 +307,14 @@ pub fn binary() -> &'static Path {
             Some("debug") | None => "dev",
             Some(profile) => profile,
         };
-        let built = Command::new(env!("CARGO"))
+        let mut cargo = Command::new(env!("CARGO"));
+        // What `cargo test` says of this package is none of the binary's: build scripts that look at it would run again,
+        // each time, and all that depends on them be compiled again.
+        let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        for (name, _) in std::env::vars().filter(|(name, _)| of_package(name)) {
+            cargo.env_remove(name);
+        }
+        let built = cargo
             .args(["build", "--package", "acequia-server", "--bin", "acequia", "--profile", profile])
             .arg("--target-dir")
             .arg(target)
