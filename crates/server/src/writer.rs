@@ -19,8 +19,10 @@ use tracing::{info, warn};
 const LINGER: Duration = Duration::from_millis(5);
 /// How long a reply waits for the disk before it is turned into a denial.
 pub const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long until a failed commit is tried again.
+/// How long until a failed commit is tried again: at first, and after many that failed. Each try opens the journal anew,
+/// which reads all of it.
 const RETRY: Duration = Duration::from_millis(250);
+const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Writes a node's rows to a store.
 #[derive(Debug)]
@@ -74,22 +76,25 @@ impl Writer {
     /// Writes until [`Writer::stop`], on a thread of its own: a disk blocks. A store that cannot be
     /// written is tried until it can; meanwhile the node spends only what the store already holds.
     pub fn run(&self) {
-        let mut failing = false;
+        let mut retry = None;
         while !self.stopping.load(Ordering::Acquire) {
             let guard = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-            let linger = if failing { RETRY } else { LINGER };
-            let waited = self.wake.wait_timeout_while(guard, linger, |wanted| failing || !*wanted);
+            let wait = retry.unwrap_or(LINGER);
+            let is_over =
+                |wanted: &mut bool| self.stopping.load(Ordering::Acquire) || (retry.is_none() && *wanted);
+            let waited = self.wake.wait_timeout_while(guard, wait, |wanted| !is_over(wanted));
             *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
             match self.write(&[], &[]) {
-                Ok(()) if failing => {
-                    failing = false;
+                Ok(()) if retry.is_some() => {
+                    retry = None;
                     info!("the journal is written again");
                 }
-                Err(fault) if !failing => {
-                    failing = true;
-                    warn!(%fault, "nothing new can be reserved");
+                Ok(()) => {}
+                Err(fault) if retry.is_none() => {
+                    retry = Some(RETRY);
+                    warn!(%fault, "nothing new can be reserved, and nothing is lent");
                 }
-                Ok(()) | Err(_) => {}
+                Err(_) => retry = Some((wait * 2).min(RETRY_MAX)),
             }
         }
     }
@@ -110,7 +115,9 @@ impl Writer {
         if in_hand.is_none() {
             *in_hand = self.node.take_rows();
         }
-        if in_hand.is_none() && rows.is_empty() && values.is_empty() {
+        // Of a journal that failed it must be seen that it is written again, though nothing waits for it.
+        let is_down = self.node.is_journal_down();
+        if in_hand.is_none() && rows.is_empty() && values.is_empty() && !is_down {
             return Ok(());
         }
         let (batch, queued) = in_hand.as_ref().map_or((0, &[][..]), |(batch, queued)| (*batch, &queued[..]));

@@ -1,14 +1,22 @@
 //! Rows in a file, with redb: copy-on-write pages, checksums, one fsync a commit.
+//!
+//! After any fault of the file redb wants to be opened anew, and so it is, by whoever needs it next: what it finds then
+//! is what the last commit left that was whole, as after a crash.
 
-use std::path::Path;
+use std::{
+    fs::File,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
+};
 
 use acequia_limits::{CellTag, LimitId};
 use acequia_node::Row;
 use redb::{
-    Database, DatabaseError, Durability, ReadableDatabase, StorageError, TableDefinition, TableError,
+    Database, DatabaseError, Durability, ReadableDatabase, StorageBackend, StorageError, TableDefinition,
+    TableError, backends::FileBackend,
 };
 
-use crate::{Store, StoreError};
+use crate::{Store, StoreError, file::Watched};
 
 /// The file in the `data` folder.
 const FILE: &str = "journal.redb";
@@ -21,9 +29,15 @@ const FORMAT_NAME: &str = "format";
 /// This version's layout.
 const FORMAT: &[u8] = b"1";
 
+/// A way to the bytes: the same ones each time, by one handle, whatever becomes of the name.
+type Reach = dyn Fn() -> Result<Box<dyn StorageBackend>, DatabaseError> + Send + Sync;
+
 /// A file in a node's `data` folder.
 pub struct Journal {
-    database: Database,
+    reach: Box<Reach>,
+    /// Nothing after a fault.
+    database: Mutex<Option<Database>>,
+    is_doubtful: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Journal {
@@ -41,10 +55,13 @@ impl Journal {
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let fault = |cause: String, mend| StoreError::Open { path: path.display().to_string(), cause, mend };
-        std::fs::create_dir_all(folder).map_err(|e| {
+        let made = std::fs::create_dir_all(folder)
+            .and_then(|()| File::options().read(true).write(true).create(true).truncate(false).open(&path));
+        let file = made.map_err(|e| {
             fault(e.to_string(), "Make the `data` folder writable for this user, or name another one")
         })?;
-        let database = Database::create(&path).map_err(|e| {
+        let journal = Self::over(Box::new(move || Ok(Box::new(FileBackend::new(file.try_clone()?)?))));
+        let database = journal.opened().map_err(|e| {
             let mend = match e {
                 DatabaseError::DatabaseAlreadyOpen => {
                     "Another node uses this `data` folder: stop it, or give this node a folder of its own"
@@ -53,74 +70,128 @@ impl Journal {
             };
             fault(e.to_string(), mend)
         })?;
-        let journal = Self { database };
-        match journal.value(FORMAT_NAME)?.as_deref() {
-            None => journal.commit(&[], &[(FORMAT_NAME, Some(FORMAT))])?,
+        match value(&database, FORMAT_NAME)?.as_deref() {
+            None => commit(&database, &[], &[(FORMAT_NAME, Some(FORMAT))])?,
             Some(FORMAT) => {}
             Some(other) => {
                 let cause = format!("its format is {:?}", String::from_utf8_lossy(other));
                 return Err(fault(cause, "A newer version wrote it: run that version"));
             }
         }
+        *journal.database() = Some(database);
         Ok(journal)
+    }
+
+    fn over(reach: Box<Reach>) -> Self {
+        Self { reach, database: Mutex::default(), is_doubtful: Arc::default() }
+    }
+
+    fn opened(&self) -> Result<Database, DatabaseError> {
+        let file = Watched::new((self.reach)()?, &self.is_doubtful);
+        file.settle()?;
+        Database::builder().create_with_backend(file)
+    }
+
+    /// The database again after a fault. A file that has been emptied meanwhile would open as a new one: it lacks what
+    /// this one has said.
+    fn opened_again(&self) -> Result<Database, String> {
+        let database = self.opened().map_err(|fault| fault.to_string())?;
+        match value(&database, FORMAT_NAME) {
+            Ok(Some(format)) if format == FORMAT => Ok(database),
+            Ok(_) => Err("the file has lost what it held".to_owned()),
+            Err(fault) => Err(fault.to_string()),
+        }
+    }
+
+    /// Works with the database. A fault leaves it to be opened anew.
+    fn with<T>(
+        &self,
+        fault: fn(String) -> StoreError,
+        work: impl FnOnce(&Database) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut place = self.database();
+        // Taken out, so that a panic of it leaves none behind either.
+        let database = match place.take() {
+            Some(database) => database,
+            None => self.opened_again().map_err(fault)?,
+        };
+        let done = work(&database)?;
+        *place = Some(database);
+        Ok(done)
+    }
+
+    fn database(&self) -> MutexGuard<'_, Option<Database>> {
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Store for Journal {
     fn commit(&self, rows: &[Row], values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
-        let mut transaction = self.database.begin_write().map_err(write)?;
-        transaction.set_durability(Durability::Immediate).map_err(write)?;
-        {
-            let mut table = transaction.open_table(ROWS).map_err(write)?;
-            for row in rows {
-                let key = (row.limit.0, row.tag.0);
-                match &row.state {
-                    Some(state) => {
-                        let bytes = postcard::to_stdvec(state).map_err(write)?;
-                        table.insert(key, bytes.as_slice()).map_err(write)?;
-                    }
-                    None => {
-                        table.remove(key).map_err(write)?;
-                    }
-                }
-            }
-        }
-        {
-            let mut table = transaction.open_table(VALUES).map_err(write)?;
-            for (name, value) in values {
-                match value {
-                    Some(value) => table.insert(*name, *value).map_err(write)?,
-                    None => table.remove(*name).map_err(write)?,
-                };
-            }
-        }
-        transaction.commit().map_err(write)
+        self.with(StoreError::Write, |database| commit(database, rows, values))
     }
 
     fn rows(&self, limit: LimitId) -> Result<Vec<Row>, StoreError> {
-        let transaction = self.database.begin_read().map_err(read)?;
-        let table = match transaction.open_table(ROWS) {
-            Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-            table => table.map_err(read)?,
-        };
-        let mut rows = Vec::new();
-        for entry in table.range((limit.0, 0)..=(limit.0, u128::MAX)).map_err(read)? {
-            let (key, bytes) = entry.map_err(read)?;
-            let state = postcard::from_bytes(bytes.value()).map_err(read)?;
-            rows.push(Row { limit, tag: CellTag(key.value().1), state: Some(state) });
-        }
-        Ok(rows)
+        self.with(StoreError::Read, |database| rows(database, limit))
     }
 
     fn value(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let transaction = self.database.begin_read().map_err(read)?;
-        let table = match transaction.open_table(VALUES) {
-            Err(TableError::TableDoesNotExist(_)) => return Ok(None),
-            table => table.map_err(read)?,
-        };
-        let value = table.get(name).map_err(|e: StorageError| read(e))?;
-        Ok(value.map(|value| value.value().to_vec()))
+        self.with(StoreError::Read, |database| value(database, name))
     }
+}
+
+fn commit(database: &Database, rows: &[Row], values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
+    let mut transaction = database.begin_write().map_err(write)?;
+    transaction.set_durability(Durability::Immediate).map_err(write)?;
+    {
+        let mut table = transaction.open_table(ROWS).map_err(write)?;
+        for row in rows {
+            let key = (row.limit.0, row.tag.0);
+            match &row.state {
+                Some(state) => {
+                    let bytes = postcard::to_stdvec(state).map_err(write)?;
+                    table.insert(key, bytes.as_slice()).map_err(write)?;
+                }
+                None => {
+                    table.remove(key).map_err(write)?;
+                }
+            }
+        }
+    }
+    {
+        let mut table = transaction.open_table(VALUES).map_err(write)?;
+        for (name, value) in values {
+            match value {
+                Some(value) => table.insert(*name, *value).map_err(write)?,
+                None => table.remove(*name).map_err(write)?,
+            };
+        }
+    }
+    transaction.commit().map_err(write)
+}
+
+fn rows(database: &Database, limit: LimitId) -> Result<Vec<Row>, StoreError> {
+    let transaction = database.begin_read().map_err(read)?;
+    let table = match transaction.open_table(ROWS) {
+        Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        table => table.map_err(read)?,
+    };
+    let mut rows = Vec::new();
+    for entry in table.range((limit.0, 0)..=(limit.0, u128::MAX)).map_err(read)? {
+        let (key, bytes) = entry.map_err(read)?;
+        let state = postcard::from_bytes(bytes.value()).map_err(read)?;
+        rows.push(Row { limit, tag: CellTag(key.value().1), state: Some(state) });
+    }
+    Ok(rows)
+}
+
+fn value(database: &Database, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+    let transaction = database.begin_read().map_err(read)?;
+    let table = match transaction.open_table(VALUES) {
+        Err(TableError::TableDoesNotExist(_)) => return Ok(None),
+        table => table.map_err(read)?,
+    };
+    let value = table.get(name).map_err(|e: StorageError| read(e))?;
+    Ok(value.map(|value| value.value().to_vec()))
 }
 
 fn read(cause: impl std::fmt::Display) -> StoreError {
@@ -133,6 +204,10 @@ fn write(cause: impl std::fmt::Display) -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, io, ops::Bound};
+
+    use redb::BackendError;
+
     use super::*;
     use crate::contract;
 
@@ -152,6 +227,221 @@ mod tests {
         let journal = Journal::open(folder.path()).expect("a journal");
         assert_eq!(journal.rows(LimitId(1)).expect("rows"), rows);
         assert_eq!(journal.value("name").expect("a value").as_deref(), Some(&b"value"[..]));
+    }
+
+    /// How a disk fails.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Failing {
+        /// It takes nothing more, and can keep what it took.
+        Writes,
+        /// It takes everything, and loses what it took since the last sync.
+        Syncs,
+    }
+
+    /// A disk behind a cache.
+    #[derive(Debug, Default)]
+    struct Disk {
+        /// As it reads.
+        cached: Vec<u8>,
+        /// As it is.
+        kept: Vec<u8>,
+        /// Where the cache has what the disk has not yet.
+        dirty: BTreeSet<usize>,
+        failing: Option<Failing>,
+        /// Operations that still go well, and those that fail after them.
+        well: usize,
+        badly: usize,
+    }
+
+    const PAGE: usize = 4_096;
+
+    impl Disk {
+        fn fails(&mut self, kind: Failing) -> bool {
+            if self.failing != Some(kind) || self.badly == 0 {
+                return false;
+            }
+            let fails = self.well == 0;
+            self.well = self.well.saturating_sub(1);
+            self.badly -= usize::from(fails);
+            fails
+        }
+
+        /// The machine loses its power: of what was under way, some pages are there.
+        fn after_a_cut(&self, is_there: impl Fn(usize) -> bool) -> Self {
+            let mut kept = self.kept.clone();
+            kept.resize(self.cached.len(), 0);
+            for page in self.dirty.iter().copied().filter(|page| is_there(*page)) {
+                let bytes = page * PAGE..((page + 1) * PAGE).min(kept.len());
+                kept[bytes.clone()].copy_from_slice(&self.cached[bytes]);
+            }
+            Self { cached: kept.clone(), kept, ..Self::default() }
+        }
+    }
+
+    #[derive(Clone, Debug, Default)]
+    struct Handle(Arc<Mutex<Disk>>);
+
+    impl Handle {
+        fn disk(&self) -> MutexGuard<'_, Disk> {
+            self.0.lock().expect("no panic")
+        }
+
+        fn journal(&self) -> Journal {
+            let handle = self.clone();
+            let journal = Journal::over(Box::new(move || Ok(Box::new(handle.clone()))));
+            let database = journal.opened().expect("a disk that is sound");
+            commit(&database, &[], &[(FORMAT_NAME, Some(FORMAT))]).expect("a commit");
+            *journal.database() = Some(database);
+            journal
+        }
+    }
+
+    impl StorageBackend for Handle {
+        fn len(&self) -> io::Result<u64> {
+            Ok(self.disk().cached.len() as u64)
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            let from = offset as usize;
+            out.copy_from_slice(&self.disk().cached[from..from + out.len()]);
+            Ok(())
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            let mut disk = self.disk();
+            if disk.fails(Failing::Writes) {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            disk.cached.resize(len as usize, 0);
+            Ok(())
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            let mut disk = self.disk();
+            if disk.fails(Failing::Syncs) {
+                // It says so once.
+                disk.dirty.clear();
+                return Err(io::Error::other("what was taken is lost"));
+            }
+            disk.kept = disk.after_a_cut(|_| true).kept;
+            disk.dirty.clear();
+            Ok(())
+        }
+
+        fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+            let mut disk = self.disk();
+            if disk.fails(Failing::Writes) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let from = offset as usize;
+            disk.cached[from..from + bytes.len()].copy_from_slice(bytes);
+            disk.dirty.extend(from / PAGE..(from + bytes.len()).div_ceil(PAGE));
+            Ok(())
+        }
+
+        fn try_lock_range(&self, _: Bound<u64>, _: Bound<u64>) -> Result<bool, BackendError> {
+            Ok(true)
+        }
+
+        fn unlock_range(&self, _: Bound<u64>, _: Bound<u64>) -> Result<(), BackendError> {
+            Ok(())
+        }
+    }
+
+    /// Commits as the node's writer does, over and over until it is there; after each commit nothing is missing, and
+    /// after each fault the batch is there or not, whenever the power goes.
+    fn write_through(failing: Failing, well: usize, badly: usize) -> usize {
+        let handle = Handle::default();
+        let journal = handle.journal();
+        let mut faults = 0;
+        let mut written: Vec<Row> = Vec::new();
+        for batch in 0..3_u64 {
+            if batch == 1 {
+                let mut disk = handle.disk();
+                (disk.failing, disk.well, disk.badly) = (Some(failing), well, badly);
+            }
+            // So many that the file must grow.
+            let new: Vec<Row> =
+                (0..400).map(|tag| contract::row(1, u128::from(batch * 400 + tag), Some(7))).collect();
+            let all = [&written[..], &new[..]].concat();
+            while journal.commit(&new, &[]).is_err() {
+                faults += 1;
+                for cut in [|_| false, |_| true, |page: usize| page.is_multiple_of(2)] {
+                    let after = Handle(Arc::new(Mutex::new(handle.disk().after_a_cut(cut))));
+                    let rows = after.journal().rows(LimitId(1)).expect("rows");
+                    assert!(
+                        rows == written || rows == all,
+                        "{failing:?} {well} {badly}: neither old nor new"
+                    );
+                }
+            }
+            written = all;
+            for cut in [|_| false, |_| true, |page: usize| page.is_multiple_of(2)] {
+                let after = Handle(Arc::new(Mutex::new(handle.disk().after_a_cut(cut))));
+                let rows = after.journal().rows(LimitId(1)).expect("rows");
+                assert_eq!(rows.len(), written.len(), "{failing:?} {well} {badly}");
+                assert!(rows == written, "{failing:?} {well} {badly}: other rows");
+            }
+            assert!(journal.rows(LimitId(1)).expect("rows") == written);
+        }
+        faults
+    }
+
+    #[test]
+    fn a_disk_that_fails_and_recovers_loses_nothing_that_was_committed() {
+        for failing in [Failing::Writes, Failing::Syncs] {
+            for badly in [1, 3] {
+                let faults: Vec<usize> = (0..24).map(|well| write_through(failing, well, badly)).collect();
+                assert!(faults.iter().any(|faults| *faults > 0), "{failing:?}: nothing ever failed");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_built_on_what_a_failed_sync_has_lost() {
+        let rows =
+            |limit, owed| -> Vec<Row> { (0..400).map(|tag| contract::row(limit, tag, Some(owed))).collect() };
+        // A commit that makes the file grow syncs more than once.
+        for well in 0..4 {
+            let handle = Handle::default();
+            let journal = handle.journal();
+            journal.commit(&[rows(1, 3), rows(2, 3)].concat(), &[]).expect("a commit");
+            (handle.disk().failing, handle.disk().well, handle.disk().badly) =
+                (Some(Failing::Syncs), well, 1);
+            let failed = journal.commit(&rows(1, 4), &[]).is_err();
+            // Pages of the first limit are not written by this, and yet they must be there.
+            journal.commit(&rows(2, 5), &[]).or_else(|_| journal.commit(&rows(2, 5), &[])).expect("a commit");
+            let after = Handle(Arc::new(Mutex::new(handle.disk().after_a_cut(|_| false)))).journal();
+            assert!(after.rows(LimitId(2)).expect("rows") == rows(2, 5), "{well}: a commit is lost");
+            let first = after.rows(LimitId(1)).expect("rows");
+            assert!(first == rows(1, 4) || (failed && first == rows(1, 3)), "{well}: neither old nor new");
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_is_read_after_a_failed_commit() {
+        let handle = Handle::default();
+        let journal = handle.journal();
+        let rows = [contract::row(1, 2, Some(3))];
+        journal.commit(&rows, &[]).expect("a commit");
+        handle.disk().failing = Some(Failing::Syncs);
+        handle.disk().badly = 1;
+        journal.commit(&[contract::row(1, 3, Some(4))], &[]).expect_err("a failed sync");
+        assert!(journal.rows(LimitId(1)).expect("rows").starts_with(&rows));
+    }
+
+    #[test]
+    fn a_file_that_was_emptied_is_no_journal_any_more() {
+        let handle = Handle::default();
+        let journal = handle.journal();
+        handle.disk().failing = Some(Failing::Writes);
+        handle.disk().badly = 1;
+        journal.commit(&[contract::row(1, 2, Some(3))], &[]).expect_err("a failed write");
+        *handle.disk() = Disk::default();
+        for _ in 0..3 {
+            let fault = journal.commit(&[], &[]).expect_err("emptied").to_string();
+            assert!(fault.contains("lost what it held"), "{fault}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! [`Journal`], a file. Both pass one suite, in `contract`. The crate knows rows and small named
 //! values; it does not know what they mean, and never decides anything.
 
+mod file;
 mod journal;
 mod memory;
 
@@ -21,7 +22,8 @@ pub trait Store: Debug + Send + Sync {
     /// was there. Values are set, or removed where they are `None`.
     ///
     /// # Errors
-    /// The store cannot be written; then nothing has changed.
+    /// The store cannot be written. Whether it has all of it or nothing is not known: try the same again, until it is
+    /// there, before anything else.
     fn commit(&self, rows: &[Row], values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError>;
 
     /// The rows of a limit, in the order of their tags.

@@ -125,7 +125,9 @@ impl Turn {
     /// What is in force must be found by the next start.
     fn keep_schedule(&mut self, regions: &Regions, now: Now) {
         let (mark, _) = regions.node.marks();
-        if self.kept == Some(mark) || mark == Mark::default() {
+        // A journal that is down is the writer's to try.
+        let is_down = regions.node.is_journal_down();
+        if self.kept == Some(mark) || mark == Mark::default() || is_down {
             return;
         }
         match regions.keep_schedule() {

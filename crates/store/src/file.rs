@@ -1,0 +1,109 @@
+//! The journal's file, and whether what it reads is what it has.
+//!
+//! A system that cannot write what it has taken says so once, at the next sync; from then on the file reads as if it
+//! were written, and the next sync says nothing. So a sync that failed is remembered, and before the file is used again
+//! all of it is written once more, as it reads, and synced: what is there then is what was read.
+
+use std::{
+    io,
+    ops::Bound,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use redb::{BackendError, StorageBackend};
+
+/// Bytes that are written again at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// A file that remembers, beyond its own life, that a sync has failed.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    file: Box<dyn StorageBackend>,
+    is_doubtful: Arc<AtomicBool>,
+}
+
+impl Watched {
+    pub(crate) fn new(file: Box<dyn StorageBackend>, is_doubtful: &Arc<AtomicBool>) -> Self {
+        Self { file, is_doubtful: Arc::clone(is_doubtful) }
+    }
+
+    /// Writes all of it again if a sync has failed.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        if !self.is_doubtful.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // Another process may have the file by now: then it is not this one's to write.
+        if !self.file.try_lock_range(Bound::Unbounded, Bound::Unbounded)? {
+            return Err(io::Error::other("another node uses it"));
+        }
+        let end = self.file.len()?;
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut from = 0;
+        while from < end {
+            let length = usize::try_from(end - from).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            self.file.read(from, &mut piece[..length])?;
+            self.file.write(from, &piece[..length])?;
+            from += length as u64;
+        }
+        self.file.sync_data()?;
+        self.is_doubtful.store(false, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl StorageBackend for Watched {
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let synced = self.file.sync_data();
+        if synced.is_err() {
+            self.is_doubtful.store(true, Ordering::Release);
+        }
+        synced
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write(offset, bytes)
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.file.close()
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.file.try_lock_range(start, end)
+    }
+
+    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.file.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.file.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.file.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.file.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.file.query_lock_range(start, end)
+    }
+}
