@@ -81,7 +81,10 @@ impl Node {
     /// Starts the node again after it was stopped or killed. It may have other ports then.
     pub fn start_again(&mut self) {
         assert!(self.process.is_none(), "the node runs already");
-        let mut child = Command::new(binary())
+        // A write beyond what a process may write is a fault then, as on a full disk, and no signal: `fill_disk`.
+        let mut child = Command::new("sh")
+            .args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#])
+            .arg(binary())
             .args(["serve", "--config"])
             .arg(self.config())
             .envs(self.environment.iter().copied())
@@ -239,6 +242,16 @@ impl Node {
     #[track_caller]
     pub fn until_it_says(&self, words: &str) {
         eventually(words, || self.stderr().contains(words));
+    }
+
+    /// From now on the disk takes nothing more from this process, or takes all again.
+    pub fn fill_disk(&self, is_full: bool) {
+        let process = self.process.as_ref().expect("the node runs");
+        let bytes_max = if is_full { "0" } else { "unlimited" };
+        let set = Command::new("prlimit")
+            .args(["--pid", &process.child.id().to_string(), &format!("--fsize={bytes_max}:")])
+            .status();
+        assert!(set.expect("`prlimit` runs").success(), "no limit was set");
     }
 
     fn signal(&self, name: &str) {

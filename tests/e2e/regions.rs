@@ -1,7 +1,7 @@
 //! Three regions of real processes share one budget: never over, whatever happens to links and processes, and back soon.
 
 use std::{
-    sync::atomic::AtomicU64,
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -16,7 +16,10 @@ use acequia_tests::{
 };
 use tonic::{Code, transport::Channel};
 
-use crate::{client::Http, windows};
+use crate::{
+    client::{Http, body},
+    windows,
+};
 
 const AP: usize = 0;
 const US: usize = 2;
@@ -460,6 +463,74 @@ fn an_authority_that_lost_its_disk_mints_nothing() {
     us.take_over(true).expect("the operator knows that eu does nothing");
     eventually("eu is heard", || us.change(Change::Recover, "eu", false).is_ok());
     cluster.until_ready(EU);
+}
+
+/// A counter or a gauge without labels, as a node tells it.
+fn told(http: &mut Http, name: &str) -> u64 {
+    let text = http.get("/metrics").body;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}:\n{text}"))
+}
+
+#[test]
+fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
+    let mut cluster = Cluster::start(&limits());
+    let callers = cluster.callers(vec![
+        asked("rate", [100, 100, 100]),
+        asked("window", [20, 20, 20]),
+        asked("quota", [10, 10, 10]),
+    ]);
+    until_used(&callers, 300 * 8 / 20);
+    let (mut ap, mut us) = (Http::connect(&cluster.nodes[AP]), Http::connect(&cluster.nodes[US]));
+    let mut operator = Operator::of(&cluster.nodes[US]);
+    let ask = |http: &mut Http, kind: &str| {
+        let answer = http.check(&body(&[("kind", kind)]));
+        assert!([200, 429].contains(&answer.status), "{}", answer.body);
+        answer.json()
+    };
+
+    cluster.nodes[US].fill_disk(true);
+    for kind in ["window", "quota"] {
+        eventually("what was reserved is spent, and no more", || ask(&mut us, kind)["reason"] == "journal");
+    }
+    assert_eq!(told(&mut us, "acequia_journal_down"), 1);
+    assert_eq!(told(&mut us, "acequia_ready"), 1);
+    assert!(us.get("/readyz").body.contains("the journal cannot be written"));
+    let status = operator.status();
+    assert!(status.ready && status.journal_is_down);
+    let shown = acequia(&["regions", "--address", &cluster.nodes[US].admin().to_string()]);
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.contains("journal    cannot be written"), "{shown}");
+
+    // Another region wants more: one lends, and this one does not. It goes on with what needs no disk.
+    let lent = ["acequia_loans_given_total", "acequia_rights_given_total"];
+    let before = (told(&mut ap, lent[0]), lent.map(|name| told(&mut us, name)));
+    callers.questions[0].rates[EU].store(700, Ordering::Relaxed);
+    until_used(&callers, RATE * 7 / 20);
+    eventually("the other one lends", || told(&mut ap, lent[0]) > before.0);
+    eventually("it answers by its own part", || ask(&mut us, "rate")["allowed"] == true);
+    assert_eq!(lent.map(|name| told(&mut us, name)), before.1, "a loan that is on no disk");
+    for kind in ["window", "quota"] {
+        assert_eq!(ask(&mut us, kind)["reason"], "journal");
+        eventually("the others go on", || ask(&mut ap, kind)["allowed"] == true);
+    }
+
+    // There is room again.
+    cluster.nodes[US].fill_disk(false);
+    eventually("it lends", || told(&mut us, lent[0]) > before.1[0]);
+    assert_eq!(told(&mut us, "acequia_journal_down"), 0);
+    assert!(!operator.status().journal_is_down);
+    assert_eq!(us.get("/readyz").body, "ready\n");
+    for kind in ["window", "quota"] {
+        eventually("it reserves", || ask(&mut us, kind)["allowed"] == true);
+    }
+    until_used(&callers, RATE * 9 / 20);
+
+    // What was spent meanwhile is on its disk.
+    cluster.nodes[US].crash();
+    cluster.until_ready(US);
+    until_used(&callers, RATE * 8 / 20);
+    never_over(&cluster.end(callers));
 }
 
 #[test]

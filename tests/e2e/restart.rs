@@ -399,6 +399,67 @@ fn a_limit_that_lasts_less_long_than_it_did_gives_nothing_back_at_a_crash() {
 }
 
 #[test]
+fn a_full_disk_stops_reserving_and_not_answering() {
+    const LIMIT: u64 = 6_400;
+    const CHUNK: u64 = LIMIT / 64;
+    let mut node = Node::start(&lasting());
+    let mut http = Http::connect(&node);
+    let mut ask = |name: &str| http.check(&body(&[(name, "x")])).json();
+    assert_eq!(ask("quota")["allowed"], true);
+
+    // What is on disk already is given; then the reason is the disk, and no wait makes it better by itself.
+    node.fill_disk(true);
+    let mut given = 0;
+    let denied = loop {
+        let answer = ask("quota");
+        if answer["allowed"] == false {
+            break answer;
+        }
+        given += 1;
+        assert!(given <= CHUNK, "more than was reserved");
+    };
+    assert!(given >= CHUNK / 2, "only {given}");
+    assert_eq!(denied["reason"], "journal", "{denied}");
+    assert_eq!(ask("window")["reason"], "journal", "nothing of it is reserved");
+    let mut watch = Http::connect(&node);
+    eventually("it says so", || watch.get("/metrics").body.contains("acequia_journal_down 1"));
+    let ready = watch.get("/readyz");
+    assert_eq!(ready.status, 200, "nobody else could give what it still may");
+    assert!(ready.body.contains("the journal cannot be written"), "{}", ready.body);
+
+    // It goes on by itself when there is room, and forgets nothing over a crash.
+    node.fill_disk(false);
+    eventually("it is written again", || watch.get("/metrics").body.contains("acequia_journal_down 0"));
+    assert_eq!(watch.get("/readyz").body, "ready\n");
+    node.until_it_says("the journal is written again");
+    let used = LIMIT - ask("quota")["remaining"].as_u64().expect("a number");
+    // What was denied because it was not on disk in time was charged all the same.
+    assert!((given + 2..=given + 4).contains(&used), "{used} used, {given} given");
+    assert_eq!(ask("window")["allowed"], true);
+    node.crash();
+    let left = check(&node, &[("quota", "x")])["remaining"].as_u64().expect("a number");
+    assert!((LIMIT - used - 2 * CHUNK..LIMIT - used).contains(&left), "{left} left, {used} used");
+}
+
+#[test]
+fn a_change_that_a_full_disk_refuses_leaves_the_node_as_it_was() {
+    let node = Node::start(&lasting());
+    check(&node, &[("quota", "x")]);
+    let mut http = Http::connect(&node);
+    node.fill_disk(true);
+    node.write_config(&lasting().replace("limit: 50,", "limit: 40,"));
+    node.hup();
+    node.until_it_says("config refused: the old one stays");
+    assert_eq!(check(&node, &[("log", "x")])["reason"], "journal");
+    node.fill_disk(false);
+    eventually("it is written again", || http.get("/metrics").body.contains("acequia_journal_down 0"));
+    assert_eq!(check(&node, &[("log", "x")])["remaining"], 49);
+    node.hup();
+    node.until_it_says("config read again");
+    assert_eq!(check(&node, &[("log", "y")])["remaining"], 39);
+}
+
+#[test]
 fn without_a_journal_nothing_survives_and_the_log_says_so() {
     let mut node = Node::start("limits: [{ name: b, domain: shop, token_bucket: { rate: 1/h, burst: 1 } }]");
     node.until_it_says("nothing survives a restart");

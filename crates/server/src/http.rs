@@ -37,6 +37,7 @@ use crate::{
     question::{BadRequest, check_request},
     respond::{members, name, outcome_word, retry_after_ms},
     worker::Worker,
+    writer::DOWN,
 };
 
 /// Bytes of a body.
@@ -248,9 +249,13 @@ async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], metrics::text(&worker.shared)).into_response()
 }
 
-/// A node is ready unless it is stopping, or owns nothing. A partition or a lost store never makes it unready.
+/// A node is ready unless it is stopping, or owns nothing. A partition or a lost store never makes it unready: what it
+/// may still give nobody else could.
 async fn readyz(State(worker): State<Arc<Worker>>) -> Response {
     match worker.shared.ready() {
+        Ok(()) if worker.shared.node.is_journal_down() => {
+            format!("ready, but the journal {DOWN}\n").into_response()
+        }
         Ok(()) => "ready\n".into_response(),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response(),
     }

@@ -86,6 +86,7 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
             loans_taken: traffic.borrowed,
             rights_given: traffic.given,
         }),
+        journal_is_down: shared.node.is_journal_down(),
         uptime_ns: now.steady_ns.saturating_sub(shared.begun.steady_ns),
         ..api::NodeStatus::default()
     };

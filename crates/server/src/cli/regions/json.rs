@@ -23,6 +23,7 @@ pub(super) struct StatusJson<'a> {
     steady_ns: u64,
     uptime_ns: u64,
     clock_is_suspect: bool,
+    journal_is_down: bool,
     warm_cells: u64,
 }
 
@@ -43,6 +44,7 @@ impl<'a> StatusJson<'a> {
             steady_ns: status.steady_ns,
             uptime_ns: status.uptime_ns,
             clock_is_suspect: status.clock_is_suspect,
+            journal_is_down: status.journal_is_down,
             warm_cells: status.warm_cells,
         }
     }
@@ -243,7 +245,7 @@ mod tests {
                 r#""borrowed":{"rate_milli":0,"units":0},"effective":{"rate_milli":0,"units":33},"left":33,"#,
                 r#""demand_milli":0,"cells":1,"window_end_ns":1795306593000000000,"loans_end_ms":null}],"#,
                 r#""traffic":null,"wall_ns":1795305353000000000,"steady_ns":0,"uptime_ns":11100000000000,"#,
-                r#""clock_is_suspect":false,"warm_cells":1}"#,
+                r#""clock_is_suspect":false,"journal_is_down":false,"warm_cells":1}"#,
                 "\n"
             )
         );

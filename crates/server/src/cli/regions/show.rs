@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use acequia_api::acequia::v1::{Member, NodeStatus, Peer};
 
 use super::{cuts::cuts, limits::limits};
-use crate::cli::{
-    catalogue::{Line, line, lines, standing, version},
-    people::{Align, Cell, Colour, Paint, duration, measured, plain, table},
+use crate::{
+    cli::{
+        catalogue::{Line, line, lines, standing, version},
+        people::{Align, Cell, Colour, Paint, duration, measured, plain, table},
+    },
+    writer::DOWN,
 };
 
 /// Everything that a person at three in the morning may want to know.
@@ -37,6 +40,9 @@ fn node(status: &NodeStatus) -> Vec<Line> {
         (false, "") => line("ready", "no"),
         (false, why) => [line("ready", "")[0].clone(), Cell::new(format!("no: {why}")).coloured(Colour::Red)],
     });
+    if status.journal_is_down {
+        all.push([line("journal", "")[0].clone(), Cell::new(DOWN).coloured(Colour::Red)]);
+    }
     let catalogue = status.catalogue.as_ref();
     all.extend(standing(catalogue));
     if status.clock_is_suspect {
@@ -300,6 +306,13 @@ catalogue  none: the node stands alone, or has not heard from the authority yet
         assert!(for_people(&status, Paint::OFF).contains(
             "\nclock      further off than the 10 ms that the catalogue allows, as far as the peers can tell\n"
         ));
+    }
+
+    #[test]
+    fn a_journal_that_is_down_is_said_to_be() {
+        let status = NodeStatus { ready: true, journal_is_down: true, ..cut() };
+        let said = "\nready      yes\njournal    cannot be written: nothing new is reserved or lent until ";
+        assert!(for_people(&status, Paint::OFF).contains(said));
     }
 
     #[test]
