@@ -93,13 +93,17 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
+        Self::with(impatient).await
+    }
+
+    async fn with(timing: fn(Config) -> Config) -> Self {
         let folder = certificates(&["am", "ap", "eu", "us", "zz"]);
         let (ap_socket, eu_socket) = (socket(), socket());
         let (ap_at, at) = (ap_socket.local_addr().expect("bound"), eu_socket.local_addr().expect("bound"));
         let nowhere = socket().local_addr().expect("bound");
         let mut ap = Node::start(config(folder.path(), "ap", vec![peer("eu", at)]), ap_socket);
         let peers = vec![peer("ap", ap_at), peer("am", nowhere), peer("us", nowhere)];
-        let mut eu = Node::start(impatient(config(folder.path(), "eu", peers)), eu_socket);
+        let mut eu = Node::start(timing(config(folder.path(), "eu", peers)), eu_socket);
         ap.expect_up("eu").await;
         eu.expect_up("ap").await;
         Self { folder, ap, eu, at }
@@ -316,20 +320,37 @@ async fn there_are_no_other_streams_and_no_datagrams() {
 
 #[tokio::test]
 async fn more_unfinished_frames_than_any_node_sends_are_refused() {
-    let mut scene = Scene::new().await;
+    // With all the time that a frame has in service: it is not for being late.
+    let mut scene = Scene::with(|config| config).await;
     let insider = scene.insider().await;
-    // All but the last byte of each.
-    let almost = vec![0; FRAME_BYTES_MAX - 1];
-    let floods = (0..8).map(|_| async {
-        let mut stream = insider.open_uni().await.ok()?;
-        stream.write_all(&frame(FRAME_BYTES_MAX as u32, &almost)).await.ok()?;
-        Some(stream)
-    });
-    let held = timeout(PATIENCE, futures::future::join_all(floods)).await.expect("an end in time");
+    // All are begun before the first of them is long.
+    let mut begun = Vec::new();
+    for _ in 0..8 {
+        begun.push(begin(&insider, &frame(FRAME_BYTES_MAX as u32, b"x")).await);
+    }
+    // All but the last byte of each: four and a bit of 4 MiB are more than may be held.
+    let almost = vec![0; FRAME_BYTES_MAX - 2];
+    let floods = begun.iter_mut().map(|stream| stream.write_all(&almost));
+    let written = timeout(PATIENCE, futures::future::join_all(floods)).await.expect("an end in time");
     scene.eu.until("refused", |mesh| mesh.refused().total() > 0).await;
-    drop(held);
-    drop(insider);
-    scene.eu.expect_down("am").await;
+    let refused = scene.eu.mesh.refused();
+    assert!((1..=5).contains(&refused.of(Refusal::FramesTooMany)), "{refused:?}");
+    assert_eq!(refused.total(), refused.of(Refusal::FramesTooMany), "{refused:?}");
+
+    // Only the ones too many: the others can end, and the connection goes on.
+    let mut ended = 0;
+    for (stream, written) in begun.iter_mut().zip(written) {
+        if written.is_ok() && stream.write_all(b"x").await.is_ok() && stream.finish().is_ok() {
+            ended += u64::from(matches!(timeout(PATIENCE, stream.stopped()).await, Ok(Ok(None))));
+        }
+    }
+    for _ in 0..ended {
+        assert_eq!(scene.eu.expect_frame("am").await.len(), FRAME_BYTES_MAX);
+    }
+    let refused = scene.eu.mesh.refused();
+    assert_eq!((ended + refused.total(), refused.total()), (8, refused.of(Refusal::FramesTooMany)));
+    write(&insider, &frame(4, b"four")).await;
+    assert_eq!(scene.eu.expect_frame("am").await, b"four");
     scene.expect_good_peer().await;
 }
 
