@@ -108,8 +108,13 @@ impl Cluster {
         yaml
     }
 
-    /// Where a region's node hears the others.
-    pub fn mesh(&self, region: usize) -> SocketAddr {
+    /// What runs links and callers, on a thread of its own.
+    pub fn runtime(&self) -> Handle {
+        self.background.handle.clone()
+    }
+
+    /// Where a region's process listens to the others.
+    pub fn mesh_address(&self, region: usize) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.ports[region]))
     }
 

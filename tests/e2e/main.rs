@@ -12,6 +12,7 @@ mod config;
 mod demo;
 mod envoy;
 mod grpc;
+mod hostile;
 mod http;
 mod regions;
 mod restart;

@@ -21,7 +21,7 @@ use crate::{
     windows,
 };
 
-const AP: usize = 0;
+pub(crate) const AP: usize = 0;
 const US: usize = 2;
 
 /// One rate, one window and one quota.
@@ -32,7 +32,7 @@ const QUOTA: u64 = 2_000;
 /// A question about the rate.
 const RATE_CHECK: &str = r#"{"domain": "shop", "descriptors": [{"kind": "rate"}]}"#;
 
-fn limits() -> String {
+pub(crate) fn limits() -> String {
     format!(
         "limits:\n\
          - {{ name: rate, domain: shop, when: {{ kind: rate }}, token_bucket: {{ rate: {RATE}/s, burst: {RATE} }} }}\n\
@@ -140,20 +140,20 @@ fn without_the_authority_a_new_region_denies_and_says_so_until_it_is_there() {
 }
 
 /// The admin service of a node.
-struct Operator {
+pub(crate) struct Operator {
     runtime: tokio::runtime::Runtime,
     client: AdminClient<Channel>,
 }
 
 impl Operator {
-    fn of(node: &Node) -> Self {
+    pub(crate) fn of(node: &Node) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let address = format!("http://{}", node.admin());
         let client = runtime.block_on(AdminClient::connect(address)).expect("a connection");
         Self { runtime, client }
     }
 
-    fn status(&mut self) -> NodeStatus {
+    pub(crate) fn status(&mut self) -> NodeStatus {
         let status = self.runtime.block_on(self.client.status(StatusRequest {}));
         status.expect("a status").into_inner()
     }
@@ -296,9 +296,9 @@ fn a_start_that_fails_among_regions_is_no_crash() {
     assert!(said.contains("us-1.pem") || said.contains("ca.pem"), "{said}");
     let said = refused_start(node, &format!("{yaml}admin_token: {}/token\n", nothing.path().display()));
     assert!(said.contains("needed for listen.admin"), "{said}");
-    let taken = std::net::UdpSocket::bind(cluster.mesh(US)).expect("the node is down");
+    let taken = std::net::UdpSocket::bind(cluster.mesh_address(US)).expect("the node is down");
     let said = refused_start(node, &yaml);
-    assert!(said.contains(&format!("cannot listen on {}", cluster.mesh(US))), "{said}");
+    assert!(said.contains(&format!("cannot listen on {}", cluster.mesh_address(US))), "{said}");
     drop(taken);
     let (log, kept) = (node.data().join("audit.jsonl"), node.data().join("kept.jsonl"));
     std::fs::rename(&log, &kept).expect("the log is put aside");

@@ -209,11 +209,13 @@ impl Out<'_> {
         self.counter("acequia_mesh_frames", "Frames from and to other regions.", frames)?;
         let bytes: Values<'_> = &[(&way_in, traffic.bytes_in), (&way_out, traffic.bytes_out)];
         self.counter("acequia_mesh_bytes", "Bytes of frames from and to other regions.", bytes)?;
-        let refused: Values<'_> = &[
-            (&[("what", "frame")], traffic.frames_refused),
-            (&[("what", "entry")], traffic.entries_refused),
-        ];
-        self.counter("acequia_mesh_refused", "What came of other regions and was refused.", refused)?;
+        let mut refused = vec![("frame", traffic.frames_refused), ("entry", traffic.entries_refused)];
+        refused.extend(regions.refused().iter().map(|(refusal, count)| (refusal.name(), count)));
+        let refused: Vec<_> = refused.into_iter().map(|(what, count)| ([("what", what)], count)).collect();
+        let refused: Vec<(&[(&str, &str)], u64)> =
+            refused.iter().map(|(labels, count)| (&labels[..], *count)).collect();
+        let help = "What came of other regions, or of strangers, and was refused.";
+        self.counter("acequia_mesh_refused", help, &refused)?;
         self.counter("acequia_loans_given", "Loans given to other regions.", &one(traffic.loans_given))?;
         self.counter("acequia_loans_taken", "Loans taken up from other regions.", &one(traffic.loans_taken))?;
         self.counter("acequia_rights_given", "Gifts of rights in windows.", &one(traffic.rights_given))?;

@@ -26,7 +26,7 @@ use std::{
 
 use acequia_api::acequia::v1::NodeStatus;
 use acequia_limits::{LimitId, Now, limit::LimitSpec};
-use acequia_mesh::{CertFault, Credentials, Event, Mesh, MeshError, Timing, certs};
+use acequia_mesh::{CertFault, Credentials, Event, Mesh, MeshError, Refusals, Timing, certs};
 use acequia_node::{Home, Node, Row, sharing::LOAN_TTL_NS};
 use acequia_rights::Writer as Identity;
 use acequia_store::{Store, StoreError};
@@ -228,6 +228,11 @@ impl Regions {
         let own = self.names.identity(self.me.region);
         let (region, node) = own.map_or(("", ""), |own| (own.region.as_str(), own.node.as_str()));
         status::of_node(shared, Some(self), (region, node))
+    }
+
+    /// What the mesh has refused since the start.
+    pub(crate) fn refused(&self) -> Refusals {
+        self.mesh.refused()
     }
 
     /// When this node's certificate expires, in seconds since 1970.
