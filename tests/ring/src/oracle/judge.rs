@@ -180,18 +180,27 @@ impl Windows {
 #[derive(Clone, Debug)]
 pub struct Labels {
     units: u64,
-    /// By the window's end: what came, and the largest budget since the first of it.
+    /// How long a window is.
+    length_ns: u64,
+    /// Until when earlier budgets were in force, and how large they were: rights may have moved under them in a window
+    /// in which nothing is admitted before the next budget.
+    before: VecDeque<(u64, u64)>,
+    /// By the window's end: what came, and the largest budget since it began.
     open: BTreeMap<u64, (u64, u64)>,
 }
 
 impl Labels {
     /// Nothing was admitted.
-    pub fn new(units: u64) -> Self {
-        Self { units, open: BTreeMap::new() }
+    pub fn new(units: u64, length_ns: u64) -> Self {
+        Self { units, length_ns, before: VecDeque::new(), open: BTreeMap::new() }
     }
 
     /// Another budget is in force.
-    pub fn change(&mut self, units: u64) {
+    pub fn change(&mut self, units: u64, at_ns: u64) {
+        self.before.push_back((at_ns, self.units));
+        if self.before.len() > 64 {
+            self.before.pop_front();
+        }
         self.units = units;
         for (_, bound) in self.open.values_mut() {
             *bound = units.max(*bound);
@@ -200,7 +209,11 @@ impl Labels {
 
     /// So much was admitted in the window that ends then.
     pub fn admit(&mut self, cost: u64, end_ns: u64) -> Option<Excess> {
-        let (came, bound) = self.open.entry(end_ns).or_insert((0, self.units));
+        let began_ns = end_ns.saturating_sub(self.length_ns);
+        let earlier =
+            self.before.iter().filter(|(until_ns, _)| *until_ns >= began_ns).map(|(_, units)| *units);
+        let largest = earlier.fold(self.units, u64::max);
+        let (came, bound) = self.open.entry(end_ns).or_insert((0, largest));
         *came += cost;
         let excess = (*came > *bound).then_some(Excess { came: *came as f64, bound: *bound });
         if self.open.len() > 256 {
@@ -228,6 +241,16 @@ mod tests {
         bucket.change(8, 1e-9, S);
         assert_eq!(bucket.admit(8, 2 * S), None);
         assert!(bucket.admit(1, 2 * S).is_some());
+    }
+
+    #[test]
+    fn a_window_allows_for_the_budgets_since_it_began() {
+        let mut labels = Labels::new(4, 10 * S);
+        labels.change(1, 15 * S);
+        assert_eq!(labels.admit(4, 20 * S), None, "rights may have moved before the lowering");
+        assert!(labels.admit(1, 20 * S).is_some());
+        assert_eq!(labels.admit(1, 30 * S), None);
+        assert!(labels.admit(1, 30 * S).is_some(), "the window began after it");
     }
 
     #[test]

@@ -221,7 +221,7 @@ impl Oracle {
                 Judge::Trailing(trailing) => trailing.change(budget.units, at_ns),
                 Judge::Windows(windows, labels) => {
                     windows.change(budget.units, at_ns);
-                    labels.change(budget.units);
+                    labels.change(budget.units, at_ns);
                 }
             },
             Event::Admitted(Admission { at_ns, cost, label_ns, place, .. }) => {
@@ -263,7 +263,8 @@ impl Cell {
         let judge = match (limit.shape, &limit.algorithm) {
             (Shape::Sliding(_, window_ns, _), _) => Judge::Trailing(Trailing::new(units, window_ns, at_ns)),
             (_, Algorithm::FixedWindow(window)) => {
-                Judge::Windows(Windows::new(units, window.clone(), salt, at_ns), Labels::new(units))
+                let labels = Labels::new(units, limit.algorithm.horizon_ns());
+                Judge::Windows(Windows::new(units, window.clone(), salt, at_ns), labels)
             }
             _ => Judge::Bucket(Bucket::new(units, limit.rate(limit.first), at_ns)),
         };
