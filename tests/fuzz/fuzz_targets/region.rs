@@ -194,7 +194,7 @@ impl History {
 
     fn tick(&mut self) {
         let disk = &self.place.disk;
-        let _ = self.place.node.tick(self.now, |id| place::rows(disk, id));
+        let _ = self.place.node.tick(self.now, |id| Some(place::rows(disk, id)));
     }
 
     /// Takes what the node says: as a peer would, it learns beats, loans and numbers from it.

@@ -78,7 +78,7 @@ fuzz_target!(init: seeds::write(|| seeds::random(24, 256)), |input: Input| {
             _ => now = now.later(u64::from(*much) * u64::from(*much) * MS),
         }
         let disk = &place.disk;
-        let _ = place.node.tick(now, |id| place::rows(disk, id));
+        let _ = place.node.tick(now, |id| Some(place::rows(disk, id)));
         while place.node.poll(now).is_some() {}
     }
     place.node.membership(now);

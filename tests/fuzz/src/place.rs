@@ -81,7 +81,7 @@ impl Place {
     pub fn found(&mut self, now: Now) {
         let draft = draft(sharing::limits_to_bytes(&specs()).expect("limits"));
         let version = self.node.propose(draft, now.wall_ns).expect("a version");
-        self.node.adopt(version, now, |_| Vec::new()).expect("a version that fits");
+        self.node.adopt(version, now, |_| Some(Vec::new())).expect("a version that fits");
         self.flush();
     }
 
@@ -145,7 +145,7 @@ pub fn history() -> (Vec<Place>, Vec<Vec<u8>>) {
                 place.ask(to, if step % 3 == 0 { "b" } else { "a" }, 1, now);
             }
             let disk = &place.disk;
-            place.node.tick(now, |id| rows(disk, id)).expect("a version that fits");
+            place.node.tick(now, |id| Some(rows(disk, id))).expect("a version that fits");
             place.flush();
             while let Some((to, bytes)) = place.node.poll(now) {
                 sent.push((Region(from as u16), to, bytes));
