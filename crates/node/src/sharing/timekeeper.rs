@@ -102,24 +102,38 @@ impl Timekeeper {
 /// A clock may be set between two looks at it, and be set back: requests that came in between must not be counted in
 /// windows that nobody heard of. Read by every request, written by the thread that ticks: one that reads while it is
 /// written takes the clock as it reads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Carried {
-    /// Odd while the rest is written; 0 until it was, once.
-    writes: AtomicU64,
-    steady_ns: AtomicU64,
-    wall_ns: AtomicU64,
-    /// How far two readings of one clock may be apart for its error alone: 2ε.
+    /// What the wall is ahead of the steady clock, modulo 2^64.
+    ahead_ns: AtomicU64,
+    /// How far two readings of one clock may be apart for its error alone: 2ε. All there is until the rest is written.
     apart_ns: AtomicU64,
+    /// Odd while the rest is written.
+    writes: AtomicU64,
+    /// When both were looked at.
+    steady_ns: AtomicU64,
     drift_ppm: AtomicU32,
+}
+
+impl Default for Carried {
+    fn default() -> Self {
+        Self {
+            ahead_ns: AtomicU64::new(0),
+            apart_ns: AtomicU64::new(u64::MAX),
+            writes: AtomicU64::new(0),
+            steady_ns: AtomicU64::new(0),
+            drift_ppm: AtomicU32::new(0),
+        }
+    }
 }
 
 impl Carried {
     pub(crate) fn set(&self, (steady_ns, wall_ns): (u64, u64), error_ns: u64, drift_ppm: u32) {
         self.writes.fetch_add(1, Ordering::AcqRel);
         self.steady_ns.store(steady_ns, Ordering::Release);
-        self.wall_ns.store(wall_ns, Ordering::Release);
-        self.apart_ns.store(error_ns.saturating_mul(2), Ordering::Release);
+        self.ahead_ns.store(wall_ns.wrapping_sub(steady_ns), Ordering::Release);
         self.drift_ppm.store(drift_ppm, Ordering::Release);
+        self.apart_ns.store(error_ns.saturating_mul(2), Ordering::Release);
         self.writes.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -127,20 +141,22 @@ impl Carried {
     /// it would read had it moved along.
     #[inline]
     pub(crate) fn unless_set(&self, steady_ns: u64, read_ns: u64) -> u64 {
+        let carried_ns = steady_ns.wrapping_add(self.ahead_ns.load(Ordering::Acquire));
+        if read_ns.abs_diff(carried_ns) <= self.apart_ns.load(Ordering::Acquire) {
+            return read_ns;
+        }
+        self.unless_drifted(steady_ns, read_ns)
+    }
+
+    #[cold]
+    fn unless_drifted(&self, steady_ns: u64, read_ns: u64) -> u64 {
         let writes = self.writes.load(Ordering::Acquire);
-        if writes == 0 {
-            return read_ns;
-        }
+        let carried_ns = steady_ns.wrapping_add(self.ahead_ns.load(Ordering::Acquire));
         let passed_ns = steady_ns.saturating_sub(self.steady_ns.load(Ordering::Acquire));
-        let carried_ns = self.wall_ns.load(Ordering::Acquire).saturating_add(passed_ns);
-        let apart_ns = read_ns.abs_diff(carried_ns);
-        if apart_ns <= self.apart_ns.load(Ordering::Acquire) {
-            return read_ns;
-        }
         let wandered_ns = drifted(passed_ns, self.drift_ppm.load(Ordering::Acquire));
         let most_ns = self.apart_ns.load(Ordering::Acquire).saturating_add(wandered_ns);
         let is_whole = writes & 1 == 0 && writes == self.writes.load(Ordering::Acquire);
-        if apart_ns > most_ns && is_whole { carried_ns } else { read_ns }
+        if is_whole && read_ns.abs_diff(carried_ns) > most_ns { carried_ns } else { read_ns }
     }
 }
 
