@@ -195,6 +195,8 @@ struct Hit {
     charges: bool,
     exempt: bool,
     numbers: u16,
+    /// Which of the values that this region's share takes over all cells.
+    variant: u8,
     descriptors: u64,
     place: Place,
     /// What its account, if it has one, says of this question.
@@ -434,6 +436,7 @@ impl<'a> Check<'a, '_> {
             Some(number) => active.override_numbers[number],
             None => active.numbers,
         };
+        let variant = self.local(active, numbers).place_of(tag.salt());
         Some(Hit {
             limit: number,
             tag,
@@ -442,6 +445,7 @@ impl<'a> Check<'a, '_> {
             charges: cost > 0,
             exempt: limit.unlimited.iter().any(|c| c.holds(descriptor)),
             numbers,
+            variant,
             descriptors: bit,
             place: Place::Absent,
             account: Called::None,
@@ -892,7 +896,7 @@ impl<'a> Check<'a, '_> {
         let which = self.catalogue.which(self.limit(hit).slot, hit.numbers).unwrap_or(0);
         Ground {
             global: self.global(hit),
-            local: self.local(hit),
+            local: self.local(self.limit(hit), hit.numbers),
             salt: hit.tag.salt(),
             which,
             in_force: true,
@@ -901,22 +905,21 @@ impl<'a> Check<'a, '_> {
 
     /// As this region enforces them.
     #[inline]
-    fn local(&self, hit: &Hit) -> &'a Local {
-        let active = self.limit(hit);
-        if hit.numbers == active.numbers {
+    fn local(&self, active: &'a Active, numbers: u16) -> &'a Local {
+        if numbers == active.numbers {
             return &active.local;
         }
-        let own = self.catalogue.local(active.slot, hit.numbers);
+        let own = self.catalogue.local(active.slot, numbers);
         own.expect("a catalogue has the numbers of its own limits")
     }
 
     /// The numbers of a cell without loans; of one that new cells share, the least.
     #[inline]
     fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
-        let local = self.local(hit);
-        let salt = hit.tag.salt();
+        let local = self.local(self.limit(hit), hit.numbers);
         // Of a few units in all a region may have none: nothing may pass there by another cell's either.
-        if hit.place == Place::Shared && local.owns_any(salt) { local.least() } else { local.at(salt) }
+        let is_shared = hit.place == Place::Shared && local.owns_any(hit.tag.salt());
+        if is_shared { local.least() } else { local.in_place(hit.variant) }
     }
 }
 

@@ -119,10 +119,19 @@ impl Local {
     /// The numbers of a cell.
     #[inline]
     pub(crate) fn at(&self, salt: u32) -> &Algorithm {
-        match &*self.variants {
-            [(_, only)] => only,
-            _ => self.variant(salt),
-        }
+        self.in_place(self.place_of(salt))
+    }
+
+    /// Which numbers a cell has: looked up once in a question, since that takes a few divisions.
+    #[inline]
+    pub(crate) fn place_of(&self, salt: u32) -> u8 {
+        if self.variants.len() == 1 { 0 } else { self.find(salt) }
+    }
+
+    /// The numbers of a cell that has those.
+    #[inline]
+    pub(crate) fn in_place(&self, place: u8) -> &Algorithm {
+        &self.variants[usize::from(place)].1
     }
 
     /// The standing part of a cell.
@@ -167,11 +176,11 @@ impl Local {
         }
     }
 
-    fn variant(&self, salt: u32) -> &Algorithm {
+    fn find(&self, salt: u32) -> u8 {
         let units = self.units(salt);
-        let found = self.variants.iter().find(|(variant, _)| *variant == units);
-        // Fewer units than the share is safe; there is a variant for every share.
-        &found.or(self.variants.first()).expect("there is always one").1
+        // Fewer units than the share is safe; there is a variant for every share, a few for each distribution that counts.
+        let found = self.variants.iter().position(|(variant, _)| *variant == units);
+        found.and_then(|place| u8::try_from(place).ok()).unwrap_or(0)
     }
 
     fn units(&self, salt: u32) -> u64 {
