@@ -17,8 +17,8 @@ use acequia_tests::{
 use tonic::{Code, transport::Channel};
 
 use crate::{
-    client::{Http, body},
-    windows,
+    client::{Http, body, metric},
+    envoy, windows,
 };
 
 pub(crate) const AP: usize = 0;
@@ -531,6 +531,67 @@ fn a_full_disk_stops_lending_and_reserving_and_not_answering() {
     cluster.until_ready(US);
     until_used(&callers, RATE * 8 / 20);
     never_over(&cluster.end(callers));
+}
+
+#[test]
+fn of_one_unit_for_three_regions_a_request_waits_no_longer_than_a_round_trip_and_never_for_a_cut() {
+    let limit = format!(
+        "limits:\n- {{ name: trial, domain: shop, by: [user], fixed_window: {{ limit: 1, window: {} }} }}\n",
+        windows::long()
+    );
+    let cluster = Cluster::start(&limit);
+    let mut all: Vec<Http> = cluster.nodes.iter().map(Http::connect).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let passes = |all: &mut Vec<Http>, region: usize, protocol: usize, user: &str| {
+        let entries: [(&str, &str); 1] = [("user", user)];
+        let node = &cluster.nodes[region];
+        match protocol {
+            0 => all[region].check(&body(&entries)).json()["allowed"] == true,
+            1 => {
+                let address = node.grpc().to_string();
+                let arguments = [
+                    "check",
+                    "--address",
+                    &address,
+                    "--domain",
+                    "shop",
+                    "--deadline",
+                    "10s",
+                    &format!("user={user}"),
+                ];
+                acequia(&arguments).status.code() == Some(0)
+            }
+            _ => {
+                let answer = runtime.block_on(envoy::ask(node, envoy::request(&[&entries])));
+                answer.overall_code()
+                    == acequia_api::envoy::service::ratelimit::v3::rate_limit_response::Code::Ok
+            }
+        }
+    };
+    let waits = |node: &Node, outcome: &str| metric(node, "acequia_waits_total", &[("outcome", outcome)]);
+    for number in 0..24 {
+        let (region, user) = (number % 3, format!("u{number}"));
+        // At home at once, elsewhere after a wait; on a machine that is far too slow, when the unit is there.
+        eventually("the unit comes to where it is asked for", || {
+            passes(&mut all, region, number / 3 % 3, &user)
+        });
+        for other in 0..3 {
+            assert!(!passes(&mut all, other, 0, &user), "a second unit of one for {user}");
+        }
+    }
+    for node in &cluster.nodes {
+        assert!(waits(node, "allow") >= 1.0, "nobody waited with success");
+        assert_eq!(waits(node, "crowded"), 0.0);
+    }
+
+    // What cannot come is not waited for.
+    cluster.isolate(EU, true);
+    let node = &cluster.nodes[EU];
+    eventually("the cut shows", || metric(node, "acequia_peer_reached", &[]) == 0.0);
+    let before = ["allow", "deny"].map(|outcome| waits(node, outcome));
+    let passed = (0..24).filter(|number| passes(&mut all, EU, 0, &format!("v{number}"))).count();
+    assert!((1..24).contains(&passed), "those that are at home here, and no others: {passed}");
+    assert_eq!(["allow", "deny"].map(|outcome| waits(node, outcome)), before, "a wait in a cut");
 }
 
 #[test]

@@ -33,7 +33,7 @@ use acequia_api::acequia::v1::{CheckRequest, limiter_client::LimiterClient};
 pub use acequia_api::acequia::v1::{CheckResponse, LimitResult, Outcome, PeekResponse, Reason, Unmatched};
 use tokio::time::timeout;
 use tonic::{
-    Response, Status,
+    Request, Response, Status,
     transport::{Channel, Endpoint, Uri},
 };
 
@@ -110,7 +110,7 @@ impl Client {
     /// Nobody answered, or the question is wrong: see [`ClientError`].
     pub async fn check(&self, question: Question) -> Result<CheckResponse, ClientError> {
         let mut limiter = self.limiter.clone();
-        self.peer.wait(limiter.check(CheckRequest::from(question))).await
+        self.peer.wait(limiter.check(self.peer.request(question))).await
     }
 
     /// What [`Client::check`] would answer now, with every limit that matches and why the others do not.
@@ -120,7 +120,7 @@ impl Client {
     /// Nobody answered, or the question is wrong: see [`ClientError`].
     pub async fn peek(&self, question: Question) -> Result<PeekResponse, ClientError> {
         let mut limiter = self.limiter.clone();
-        self.peer.wait(limiter.peek(CheckRequest::from(question))).await
+        self.peer.wait(limiter.peek(self.peer.request(question))).await
     }
 
     /// Opens a stream for many questions at once: the cheapest way to ask, by far, for who has more than a
@@ -137,6 +137,14 @@ impl Client {
 }
 
 impl Peer {
+    /// A request that says how long its answer is waited for: a node lets it wait for units of other regions no longer than
+    /// that allows. A little more than the deadline, which is this crate's to keep.
+    fn request(&self, question: Question) -> Request<CheckRequest> {
+        let mut request = Request::new(CheckRequest::from(question));
+        request.set_timeout(self.deadline.saturating_add(Duration::from_millis(1)));
+        request
+    }
+
     /// Waits for a call, but not for longer than the deadline.
     async fn wait<T>(
         &self,
@@ -198,7 +206,7 @@ mod tests {
     };
     use tokio::net::TcpListener;
     use tokio_stream::{Stream, StreamExt as _, wrappers::TcpListenerStream};
-    use tonic::{Request, Streaming, transport::Server};
+    use tonic::{Streaming, transport::Server};
 
     use super::*;
 

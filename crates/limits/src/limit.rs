@@ -30,6 +30,8 @@ pub const KEYS_MAX: usize = 16;
 pub const PATTERNS_MAX: usize = 1_024;
 /// The most overrides in one limit: they are tried in order.
 pub const OVERRIDES_MAX: usize = 1_024;
+/// The longest that a request waits for units of other regions.
+pub const WAIT_NS_MAX: u64 = 1_000_000_000;
 /// The shortest window, 10 ms: below it the clock's own steps show.
 pub const WINDOW_NS_MIN: u64 = 10_000_000;
 /// Cells that need this long to be idle again survive a crash.
@@ -73,6 +75,11 @@ pub struct LimitSpec {
     /// What is charged when another limit denies the request.
     #[serde(default)]
     pub charge: Charge,
+    /// How long a denied request may wait for units that other regions have, such as `50ms`: at most [`WAIT_NS_MAX`],
+    /// `0s` for not at all. Where absent, one round trip if the cell has fewer units than there are regions, and else
+    /// not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<String>,
     /// Descriptors that this limit exempts: any of these.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unlimited: BTreeMap<String, OneOrMany>,
@@ -247,6 +254,9 @@ pub struct Limit {
     pub by: Vec<By>,
     /// What one unit of a request's cost weighs.
     pub cost: u64,
+    /// How long a denied request may wait for units of other regions, in nanoseconds: 0 to [`WAIT_NS_MAX`]. Nothing where
+    /// it is left to the number of units.
+    pub wait_ns: Option<u64>,
     /// Any of these exempts.
     pub unlimited: Vec<Condition>,
     /// The numbers of cells without an override.
@@ -295,6 +305,7 @@ impl Limit {
                 format!("a cost of {cost} can never pass a limit of {budget}: lower one or raise the other"),
             );
         }
+        let wait_ns = spec.wait.as_deref().and_then(|text| faults.wait(text));
         let mut overrides = Vec::new();
         if spec.overrides.len() > OVERRIDES_MAX {
             faults.add("overrides", format!("more than {OVERRIDES_MAX} overrides: split the limit"));
@@ -306,7 +317,7 @@ impl Limit {
         match (algorithm, faults.0.is_empty()) {
             (Some(algorithm), true) => {
                 let id = LimitId::new(&spec, &by, &when, &algorithm);
-                Ok(Self { id, spec, when, by, cost, unlimited, algorithm, overrides })
+                Ok(Self { id, spec, when, by, cost, wait_ns, unlimited, algorithm, overrides })
             }
             _ => Err(faults.0),
         }
@@ -440,6 +451,19 @@ impl Faults {
         } else if field == "name" && text.contains('/') {
             self.add(field, format!("a name has no slash, which ends the domain in shop/{text}"));
         }
+    }
+
+    fn wait(&mut self, text: &str) -> Option<u64> {
+        // A duration is above 0 everywhere else.
+        if text.trim() == "0s" {
+            return Some(0);
+        }
+        let wait_ns = self.take("wait", parse_duration_ns(text))?;
+        if wait_ns > WAIT_NS_MAX {
+            let most = format_duration_ns(WAIT_NS_MAX);
+            self.add("wait", format!("a wait is at most {most}, since callers give up: {text:?}"));
+        }
+        Some(wait_ns)
     }
 
     fn conditions(&mut self, field: &str, spec: &BTreeMap<String, OneOrMany>) -> Vec<Condition> {
@@ -892,6 +916,7 @@ mod tests {
             quota: None,
             mode: Mode::Enforce,
             charge: Charge::Together,
+            wait: None,
             unlimited: BTreeMap::new(),
             overrides: Vec::new(),
         }
@@ -921,6 +946,10 @@ mod tests {
             quota: Some(QuotaSpec { limit: 1, per: per.into(), time_zone: zone.map(Into::into) }),
             ..bucket("1/s", 1)
         };
+        refused(LimitSpec { wait: Some("2s".into()), ..bucket("1/s", 1) }, "wait", "at most 1s");
+        refused(LimitSpec { wait: Some("soon".into()), ..bucket("1/s", 1) }, "wait", "duration");
+        let none = Limit::new(LimitSpec { wait: Some("0s".into()), ..bucket("1/s", 1) });
+        assert_eq!(none.expect("a limit").wait_ns, Some(0));
         refused(quota("fortnight", None), "per", "30d");
         refused(quota("30d", Some("UTC")), "time_zone", "rolls");
         refused(quota("day", Some("Mars/Olympus")), "time_zone", "IANA");

@@ -58,6 +58,8 @@ pub(crate) struct Account {
     offered: Offered,
     /// Less than this left is worth a look at once.
     low_water: u64,
+    /// Before this time no other region that can be reached has more than it needs: steady clock.
+    hopeless_until_ns: u64,
     /// Whether a look is waiting.
     flagged: bool,
     /// Whether the disk must hear of a change in what is given away.
@@ -134,6 +136,7 @@ impl Account {
             went_back: false,
             offered: Offered::default(),
             low_water: 0,
+            hopeless_until_ns: 0,
             flagged: false,
             unwritten: false,
             renumbered: false,
@@ -189,6 +192,16 @@ impl Account {
     /// Less than this left shall call for a look.
     pub(crate) const fn set_low_water(&mut self, units: u64) {
         self.low_water = units;
+    }
+
+    /// Whether units of other regions may come, should this one ask.
+    pub(crate) const fn may_get_more(&self, now: Now) -> bool {
+        now.steady_ns >= self.hopeless_until_ns
+    }
+
+    /// Nothing can come before this time: steady clock.
+    pub(crate) const fn set_hopeless_until(&mut self, steady_ns: u64) {
+        self.hopeless_until_ns = steady_ns;
     }
 
     pub(crate) const fn standing(&self) -> Part {
@@ -332,6 +345,7 @@ impl Account {
         let changed = self.open().end_ns != end_ns && !(self.open().is_empty() && self.next().is_empty());
         self.went_back = end_ns < self.open().end_ns && !broken(Broken::WindowReopens);
         if self.open().end_ns != end_ns && !self.went_back {
+            self.hopeless_until_ns = 0;
             self.unwritten |= !self.open().given().is_empty();
             let Windows { open, next } = self.windows_mut();
             *open = if next.end_ns == end_ns { std::mem::take(next) } else { Transfers::new(end_ns) };

@@ -37,15 +37,28 @@ pub struct Ask {
     /// Whether the caller can wait for a leaky bucket's delay. One that cannot is denied instead,
     /// unless the limit says otherwise.
     pub can_wait: bool,
+    /// Whether the same request was asked and denied a moment ago, and is no demand of its own.
+    pub is_again: bool,
 }
 
 impl Ask {
     /// Charges, and can wait.
-    pub const CHECK: Self = Self { charge: true, can_wait: true };
+    pub const CHECK: Self = Self { charge: true, can_wait: true, is_again: false };
     /// Charges, and cannot wait.
-    pub const CHECK_NOW: Self = Self { charge: true, can_wait: false };
+    pub const CHECK_NOW: Self = Self { can_wait: false, ..Self::CHECK };
     /// Looks.
-    pub const PEEK: Self = Self { charge: false, can_wait: true };
+    pub const PEEK: Self = Self { charge: false, ..Self::CHECK };
+
+    /// The same, of a request that was denied a moment ago: see [`Node::patience_ns`].
+    #[must_use]
+    pub const fn again(self) -> Self {
+        Self { is_again: true, ..self }
+    }
+
+    /// Whether it counts as demand.
+    const fn is_demand(self) -> bool {
+        self.charge && !self.is_again
+    }
 }
 
 /// What the node says.
@@ -91,6 +104,8 @@ pub struct LimitAnswer {
     pub units: u64,
     /// The budget of this cell: its override's where it has one.
     pub budget: u64,
+    /// Whether it was denied for want of units that other regions may have.
+    pub may_come: bool,
 }
 
 /// What a limit's verdict means for the request.
@@ -201,6 +216,8 @@ struct Hit {
     place: Place,
     /// What its account, if it has one, says of this question.
     account: Called,
+    /// Whether other regions were seen to have nothing of it to spare.
+    is_hopeless: bool,
 }
 
 /// Whether a cell has an account, and whether that calls for a look.
@@ -287,7 +304,7 @@ impl<'a> Check<'a, '_> {
     fn attend(&self, hit: &Hit, limit: &LimitAnswer, cells: &mut Cells) {
         let active = self.limit(hit);
         // What only watches moves no rights, and neither does a look.
-        if !self.ask.charge || !hit.charges || hit.exempt || active.limit.spec.mode != Mode::Enforce {
+        if !self.ask.is_demand() || !hit.charges || hit.exempt || active.limit.spec.mode != Mode::Enforce {
             return;
         }
         let verdict = &limit.verdict;
@@ -449,6 +466,7 @@ impl<'a> Check<'a, '_> {
             descriptors: bit,
             place: Place::Absent,
             account: Called::None,
+            is_hopeless: false,
         })
     }
 
@@ -584,6 +602,7 @@ impl<'a> Check<'a, '_> {
             descriptors: hit.descriptors,
             units: hit.units,
             budget: self.global(hit).budget(),
+            may_come: false,
         }
     }
 
@@ -631,8 +650,11 @@ impl<'a> Check<'a, '_> {
                 verdict
             }
         };
+        let mut may_come = false;
         let (verdict, reason) = if !verdict.allowed {
-            self.why_denied(hit, verdict, over)
+            let (verdict, reason) = self.why_denied(hit, verdict, over);
+            may_come = reason == Reason::OverLimit && !hit.is_hopeless && self.node.is_shared();
+            (verdict, reason)
         } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {
             (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
         } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
@@ -654,6 +676,7 @@ impl<'a> Check<'a, '_> {
             descriptors: hit.descriptors,
             units: hit.units,
             budget: self.global(hit).budget(),
+            may_come,
         });
         state
     }
@@ -686,8 +709,9 @@ impl<'a> Check<'a, '_> {
         }
         let verdict = account.algorithm.probe(words, self.now, hit.units, hit.tag.salt());
         // What only watches moves no rights, and neither does a look.
-        let counts = self.ask.charge && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
+        let counts = self.ask.is_demand() && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
         let calls = counts && account.offer(hit.units, &verdict);
+        hit.is_hopeless = !account.may_get_more(self.now);
         hit.account = if calls { Called::Calls } else { Called::Quiet };
         verdict
     }

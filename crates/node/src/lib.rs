@@ -28,6 +28,7 @@ mod inspect;
 pub mod journal;
 mod kept;
 mod local;
+mod patience;
 mod region;
 mod shard;
 pub mod sharing;
@@ -53,6 +54,7 @@ use crate::{
     catalogue::{Live, Registry, Terms, Unwritten},
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
     kept::Pledge,
+    patience::Elsewhere,
     shard::{Cells, HeapCells, NewCell, Shard},
     sharing::{Carried, CellKey, Memory, Sharing},
     table::Cell,
@@ -127,6 +129,8 @@ pub struct Node {
     correction_ns: AtomicI64,
     /// What a wall that moves as the steady clock does reads. Nothing where nobody compares them.
     carried: Carried,
+    /// What other regions may have.
+    elsewhere: Elsewhere,
 }
 
 /// Whose new cells share one: those of a limit under one set of numbers.
@@ -208,6 +212,7 @@ impl Node {
             owns_nothing: AtomicU8::new(if config.home.is_some() { region::NO_CATALOGUE } else { 0 }),
             correction_ns: AtomicI64::new(0),
             carried: Carried::default(),
+            elsewhere: Elsewhere::default(),
             config,
         }
     }
@@ -521,7 +526,6 @@ impl Node {
         }
     }
 
-    /// The time, its wall not before that of the last window that was forgotten.
     /// The time as this node goes by it: the wall corrected, and never behind what was left.
     ///
     /// A clock may be set between two looks at it. Until the next one the wall goes on as the steady clock does, or

@@ -80,6 +80,18 @@ impl Collector for Counts {
             "Descriptors that no limit counted or exempted.",
             &one(tally.unmatched),
         )?;
+        if shared.regions.get().is_some() {
+            let [passed, denied] = tally.waited;
+            out.counter(
+                "acequia_waits",
+                "Requests that waited for units of other regions, by what became of them; crowded: too many waited already.",
+                &[
+                    (&[("outcome", "allow")], passed),
+                    (&[("outcome", "deny")], denied),
+                    (&[("outcome", "crowded")], tally.crowded),
+                ],
+            )?;
+        }
         let usage = shared.node.usage();
         out.gauge("acequia_cells", "Cells in memory.", &one(usage.cells))?;
         out.gauge("acequia_cells_bytes", "Bytes that cells take.", &one(usage.bytes))?;

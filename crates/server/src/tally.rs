@@ -26,6 +26,10 @@ pub(crate) struct Tally {
     pub(crate) denied: u64,
     /// Requests that were refused as malformed.
     pub(crate) bad_requests: u64,
+    /// Requests that waited for units of other regions: those that passed then, and those that did not.
+    pub(crate) waited: [u64; 2],
+    /// Requests that were denied at once, because too many waited.
+    pub(crate) crowded: u64,
     /// Descriptors that no limit counted.
     pub(crate) unmatched: u64,
     seen: u64,
@@ -156,6 +160,8 @@ impl Tally {
         self.denied += other.denied;
         self.bad_requests += other.bad_requests;
         self.unmatched += other.unmatched;
+        self.waited.iter_mut().zip(other.waited).for_each(|(ours, theirs)| *ours += theirs);
+        self.crowded += other.crowded;
     }
 
     /// Halves what is known of hot cells, so that cells which cooled down give way.

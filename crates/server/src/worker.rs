@@ -1,9 +1,12 @@
 //! One thread's share of the service: an asker, what it has counted, and nothing that another
 //! thread would wait for.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use acequia_limits::{
@@ -17,6 +20,7 @@ use crate::{
     clock::Clock,
     config::{Headers, Live},
     metrics::Reloads,
+    patience::Patience,
     regions::Regions,
     tally::{DECISION_SECONDS, Tally},
     writer::Writer,
@@ -139,6 +143,17 @@ struct Inner {
     tally: Tally,
 }
 
+/// A response, and what it waits for.
+#[derive(Debug)]
+pub(crate) enum Asked<R> {
+    /// Nothing.
+    Now(R),
+    /// The disk.
+    Unwritten(R, Box<Unwritten>),
+    /// Units of other regions: until then it is a denial.
+    Waits(Patience),
+}
+
 /// An answer that must not leave before a batch is on disk.
 #[derive(Debug)]
 pub struct Unwritten {
@@ -161,19 +176,32 @@ impl Worker {
         ask: Ask,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
     ) -> R {
-        let (response, unwritten, now) = {
-            let mut held = self.hold();
-            let now = held.now;
-            let (response, unwritten) =
-                held.ask(request, ask, |answer, catalogue| respond(answer, catalogue, now));
-            (response, unwritten, now)
-        };
-        match unwritten {
-            None => response,
-            Some(unwritten) => match self.settle(unwritten).await {
-                None => response,
-                Some((denied, catalogue)) => respond(&denied, &catalogue, now),
-            },
+        let asked = self.hold().ask_patiently(request, ask, Duration::MAX, &respond);
+        self.finish(request, ask, asked, respond).await
+    }
+
+    /// Waits for what an answer waits for: units of other regions, or the disk.
+    pub(crate) async fn finish<R>(
+        &self,
+        request: &Request<'_>,
+        ask: Ask,
+        mut asked: Asked<R>,
+        respond: impl Fn(&Answer, &Catalogue, Now) -> R,
+    ) -> R {
+        loop {
+            match asked {
+                Asked::Now(response) => return response,
+                Asked::Unwritten(response, unwritten) => {
+                    return match self.settle(*unwritten).await {
+                        None => response,
+                        Some((denied, catalogue)) => respond(&denied, &catalogue, self.shared.clock.now()),
+                    };
+                }
+                Asked::Waits(mut patience) => {
+                    patience.wait().await;
+                    asked = self.hold().ask_again(request, ask, patience, &respond);
+                }
+            }
         }
     }
 
@@ -226,12 +254,78 @@ impl Held<'_> {
         ask: Ask,
         respond: impl FnOnce(&Answer, &Catalogue) -> R,
     ) -> (R, Option<Unwritten>) {
+        self.decide(request, ask);
+        self.answer(request, ask, respond)
+    }
+
+    /// The same, of a request that may wait for units of other regions where its limits let it: `longest` at most.
+    #[inline]
+    pub(crate) fn ask_patiently<R>(
+        &mut self,
+        request: &Request<'_>,
+        ask: Ask,
+        longest: Duration,
+        respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
+    ) -> Asked<R> {
+        self.decide(request, ask);
+        if !self.inner.asker.last().0.allowed
+            && let Some(patience) = self.patience(longest)
+        {
+            return Asked::Waits(patience);
+        }
+        self.asked(request, ask, respond)
+    }
+
+    /// Asks again after a wait.
+    pub(crate) fn ask_again<R>(
+        &mut self,
+        request: &Request<'_>,
+        ask: Ask,
+        patience: Patience,
+        respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
+    ) -> Asked<R> {
+        let ask = ask.again();
+        self.decide(request, ask);
+        let (answer, catalogue) = self.inner.asker.last();
+        let allowed = answer.allowed;
+        if !allowed && !patience.is_over() && self.worker.shared.node.patience_ns(answer, catalogue) > 0 {
+            return Asked::Waits(patience);
+        }
+        self.inner.tally.waited[usize::from(!allowed)] += 1;
+        self.asked(request, ask, respond)
+    }
+
+    /// How the last question may wait, if it may and there is room.
+    #[cold]
+    fn patience(&mut self, longest: Duration) -> Option<Patience> {
+        let shared = &self.worker.shared;
+        let (answer, catalogue) = self.inner.asker.last();
+        let patience = Duration::from_nanos(shared.node.patience_ns(answer, catalogue)).min(longest);
+        let regions = shared.regions.get().filter(|_| patience > Duration::ZERO)?;
+        let patience = regions.waiting.patience(patience);
+        self.inner.tally.crowded += u64::from(patience.is_none());
+        patience
+    }
+
+    #[inline]
+    fn decide(&mut self, request: &Request<'_>, ask: Ask) {
         let Inner { asker, tally } = &mut *self.inner;
         let timed = tally.is_sampled().then(std::time::Instant::now);
         asker.check(request, self.now, ask);
         if let Some(begun) = timed {
             tally.decision.record(&DECISION_SECONDS, begun.elapsed().as_secs_f64());
         }
+    }
+
+    /// Counts the last answer, and makes the response from it.
+    #[inline]
+    fn answer<R>(
+        &mut self,
+        request: &Request<'_>,
+        ask: Ask,
+        respond: impl FnOnce(&Answer, &Catalogue) -> R,
+    ) -> (R, Option<Unwritten>) {
+        let Inner { asker, tally } = &mut *self.inner;
         let (answer, catalogue) = asker.last();
         if ask.charge {
             tally.record(answer, catalogue);
@@ -246,6 +340,20 @@ impl Held<'_> {
             batch: answer.after_batch,
         });
         (response, unwritten)
+    }
+
+    #[inline]
+    fn asked<R>(
+        &mut self,
+        request: &Request<'_>,
+        ask: Ask,
+        respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
+    ) -> Asked<R> {
+        let now = self.now;
+        match self.answer(request, ask, |answer, catalogue| respond(answer, catalogue, now)) {
+            (response, None) => Asked::Now(response),
+            (response, Some(unwritten)) => Asked::Unwritten(response, Box::new(unwritten)),
+        }
     }
 }
 

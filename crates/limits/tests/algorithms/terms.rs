@@ -118,6 +118,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         quota: None,
         mode: Mode::Enforce,
         charge: Charge::Together,
+        wait: None,
         unlimited: BTreeMap::new(),
         overrides: Vec::new(),
     }

@@ -44,7 +44,12 @@ use self::{
     slots::Slots,
     wire::{Entry, Frame, Garbled, Header, Rough, ShortId},
 };
-use crate::{Catalogue, Node, account::Ground, journal::HeapCell, visit::Visit};
+use crate::{
+    Catalogue, Node,
+    account::{Account, Ground},
+    journal::HeapCell,
+    visit::Visit,
+};
 
 pub use membership::{AdoptFault, Membership, Standing, limits_from_bytes, limits_to_bytes};
 pub(crate) use outbox::CellKey;
@@ -79,6 +84,8 @@ const NUMBERS_AHEAD: u64 = 4_096;
 const NO_SLOT: u16 = 0;
 /// Looks at one cell that calls are at least so far apart.
 const CALLS_NS: u64 = 5_000_000;
+/// That nobody has anything to spare is believed for so long, if no look says otherwise.
+const HOPELESS_NS: u64 = 1_000_000_000;
 /// How often usage is counted up and told.
 const USAGE_NS: u64 = 1_000_000_000;
 
@@ -304,6 +311,7 @@ impl Sharing {
             peer.outbox.expire(now.steady_ns.saturating_sub(patience));
         }
         self.renew(node, now);
+        self.look_elsewhere(node, now);
         for key in calls {
             self.wake_for_call(key, now.steady_ns);
         }
@@ -369,6 +377,13 @@ impl Sharing {
                 peer.outbox.tell(Topic::Renew, Entry::Renew(renew), 0);
             }
         }
+    }
+
+    /// How far away the others are that can be reached, and how many regions there are.
+    fn look_elsewhere(&self, node: &Node, now: Now) {
+        let regions = self.versions.version().map_or(0, |version| version.members.len());
+        let reached = self.peers.values().filter(|peer| self.is_partner(peer, now));
+        node.elsewhere.see(regions, reached.map(Peer::round_ns).max());
     }
 
     /// Looks at a cell with the next tick. Nothing where as many cells are warm as may be.
@@ -519,6 +534,9 @@ impl Sharing {
         let left = account.algorithm.available(words, now, ground.salt);
         let effective = account.effective();
         if denied > effective.units && denied <= ground.global.budget() {
+            if warm.short == 0 {
+                warm.short_since_ns = now.steady_ns;
+            }
             warm.short = denied;
             warm.short_ns = now.steady_ns;
         } else if denied > 0
@@ -565,8 +583,22 @@ impl Sharing {
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
         let scarce = plan.is_scarce;
+        // Units that were asked for come soon or not at all.
+        let round_ns = self.peers.values().map(Peer::round_ns).max().unwrap_or(0);
+        let is_late = now.steady_ns.saturating_sub(warm.short_since_ns) > round_ns.saturating_mul(2);
+        let is_hopeless = if warm.short > 0 { is_late } else { plan.is_hopeless };
+        self.weigh_hope(account, node, is_hopeless, now);
         self.carry_out(plan, warm, node, key, ground, cell, resource, now);
         scarce
+    }
+
+    /// Whoever waits for units of a cell shall know at once if none can come.
+    fn weigh_hope(&self, account: &mut Account, node: &Node, is_hopeless: bool, now: Now) {
+        let was_hopeless = !account.may_get_more(now);
+        account.set_hopeless_until(if is_hopeless { now.steady_ns + HOPELESS_NS } else { 0 });
+        if is_hopeless && !was_hopeless {
+            node.elsewhere.tell();
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
@@ -686,6 +718,7 @@ impl Sharing {
             warm.told = None;
         }
         account.set_low_water(stock.low_water());
+        self.weigh_hope(account, node, stock.is_hopeless(), now);
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
         if !short {
             warm.asked_in_vain = 0;
@@ -1127,6 +1160,7 @@ impl Sharing {
             Ok(()) => {
                 self.traffic.borrowed += u64::from(granted.is_some());
                 self.wake(key, now.steady_ns);
+                node.elsewhere.tell();
             }
             Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
             Err(_) => {}

@@ -73,6 +73,8 @@ pub(crate) struct Plan {
     pub(crate) give_back: SmallVec<[(Region, u64); 4]>,
     /// Whether this region, or one that it sees, has less than it wants: worth another look soon.
     pub(crate) is_scarce: bool,
+    /// Whether no other region that can be reached has more than it wants.
+    pub(crate) is_hopeless: bool,
 }
 
 /// Decides about a flow.
@@ -92,6 +94,7 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
     let deficits: SmallVec<[u64; 8]> =
         seats.iter().zip(&targets).map(|(seat, target)| missing(seat, *target)).collect();
     let deficit: u64 = deficits[1..].iter().sum();
+    plan.is_hopeless = flow.others.iter().all(|seat| seat.holds <= seat.want);
     plan.is_scarce = deficits.iter().any(|d| *d > 0) || seats.iter().any(|seat| seat.short > 0);
     lend_units(flow, &mut plan);
     if deficits[0] > 0 {
@@ -298,12 +301,7 @@ impl Stock {
         }
         let ahead = units_in(self.own.demand_milli, self.time_left_ns.min(AHEAD_NS)).max(UNITS_FEW);
         let wanted = ahead.min(self.need(self.own)).max(denied).saturating_sub(self.own.left);
-        let mut rich: SmallVec<[(u64, Region); 8]> = self
-            .others
-            .iter()
-            .map(|(region, stake)| (stake.left.saturating_sub(self.need(*stake)), *region))
-            .filter(|(more, _)| *more > 0)
-            .collect();
+        let mut rich: SmallVec<[(u64, Region); 8]> = self.rich().collect();
         rich.sort_unstable_by(|a, b| b.cmp(a));
         rich.truncate(most_asked);
         let all: u128 = rich.iter().map(|(more, _)| u128::from(*more)).sum();
@@ -315,6 +313,18 @@ impl Stock {
             }
         }
         asks
+    }
+
+    /// The others that have more than they need, and how much more.
+    fn rich(&self) -> impl Iterator<Item = (u64, Region)> + '_ {
+        let more =
+            |(region, stake): &(Region, Stake)| (stake.left.saturating_sub(self.need(*stake)), *region);
+        self.others.iter().map(more).filter(|(more, _)| *more > 0)
+    }
+
+    /// Whether nobody that can be reached has more than it needs.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.rich().next().is_none()
     }
 
     /// What of the rights here can be given to one that asks for `units`.

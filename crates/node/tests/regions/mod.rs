@@ -145,6 +145,31 @@ impl World {
         allowed
     }
 
+    /// Asks as a server does that lets denied requests wait: whether it passed, and after how many nanoseconds that was known.
+    pub(crate) fn ask_patiently(&mut self, region: usize, key: &str) -> (bool, u64) {
+        let begun = self.now;
+        let entries = [("key", key)];
+        let request = Request::new("shop", &entries);
+        let mut ask = Ask::CHECK;
+        loop {
+            let now = self.now_of(region);
+            let place = &mut self.places[region];
+            place.asker.check(&request, now, ask);
+            let (answer, catalogue) = place.asker.last();
+            let allowed = answer.allowed;
+            let until = begun + place.node.patience_ns(answer, catalogue);
+            place.admitted += u64::from(allowed);
+            let news = place.node.news();
+            if allowed || self.now >= until {
+                return (allowed, self.now - begun);
+            }
+            while self.now < until && self.places[region].node.news() == news {
+                self.run(MS, |_, _| 0);
+            }
+            ask = Ask::CHECK.again();
+        }
+    }
+
     /// What a region has of the first limit's cell, and what it would say to one more unit. Charges nothing.
     pub(crate) fn peek(&mut self, region: usize, key: &str) -> (Holding, Verdict) {
         let now = self.now_of(region);

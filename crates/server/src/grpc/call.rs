@@ -7,11 +7,14 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
+use acequia_limits::{Now, Request};
+use acequia_node::{Answer, Ask, Catalogue};
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 use hyper::body::Incoming;
 use tonic::service::Routes;
@@ -22,12 +25,12 @@ use super::{
     envoy, limiter,
     stream::CheckStream,
 };
-use crate::worker::Worker;
+use crate::worker::{Asked, Worker};
 
 /// A call being answered.
 pub(super) enum Call {
     /// Its message is being read.
-    Hot { method: Method, body: Incoming, worker: Arc<Worker> },
+    Hot { method: Method, body: Incoming, worker: Arc<Worker>, longest: Duration },
     /// It waits for something.
     Waiting(BoxFuture<'static, Response<GrpcBody>>),
     /// It needs no reading.
@@ -50,7 +53,7 @@ pub(super) enum Reply {
 }
 
 impl Call {
-    pub(super) fn new(request: Request<Incoming>, worker: &Arc<Worker>, routes: &Routes) -> Self {
+    pub(super) fn new(request: http::Request<Incoming>, worker: &Arc<Worker>, routes: &Routes) -> Self {
         let method = match request.uri().path() {
             envoy::SHOULD_RATE_LIMIT => Some(Method::ShouldRateLimit),
             limiter::CHECK => Some(Method::Check),
@@ -70,9 +73,10 @@ impl Call {
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return Self::Answered(Some(response));
         }
+        let longest = longest_wait(request.headers());
         let (body, worker) = (request.into_body(), Arc::clone(worker));
         match method {
-            Some(method) => Self::Hot { method, body, worker },
+            Some(method) => Self::Hot { method, body, worker, longest },
             None => {
                 let stream = GrpcBody::stream(CheckStream::new(worker, body));
                 Self::Answered(Some(respond(Ok(stream))))
@@ -88,14 +92,15 @@ impl Future for Call {
         let this = self.get_mut();
         loop {
             match this {
-                Self::Hot { method, body, worker } => {
-                    let method = *method;
+                Self::Hot { method, body, worker, longest } => {
+                    let (method, longest) = (*method, *longest);
                     let first = match Pin::new(&mut *body).poll_frame(cx) {
                         Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
                         Poll::Ready(Some(Err(_)) | None) | Poll::Pending => Bytes::new(),
                     };
                     if body.is_end_stream() {
-                        match message_of(&first).and_then(|message| answer(method, worker, &message)) {
+                        match message_of(&first).and_then(|message| answer(method, worker, &message, longest))
+                        {
                             Ok(Reply::Now(reply)) => {
                                 return Poll::Ready(Ok(respond(Ok(GrpcBody::unary(reply)))));
                             }
@@ -111,7 +116,8 @@ impl Future for Call {
                         else {
                             unreachable!("matched above")
                         };
-                        *this = Self::Waiting(Box::pin(read_and_answer(method, first, body, worker)));
+                        *this =
+                            Self::Waiting(Box::pin(read_and_answer(method, first, body, worker, longest)));
                     }
                 }
                 Self::Waiting(waiting) => return waiting.as_mut().poll(cx).map(Ok),
@@ -130,9 +136,10 @@ async fn read_and_answer(
     first: Bytes,
     body: Incoming,
     worker: Arc<Worker>,
+    longest: Duration,
 ) -> Response<GrpcBody> {
     let reply = match read_rest(first, body).await {
-        Ok(message) => answer(method, &worker, &message),
+        Ok(message) => answer(method, &worker, &message, longest),
         Err(status) => Err(status),
     };
     respond(match reply {
@@ -142,15 +149,65 @@ async fn read_and_answer(
     })
 }
 
-fn answer(method: Method, worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
+fn answer(method: Method, worker: &Arc<Worker>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
     match method {
-        Method::ShouldRateLimit => envoy::should_rate_limit(worker, message),
-        Method::Check => limiter::check(worker, message),
+        Method::ShouldRateLimit => envoy::should_rate_limit(worker, message, longest),
+        Method::Check => limiter::check(worker, message, longest),
         Method::Peek => limiter::peek(worker, message).map(Reply::Now),
     }
 }
 
-fn is_grpc(request: &Request<Incoming>) -> bool {
+/// Answers a message: `read` makes the request of it, and what `respond` needs beside the answer. An answer that waits for
+/// something reads the message again then, since a request borrows it.
+pub(super) fn reply<P: Copy + Send + Sync + 'static>(
+    worker: &Arc<Worker>,
+    message: &Bytes,
+    (ask, longest): (Ask, Duration),
+    read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
+    respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
+) -> Result<Reply, Status> {
+    let (request, with) = read(worker, message)?;
+    let asked = worker.hold().ask_patiently(&request, ask, longest, |answer, catalogue, now| {
+        respond(worker, with, answer, catalogue, now)
+    });
+    if let Asked::Now(reply) = asked {
+        return Ok(Reply::Now(reply));
+    }
+    drop(request);
+    let (worker, message) = (Arc::clone(worker), message.clone());
+    Ok(Reply::Later(Box::pin(async move {
+        let Ok((request, with)) = read(&worker, &message) else { unreachable!("it was read before") };
+        let respond =
+            |answer: &Answer, catalogue: &Catalogue, now| respond(&worker, with, answer, catalogue, now);
+        worker.finish(&request, ask, asked, respond).await
+    })))
+}
+
+/// How long an answer may be waited for, by the deadline of a call (gRPC over HTTP/2, "grpc-timeout"): half of it, since
+/// whoever gets no answer in time decides without one.
+fn longest_wait(headers: &HeaderMap) -> Duration {
+    const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+    let written = headers.get(GRPC_TIMEOUT).map(HeaderValue::as_bytes);
+    written.map_or(Duration::MAX, |written| timeout(written).map_or(Duration::ZERO, |time| time / 2))
+}
+
+/// At most eight digits and a unit; nothing where it is neither.
+fn timeout(written: &[u8]) -> Option<Duration> {
+    let (unit, digits) = written.split_last()?;
+    let count: u32 = std::str::from_utf8(digits).ok().filter(|digits| digits.len() <= 8)?.parse().ok()?;
+    let unit = match unit {
+        b'H' => Duration::from_secs(3_600),
+        b'M' => Duration::from_secs(60),
+        b'S' => Duration::from_secs(1),
+        b'm' => Duration::from_millis(1),
+        b'u' => Duration::from_micros(1),
+        b'n' => Duration::from_nanos(1),
+        _ => return None,
+    };
+    unit.checked_mul(count)
+}
+
+fn is_grpc(request: &http::Request<Incoming>) -> bool {
     let kind = request.headers().get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
@@ -169,4 +226,26 @@ fn respond(reply: Result<GrpcBody, Status>) -> Response<GrpcBody> {
         status.write(headers);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_what_a_caller_allows_is_waited() {
+        let wait = |written: &'static str| {
+            longest_wait(&HeaderMap::from_iter([(
+                HeaderName::from_static("grpc-timeout"),
+                HeaderValue::from_static(written),
+            )]))
+        };
+        assert_eq!(longest_wait(&HeaderMap::new()), Duration::MAX);
+        assert_eq!(wait("20m"), Duration::from_millis(10));
+        assert_eq!(wait("99999999H"), Duration::from_secs(99_999_999 * 1_800));
+        assert_eq!(wait("1500000u"), Duration::from_millis(750));
+        for nonsense in ["", "m", "12", "123456789S", "-1S", "1s", "1.5S", "S1"] {
+            assert_eq!(wait(nonsense), Duration::ZERO, "{nonsense}");
+        }
+    }
 }

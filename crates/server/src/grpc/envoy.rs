@@ -12,12 +12,13 @@ use acequia_api::{
         WireRequest, read_rate_limit_request,
     },
 };
-use acequia_limits::{Algorithm, Mode, Now, verdict::NEVER};
+use acequia_limits::{Algorithm, Mode, Now, Request, verdict::NEVER};
 use acequia_node::{Answer, Ask, Catalogue, LimitAnswer, Outcome};
+use bytes::Bytes;
 
 use super::{
     body::{Status, framed},
-    call::Reply,
+    call::{Reply, reply},
 };
 use crate::{
     headers::headers,
@@ -32,31 +33,27 @@ pub(super) const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimi
 /// Bytes of a response with one descriptor.
 const RESPONSE_BYTES: usize = 96;
 
-pub(super) fn should_rate_limit(worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
+pub(super) fn should_rate_limit(
+    worker: &Arc<Worker>,
+    message: &Bytes,
+    longest: Duration,
+) -> Result<Reply, Status> {
+    let respond = |worker: &Worker, descriptors: usize, answer: &Answer, catalogue: &Catalogue, now: Now| {
+        let settings = worker.shared.settings();
+        framed(RESPONSE_BYTES, |out| write(out, descriptors, answer, catalogue, now, &settings))
+    };
+    reply(worker, message, (Ask::CHECK_NOW, longest), read, respond)
+}
+
+/// Reads a request; says how many descriptors it has.
+fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, usize), Status> {
     let mut wire = WireRequest::default();
     read_rate_limit_request(message, &mut wire)
         .inspect_err(|fault| worker.refuse(fault))
         .map_err(Status::malformed)?;
     let request = from_envoy(wire).inspect_err(|fault| worker.refuse(fault))?;
     let descriptors = request.spans.len();
-    let mut held = worker.hold();
-    let now = held.now;
-    let (reply, unwritten) = held.ask(&request, Ask::CHECK_NOW, |answer, catalogue| {
-        let settings = worker.shared.settings();
-        framed(RESPONSE_BYTES, |out| write(out, descriptors, answer, catalogue, now, &settings))
-    });
-    drop(held);
-    let Some(unwritten) = unwritten else { return Ok(Reply::Now(reply)) };
-    let worker = Arc::clone(worker);
-    Ok(Reply::Later(Box::pin(async move {
-        match worker.settle(unwritten).await {
-            None => reply,
-            Some((denied, catalogue)) => {
-                let settings = worker.shared.settings();
-                framed(RESPONSE_BYTES, |out| write(out, descriptors, &denied, &catalogue, now, &settings))
-            }
-        }
-    })))
+    Ok((request, descriptors))
 }
 
 fn write(

@@ -1,19 +1,19 @@
 //! `acequia.v1.Limiter`: Check and Peek. CheckStream is in `stream`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use acequia_api::{
     acequia::v1 as api,
     wire::{CheckOut, WireRequest, read_check_request, write_check_response},
 };
-use acequia_limits::Request;
+use acequia_limits::{Now, Request};
 use acequia_node::{Answer, Ask, Catalogue};
 use bytes::Bytes;
 use prost::Message;
 
 use super::{
     body::{Status, framed},
-    call::Reply,
+    call::{Reply, reply},
 };
 use crate::{question::from_check, respond::with_check_out, worker::Worker};
 
@@ -35,22 +35,13 @@ pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a
     Ok((from_check(wire).inspect_err(|fault| worker.refuse(fault))?, detail))
 }
 
-pub(super) fn check(worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
-    let (request, detail) = read(worker, message)?;
-    let respond = move |answer: &Answer, catalogue: &Catalogue| {
+pub(super) fn check(worker: &Arc<Worker>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
+    let respond = |_: &Worker, detail: bool, answer: &Answer, catalogue: &Catalogue, _: Now| {
         with_check_out(answer, catalogue, detail, |check| {
             framed(RESPONSE_BYTES, |out| write_check_response(out, check))
         })
     };
-    let (reply, unwritten) = worker.hold().ask(&request, Ask::CHECK, respond);
-    let Some(unwritten) = unwritten else { return Ok(Reply::Now(reply)) };
-    let worker = Arc::clone(worker);
-    Ok(Reply::Later(Box::pin(async move {
-        match worker.settle(unwritten).await {
-            None => reply,
-            Some((denied, catalogue)) => respond(&denied, &catalogue),
-        }
-    })))
+    reply(worker, message, (Ask::CHECK, longest), read, respond)
 }
 
 pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {

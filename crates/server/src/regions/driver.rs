@@ -104,6 +104,7 @@ impl Turn {
                 warn!(%fault, "a version of the catalogue was not adopted");
             }
         }
+        regions.waiting.tell(regions.node.news());
         if now.steady_ns >= self.seldom_ns {
             self.seldom_ns = now.steady_ns + SELDOM_NS;
             regions.begin_catalogue(now);

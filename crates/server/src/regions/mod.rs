@@ -41,7 +41,7 @@ pub use self::{
     order::{Order, OrderFault, Outcome},
 };
 use self::{authority::Authority, names::Names};
-use crate::{clock::Clock, config, worker::Shared, writer::Writer};
+use crate::{clock::Clock, config, patience::Waiting, worker::Shared, writer::Writer};
 
 /// This node's incarnation, in the journal.
 pub(crate) const INCARNATION: &str = "incarnation";
@@ -102,6 +102,8 @@ pub struct Regions {
     /// What the cells are tagged with, should this node begin a catalogue.
     key: [u8; 16],
     certificate_expiry_s: AtomicU64,
+    /// Requests that wait for units of other regions.
+    pub(crate) waiting: Waiting,
 }
 
 /// What a node needs to take its place.
@@ -206,6 +208,7 @@ impl Regions {
             file: RwLock::new(file),
             key,
             certificate_expiry_s: AtomicU64::new(expires_s),
+            waiting: Waiting::default(),
         });
         Ok(Joining { regions, events, runtime })
     }
