@@ -32,6 +32,8 @@ pub const PATTERNS_MAX: usize = 1_024;
 pub const OVERRIDES_MAX: usize = 1_024;
 /// The longest that a request waits for units of other regions.
 pub const WAIT_NS_MAX: u64 = 1_000_000_000;
+/// The most regions that one limit can serve one after the other.
+pub const PRIORITIES_MAX: usize = 64;
 /// The shortest window, 10 ms: below it the clock's own steps show.
 pub const WINDOW_NS_MIN: u64 = 10_000_000;
 /// Cells that need this long to be idle again survive a crash.
@@ -75,17 +77,46 @@ pub struct LimitSpec {
     /// What is charged when another limit denies the request.
     #[serde(default)]
     pub charge: Charge,
-    /// How long a denied request may wait for units that other regions have, such as `50ms`: at most [`WAIT_NS_MAX`],
-    /// `0s` for not at all. Where absent, one round trip if the cell has fewer units than there are regions, and else
-    /// not at all.
+    /// How regions share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wait: Option<String>,
+    pub sharing: Option<SharingSpec>,
     /// Descriptors that this limit exempts: any of these.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unlimited: BTreeMap<String, OneOrMany>,
     /// Other numbers for some cells; the first that fits counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<BTreeMap<String, OneOrMany>>,
+}
+
+/// `sharing: { wait, floor, priority }`: how regions share a limit. It says who is served first and what is kept, never what
+/// may be spent in all.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharingSpec {
+    /// How long a denied request may wait for units that other regions have, such as `50ms`: at most [`WAIT_NS_MAX`],
+    /// `0s` for not at all. Where absent, one round trip if the cell has fewer units than there are regions, and else
+    /// not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<String>,
+    /// What of its own share each region keeps though others need it, such as `20%`; 0 where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<String>,
+    /// The regions that are served first where there is not enough, one after the other; all others come after them. At
+    /// most [`PRIORITIES_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub priority: Vec<String>,
+}
+
+/// How regions share a limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// How long a denied request may wait for units of other regions, in nanoseconds: 0 to [`WAIT_NS_MAX`]. Nothing where
+    /// it is left to the number of units.
+    pub wait_ns: Option<u64>,
+    /// What of its own share each region keeps though others need it: 0 to 100 %.
+    pub floor_percent: u8,
+    /// The regions that are served first, one after the other.
+    pub priority: Vec<String>,
 }
 
 /// `token_bucket: { rate, burst }`
@@ -254,9 +285,8 @@ pub struct Limit {
     pub by: Vec<By>,
     /// What one unit of a request's cost weighs.
     pub cost: u64,
-    /// How long a denied request may wait for units of other regions, in nanoseconds: 0 to [`WAIT_NS_MAX`]. Nothing where
-    /// it is left to the number of units.
-    pub wait_ns: Option<u64>,
+    /// How regions share it.
+    pub sharing: Sharing,
     /// Any of these exempts.
     pub unlimited: Vec<Condition>,
     /// The numbers of cells without an override.
@@ -305,7 +335,7 @@ impl Limit {
                 format!("a cost of {cost} can never pass a limit of {budget}: lower one or raise the other"),
             );
         }
-        let wait_ns = spec.wait.as_deref().and_then(|text| faults.wait(text));
+        let sharing = spec.sharing.as_ref().map_or_else(Sharing::default, |spec| faults.sharing(spec));
         let mut overrides = Vec::new();
         if spec.overrides.len() > OVERRIDES_MAX {
             faults.add("overrides", format!("more than {OVERRIDES_MAX} overrides: split the limit"));
@@ -317,7 +347,7 @@ impl Limit {
         match (algorithm, faults.0.is_empty()) {
             (Some(algorithm), true) => {
                 let id = LimitId::new(&spec, &by, &when, &algorithm);
-                Ok(Self { id, spec, when, by, cost, wait_ns, unlimited, algorithm, overrides })
+                Ok(Self { id, spec, when, by, cost, sharing, unlimited, algorithm, overrides })
             }
             _ => Err(faults.0),
         }
@@ -451,6 +481,28 @@ impl Faults {
         } else if field == "name" && text.contains('/') {
             self.add(field, format!("a name has no slash, which ends the domain in shop/{text}"));
         }
+    }
+
+    fn sharing(&mut self, spec: &SharingSpec) -> Sharing {
+        let wait_ns = spec.wait.as_deref().and_then(|text| self.wait(text));
+        let percent = |text: &str| {
+            let percent = text.trim().strip_suffix('%').and_then(|number| number.parse().ok());
+            percent
+                .filter(|percent| *percent <= 100)
+                .ok_or_else(|| format!("{text:?} is no part of a share: write 0% to 100%, such as \"20%\""))
+        };
+        let floor_percent = spec.floor.as_deref().and_then(|text| self.take("floor", percent(text)));
+        if spec.priority.len() > PRIORITIES_MAX {
+            self.add("priority", format!("more than {PRIORITIES_MAX} regions in one `priority`"));
+        }
+        let mut seen = BTreeSet::new();
+        for region in &spec.priority {
+            if !seen.insert(region) {
+                self.add("priority", format!("region {region} is in `priority` twice"));
+            }
+        }
+        let floor_percent = floor_percent.unwrap_or(0);
+        Sharing { wait_ns, floor_percent, priority: spec.priority.clone() }
     }
 
     fn wait(&mut self, text: &str) -> Option<u64> {
@@ -916,7 +968,7 @@ mod tests {
             quota: None,
             mode: Mode::Enforce,
             charge: Charge::Together,
-            wait: None,
+            sharing: None,
             unlimited: BTreeMap::new(),
             overrides: Vec::new(),
         }
@@ -946,13 +998,38 @@ mod tests {
             quota: Some(QuotaSpec { limit: 1, per: per.into(), time_zone: zone.map(Into::into) }),
             ..bucket("1/s", 1)
         };
-        refused(LimitSpec { wait: Some("2s".into()), ..bucket("1/s", 1) }, "wait", "at most 1s");
-        refused(LimitSpec { wait: Some("soon".into()), ..bucket("1/s", 1) }, "wait", "duration");
-        let none = Limit::new(LimitSpec { wait: Some("0s".into()), ..bucket("1/s", 1) });
-        assert_eq!(none.expect("a limit").wait_ns, Some(0));
         refused(quota("fortnight", None), "per", "30d");
         refused(quota("30d", Some("UTC")), "time_zone", "rolls");
         refused(quota("day", Some("Mars/Olympus")), "time_zone", "IANA");
+    }
+
+    #[test]
+    fn how_regions_share_is_read_and_checked() {
+        let sharing = |wait: Option<&str>, floor: Option<&str>, priority: &[&str]| LimitSpec {
+            sharing: Some(SharingSpec {
+                wait: wait.map(Into::into),
+                floor: floor.map(Into::into),
+                priority: priority.iter().copied().map(Into::into).collect(),
+            }),
+            ..bucket("1/s", 1)
+        };
+        let read = |spec| Limit::new(spec).expect("a limit").sharing;
+        assert_eq!(read(sharing(None, None, &[])), Sharing::default());
+        assert_eq!(read(sharing(Some("0s"), None, &[])).wait_ns, Some(0));
+        let priority = vec!["eu".to_owned(), "us".to_owned()];
+        assert_eq!(
+            read(sharing(Some("50ms"), Some("20%"), &["eu", "us"])),
+            Sharing { wait_ns: Some(50_000_000), floor_percent: 20, priority }
+        );
+        refused(sharing(Some("2s"), None, &[]), "wait", "at most 1s");
+        refused(sharing(Some("soon"), None, &[]), "wait", "duration");
+        for floor in ["20", "101%", "-1%", "%", "a fifth"] {
+            refused(sharing(None, Some(floor), &[]), "floor", "0% to 100%");
+        }
+        refused(sharing(None, None, &["eu", "eu"]), "priority", "twice");
+        let many: Vec<String> = (0..=PRIORITIES_MAX).map(|n| format!("r{n}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        refused(sharing(None, None, &many), "priority", "more than 64");
     }
 
     #[test]

@@ -122,6 +122,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         quota: None,
         mode: Mode::Enforce,
         charge: Charge::Together,
+        sharing: None,
         unlimited: BTreeMap::new(),
         overrides: Vec::new(),
     })

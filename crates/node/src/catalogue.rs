@@ -26,6 +26,7 @@ use acequia_rights::{
 use crate::{
     index::Index,
     local::{Local, Shares},
+    preference::Preference,
 };
 
 /// The most limits, counting every one since the start: slots are 16 bits in a cell.
@@ -120,6 +121,13 @@ struct Slot {
     empty_handed: bool,
     /// Whether its cells are kept in the journal.
     durable: bool,
+    preference: Arc<Preference>,
+}
+
+impl Slot {
+    fn new(id: LimitId, empty_handed: bool) -> Self {
+        Self { id, numbers: Vec::new(), empty_handed, durable: false, preference: Arc::default() }
+    }
 }
 
 /// One set of numbers of a limit.
@@ -287,6 +295,11 @@ impl Catalogue {
     /// Whether a limit's cells are kept in the journal, by its slot.
     pub(crate) fn is_durable(&self, slot: u16) -> bool {
         self.slots.get(usize::from(slot)).is_some_and(|slot| slot.durable)
+    }
+
+    /// Who is served first of the limit of a slot.
+    pub(crate) fn preference(&self, slot: u16) -> Option<&Preference> {
+        Some(&self.slots.get(usize::from(slot))?.preference)
     }
 
     /// When a set of numbers began.
@@ -547,7 +560,7 @@ impl Registry {
         sharing: Option<Terms>,
         empty_handed: Option<Now>,
     ) -> Self {
-        let none = Slot { id: LimitId(0), numbers: Vec::new(), empty_handed: false, durable: false };
+        let none = Slot::new(LimitId(0), false);
         Self {
             key: *key,
             durable,
@@ -847,7 +860,7 @@ impl Registry {
         // not journalled.
         let journalled = self.is_durable(limit) && !limit.algorithm.has_rate();
         let empty_handed = self.sharing.is_some() && !journalled;
-        self.slots.push(Slot { id: limit.id, numbers: Vec::new(), empty_handed, durable: false });
+        self.slots.push(Slot::new(limit.id, empty_handed));
         self.by_id.insert(limit.id, slot);
         Ok(slot)
     }
@@ -856,6 +869,10 @@ impl Registry {
         let Scheduled { limit, from_ns, until_ns } = scheduled;
         let slot = self.slot(&limit)?;
         let durable = self.is_durable(&limit);
+        let preference = Preference::new(&limit.sharing);
+        if *self.slots[usize::from(slot)].preference != preference {
+            self.slots[usize::from(slot)].preference = Arc::new(preference);
+        }
         let own = (&limit.algorithm, None, &[][..]);
         let others = limit.overrides.iter().map(|o| (&o.algorithm, o.until_ns, &o.when[..]));
         let shares = self.shares_of(&limit, now);

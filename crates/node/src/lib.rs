@@ -29,6 +29,7 @@ pub mod journal;
 mod kept;
 mod local;
 mod patience;
+mod preference;
 mod region;
 mod shard;
 pub mod sharing;

@@ -48,7 +48,7 @@ impl Node {
         let regions = self.elsewhere.regions.load(Ordering::Relaxed);
         let denied = answer.limits.iter().filter(|limit| limit.outcome == Outcome::Deny);
         let patience = denied.map(|limit| {
-            let wait_ns = catalogue.limits[limit.limit as usize].limit.wait_ns;
+            let wait_ns = catalogue.limits[limit.limit as usize].limit.sharing.wait_ns;
             match wait_ns {
                 _ if !limit.may_come => 0,
                 Some(wait_ns) => wait_ns,

@@ -2,7 +2,7 @@
 
 mod regions;
 
-use acequia_limits::limit::LimitSpec;
+use acequia_limits::limit::{LimitSpec, SharingSpec};
 use regions::{MS, S, World};
 
 /// There and back, with what both ends take to look.
@@ -15,7 +15,7 @@ fn world(spec: LimitSpec) -> World {
 }
 
 fn waiting(spec: LimitSpec, wait: &str) -> LimitSpec {
-    LimitSpec { wait: Some(wait.to_owned()), ..spec }
+    LimitSpec { sharing: Some(SharingSpec { wait: Some(wait.to_owned()), ..SharingSpec::default() }), ..spec }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 mod regions;
 
+use acequia_limits::limit::{LimitSpec, SharingSpec};
+use acequia_rights::Region;
 use regions::{MS, S, World};
 
 #[test]
@@ -44,6 +46,36 @@ fn a_key_with_numbers_of_its_own_borrows_by_them() {
     }
     assert!(admitted <= 10_300, "{admitted}");
     assert!(admitted >= 9_300, "the others lend by the override's numbers: {admitted}");
+}
+
+#[test]
+fn who_comes_first_is_served_first_and_a_floor_is_kept() {
+    // In this world regions have the numbers 0, 1 and 2.
+    let first = (0..).map(|n| format!("r{n}")).find(|name| Region::named(name) == Region(0)).expect("a name");
+    let sharing =
+        SharingSpec { floor: Some("20%".to_owned()), priority: vec![first], ..SharingSpec::default() };
+    let shared = |spec: LimitSpec| LimitSpec { sharing: Some(sharing.clone()), ..spec };
+    for spec in [regions::bucket("b", "900/s", 300), regions::window("w", 27_000, "1h")] {
+        let is_rate = spec.token_bucket.is_some();
+        let mut world = World::new(3, &[shared(spec)], 40 * MS);
+        world.run(2 * S, |_, _| 0);
+        // Each of two regions wants as much as there is; the third is silent and keeps a fifth of its share.
+        let before: Vec<u64> = world.places.iter().map(|place| place.admitted).collect();
+        world.run(20 * S, |region, _| u64::from(region < 2));
+        let used: Vec<u64> =
+            world.places.iter().zip(before).map(|(place, before)| place.admitted - before).collect();
+        if is_rate {
+            // All but two floors; and the second has its floor of 60/s, and what it had before it was told.
+            assert!(used[0] >= 900 * 20 * 8 / 10, "{used:?}");
+            assert!(used[1] >= 60 * 20 && used[1] <= 120 * 20, "{used:?}");
+        } else {
+            assert!(used[0] >= used[1] * 3 / 2, "it has what the silent one gives, and more: {used:?}");
+        }
+        let (kept, verdict) = world.peek(2, "k");
+        assert!(verdict.allowed, "{kept:?}");
+        let floor = if is_rate { 20 } else { 1_300 };
+        assert!(kept.left >= floor, "a floor of {floor}: {kept:?}");
+    }
 }
 
 #[test]

@@ -118,7 +118,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         quota: None,
         mode: Mode::Enforce,
         charge: Charge::Together,
-        wait: None,
+        sharing: None,
         unlimited: BTreeMap::new(),
         overrides: Vec::new(),
     }

@@ -150,13 +150,13 @@ impl Warm {
     /// What another region has of a window's rights by now, as far as is known.
     pub(crate) fn stake(&self, region: Region, standing_units: u64, now_ns: u64, round_ns: u64) -> Stake {
         match self.view(region, now_ns) {
-            None => Stake { left: standing_units, demand_milli: 0 },
+            None => Stake { left: standing_units, ..Stake::default() },
             Some(view) => {
                 let age_ns = now_ns.saturating_sub(view.at_ns) + round_ns / 2;
                 let left = if view.left == UNKNOWN { standing_units } else { view.left.get() };
                 let demand_milli = view.demand.get();
                 let left = left.saturating_sub(units_in(demand_milli, age_ns));
-                Stake { left, demand_milli }
+                Stake { left, demand_milli, ..Stake::default() }
             }
         }
     }
@@ -192,6 +192,8 @@ impl Warm {
             standing: standing_of,
             short,
             weight,
+            class: 0,
+            floor: 0,
         }
     }
 }

@@ -21,7 +21,7 @@ pub mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use acequia_limits::{LimitId, Now, Reason};
+use acequia_limits::{LimitId, Now, Part, Reason};
 use acequia_rights::{
     Beats, Offer, Refusal, Region, Session, Version, Versions, Writer,
     broken::{Broken, broken},
@@ -48,6 +48,7 @@ use crate::{
     Catalogue, Node,
     account::{Account, Ground},
     journal::HeapCell,
+    preference::Preference,
     visit::Visit,
 };
 
@@ -440,7 +441,10 @@ impl Sharing {
         warm.looked_ns = now.steady_ns;
         let owned = self.owns_nothing().is_none();
         let visit = Visit { node, catalogue, key, now, which: self.told.get(&key).copied() };
-        let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, node, key, ground, cell, now));
+        let none = Preference::default();
+        let preference = catalogue.preference(key.0).unwrap_or(&none);
+        let again = visit
+            .at(owned, |ground, cell| self.look_at(&mut warm, (node, preference), key, ground, cell, now));
         self.tells.clear();
         if let Some((true, after_ns)) = again.flatten()
             && let Some(place) = self.cells.at_mut(slot)
@@ -460,7 +464,7 @@ impl Sharing {
     fn look_at(
         &mut self,
         warm: &mut Warm,
-        node: &Node,
+        (node, preference): (&Node, &Preference),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -491,8 +495,13 @@ impl Sharing {
         }
         let resource = Resource::of(ground.global);
         let scarce = match resource {
-            Resource::Rights => self.look_at_stock(warm, node, key, ground, cell, offered.denied, now),
-            _ => self.look_at_flow(warm, node, key, ground, cell, &resource, offered.denied, now),
+            Resource::Rights => {
+                self.look_at_stock(warm, (node, preference), key, ground, cell, offered.denied, now)
+            }
+            _ => {
+                let of = (node, preference);
+                self.look_at_flow(warm, of, key, ground, cell, &resource, offered.denied, now)
+            }
         };
         let unwritten = cell.account.as_deref_mut()?.take_unwritten();
         let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
@@ -522,7 +531,7 @@ impl Sharing {
     fn look_at_flow(
         &mut self,
         warm: &mut Warm,
-        node: &Node,
+        (node, preference): (&Node, &Preference),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -552,11 +561,16 @@ impl Sharing {
             standing: resource.weigh(account.standing()),
             short: warm.short,
             weight: u32::try_from(resource.weigh(account.standing())).unwrap_or(1),
+            class: preference.class(self.me().region),
+            floor: preference.floor(resource.weigh(account.standing())),
         };
         let mut others: SmallVec<[Seat; 8]> = SmallVec::new();
         for peer in self.peers.values().filter(|peer| self.is_partner(peer, now)) {
             let standing = self.standing_of(peer.writer, ground, now);
-            others.push(warm.seat(peer.writer.region, standing, resource, now.steady_ns, peer.round_ns()));
+            let mut seat = warm.seat(peer.writer.region, standing, resource, now.steady_ns, peer.round_ns());
+            seat.class = preference.class(seat.region);
+            seat.floor = preference.floor(seat.standing);
+            others.push(seat);
         }
         let held: SmallVec<[Borrowed; 8]> = account
             .book()
@@ -568,6 +582,7 @@ impl Sharing {
             own,
             others: &others,
             spare: account.spare(),
+            floor: floor_of(preference, account.standing()),
             held: &held,
             units_total: ground.global.budget(),
             asked: warm.demand.units_milli() / 1_000,
@@ -662,7 +677,7 @@ impl Sharing {
     fn look_at_stock(
         &mut self,
         warm: &mut Warm,
-        node: &Node,
+        (node, preference): (&Node, &Preference),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -676,15 +691,25 @@ impl Sharing {
         let Some(account) = cell.account.as_deref_mut() else { return false };
         warm.enter(end_ns);
         let reached = || self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
+        let time_left_ns = time_left_ns(end_ns, now);
+        let window_ns = u128::from(ground.global.period_ns().max(1));
+        // As a window goes by, what is kept of it for requests that may still come becomes less.
+        let place = |region: Region, standing_units: u64, stake: Stake| {
+            let floor = u128::from(preference.floor(standing_units)) * u128::from(time_left_ns) / window_ns;
+            let floor = u64::try_from(floor).unwrap_or(u64::MAX).min(standing_units);
+            Stake { class: preference.class(region), floor, ..stake }
+        };
         let others = reached().map(|peer| {
             let standing = self.standing_of(peer.writer, ground, now).units;
             let region = peer.writer.region;
-            (region, warm.stake(region, standing, now.steady_ns, peer.round_ns()))
+            let stake = warm.stake(region, standing, now.steady_ns, peer.round_ns());
+            (region, place(region, standing, stake))
         });
+        let own = Stake { left, demand_milli: warm.demand.units_milli(), ..Stake::default() };
         let mut stock = Stock {
-            own: Stake { left, demand_milli: warm.demand.units_milli() },
+            own: place(self.me().region, account.standing().units, own),
             others: others.collect(),
-            time_left_ns: time_left_ns(end_ns, now),
+            time_left_ns,
             round_ns: reached().map(Peer::round_ns).max().unwrap_or(0),
             denied: if denied <= ground.global.budget() { denied } else { 0 },
         };
@@ -704,7 +729,7 @@ impl Sharing {
         let asked = std::mem::take(&mut warm.asked);
         let may_give = !node.is_journal_down() && self.owns_nothing().is_none() && ground.in_force;
         for Asked { by, units, .. } in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
-            let give = stock.give(units);
+            let give = stock.give(by, units);
             if give > 0
                 && let Ok(cumulative) = account.give(ground, by, give, stock.own.left)
             {
@@ -1314,6 +1339,13 @@ fn returned(peer: Option<&mut Peer>, key: CellKey, back: acequia_rights::Return,
         let entry = Entry::Return { id: ShortId::default(), back };
         peer.outbox.tell(Topic::Return(key, back.number), entry, after_batch);
     }
+}
+
+/// What of a standing part is not lent.
+fn floor_of(preference: &Preference, standing: Part) -> Part {
+    // No more than the standing part, so that it fits.
+    let rate = preference.floor(u64::from(standing.rate)) as u32;
+    Part { rate, units: preference.floor(standing.units) }
 }
 
 fn corrected(wall_ns: u64, correction_ns: i64) -> u64 {

@@ -36,6 +36,10 @@ pub(crate) struct Seat {
     /// Units that it must be able to hold at once; 0 where it holds enough.
     pub(crate) short: u64,
     pub(crate) weight: u32,
+    /// Smaller classes are served first.
+    pub(crate) class: u8,
+    /// What of its standing part it has before anybody has more, if it wants it.
+    pub(crate) floor: u64,
 }
 
 /// A loan that this region holds.
@@ -54,6 +58,8 @@ pub(crate) struct Flow<'a> {
     pub(crate) others: &'a [Seat],
     /// What of the own standing part is not lent: in rate, and in units.
     pub(crate) spare: Part,
+    /// What of it is not lent, though others need it.
+    pub(crate) floor: Part,
     /// What this region borrowed.
     pub(crate) held: &'a [Borrowed],
     /// Units of the whole limit.
@@ -123,8 +129,10 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
 
 /// What each seat should have: what it wants if there is enough, and its part of what is left over.
 fn targets(total: u64, seats: &[Seat]) -> SmallVec<[u64; 8]> {
-    let claims: SmallVec<[Claim; 8]> =
-        seats.iter().map(|seat| Claim { want: seat.want, floor: 0, weight: seat.weight, class: 0 }).collect();
+    let claims: SmallVec<[Claim; 8]> = seats
+        .iter()
+        .map(|s| Claim { want: s.want, floor: s.floor, weight: s.weight, class: s.class })
+        .collect();
     let mut targets = water_fill(total, &claims);
     let rest = total - targets.iter().sum::<u64>();
     let wanted: u128 = seats.iter().map(|seat| u128::from(seat.want)).sum();
@@ -164,8 +172,9 @@ fn give_back(flow: &Flow<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u
 /// round goes to the one that misses most.
 fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &mut Plan) {
     let lent_units: u64 = plan.lend.iter().map(|(_, part)| part.units).sum();
-    let mut units_left = flow.spare.units.saturating_sub(lent_units).saturating_sub(units_kept(flow));
-    let mut rate_left = flow.spare.rate;
+    let kept = units_kept(flow).max(flow.floor.units);
+    let mut units_left = flow.spare.units.saturating_sub(lent_units).saturating_sub(kept);
+    let mut rate_left = flow.spare.rate.saturating_sub(flow.floor.rate);
     if !flow.is_rate {
         units_left = units_left.min(flow.left);
     }
@@ -220,7 +229,7 @@ fn units_kept(flow: &Flow<'_>) -> u64 {
     flow.asked.min(UNITS_KEPT).max(for_first)
 }
 
-/// Lends units to those that must be able to hold more at once than they can: everything, if it takes
+/// Lends units to those that must be able to hold more at once than they can: everything, the floor too, if it takes
 /// that, since no smaller part would ever let such a request pass.
 fn lend_units(flow: &Flow<'_>, plan: &mut Plan) {
     if !flow.is_rate {
@@ -243,6 +252,10 @@ pub(crate) struct Stake {
     pub(crate) left: u64,
     /// Units asked for there a second, in thousandths.
     pub(crate) demand_milli: u64,
+    /// Smaller classes are served first.
+    pub(crate) class: u8,
+    /// Units that it keeps though nobody asks for them there.
+    pub(crate) floor: u64,
 }
 
 /// What one node knows of a stock: the rights of a window that is open.
@@ -271,15 +284,29 @@ const UNITS_FEW: u64 = 4;
 const NEED_BAND: u64 = 16;
 
 impl Stock {
-    /// Units that a region needs until the window ends, or until nothing is left anywhere.
+    /// Units that a region needs until the window ends, or until nothing is left anywhere; of what those that are served
+    /// first leave.
     fn need(&self, of: Stake) -> u64 {
         let others = self.others.iter().map(|(_, stake)| *stake);
-        let all = others.chain([self.own]).fold((0_u128, 0_u128), |(left, demand), stake| {
-            (left + u128::from(stake.left), demand + u128::from(stake.demand_milli))
-        });
-        let part = all.0.saturating_mul(u128::from(of.demand_milli)) / all.1.max(1);
+        let (mut left, mut first, mut demand) = (0_u128, 0_u128, 0_u128);
+        for stake in others.chain([self.own]) {
+            left += u128::from(stake.left);
+            if stake.class < of.class {
+                first += u128::from(units_in(stake.demand_milli, self.time_left_ns));
+            } else if stake.class == of.class {
+                demand += u128::from(stake.demand_milli);
+            }
+        }
+        let rest = left.saturating_sub(first);
+        let part = rest.saturating_mul(u128::from(of.demand_milli)) / demand.max(1);
         let wanted = units_in(of.demand_milli, self.time_left_ns);
-        wanted.min(u64::try_from(part).unwrap_or(u64::MAX)).max(u64::from(of.demand_milli > 0))
+        let need = wanted.min(u64::try_from(part).unwrap_or(u64::MAX));
+        need.max(wanted.min(of.floor)).max(u64::from(of.demand_milli > 0))
+    }
+
+    /// Units that a region gives to nobody.
+    fn kept(&self, of: Stake) -> u64 {
+        self.need(of).max(of.floor)
     }
 
     /// Units below which it is time to ask: half of what is asked for at once, so that an answer is
@@ -315,21 +342,26 @@ impl Stock {
         asks
     }
 
-    /// The others that have more than they need, and how much more.
+    /// The others that have more than they keep, and how much more.
     fn rich(&self) -> impl Iterator<Item = (u64, Region)> + '_ {
         let more =
-            |(region, stake): &(Region, Stake)| (stake.left.saturating_sub(self.need(*stake)), *region);
+            |(region, stake): &(Region, Stake)| (stake.left.saturating_sub(self.kept(*stake)), *region);
         self.others.iter().map(more).filter(|(more, _)| *more > 0)
     }
 
-    /// Whether nobody that can be reached has more than it needs.
+    /// Whether nobody that can be reached has more than it keeps.
     pub(crate) fn is_hopeless(&self) -> bool {
         self.rich().next().is_none()
     }
 
-    /// What of the rights here can be given to one that asks for `units`.
-    pub(crate) fn give(&self, units: u64) -> u64 {
-        units.min(self.own.left.saturating_sub(self.need(self.own)))
+    /// What of the rights here can be given to one that asks for `units`: nothing that those need who are served before it.
+    pub(crate) fn give(&self, to: Region, units: u64) -> u64 {
+        let class = self.others.iter().find(|(region, _)| *region == to).map_or(0, |(_, stake)| stake.class);
+        let before = self.others.iter().filter(|(_, stake)| stake.class < class);
+        let missed: u64 = before
+            .map(|(_, stake)| self.need(*stake).saturating_sub(stake.left))
+            .fold(0, u64::saturating_add);
+        units.min(self.own.left.saturating_sub(self.kept(self.own)).saturating_sub(missed))
     }
 }
 
@@ -347,7 +379,16 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     fn seat(region: u16, want: u64, holds: u64) -> Seat {
-        Seat { region: Region(region), want, holds, standing: 200_000, short: 0, weight: 1 }
+        Seat {
+            region: Region(region),
+            want,
+            holds,
+            standing: 200_000,
+            short: 0,
+            weight: 1,
+            class: 0,
+            floor: 0,
+        }
     }
 
     /// A bucket of a thousand units among five regions, of which this is the first.
@@ -356,6 +397,7 @@ mod tests {
             own,
             others,
             spare: Part { rate: 199_999, units: 200 },
+            floor: Part::default(),
             held,
             units_total: 1_000,
             asked: 100,
@@ -432,7 +474,8 @@ mod tests {
     }
 
     fn stock(own: (u64, u64), others: [(u64, u64); 4], seconds_left: u64) -> Stock {
-        let stake = |(left, per_s): (u64, u64)| Stake { left, demand_milli: per_s * 1_000 };
+        let stake =
+            |(left, per_s): (u64, u64)| Stake { left, demand_milli: per_s * 1_000, ..Stake::default() };
         Stock {
             own: stake(own),
             others: (1..).map(Region).zip(others.map(stake)).collect(),
@@ -462,32 +505,85 @@ mod tests {
         let hot = stock((1_500, 1_000), [(375, 50); 4], 20);
         assert_eq!(hot.ask(4).iter().map(|(_, units)| units).sum::<u64>(), 1_000);
         let mild = stock((375, 50), [(1_500, 1_000), (375, 50), (375, 50), (375, 50)], 20);
-        assert_eq!(mild.give(10_000), 250);
+        assert_eq!(mild.give(Region(1), 10_000), 250);
         assert!(mild.ask(3).is_empty());
         // Once all have their parts nothing moves.
         let fair = stock((2_500, 1_000), [(125, 50); 4], 20);
         assert!(fair.ask(3).is_empty());
-        assert_eq!(stock((125, 50), [(2_500, 1_000), (125, 50), (125, 50), (125, 50)], 20).give(100), 0);
+        assert_eq!(
+            stock((125, 50), [(2_500, 1_000), (125, 50), (125, 50), (125, 50)], 20).give(Region(1), 100),
+            0
+        );
     }
 
     #[test]
     fn a_silent_region_gives_all_and_a_large_cost_is_asked_for_whole() {
-        assert_eq!(stock((1, 0), [(0, 1), (1, 0), (1, 0), (1, 0)], 20).give(5), 1);
+        assert_eq!(stock((1, 0), [(0, 1), (1, 0), (1, 0), (1, 0)], 20).give(Region(1), 5), 1);
         let mut dear = stock((10, 0), [(30, 0), (30, 0), (0, 0), (0, 0)], 20);
         dear.denied = 50;
         assert_eq!(dear.ask(3).iter().map(|(_, units)| units).sum::<u64>(), 40);
     }
 
     #[test]
+    fn who_is_served_first_borrows_all_but_the_floor() {
+        // Two hot regions, of which one comes first, and this one, which could lend.
+        let others = [
+            Seat { class: 1, ..seat(1, 600_000, 200_000) },
+            seat(2, 600_000, 200_000),
+            Seat { class: 1, ..seat(3, 0, 200_000) },
+            Seat { class: 1, ..seat(4, 0, 200_000) },
+        ];
+        let own = Seat { class: 1, floor: 50_000, ..seat(0, 0, 200_000) };
+        let floor = Part { rate: 50_000, units: 50 };
+        let flow = Flow { asked: 0, floor, ..flow(own, &others, &[]) };
+        let lent = plan(&flow).lend;
+        let of = |region| {
+            lent.iter().filter(|(to, _)| *to == Region(region)).map(|(_, part)| part.rate).sum::<u32>()
+        };
+        assert!(of(2) >= 2 * of(1), "600 000 for the first, and 400 000 are left: {lent:?}");
+        let total: u32 = lent.iter().map(|(_, part)| part.rate).sum();
+        assert!((140_000..=149_999).contains(&total), "all but the floor: {lent:?}");
+        assert!(lent.iter().map(|(_, part)| part.units).sum::<u64>() <= 150, "{lent:?}");
+        // The first wants everything, and so does this one, which has its floor before that.
+        let others = [seat(1, 0, 0), seat(2, 1_000_000, 200_000), seat(3, 0, 0), seat(4, 0, 0)];
+        let own = Seat { class: 1, floor: 50_000, ..seat(0, 600_000, 50_000) };
+        assert!(plan(&Flow { floor, ..self::flow(own, &others, &[]) }).lend.is_empty());
+        let own = Seat { holds: 200_000, ..own };
+        let lent = plan(&Flow { floor, ..self::flow(own, &others, &[]) }).lend;
+        assert!(matches!(lent[..], [(Region(2), Part { rate: 140_000..=149_999, .. })]), "{lent:?}");
+    }
+
+    #[test]
+    fn of_a_stock_the_first_needs_what_it_wants_and_floors_are_kept() {
+        // 4 000 left; the first wants 3 000 until the end, and so does another.
+        let mut stock = stock((1_000, 0), [(1_000, 150), (1_000, 150), (1_000, 0), (0, 0)], 20);
+        stock.others[1].1.class = 1;
+        stock.others[2].1.class = 1;
+        stock.own.class = 1;
+        assert_eq!(stock.need(stock.others[0].1), 3_000);
+        assert_eq!(stock.need(stock.others[1].1), 1_000);
+        stock.others[1].1.class = 0;
+        assert_eq!(stock.need(stock.others[0].1), 2_000, "of one class they have parts");
+        stock.own.floor = 300;
+        assert_eq!(stock.give(Region(1), 5_000), 700);
+        stock.own.floor = 2_000;
+        assert_eq!(stock.give(Region(1), 5_000), 0);
+        // What the first misses is not given to another.
+        (stock.own.floor, stock.others[1].1.class) = (0, 1);
+        assert_eq!(stock.give(Region(1), 5_000), 1_000);
+        assert_eq!(stock.give(Region(2), 5_000), 0);
+    }
+
+    #[test]
     fn a_demand_without_end_overflows_nothing() {
         // One request may cost as much as a number can say.
-        let endless = Stake { left: u64::MAX, demand_milli: u64::MAX };
+        let endless = Stake { left: u64::MAX, demand_milli: u64::MAX, ..Stake::default() };
         let mut stock = stock((0, 0), [(0, 0); 4], 20);
         stock.own.demand_milli = u64::MAX;
         stock.others.iter_mut().for_each(|(_, stake)| *stake = endless);
         assert!(stock.low_water() > 0);
         assert!(!stock.ask(3).is_empty());
         stock.own.left = u64::MAX;
-        stock.give(u64::MAX);
+        stock.give(Region(1), u64::MAX);
     }
 }

@@ -43,7 +43,7 @@ fn nothing(name: &str) -> LimitSpec {
         quota: None,
         mode: Mode::Enforce,
         charge: Charge::Together,
-        wait: None,
+        sharing: None,
         unlimited: BTreeMap::new(),
         overrides: Vec::new(),
     }

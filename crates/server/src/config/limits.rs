@@ -9,7 +9,7 @@ use serde_saphyr::Spanned;
 
 use super::{
     ClockConfig,
-    faults::{Faults, line},
+    faults::{Faults, line, listed},
 };
 
 /// How many times the clock error a shared window lasts at least: around each edge, regions of which one is
@@ -77,6 +77,26 @@ pub(super) fn check_windows(limits: &[Placed], clock: ClockConfig, faults: &mut 
     }
 }
 
+/// Notes limits that name a region which is none.
+pub(super) fn check_priorities<'a>(
+    limits: &[Placed],
+    regions: impl ExactSizeIterator<Item = &'a str> + Clone,
+    faults: &mut Faults<'_>,
+) {
+    for Placed { limit, begin, end } in limits {
+        let is_unknown = |name: &&String| !regions.clone().any(|region| region == **name);
+        let unknown = limit.sharing.priority.iter().filter(is_unknown);
+        for name in unknown {
+            let what = format!(
+                "limit {}: `priority` names region {name}, which is not among `regions` ({}): add it, or correct the name",
+                limit.spec.name,
+                listed(regions.clone())
+            );
+            faults.add(faults.line_of("priority", *begin, *end), what);
+        }
+    }
+}
+
 /// Notes limits that together do not fit in the one message in which regions tell each other.
 pub(super) fn check_size(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) {
     let Some(first) = specs.first() else { return };
@@ -127,6 +147,25 @@ mod tests {
             "region: eu\nnode: eu-1\n\
              limits: [{ name: a, domain: b, fixed_window: { limit: 1, window: 10ms } }]\n",
         );
+    }
+
+    #[test]
+    fn only_regions_come_first() {
+        let limits = |sharing: &str| {
+            format!(
+                "{SHARED}limits:\n  - name: a\n    domain: shop\n    token_bucket: {{ rate: 1/s, burst: 9 }}\n    sharing:\n      \
+                 floor: 20%\n      {sharing}\n"
+            )
+        };
+        let limit = &accepted(&limits("priority: [us, eu]")).live.limits[0];
+        assert_eq!((limit.sharing.floor_percent, limit.sharing.priority.len()), (20, 2));
+        refused_once(
+            &limits("priority: [us, mars]"),
+            18,
+            "region mars, which is not among `regions` (ap, eu, us)",
+        );
+        refused_once(&limits("wait: 5s"), 18, "at most 1s");
+        refused_once(&limits("flor: 20%"), 18, "flor");
     }
 
     #[test]

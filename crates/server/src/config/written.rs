@@ -228,6 +228,7 @@ fn read_limits(
     let placed = limits::read(specs, faults);
     if let Some(regions) = regions {
         limits::check_windows(&placed, regions.clock, faults);
+        limits::check_priorities(&placed, regions.members.keys().map(String::as_str), faults);
     }
     placed.into_iter().map(|placed| placed.limit).collect()
 }
