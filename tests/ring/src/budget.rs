@@ -1,10 +1,17 @@
 //! The limits of a history: what they measure, and the numbers that the operator changes.
 
+use std::sync::LazyLock;
+
 use acequia_limits::{
     Algorithm, CellTag, HashKey, Limit, LimitId,
     cell::Tagger,
-    limit::{FixedWindowSpec, LeakyBucketSpec, LimitSpec, QuotaSpec, SlidingWindowSpec, TokenBucketSpec},
+    limit::{
+        FixedWindowSpec, LeakyBucketSpec, LimitSpec, QuotaSpec, SharingSpec, SlidingWindowSpec,
+        TokenBucketSpec,
+    },
 };
+
+use acequia_rights::Region;
 
 use crate::random::Random;
 
@@ -122,10 +129,27 @@ pub const fn slowest(units: u64) -> u64 {
     units / (399 * 24) + 1
 }
 
+/// Who is served first and what is kept, for some budgets: it changes with them.
+fn sharing(units: u64) -> Option<SharingSpec> {
+    /// Names that make the numbers 1 and 0.
+    static FIRST: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let named = |region| (0..).map(|n| format!("r{n}")).find(|name| Region::named(name) == region);
+        [Region(1), Region(0)].into_iter().filter_map(named).collect()
+    });
+    let (floor, priority) = match units % 5 {
+        0 => (Some("20%"), Vec::new()),
+        1 => (None, FIRST.clone()),
+        2 => (Some("60%"), FIRST[..1].to_vec()),
+        _ => return None,
+    };
+    Some(SharingSpec { wait: None, floor: floor.map(ToOwned::to_owned), priority })
+}
+
 fn spec(name: &str, shape: Shape, budget: Budget) -> LimitSpec {
     let text = format!("{{\"name\":\"{name}\",\"domain\":\"shop\",\"by\":[\"{name}\"]}}");
     let bare: LimitSpec = serde_json::from_str(&text).expect("a spec");
     let Budget { units, rate } = budget;
+    let bare = LimitSpec { sharing: sharing(units), ..bare };
     match shape {
         Shape::Token(period, _) => {
             let bucket = TokenBucketSpec { rate: format!("{rate}/{period}"), burst: units };
