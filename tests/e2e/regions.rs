@@ -616,4 +616,43 @@ fn the_metrics_say_what_a_region_may_spend_and_whom_it_hears() {
     ] {
         assert!(text.contains(line), "{line} after {:?}:\n{text}", begun.elapsed());
     }
+    let explained = explain(&cluster.nodes[EU], &["kind=rate"]);
+    for words in [
+        "rate: eu may use 200/s + 200;",
+        "  own share  200/s + 200",
+        "  us         not reached, last heard ",
+        "  while ap, us cannot be reached: it goes on with 200/s + 200,",
+    ] {
+        assert!(explained.contains(words), "{words}:\n{explained}");
+    }
+}
+
+/// What a node says of a request to the domain `shop`.
+fn explain(node: &Node, more: &[&str]) -> String {
+    let address = node.grpc().to_string();
+    let arguments =
+        [&["explain", "--address", &address, "--deadline", "30s", "--domain", "shop"], more].concat();
+    String::from_utf8_lossy(&acequia(&arguments).stdout).into_owned()
+}
+
+#[test]
+fn an_explanation_names_every_loan_and_when_it_ends() {
+    let cluster = Cluster::start(&limits());
+    let callers = cluster.callers(vec![asked("rate", [0, RATE, 0])]);
+    until_used(&callers, RATE * 9 / 20);
+    eventually("eu holds loans of both others", || {
+        let explained = explain(&cluster.nodes[EU], &["kind=rate", "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&explained).expect("JSON");
+        let share = &json["shares"][0];
+        let loans = share["loans"].as_array().expect("loans");
+        let of = |region: &str| {
+            loans.iter().any(|loan| {
+                let ends_ms = loan["ends_ms"].as_u64().expect("an end");
+                loan["region"] == region && loan["is_lent"] == false && (1..=3_000).contains(&ends_ms)
+            })
+        };
+        let said = share["peers"].as_array().expect("peers").iter().all(|peer| peer["word"].is_object());
+        of("ap") && of("us") && said && share["demand_milli"].as_u64() > Some(100_000)
+    });
+    never_over(&cluster.end(callers));
 }

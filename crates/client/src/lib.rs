@@ -30,7 +30,10 @@ mod stream;
 use std::time::Duration;
 
 use acequia_api::acequia::v1::{CheckRequest, limiter_client::LimiterClient};
-pub use acequia_api::acequia::v1::{CheckResponse, LimitResult, Outcome, PeekResponse, Reason, Unmatched};
+pub use acequia_api::acequia::v1::{
+    CheckResponse, Holding, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord, Reason, Share,
+    Unmatched,
+};
 use tokio::time::timeout;
 use tonic::{
     Request, Response, Status,

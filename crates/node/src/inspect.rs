@@ -4,9 +4,9 @@ use acequia_limits::{Algorithm, CellTag, LimitId, Now, Part};
 
 use std::collections::BTreeMap;
 
-use acequia_rights::{Held, Lent, Mark, Sessions, Writer};
+use acequia_rights::{Held, Lent, Mark, Region, Sessions, Writer};
 
-use crate::{Catalogue, Node, shard_of, sharing::CellKey};
+use crate::{Catalogue, Node, journal_tag, shard_of, sharing::CellKey};
 
 /// What a region has of one cell. Nothing changes by looking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +59,47 @@ pub struct LimitView {
     pub cells: u64,
     /// What the region has of them, summed. The window is that of the last one.
     pub total: Holding,
+    /// Units asked for a second, in thousandths.
+    pub demand_milli: u64,
+}
+
+/// What [`Node::cell`] shows: what a region has of a cell, and what it knows of the others' parts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CellView {
+    /// What it has.
+    pub holding: Holding,
+    /// Units asked for a second, in thousandths.
+    pub demand_milli: u64,
+    /// What it lent and holds.
+    pub loans: Vec<LoanView>,
+    /// What the others said of the cell.
+    pub words: Vec<WordView>,
+}
+
+/// A loan that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoanView {
+    /// The other side.
+    pub peer: Writer,
+    /// Whether this region gave it.
+    pub is_lent: bool,
+    /// How much.
+    pub part: Part,
+    /// When it ends here, if it is not renewed: steady clock.
+    pub ends_ns: u64,
+}
+
+/// A region's last word about a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WordView {
+    /// Who said so.
+    pub of: Region,
+    /// When: steady clock.
+    pub said_ns: u64,
+    /// What it may use: of a rate its part of the rate, and else units.
+    pub holds: Part,
+    /// Units that could be charged there then; nothing where that was of another window.
+    pub left: Option<u64>,
     /// Units asked for a second, in thousandths.
     pub demand_milli: u64,
 }
@@ -157,6 +198,43 @@ impl Node {
 }
 
 impl Node {
+    /// What this region has of a cell, and what it knows of the others' parts. Nothing where the limit is not in force here.
+    pub fn cell(&self, limit: LimitId, tag: CellTag, now: Now) -> Option<CellView> {
+        let mut view = CellView { holding: self.holding(limit, tag, now)?, ..CellView::default() };
+        let slot = self.slot_of(limit)?;
+        if let Some(sharing) = self.lock_sharing() {
+            let has_rate = self
+                .catalogue()
+                .newest_numbers(slot)
+                .and_then(|numbers| Some(self.catalogue().global(slot, numbers)?.has_rate()));
+            let has_rate = has_rate.unwrap_or(false);
+            (view.demand_milli, view.words) = sharing.words_of((slot, journal_tag(tag)), has_rate, now);
+        }
+        let cells = self.shards[shard_of(tag)].lock();
+        let place = cells.table.find(tag, slot);
+        let Some(account) = place.and_then(|place| cells.account(place)) else { return Some(view) };
+        let sessions = self.sessions();
+        let lent = account.book().lent().iter().map(|lent| LoanView {
+            peer: lent.to,
+            is_lent: true,
+            part: lent.part,
+            ends_ns: sessions.reclaim_end(lent),
+        });
+        let held = account.book().held().iter().map(|held| LoanView {
+            peer: held.from,
+            is_lent: false,
+            part: held.part,
+            ends_ns: sessions.end_of(held),
+        });
+        view.loans = lent.chain(held).filter(|loan| loan.ends_ns > now.steady_ns).collect();
+        Some(view)
+    }
+
+    /// The other regions, without what is lent and borrowed.
+    pub fn peers(&self, now: Now) -> Vec<PeerView> {
+        self.lock_sharing().map_or_else(Vec::new, |sharing| sharing.seen(now, 0).0)
+    }
+
     /// How this node stands with the other regions, and what it has. Of very many shared cells some thousands are looked
     /// at.
     pub fn overview(&self, now: Now) -> Overview {

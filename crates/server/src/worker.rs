@@ -252,7 +252,7 @@ impl Held<'_> {
         &mut self,
         request: &Request<'_>,
         ask: Ask,
-        respond: impl FnOnce(&Answer, &Catalogue) -> R,
+        respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
         self.decide(request, ask);
         self.answer(request, ask, respond)
@@ -323,7 +323,7 @@ impl Held<'_> {
         &mut self,
         request: &Request<'_>,
         ask: Ask,
-        respond: impl FnOnce(&Answer, &Catalogue) -> R,
+        respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
         let Inner { asker, tally } = &mut *self.inner;
         let (answer, catalogue) = asker.last();

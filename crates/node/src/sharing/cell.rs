@@ -37,6 +37,11 @@ impl View {
         let none = Rough::default();
         Self { of, demand: none, holds: none, left: none, short: 0, short_frame: 0, at_ns: 0, frame: 0 }
     }
+
+    /// What it had left, if it said so of the window that is open.
+    pub(crate) fn known_left(&self) -> Option<u64> {
+        (self.left != UNKNOWN).then(|| self.left.get())
+    }
 }
 
 /// What this region told the others last.
@@ -153,7 +158,7 @@ impl Warm {
             None => Stake { left: standing_units, ..Stake::default() },
             Some(view) => {
                 let age_ns = now_ns.saturating_sub(view.at_ns) + round_ns / 2;
-                let left = if view.left == UNKNOWN { standing_units } else { view.left.get() };
+                let left = view.known_left().unwrap_or(standing_units);
                 let demand_milli = view.demand.get();
                 let left = left.saturating_sub(units_in(demand_milli, age_ns));
                 Stake { left, demand_milli, ..Stake::default() }

@@ -14,7 +14,6 @@ use super::{CellKey, Entry, Header, Sharing, ShortId, Topic, peer::Peer};
 use crate::{
     CatalogueFault, Node, Row, Scheduled,
     catalogue::{Term, Terms},
-    inspect::PeerView,
     journal::HeapCell,
     region::ResumeFault,
     visit::Visit,
@@ -566,25 +565,5 @@ impl Sharing {
             reached: reached.map(|(region, peer)| (*region, peer.round_ns())).collect(),
             warm_cells: self.cells.len(),
         }
-    }
-
-    /// Other regions, and shared cells with what is asked of them: at most so many, and how many more there are.
-    pub(crate) fn seen(&self, now: Now, cells_max: usize) -> (Vec<PeerView>, Vec<(CellKey, u64)>, u64) {
-        let view = |peer: &Peer| PeerView {
-            writer: peer.writer,
-            mark: peer.mark,
-            heard_ns: (peer.heard_ns > 0).then_some(peer.heard_ns),
-            round_ns: peer.measured_ns(),
-            is_reached: peer.is_reached(now.steady_ns, super::REACH_NS),
-            lent: 0,
-            borrowed: 0,
-        };
-        let peers = self.peers.values().map(view).collect();
-        let demand = |key| {
-            let warm = self.cells.get(key).and_then(Option::as_ref);
-            (key, warm.map_or(0, |warm| warm.demand.units_milli()))
-        };
-        let cells = self.cells.keys().take(cells_max).map(demand).collect();
-        (peers, cells, self.cells.len().saturating_sub(cells_max) as u64)
     }
 }

@@ -14,6 +14,7 @@ mod outbox;
 mod peer;
 pub(crate) mod policy;
 mod resync;
+mod seen;
 mod slots;
 mod target;
 mod timekeeper;

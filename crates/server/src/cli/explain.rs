@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 
-use acequia_client::{CheckResponse, ClientError, LimitResult, Outcome, PeekResponse, Unmatched};
+use acequia_client::{CheckResponse, ClientError, LimitResult, Outcome, PeekResponse, Share, Unmatched};
 use clap::Args;
 use serde::Serialize;
 
 use super::{
     ALLOWED, Asking, DENIED, Output, complain, json_line, mend,
     people::{Align, Cell, Colour, Paint, duration, table},
+    shares::{self, ShareJson},
     verdict::{VerdictJson, come_back, headline, left, outcome_colour, outcome_word, reason_word},
 };
 
@@ -27,7 +28,7 @@ pub struct Explain {
 impl Explain {
     /// Asks, prints, and gives the exit code.
     pub async fn run(self) -> ExitCode {
-        let PeekResponse { verdict, unmatched } = match self.ask().await {
+        let PeekResponse { verdict, unmatched, shares } = match self.ask().await {
             Ok(peek) => peek,
             Err(error) => return complain(&mend(&error)),
         };
@@ -36,9 +37,9 @@ impl Explain {
         };
         let output = Output::new();
         let text = if self.asking.json {
-            json_line(&ExplainJson::new(&verdict, &unmatched))
+            json_line(&ExplainJson::new(&verdict, &unmatched, &shares))
         } else {
-            for_people(&self.asking.domain, &verdict, &unmatched, output.paint)
+            for_people(&self.asking.domain, &verdict, &unmatched, &shares, output.paint)
         };
         output.end(&text, if verdict.allowed { ALLOWED } else { DENIED })
     }
@@ -52,6 +53,7 @@ impl Explain {
 struct ExplainJson<'a> {
     verdict: VerdictJson<'a>,
     unmatched: Vec<UnmatchedJson<'a>>,
+    shares: Vec<ShareJson<'a>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -61,17 +63,33 @@ struct UnmatchedJson<'a> {
 }
 
 impl<'a> ExplainJson<'a> {
-    fn new(verdict: &'a CheckResponse, unmatched: &'a [Unmatched]) -> Self {
+    fn new(verdict: &'a CheckResponse, unmatched: &'a [Unmatched], shares: &'a [Share]) -> Self {
         let unmatched = unmatched.iter().map(|limit| UnmatchedJson { name: &limit.name, why: &limit.why });
-        Self { verdict: VerdictJson::new(verdict), unmatched: unmatched.collect() }
+        let names = names(verdict);
+        let shares = shares.iter().map(|share| ShareJson::new(&names, share));
+        Self { verdict: VerdictJson::new(verdict), unmatched: unmatched.collect(), shares: shares.collect() }
     }
 }
 
-fn for_people(domain: &str, verdict: &CheckResponse, unmatched: &[Unmatched], paint: Paint) -> String {
+fn names(verdict: &CheckResponse) -> Vec<&str> {
+    verdict.limits.iter().map(|limit| limit.name.as_str()).collect()
+}
+
+fn for_people(
+    domain: &str,
+    verdict: &CheckResponse,
+    unmatched: &[Unmatched],
+    shares: &[Share],
+    paint: Paint,
+) -> String {
     let mut text = headline(verdict, paint);
     if !verdict.limits.is_empty() {
         text.push('\n');
         text.push_str(&limits(&verdict.limits, paint));
+    }
+    if !shares.is_empty() {
+        text.push('\n');
+        text.push_str(&shares::for_people(&names(verdict), shares));
     }
     if !unmatched.is_empty() {
         text.push_str(&format!("\nDo not apply, of the limits of {domain}:\n"));
@@ -169,7 +187,7 @@ mod tests {
             unmatched("plans", "route is /search, wanted route=/plans"),
         ];
         assert_eq!(
-            for_people("shop", &verdict, &others, Paint::OFF),
+            for_people("shop", &verdict, &others, &[], Paint::OFF),
             "\
 denied   by search: 0 left, come back in 840 ms (over-limit)
 
@@ -192,20 +210,36 @@ Do not apply, of the limits of shop:
         let verdict =
             CheckResponse { allowed: true, reason: Reason::NoMatch.into(), ..CheckResponse::default() };
         assert_eq!(
-            for_people("shpo", &verdict, &[], Paint::OFF),
+            for_people("shpo", &verdict, &[], &[], Paint::OFF),
             "allowed  no limit matches (no-match)\n\nThe node has no limits for the domain shpo.\n"
         );
+    }
+
+    #[test]
+    fn among_regions_it_says_what_this_one_may_spend() {
+        let share = shares::tests::bucket();
+        let text = for_people("shop", &allowed(), &[], std::slice::from_ref(&share), Paint::OFF);
+        assert!(text.contains("\n\nper-key: eu may use 33/s + 66; 7 left now, asked for 41/s\n"), "{text}");
+        let verdict = allowed();
+        let json = json_line(&ExplainJson::new(&verdict, &[], std::slice::from_ref(&share)));
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        let of = |pointer: &str| json.pointer(pointer).unwrap_or_else(|| panic!("no {pointer}: {json}"));
+        assert_eq!(of("/shares/0/limit"), "per-key");
+        assert_eq!(of("/shares/0/effective/rate_milli"), 33_000);
+        assert_eq!(of("/shares/0/loans/2/ends_ms"), 2_100);
+        assert_eq!(of("/shares/0/peers/0/word/left"), 4);
+        assert!(of("/shares/0/window_ends_ms").is_null());
     }
 
     #[test]
     fn json_is_the_peek() {
         let verdict = CheckResponse { limits: Vec::new(), ..allowed() };
         assert_eq!(
-            json_line(&ExplainJson::new(&verdict, &[unmatched("search", "no entry route")])),
+            json_line(&ExplainJson::new(&verdict, &[unmatched("search", "no entry route")], &[])),
             concat!(
                 r#"{"verdict":{"allowed":true,"limit":"per-key","remaining":59,"retry_after_ms":null,"#,
                 r#""delay_ms":0,"reason":"within-limit","limits":[]},"#,
-                r#""unmatched":[{"name":"search","why":"no entry route"}]}"#,
+                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[]}"#,
                 "\n"
             )
         );

@@ -21,6 +21,7 @@ pub(crate) mod operator;
 mod order;
 mod people;
 mod regions;
+mod shares;
 #[cfg(test)]
 mod stories;
 mod top;

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use acequia_api::acequia::v1::Holding;
+
 const SECOND: u64 = 1_000;
 const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
@@ -45,6 +47,26 @@ pub(super) fn measured(us: u64) -> String {
         1_000..100_000 => format!("{}.{} ms", us / 1_000, us % 1_000 / 100),
         100_000..1_000_000 => format!("{} ms", us / 1_000),
         _ => format!("{}.{} s", us / 1_000_000, us % 1_000_000 / 100_000),
+    }
+}
+
+/// A part of a limit: a rate and a burst, or units.
+pub(super) fn held(has_rate: bool, holding: Option<Holding>) -> String {
+    let Holding { rate_milli, units } = holding.unwrap_or_default();
+    match (rate_milli, units) {
+        (0, 0) => "-".to_owned(),
+        (0, units) if !has_rate => units.to_string(),
+        (rate_milli, units) => format!("{} + {units}", a_second(rate_milli)),
+    }
+}
+
+/// Units a second, given in thousandths; from ten on, to a tenth: a third of 600/s is 200/s to people.
+pub(super) fn a_second(milli: u64) -> String {
+    let milli = if milli < 10_000 { milli } else { milli.saturating_add(50) / 100 * 100 };
+    let (whole, rest) = (milli / 1_000, milli % 1_000);
+    match rest {
+        0 => format!("{whole}/s"),
+        rest => format!("{whole}.{}/s", format!("{rest:03}").trim_end_matches('0')),
     }
 }
 

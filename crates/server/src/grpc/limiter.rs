@@ -48,15 +48,22 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
     let (request, _) = read(worker, message)?;
     let mut held = worker.hold();
     let now = held.now;
-    let (response, _) = held.ask(&request, Ask::PEEK, |answer, catalogue| {
+    let ((mut response, answer, catalogue), _) = held.ask(&request, Ask::PEEK, |answer, catalogue| {
         let unmatched = catalogue.unmatched(&request, now.wall_ns);
         let unmatched = unmatched.into_iter().map(|unmatched| api::Unmatched {
             name: catalogue.limits[unmatched.limit as usize].limit.spec.name.clone(),
             why: unmatched.why,
         });
         let verdict = with_check_out(answer, catalogue, true, owned);
-        api::PeekResponse { verdict: Some(verdict), unmatched: unmatched.collect() }
+        let unmatched = unmatched.collect();
+        let response = api::PeekResponse { verdict: Some(verdict), unmatched, shares: Vec::new() };
+        (response, answer.clone(), Arc::clone(catalogue))
     });
+    // Whoever looks keeps nobody from asking.
+    drop(held);
+    if let Some(regions) = worker.shared.regions.get() {
+        response.shares = regions.shares(&answer, &catalogue, now);
+    }
     // A vector grows as it needs to, so encoding cannot fail.
     Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
 }

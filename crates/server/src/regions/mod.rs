@@ -24,10 +24,10 @@ use std::{
     thread::JoinHandle,
 };
 
-use acequia_api::acequia::v1::NodeStatus;
+use acequia_api::acequia::v1::{NodeStatus, Share};
 use acequia_limits::{LimitId, Now, limit::LimitSpec};
 use acequia_mesh::{CertFault, Credentials, Event, Mesh, MeshError, Refusals, Timing, certs};
-use acequia_node::{Home, Node, Row, sharing::LOAN_TTL_NS};
+use acequia_node::{Answer, Catalogue, Home, Node, Row, sharing::LOAN_TTL_NS};
 use acequia_rights::Writer as Identity;
 use acequia_store::{Store, StoreError};
 use tokio::{
@@ -231,6 +231,11 @@ impl Regions {
         let own = self.names.identity(self.me.region);
         let (region, node) = own.map_or(("", ""), |own| (own.region.as_str(), own.node.as_str()));
         status::of_node(shared, Some(self), (region, node))
+    }
+
+    /// What this region has of the cells that a request hits, and what it knows of the others.
+    pub(crate) fn shares(&self, answer: &Answer, catalogue: &Catalogue, now: Now) -> Vec<Share> {
+        status::shares(self, answer, catalogue, now)
     }
 
     /// What the mesh has refused since the start.

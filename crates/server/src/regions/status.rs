@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use acequia_api::acequia::v1 as api;
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, notation::format_duration_ns};
 use acequia_node::{
-    Active, Holding, LimitView, Membership, PeerView,
+    Active, Answer, Catalogue, Holding, LimitAnswer, LimitView, Membership, Outcome, PeerView,
     difference::{Difference, differences},
     sharing::Standing,
 };
@@ -209,6 +209,59 @@ fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: N
         })
     };
     others.filter_map(peer).collect()
+}
+
+/// What this region has of the cells that a request hits, and what it knows of the others.
+pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, now: Now) -> Vec<api::Share> {
+    let version = regions.node.version();
+    let seen = regions.node.peers(now);
+    let ms_until = |ns: u64| ns.saturating_sub(now.steady_ns).div_ceil(1_000_000);
+    let ms_since = |ns: u64| now.steady_ns.saturating_sub(ns) / 1_000_000;
+    let share = |(place, limit): (usize, &LimitAnswer)| {
+        let algorithm = &catalogue.limits[limit.limit as usize].limit.algorithm;
+        let rate = rate_milli(algorithm);
+        let cell = regions.node.cell(catalogue.limits[limit.limit as usize].limit.id, limit.tag, now)?;
+        let held = &cell.holding;
+        let loans = cell.loans.iter().map(|loan| api::Loan {
+            region: regions.names.of_region(loan.peer.region, version.as_ref()),
+            is_lent: loan.is_lent,
+            part: holding(loan.part, rate),
+            ends_ms: ms_until(loan.ends_ns),
+        });
+        let peers = seen.iter().map(|peer| {
+            let word = cell.words.iter().find(|word| word.of == peer.writer.region);
+            api::PeerShare {
+                region: regions.names.of_region(peer.writer.region, version.as_ref()),
+                reached: peer.is_reached,
+                heard_ms_ago: peer.heard_ns.map(ms_since),
+                round_trip_us: peer.round_ns.map(|ns| ns / 1_000),
+                word: word.map(|word| api::PeerWord {
+                    said_ms_ago: ms_since(word.said_ns),
+                    holds: holding(word.holds, rate),
+                    left: word.left,
+                    demand_milli: word.demand_milli,
+                }),
+            }
+        });
+        let mut peers: Vec<api::PeerShare> = peers.collect();
+        peers.sort_by(|a, b| a.region.cmp(&b.region));
+        Some(api::Share {
+            limit: place as u32,
+            region: regions.names.of_region(regions.me.region, version.as_ref()),
+            standing: holding(held.standing, rate),
+            lent: holding(held.lent, rate),
+            borrowed: holding(held.held, rate),
+            effective: holding(held.effective, rate),
+            left: held.left,
+            demand_milli: cell.demand_milli,
+            window_ends_ms: (held.window_ns > 0)
+                .then(|| held.window_ns.saturating_sub(now.wall_ns).div_ceil(1_000_000)),
+            loans: loans.collect(),
+            peers,
+        })
+    };
+    let hits = answer.limits.iter().enumerate();
+    hits.filter(|(_, limit)| limit.outcome != Outcome::Unlimited).filter_map(share).collect()
 }
 
 fn limit(

@@ -2,7 +2,7 @@
 
 use acequia_api::acequia::v1::{Holding, LimitStatus, NodeStatus, limit_status::Kind};
 
-use crate::cli::people::{Align, Cell, Colour, Paint, duration, plain, table};
+use crate::cli::people::{Align, Cell, Colour, Paint, a_second, duration, held, plain, table};
 
 const COLUMNS: [(&str, Align); 11] = [
     ("limit", Align::Left),
@@ -62,23 +62,8 @@ fn path(limit: &LimitStatus) -> String {
     format!("{}/{}", limit.domain, limit.name)
 }
 
-/// A part of a limit: a rate and a burst, or units.
 fn part(kind: Kind, holding: Option<Holding>) -> String {
-    let Holding { rate_milli, units } = holding.unwrap_or_default();
-    match (rate_milli, units) {
-        (0, 0) => "-".to_owned(),
-        (0, units) if kind != Kind::Rate => units.to_string(),
-        (rate_milli, units) => format!("{} + {units}", a_second(rate_milli)),
-    }
-}
-
-/// Units a second, given in thousandths.
-fn a_second(milli: u64) -> String {
-    let (whole, rest) = (milli / 1_000, milli % 1_000);
-    match rest {
-        0 => format!("{whole}/s"),
-        rest => format!("{whole}.{}/s", format!("{rest:03}").trim_end_matches('0')),
-    }
+    held(kind == Kind::Rate, holding)
 }
 
 /// What of it ends when, a sentence each.
@@ -156,11 +141,12 @@ shop/exports: the window ends in 20 min 40 s, and what is left then is gone
         for (kind, holding, text) in [
             (Kind::Rate, holding(300_000, 100), "300/s + 100"),
             (Kind::Rate, holding(1, 0), "0.001/s + 0"),
+            (Kind::Rate, holding(199_999, 66), "200/s + 66"),
             (Kind::Rate, holding(0, 5), "0/s + 5"),
             (Kind::Window, holding(0, 5), "5"),
             (Kind::Sliding, holding(0, 5), "5"),
             (Kind::Unspecified, None, "-"),
-            (Kind::Rate, holding(u64::MAX, u64::MAX), "18446744073709551.615/s + 18446744073709551615"),
+            (Kind::Rate, holding(u64::MAX, u64::MAX), "18446744073709551.6/s + 18446744073709551615"),
         ] {
             assert_eq!(part(kind, holding), text);
         }
