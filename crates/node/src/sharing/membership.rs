@@ -10,7 +10,7 @@ use acequia_rights::{
 };
 use smallvec::SmallVec;
 
-use super::{CellKey, Entry, Header, Sharing, ShortId, Topic, peer::Peer};
+use super::{CellKey, Entry, Header, Sharing, Topic, peer::Peer, wire::ShortId};
 use crate::{
     CatalogueFault, Node, Row, Scheduled,
     catalogue::{Term, Terms},

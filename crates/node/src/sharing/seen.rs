@@ -2,7 +2,7 @@
 
 use acequia_limits::{Now, Part, RATE_PARTS};
 
-use super::{CellKey, REACH_NS, Sharing, View, peer::Peer};
+use super::{CellKey, REACH_NS, Sharing, cell::View, peer::Peer};
 use crate::inspect::{PeerView, WordView};
 
 impl Sharing {

@@ -1,0 +1,413 @@
+//! What comes: a frame of a peer, entry by entry. Whatever is in it, a rule is asked first; what it forbids changes nothing.
+
+use acequia_limits::Now;
+use acequia_rights::{
+    Refusal, Region, Session, Version, Writer,
+    broken::{Broken, broken},
+    session::Beat,
+    versions::Learned,
+};
+use crdts::{
+    CmRDT, Dot,
+    pncounter::{Dir, Op},
+};
+use smallvec::SmallVec;
+
+use super::{
+    CellKey, FrameFault, NO_SLOT, REACH_NS, Sharing, WARM_MAX,
+    cell::{Asked, View},
+    outbox::Topic,
+    peer::Peer,
+    wire::{self, Entry, Frame, Header, ShortId},
+};
+use crate::{Node, journal::HeapCell, visit::Visit};
+
+impl Sharing {
+    /// Takes a frame that came from a region.
+    pub(crate) fn handle(
+        &mut self,
+        node: &Node,
+        from: Region,
+        bytes: &[u8],
+        raw: Now,
+    ) -> Result<(), FrameFault> {
+        self.traffic.frames_in += 1;
+        let taken = self.take(node, from, bytes, (raw, node.not_before(raw)));
+        self.traffic.frames_refused += u64::from(taken.is_err());
+        taken
+    }
+
+    /// Clocks are compared as they are, and windows go by the corrected one.
+    fn take(
+        &mut self,
+        node: &Node,
+        from: Region,
+        bytes: &[u8],
+        (raw, now): (Now, Now),
+    ) -> Result<(), FrameFault> {
+        let Frame { header, entries } = wire::read(bytes)?;
+        if header.writer.region != from || from == self.me().region {
+            return Err(FrameFault::Impostor { region: from, said: header.writer });
+        }
+        if self.versions.closed(header.writer) && !self.is_leaving(header.writer) {
+            return Err(FrameFault::Closed(header.writer));
+        }
+        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
+        let named = |writer: Writer| self.versions.version().is_some_and(|version| names(version, writer));
+        let peer = self.peers.entry(from).or_insert_with(|| Peer::new(header.writer));
+        if (header.writer, header.boot) < (peer.writer, peer.boot) && !broken(Broken::TrustOldBoot) {
+            return Err(FrameFault::Late(header.writer));
+        }
+        // Who the catalogue names is not displaced by a writer that it does not know: that one is told the
+        // catalogue when it is named.
+        if header.writer != peer.writer
+            && named(peer.writer)
+            && !named(header.writer)
+            && peer.is_reached(raw.steady_ns, REACH_NS)
+        {
+            return Err(FrameFault::Unnamed(header.writer));
+        }
+        let began_anew = (header.writer, header.boot) != (peer.writer, peer.boot);
+        if began_anew {
+            peer.begin_anew(header.writer, header.boot);
+        }
+        {
+            let mut sessions = node.sessions_mut();
+            if began_anew {
+                // Of writers of a region that own nothing, one is enough.
+                let own = &self.versions;
+                let of_region = |writer: &Writer| writer.region == from && *writer != header.writer;
+                sessions.retain(|writer, _| !of_region(writer) || own.closed(*writer) || own.owns(*writer));
+            }
+            let session = sessions.entry(header.writer).or_insert_with(|| Session::new(drift_ppm));
+            session.set_drift_ppm(drift_ppm);
+            session.hear(Beat { boot: header.boot, number: header.beat }, now.steady_ns);
+        }
+        // A peer that saw a later process of this node, or loans that it never gave: an old disk.
+        let (own, boot) = (self.home.writer.incarnation, self.beats.boot());
+        let ahead = header.seen.boot > boot || header.loan_max > self.loans.reserved;
+        // Or frames that this process never sent: another one had its number.
+        let twice = header.seen.boot == boot && header.seen.highest > peer.outbox.last_number();
+        let is_old = (ahead || twice) && header.seen.incarnation == own && header.seen.boot > 0;
+        if is_old && !broken(Broken::OldDiskTrusted) {
+            self.restored_disk = true;
+        }
+        let adopted = header.mark > peer.mark;
+        if adopted || began_anew || !peer.is_reached(raw.steady_ns, REACH_NS) {
+            peer.resync.begin();
+        }
+        peer.hear(&header, (own, boot), raw);
+        if adopted {
+            // What it was told of a version before it had it, it could not count.
+            self.tell_all_acks(from);
+        }
+        if began_anew {
+            for warm in self.cells.values_mut().flatten() {
+                warm.told = None;
+                // Its frames are counted anew.
+                warm.views.retain(|view| view.of != from);
+            }
+            self.tell_all_acks(from);
+        }
+        self.compare_marks(&header, from);
+        let same_catalogue = header.mark == self.mark();
+        let Some(peer) = self.peers.get_mut(&from) else { return Ok(()) };
+        // An entry about a cell that nobody introduced would be lost if the frame were confirmed.
+        let mut strangers: SmallVec<[ShortId; 4]> = SmallVec::new();
+        let mut unnamed: SmallVec<[ShortId; 4]> = SmallVec::new();
+        let mut is_lost = false;
+        let mut keys: Vec<Option<CellKey>> = Vec::with_capacity(entries.len());
+        for entry in &entries {
+            let mut key = None;
+            match entry {
+                Entry::Introduce { id, limit, tag, which } => {
+                    // A limit that was never in force here has no slot: entries about its cells are refused.
+                    let slot = node.slot_of(*limit);
+                    let tag = crate::journal_tag(*tag);
+                    peer.outbox.names.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
+                    if let Some(slot) = slot
+                        && *which > 0
+                        && same_catalogue
+                        && self.told.len() < WARM_MAX
+                    {
+                        self.told.insert((slot, tag), *which);
+                    }
+                }
+                other => {
+                    if let Some(id) = other.cell() {
+                        // A number of an earlier process of this node may be another cell's by now.
+                        let is_mine = (header.seen.incarnation, header.seen.boot) == (own, boot);
+                        key = peer.outbox.names.cell(id).filter(|_| id.0 & 1 == 0 || is_mine);
+                        if key.is_none() {
+                            // What is only news is told again, and can be lost; rights cannot.
+                            let is_news =
+                                matches!(other, Entry::News { .. } | Entry::Short { .. } | Entry::Ask { .. });
+                            is_lost |= !is_news;
+                            strangers.push(id);
+                        }
+                    }
+                }
+            }
+            if key.is_some_and(|key| key.0 == NO_SLOT)
+                && let Some(id) = entry.cell()
+            {
+                // It shall be introduced again: the limit may be known by then.
+                unnamed.push(id);
+            }
+            keys.push(key.filter(|key| key.0 != NO_SLOT));
+        }
+        for id in strangers.into_iter().chain(unnamed) {
+            peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
+        }
+        if is_lost {
+            // A limit that this node has not heard of, or a number it forgot: the frame comes again. But what mends
+            // that counts at once, or two such frames could wait for each other for ever.
+            for entry in entries {
+                if matches!(entry, Entry::Version(_) | Entry::Acked { .. } | Entry::Unknown { .. }) {
+                    let _known = self.take_entry(node, &header, None, entry, now);
+                }
+            }
+            return Ok(());
+        }
+        if !peer.seen.note(header.number) {
+            return Ok(());
+        }
+        peer.owes_reply |= !entries.is_empty();
+        for (entry, key) in entries.into_iter().zip(keys) {
+            if self.take_entry(node, &header, key, entry, now).is_err() {
+                self.traffic.entries_refused += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_entry(
+        &mut self,
+        node: &Node,
+        header: &Header,
+        key: Option<CellKey>,
+        entry: Entry,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        let region = header.writer.region;
+        // One that leaves is still heard: it must learn of it and say so. What it lends or gives is refused.
+        let goes_on = matches!(
+            entry,
+            Entry::Introduce { .. }
+                | Entry::Unknown { .. }
+                | Entry::Acked { .. }
+                | Entry::Version(_)
+                | Entry::Return { .. }
+        );
+        if self.versions.closed(header.writer) && !goes_on {
+            return Err(Refusal::Stale);
+        }
+        match (entry, key) {
+            (Entry::Introduce { .. }, _) => Ok(()),
+            (Entry::Unknown { id }, _) => {
+                if let Some(peer) = self.peers.get_mut(&region) {
+                    peer.outbox.names.unknown(id);
+                }
+                Ok(())
+            }
+            (Entry::News { demand, holds, left, .. }, Some(key)) => {
+                let Some(warm) = self.wake(key, now.steady_ns) else { return Ok(()) };
+                let view = warm.view_mut(region);
+                if header.number < view.frame {
+                    return Err(Refusal::Stale);
+                }
+                let more = demand > view.demand;
+                let at_ns = now.steady_ns;
+                let short = if view.short_frame == header.number { view.short } else { 0 };
+                *view = View { demand, holds, left, short, at_ns, frame: header.number, ..*view };
+                if more {
+                    warm.busy_ns = now.steady_ns;
+                }
+                Ok(())
+            }
+            (Entry::Short { units, .. }, Some(key)) => {
+                if let Some(warm) = self.wake(key, now.steady_ns) {
+                    let view = warm.view_mut(region);
+                    if header.number >= view.frame.max(view.short_frame) {
+                        (view.short, view.short_frame) = (units, header.number);
+                    }
+                    warm.busy_ns = now.steady_ns;
+                }
+                Ok(())
+            }
+            (Entry::Ask { end_ns, units, .. }, Some(key)) => {
+                self.wake(key, now.steady_ns);
+                if let Some(Some(warm)) = self.cells.get_mut(key)
+                    && warm.asked.len() < self.peers.len()
+                {
+                    warm.asked.retain(|asked| asked.by != region);
+                    warm.asked.push(Asked { by: region, end_ns, units });
+                }
+                Ok(())
+            }
+            (Entry::Refused { number, .. }, Some(key)) => {
+                self.end_loan(node, header.writer, key, number, now);
+                Ok(())
+            }
+            (Entry::Renew(renew), _) => {
+                let mut sessions = node.sessions_mut();
+                let session = sessions.get_mut(&header.writer).ok_or(Refusal::Unheard)?;
+                session.take_renew(&renew, &self.beats, now.steady_ns)
+            }
+            (Entry::Version(version), _) => {
+                let newer = self.offered.as_ref().is_none_or(|offered| offered.mark < version.mark);
+                if newer {
+                    self.offered = Some(*version);
+                }
+                Ok(())
+            }
+            (Entry::Acked { writer, ack }, _) => {
+                // A peer tells its own word, and passes on what it heard: a word cannot be forged without a
+                // certificate of some region, and a region that lies about others is outside the model.
+                if self.versions.learn_ack(writer, ack, now) == Learned::New {
+                    self.pass_on_ack(writer, header.writer);
+                }
+                Ok(())
+            }
+            (Entry::Usage { limit, writer, spent, refunded }, _) => {
+                if writer != header.writer || refunded > spent || node.slot_of(limit).is_none() {
+                    return Err(Refusal::Malformed);
+                }
+                let counter = self.usage.entry(limit).or_default();
+                for (total, dir) in [(spent, Dir::Pos), (refunded, Dir::Neg)] {
+                    counter.apply(Op { dot: Dot::new(writer, total), dir });
+                }
+                let charged = self.charged.entry((writer, limit)).or_default();
+                *charged = spent.max(*charged);
+                Ok(())
+            }
+            (Entry::Digest(digest), _) => {
+                if let Some(peer) = self.peers.get_mut(&region) {
+                    peer.resync.compare(*digest);
+                }
+                Ok(())
+            }
+            (Entry::Differs(buckets), _) => {
+                if let Some(peer) = self.peers.get_mut(&region) {
+                    peer.resync.tell_again(buckets);
+                }
+                self.tell_usage_again(region, buckets);
+                Ok(())
+            }
+            (entry, Some(key)) => self.take_right(node, header, key, entry, now),
+            (_, None) => Err(Refusal::Unknown(0)),
+        }
+    }
+
+    /// An entry that moves rights.
+    fn take_right(
+        &mut self,
+        node: &Node,
+        header: &Header,
+        key: CellKey,
+        entry: Entry,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        let from = header.writer;
+        let owned = self.owns_nothing().is_none();
+        let catalogue = node.catalogue();
+        let visit = Visit { node, catalogue: &catalogue, key, now, which: self.told.get(&key).copied() };
+        let beats = &self.beats;
+        let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
+        let result = visit.at(owned, |ground, cell| {
+            let HeapCell { account: Some(account), words, .. } = &mut *cell else {
+                return Err(Refusal::Unknown(0));
+            };
+            account.settle(words, ground, now, &*node.sessions());
+            let mut sessions = node.sessions_mut();
+            let session = sessions.get_mut(&from).ok_or(Refusal::Unheard)?;
+            let mut back = None;
+            match entry {
+                Entry::Grant { grant, .. } => {
+                    if !owned || !ground.in_force {
+                        return Err(Refusal::Unheard);
+                    }
+                    account.accept(words, ground, (from, &grant), (beats, session), now)
+                }
+                Entry::Return { back, .. } => account.take_return(words, ground, (from, &back), session, now),
+                Entry::Recall { number, .. } => {
+                    let durable = catalogue.is_durable(key.0);
+                    back = Some(account.give_back(words, ground, (from, number), session, (durable, now))?);
+                    Ok(())
+                }
+                Entry::Give { end_ns, cumulative, .. } => {
+                    if !owned || ground.local.owns_nothing() {
+                        return Err(Refusal::Unheard);
+                    }
+                    let forgotten = node.spent_before_start(&catalogue, key.0, &account.algorithm, now);
+                    let received = account.receive(ground, from.region, (end_ns, cumulative), forgotten);
+                    if let Some(peer) = self.peers.get_mut(&from.region) {
+                        // All that ever came, not what was told now: a giver whose disk is an old one learns so.
+                        let cumulative = account.received(from.region, end_ns).max(cumulative);
+                        let entry = Entry::Got { id: ShortId::default(), end_ns, cumulative };
+                        peer.outbox.tell(Topic::Got(key, end_ns), entry, 0);
+                    }
+                    received.map(|_| ())
+                }
+                Entry::Got { end_ns, cumulative, .. } => {
+                    if end_ns == account.window() {
+                        account.open().own_echo(from.region, cumulative)
+                    } else {
+                        Ok(())
+                    }
+                }
+                _ => Err(Refusal::Malformed),
+            }?;
+            let unwritten = account.take_unwritten();
+            drop(sessions);
+            let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
+            if let Some(back) = back {
+                returned(self.peers.get_mut(&from.region), key, back, batch);
+            }
+            Ok(())
+        });
+        let result = result.unwrap_or(Err(Refusal::Unknown(0)));
+        if let Some(number) = granted
+            && result.is_err_and(|refusal| refusal != Refusal::Duplicate(number))
+            && let Some(peer) = self.peers.get_mut(&from.region)
+        {
+            let entry = Entry::Refused { id: ShortId::default(), number };
+            peer.outbox.tell(Topic::Refused(key, number), entry, 0);
+        }
+        match &result {
+            Ok(()) => {
+                self.traffic.borrowed += u64::from(granted.is_some());
+                self.wake(key, now.steady_ns);
+                node.elsewhere.tell();
+            }
+            Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
+            Err(_) => {}
+        }
+        result
+    }
+
+    /// A holder did not take a loan up: it is not renewed, so that it comes back by itself.
+    fn end_loan(&mut self, node: &Node, to: Writer, key: CellKey, number: u64, now: Now) {
+        let catalogue = node.catalogue();
+        Visit { node, catalogue: &catalogue, key, now, which: None }.at(false, |_, cell| {
+            let HeapCell { account: Some(account), .. } = cell else { return };
+            let is_its = account.book().lent().iter().any(|lent| lent.number == number && lent.to == to);
+            if is_its && let Some(session) = node.sessions_mut().get_mut(&to) {
+                // Where as many are frozen as can be told, a later look does it.
+                let _ = account.refused(number, session);
+            }
+        });
+    }
+}
+
+/// Whether a version knows a writer.
+fn names(version: &Version, writer: Writer) -> bool {
+    version.members.get(&writer.region).is_some_and(|member| member.writer == writer)
+}
+
+fn returned(peer: Option<&mut Peer>, key: CellKey, back: acequia_rights::Return, after_batch: u64) {
+    if let Some(peer) = peer {
+        let entry = Entry::Return { id: ShortId::default(), back };
+        peer.outbox.tell(Topic::Return(key, back.number), entry, after_batch);
+    }
+}

@@ -1,0 +1,445 @@
+//! One look at a cell: what was asked of it here, what the others said of it, and what to do about it.
+
+use acequia_limits::{Now, Part};
+use acequia_rights::{
+    Offer, Region, Writer,
+    broken::{Broken, broken},
+    loan::LOANS_PER_PEER_MAX,
+};
+use smallvec::SmallVec;
+
+use super::{
+    CellKey, REACH_NS, Sharing,
+    cell::{Asked, Piece, Resource, Told, Warm, look_after, time_left_ns},
+    membership,
+    outbox::Topic,
+    peer::Peer,
+    policy::{Borrowed, Flow, Plan, Seat, Stake, Stock, plan, units_in},
+    wire::{Entry, Rough, ShortId},
+};
+use crate::{
+    Catalogue, Node,
+    account::{Account, Ground},
+    journal::HeapCell,
+    preference::Preference,
+    visit::Visit,
+};
+
+/// A cell that nobody asked for, in any region that said so, for so long gives everything back.
+const IDLE_NS: u64 = 10_000_000_000;
+/// Whoever does not ask again for more than a region can hold wants it no more.
+const SHORT_NS: u64 = 3_000_000_000;
+/// News of a cell that nobody waits for.
+const REFRESH_NS: u64 = 4_000_000_000;
+/// That nobody has anything to spare is believed for so long, if no look says otherwise.
+const HOPELESS_NS: u64 = 1_000_000_000;
+/// Asking again for rights, at first; twice as long each time it brought nothing.
+const ASK_NS: u64 = 250_000_000;
+const ASK_NS_MAX: u64 = 4_000_000_000;
+/// Peers that are asked at once.
+const ASKED_MAX: usize = 3;
+
+impl Sharing {
+    /// One look at a cell: what was asked of it, what the others said, and what to do about it.
+    pub(super) fn look(&mut self, node: &Node, catalogue: &Catalogue, slot: u32, now: Now) {
+        let Some(key) = self.cells.key(slot) else { return };
+        let Some(mut warm) = self.cells.at_mut(slot).and_then(Option::take) else { return };
+        self.looks.remove(&(warm.due_ns, slot));
+        warm.is_called = false;
+        warm.looked_ns = now.steady_ns;
+        let owned = self.owns_nothing().is_none();
+        let visit = Visit { node, catalogue, key, now, which: self.told.get(&key).copied() };
+        let none = Preference::default();
+        let preference = catalogue.preference(key.0).unwrap_or(&none);
+        let again = visit
+            .at(owned, |ground, cell| self.look_at(&mut warm, (node, preference), key, ground, cell, now));
+        self.tells.clear();
+        if let Some((true, after_ns)) = again.flatten()
+            && let Some(place) = self.cells.at_mut(slot)
+        {
+            warm.due_ns = now.steady_ns + after_ns;
+            self.looks.insert((warm.due_ns, slot));
+            *place = Some(warm);
+        } else {
+            self.cells.remove(key);
+            for peer in self.peers.values_mut() {
+                peer.outbox.names.forget(key);
+            }
+        }
+    }
+
+    /// Gives whether the cell stays warm, and when to look again.
+    fn look_at(
+        &mut self,
+        warm: &mut Warm,
+        (node, preference): (&Node, &Preference),
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &mut HeapCell,
+        now: Now,
+    ) -> Option<(bool, u64)> {
+        let offered = {
+            let HeapCell { account, words, .. } = cell;
+            let account = account.as_deref_mut()?;
+            account.settle(words, ground, now, &*node.sessions());
+            let mut sessions = node.sessions_mut();
+            for (from, number) in account.tell_ended(&mut sessions) {
+                let entry = Entry::Refused { id: ShortId::default(), number };
+                self.tells.push((from.region, Topic::Refused(key, number), entry));
+            }
+            account.freeze_refused(&mut sessions);
+            account.look()
+        };
+        warm.which = ground.which;
+        // An override that ended leaves less without a new version.
+        if cell.account.as_deref().is_some_and(|account| account.book().is_over_lent(account.standing())) {
+            self.over_lent.insert(key);
+        }
+        // What no cell could ever give is not asked for.
+        let most = offered.events.saturating_mul(ground.global.budget());
+        warm.demand.observe(offered.units.min(most), offered.events, now.steady_ns);
+        if offered.events > 0 {
+            warm.busy_ns = now.steady_ns;
+        }
+        let resource = Resource::of(ground.global);
+        let scarce = match resource {
+            Resource::Rights => {
+                self.look_at_stock(warm, (node, preference), key, ground, cell, offered.denied, now)
+            }
+            _ => {
+                let of = (node, preference);
+                self.look_at_flow(warm, of, key, ground, cell, &resource, offered.denied, now)
+            }
+        };
+        let unwritten = cell.account.as_deref_mut()?.take_unwritten();
+        let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
+        for (region, topic, entry) in self.tells.drain(..) {
+            if let Some(peer) = self.peers.get_mut(&region) {
+                let early = match topic {
+                    Topic::Grant(..) => broken(Broken::GrantBeforeDurable),
+                    Topic::Give(..) => broken(Broken::GiveBeforeDurable),
+                    _ => false,
+                };
+                peer.outbox.tell(topic, entry, if early { 0 } else { batch });
+            }
+        }
+        self.tell_news(warm, key, ground, cell, &resource, scarce, now);
+        let account = cell.account.as_deref_mut()?;
+        let idle = now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS;
+        if idle && account.is_empty(now) {
+            cell.forget_held_if_renumbered();
+            cell.account = None;
+            return Some((false, 0));
+        }
+        Some((true, look_after(warm.demand.events_milli(), scarce)))
+    }
+
+    /// A rate, or a sliding window: lends and gives back.
+    #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
+    fn look_at_flow(
+        &mut self,
+        warm: &mut Warm,
+        (node, preference): (&Node, &Preference),
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &mut HeapCell,
+        resource: &Resource,
+        denied: u64,
+        now: Now,
+    ) -> bool {
+        let HeapCell { account: Some(account), words, .. } = cell else { return false };
+        let left = account.algorithm.available(words, now, ground.salt);
+        let effective = account.effective();
+        if denied > effective.units && denied <= ground.global.budget() {
+            if warm.short == 0 {
+                warm.short_since_ns = now.steady_ns;
+            }
+            warm.short = denied;
+            warm.short_ns = now.steady_ns;
+        } else if denied > 0
+            || effective.units >= warm.short
+            || now.steady_ns.saturating_sub(warm.short_ns) > SHORT_NS
+        {
+            warm.short = 0;
+        }
+        let own = Seat {
+            region: self.me().region,
+            want: resource.want(warm.demand.units_milli()),
+            holds: resource.weigh(effective),
+            standing: resource.weigh(account.standing()),
+            short: warm.short,
+            weight: u32::try_from(resource.weigh(account.standing())).unwrap_or(1),
+            class: preference.class(self.me().region),
+            floor: preference.floor(resource.weigh(account.standing())),
+        };
+        let mut others: SmallVec<[Seat; 8]> = SmallVec::new();
+        for peer in self.peers.values().filter(|peer| self.is_partner(peer, now)) {
+            let standing = self.standing_of(peer.writer, ground, now);
+            let mut seat = warm.seat(peer.writer.region, standing, resource, now.steady_ns, peer.round_ns());
+            seat.class = preference.class(seat.region);
+            seat.floor = preference.floor(seat.standing);
+            others.push(seat);
+        }
+        let held: SmallVec<[Borrowed; 8]> = account
+            .book()
+            .held()
+            .iter()
+            .map(|held| Borrowed { from: held.from.region, number: held.number, part: held.part })
+            .collect();
+        let flow = Flow {
+            own,
+            others: &others,
+            spare: account.spare(),
+            floor: floor_of(preference, account.standing()),
+            held: &held,
+            units_total: ground.global.budget(),
+            asked: warm.demand.units_milli() / 1_000,
+            is_rate: matches!(resource, Resource::Rate { .. }),
+            left,
+        };
+        let mut plan = plan(&flow);
+        if !ground.in_force {
+            plan.lend.clear();
+            plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
+        }
+        if now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS {
+            plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
+        }
+        let scarce = plan.is_scarce;
+        // Units that were asked for come soon or not at all.
+        let round_ns = self.peers.values().map(Peer::round_ns).max().unwrap_or(0);
+        let is_late = now.steady_ns.saturating_sub(warm.short_since_ns) > round_ns.saturating_mul(2);
+        let is_hopeless = if warm.short > 0 { is_late } else { plan.is_hopeless };
+        self.weigh_hope(account, node, is_hopeless, now);
+        self.carry_out(plan, warm, node, key, ground, cell, resource, now);
+        scarce
+    }
+
+    /// Whoever waits for units of a cell shall know at once if none can come.
+    fn weigh_hope(&self, account: &mut Account, node: &Node, is_hopeless: bool, now: Now) {
+        let was_hopeless = !account.may_get_more(now);
+        account.set_hopeless_until(if is_hopeless { now.steady_ns + HOPELESS_NS } else { 0 });
+        if is_hopeless && !was_hopeless {
+            node.elsewhere.tell();
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
+    fn carry_out(
+        &mut self,
+        plan: Plan,
+        warm: &mut Warm,
+        node: &Node,
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &mut HeapCell,
+        resource: &Resource,
+        now: Now,
+    ) {
+        let HeapCell { account: Some(account), words, .. } = cell else { return };
+        let durable = node.catalogue().is_durable(key.0);
+        let mut sessions = node.sessions_mut();
+        for (region, number) in plan.give_back {
+            let Some(from) =
+                account.book().held().iter().find(|held| held.number == number && held.from.region == region)
+            else {
+                continue;
+            };
+            let from = from.from;
+            let Some(session) = sessions.get_mut(&from) else { continue };
+            if let Ok(back) = account.give_back(words, ground, (from, number), session, (durable, now)) {
+                let entry = Entry::Return { id: ShortId::default(), back };
+                self.tells.push((region, Topic::Return(key, number), entry));
+            }
+        }
+        if node.is_journal_down() || self.restored_disk {
+            return;
+        }
+        for (region, part) in plan.lend {
+            let Some(peer) = self.peers.get(&region) else { continue };
+            let to = peer.writer;
+            if self.versions.closed(to) {
+                continue;
+            }
+            let with_peer = account.book().lent().iter().filter(|lent| lent.to == to).count();
+            if with_peer >= LOANS_PER_PEER_MAX {
+                continue;
+            }
+            let Some(session) = sessions.get_mut(&to) else { continue };
+            let tokens = part.units.min(account.algorithm.available(words, now, ground.salt));
+            let number = self.loans.take(node);
+            let offer = Offer { number, to, part, tokens, ttl_ns: self.home.loan_ttl_ns };
+            if let Ok(grant) = account.lend(words, ground, &offer, session, now) {
+                self.traffic.lent += 1;
+                let loans = (account.book().lent().len() + account.book().held().len()) as u64;
+                self.traffic.loans_max = self.traffic.loans_max.max(loans);
+                warm.pieces.push(Piece { to: region, weight: resource.weigh(part), at_ns: now.steady_ns });
+                let entry = Entry::Grant { id: ShortId::default(), grant };
+                self.tells.push((region, Topic::Grant(key, number), entry));
+            }
+        }
+    }
+
+    /// A window's rights: asks for them, and gives.
+    #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
+    fn look_at_stock(
+        &mut self,
+        warm: &mut Warm,
+        (node, preference): (&Node, &Preference),
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &mut HeapCell,
+        denied: u64,
+        now: Now,
+    ) -> bool {
+        let (left, end_ns) = {
+            let Some(account) = cell.account.as_deref() else { return false };
+            (account.available(&cell.words, cell.reserved(), now, ground.salt), account.window())
+        };
+        let Some(account) = cell.account.as_deref_mut() else { return false };
+        warm.enter(end_ns);
+        let reached = || self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
+        let time_left_ns = time_left_ns(end_ns, now);
+        let window_ns = u128::from(ground.global.period_ns().max(1));
+        // As a window goes by, what is kept of it for requests that may still come becomes less.
+        let place = |region: Region, standing_units: u64, stake: Stake| {
+            let floor = u128::from(preference.floor(standing_units)) * u128::from(time_left_ns) / window_ns;
+            let floor = u64::try_from(floor).unwrap_or(u64::MAX).min(standing_units);
+            Stake { class: preference.class(region), floor, ..stake }
+        };
+        let others = reached().map(|peer| {
+            let standing = self.standing_of(peer.writer, ground, now).units;
+            let region = peer.writer.region;
+            let stake = warm.stake(region, standing, now.steady_ns, peer.round_ns());
+            (region, place(region, standing, stake))
+        });
+        let own = Stake { left, demand_milli: warm.demand.units_milli(), ..Stake::default() };
+        let mut stock = Stock {
+            own: place(self.me().region, account.standing().units, own),
+            others: others.collect(),
+            time_left_ns,
+            round_ns: reached().map(Peer::round_ns).max().unwrap_or(0),
+            denied: if denied <= ground.global.budget() { denied } else { 0 },
+        };
+        let received = account.open().received().iter().map(|(_, units)| units).sum();
+        if received != warm.received {
+            (warm.received, warm.asked_in_vain) = (received, 0);
+        }
+        if std::mem::take(&mut warm.regive) {
+            if !account.open().given().is_empty() {
+                account.write_again();
+            }
+            for (region, cumulative) in account.open().given() {
+                let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative: *cumulative };
+                self.tells.push((*region, Topic::Give(key, end_ns), entry));
+            }
+        }
+        let asked = std::mem::take(&mut warm.asked);
+        let may_give = !node.is_journal_down() && self.owns_nothing().is_none() && ground.in_force;
+        for Asked { by, units, .. } in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
+            let give = stock.give(by, units);
+            if give > 0
+                && let Ok(cumulative) = account.give(ground, by, give, stock.own.left)
+            {
+                stock.own.left -= give;
+                stock.others.iter_mut().filter(|(r, _)| *r == by).for_each(|(_, stake)| stake.left += give);
+                self.traffic.given += 1;
+                let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative };
+                self.tells.push((by, Topic::Give(key, end_ns), entry));
+            }
+            // So that the asker knows whom not to ask again.
+            warm.told = None;
+        }
+        account.set_low_water(stock.low_water());
+        self.weigh_hope(account, node, stock.is_hopeless(), now);
+        let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
+        if !short {
+            warm.asked_in_vain = 0;
+        } else if now.steady_ns >= warm.quiet_until_ns && self.owns_nothing().is_none() && ground.in_force {
+            let asks = stock.ask(ASKED_MAX);
+            for (region, units) in &asks {
+                if let Some(peer) = self.peers.get_mut(region) {
+                    let entry = Entry::Ask { id: ShortId::default(), end_ns, units: *units };
+                    peer.outbox.tell(Topic::Ask(key, end_ns), entry, 0);
+                }
+            }
+            if !asks.is_empty() {
+                // Not before the answers can be here.
+                let wait = ASK_NS.max(stock.round_ns + stock.round_ns / 4) << warm.asked_in_vain.min(6);
+                warm.asked_in_vain += 1;
+                warm.quiet_until_ns = now.steady_ns + wait.min(ASK_NS_MAX);
+            }
+        }
+        short
+    }
+
+    /// Tells the others how a cell is doing, where that is news.
+    #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
+    fn tell_news(
+        &mut self,
+        warm: &mut Warm,
+        key: CellKey,
+        ground: &Ground<'_>,
+        cell: &HeapCell,
+        resource: &Resource,
+        scarce: bool,
+        now: Now,
+    ) {
+        let Some(account) = cell.account.as_deref() else { return };
+        let left = account.algorithm.available(&cell.words, now, ground.salt);
+        let demand = warm.demand.units_milli();
+        let holds = resource.weigh(account.effective());
+        let due = match warm.told {
+            None => true,
+            Some(told) => {
+                let age = now.steady_ns.saturating_sub(told.at_ns);
+                let differs =
+                    |old: Rough, new: u64, part: u64| old.get().abs_diff(new) > new.max(old.get()) / part;
+                // The others count on it that what was left is used as it was asked for.
+                let by_now = |told: Told, age: u64| {
+                    Rough::new(told.left.get().saturating_sub(units_in(told.demand.get(), age)))
+                };
+                let changed = differs(told.demand, demand, if scarce { 8 } else { 3 })
+                    || differs(told.holds, holds, 32)
+                    || (*resource == Resource::Rights && differs(by_now(told, age), left, 8));
+                (changed && age >= 15_000_000) || (scarce && age >= REFRESH_NS / 4) || age >= REFRESH_NS
+            }
+        };
+        if !due {
+            return;
+        }
+        let told = Told {
+            demand: Rough::new(demand),
+            holds: Rough::new(holds),
+            left: Rough::new(left),
+            at_ns: now.steady_ns,
+        };
+        warm.told = Some(told);
+        for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
+            let id = ShortId::default();
+            let entry = Entry::News { id, demand: told.demand, holds: told.holds, left: told.left };
+            peer.outbox.tell(Topic::News(key), entry, 0);
+            if warm.short > 0 {
+                peer.outbox.tell(Topic::Short(key), Entry::Short { id, units: warm.short }, 0);
+            }
+        }
+    }
+
+    /// Whether a peer can be lent to and asked now: it was heard, and the catalogue names it.
+    pub(super) fn is_partner(&self, peer: &Peer, now: Now) -> bool {
+        peer.is_reached(now.steady_ns, REACH_NS) && self.versions.owns(peer.writer)
+    }
+
+    /// The standing part that another writer has of a cell, as far as is known here.
+    fn standing_of(&self, writer: Writer, ground: &Ground<'_>, now: Now) -> acequia_limits::Part {
+        let kind = membership::kind_of(ground.global, now);
+        self.versions.share(writer, ground.global.budget(), ground.salt, kind)
+    }
+}
+
+/// What of a standing part is not lent.
+fn floor_of(preference: &Preference, standing: Part) -> Part {
+    // No more than the standing part, so that it fits.
+    let rate = preference.floor(u64::from(standing.rate)) as u32;
+    Part { rate, units: preference.floor(standing.units) }
+}

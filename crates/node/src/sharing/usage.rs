@@ -1,0 +1,67 @@
+//! What every writer has charged under a limit in all: counters that only grow, one for each writer.
+
+use acequia_limits::LimitId;
+use acequia_rights::{Region, Writer};
+use crdts::{
+    CmRDT, Dot,
+    pncounter::{Dir, Op},
+};
+
+use super::{Sharing, outbox::Topic, wire::Entry};
+use crate::{Catalogue, Node};
+
+impl Sharing {
+    /// Counts what was charged here since the last time, and tells the others once it is on the disk: a process that goes
+    /// on with less than it told would not be heard.
+    pub(super) fn count_usage(&mut self, node: &Node, catalogue: &Catalogue) {
+        let me = self.me();
+        let mut changed = Vec::new();
+        for (slot, spent) in node.take_spent() {
+            let Some(limit) = catalogue.id(slot) else { continue };
+            let counter = self.usage.entry(limit).or_default();
+            let op = counter.inc_many(me, spent);
+            self.charged.insert((me, limit), op.dot.counter);
+            counter.apply(op);
+            changed.push(limit);
+        }
+        if changed.is_empty() {
+            return;
+        }
+        let own: Vec<(LimitId, u64)> = self.charged_by(me).collect();
+        let Ok(bytes) = postcard::to_allocvec(&own) else { return };
+        self.charged_in = node.write_record(crate::journal::USAGE, bytes);
+        for limit in changed {
+            self.tell_usage(limit, None);
+        }
+    }
+
+    /// Tells one region, or all, what this node charged under a limit.
+    pub(super) fn tell_usage(&mut self, limit: LimitId, to: Option<Region>) {
+        let (writer, after_batch) = (self.me(), self.charged_in);
+        let Some(spent) = self.charged.get(&(writer, limit)).copied() else { return };
+        for (_, peer) in self.peers.iter_mut().filter(|(region, _)| to.is_none_or(|to| to == **region)) {
+            let entry = Entry::Usage { limit, writer, spent, refunded: 0 };
+            peer.outbox.tell(Topic::Usage(limit, writer), entry, after_batch);
+        }
+    }
+
+    pub(crate) fn charged(&self, writer: Writer, limit: LimitId) -> u64 {
+        self.charged.get(&(writer, limit)).copied().unwrap_or(0)
+    }
+
+    /// What a writer said that it charged, by limit.
+    pub(super) fn charged_by(&self, writer: Writer) -> impl Iterator<Item = (LimitId, u64)> + '_ {
+        let all = (writer, LimitId(0))..=(writer, LimitId(u128::MAX));
+        self.charged.range(all).map(|((_, limit), units)| (*limit, *units))
+    }
+
+    /// What this node had charged, as its disk has it.
+    pub(crate) fn take_up_usage(&mut self, charged: Vec<(LimitId, u64)>) {
+        let me = self.me();
+        for (limit, units) in charged {
+            let counter = self.usage.entry(limit).or_default();
+            counter.apply(Op { dot: Dot::new(me, units), dir: Dir::Pos });
+            self.charged.insert((me, limit), units);
+        }
+    }
+}
