@@ -142,9 +142,11 @@ fn gossip() {
             }
             let warm = || counted(node, "acequia_warm_cells");
             let patience = Instant::now() + Duration::from_secs(60);
-            while warm() < cells as f64 * 0.9 && Instant::now() < patience {
+            while warm() < cells as f64 * 0.99 && Instant::now() < patience {
                 thread::sleep(STEP);
             }
+            // Until every cell was introduced and all demands were told.
+            thread::sleep(Duration::from_secs(6));
             let look = || {
                 let bytes = counted(node, "acequia_mesh_bytes_total{way=\"out\"}");
                 (bytes, counted(node, "acequia_mesh_frames_total{way=\"out\"}"), node.cpu_s())
