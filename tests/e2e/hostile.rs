@@ -1,7 +1,10 @@
 //! What a real node does with those who do not keep to the rules between regions: they are refused, counted, logged
 //! once, and nothing changes.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+#[path = "../../crates/mesh/tests/mask/mod.rs"]
+mod mask;
+
+use std::{net::SocketAddr, path::Path};
 
 use acequia_api::acequia::v1::NodeStatus;
 use acequia_mesh::{FRAME_BYTES_MAX, Identity, certs};
@@ -12,10 +15,10 @@ use acequia_tests::{
     cluster::{Cluster, EU, REGIONS},
     eventually,
 };
-use quinn::{Connection, ConnectionError, Endpoint, SendStream, crypto::rustls::QuicClientConfig};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use quinn::Connection;
 use tokio::{runtime::Handle, time::timeout};
 
+use self::mask::{Mask, begin, closed, frame, write};
 use crate::{
     client::{Http, body},
     regions::{AP, Operator, limits},
@@ -105,85 +108,11 @@ impl Scene {
     }
 }
 
-/// What the hostile peer shows and says.
-struct Mask<'a> {
-    folder: &'a Path,
-    /// Whose certificate it shows, if it shows one.
-    node: Option<&'a str>,
-    protocol: &'a [u8],
-}
-
-impl<'a> Mask<'a> {
-    const fn of(folder: &'a Path, node: &'a str) -> Self {
-        Self { folder, node: Some(node), protocol: b"acequia/1" }
-    }
-
-    fn endpoint(&self) -> Endpoint {
-        let pem = |file: String| std::fs::read(self.folder.join(file)).expect("a file");
-        let certificate = |file| CertificateDer::from_pem_slice(&pem(file)).expect("a certificate");
-        let mut roots = rustls::RootCertStore::empty();
-        // It trusts whomever it attacks.
-        roots.add(certificate("ca.pem".to_owned())).expect("added");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = rustls::ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("TLS 1.3")
-            .with_root_certificates(roots);
-        let mut tls = match self.node {
-            None => builder.with_no_client_auth(),
-            Some(node) => {
-                let key = PrivateKeyDer::from_pem_slice(&pem(format!("{node}.key"))).expect("a key");
-                let own = vec![certificate(format!("{node}.pem"))];
-                builder.with_client_auth_cert(own, key).expect("a certificate with its key")
-            }
-        };
-        tls.alpn_protocols = vec![self.protocol.to_vec()];
-        let tls = QuicClientConfig::try_from(tls).expect("a suite for QUIC");
-        let mut config = quinn::ClientConfig::new(Arc::new(tls));
-        let mut transport = quinn::TransportConfig::default();
-        transport.keep_alive_interval(Some(Duration::from_millis(100)));
-        config.transport_config(Arc::new(transport));
-        let mut endpoint = Endpoint::client("127.0.0.1:0".parse().expect("an address")).expect("an endpoint");
-        endpoint.set_default_client_config(config);
-        endpoint
-    }
-
-    async fn connect(&self, to: SocketAddr) -> Result<Connection, ConnectionError> {
-        let connecting = self.endpoint().connect(to, certs::SERVER_NAME).expect("a dial");
-        timeout(PATIENCE, connecting).await.expect("an end in time")
-    }
-
-    /// Dials, which may succeed at first, and waits until that ends.
-    async fn refused(&self, to: SocketAddr) {
-        if let Ok(connection) = self.connect(to).await {
-            closed(&connection).await;
-        }
-    }
-
-    /// A connection that is let in.
-    async fn insider(&self, to: SocketAddr) -> Connection {
-        let connection = self.connect(to).await.expect("let in");
-        write(&connection, &[1]).await;
-        connection
-    }
-}
-
-async fn closed(connection: &Connection) -> ConnectionError {
-    timeout(PATIENCE, connection.closed()).await.expect("closed in time")
-}
-
-async fn begin(connection: &Connection, bytes: &[u8]) -> SendStream {
-    let mut stream = timeout(PATIENCE, connection.open_uni()).await.expect("in time").expect("a stream");
-    stream.write_all(bytes).await.expect("written");
-    stream
-}
-
-async fn write(connection: &Connection, bytes: &[u8]) {
-    begin(connection, bytes).await.finish().expect("finished");
-}
-
-fn framed(announced: usize, bytes: &[u8]) -> Vec<u8> {
-    [&u32::try_from(announced).expect("32 bits").to_be_bytes(), bytes].concat()
+/// A connection of a peer's certificate, that is let in.
+async fn insider(folder: &Path, to: SocketAddr) -> Connection {
+    let connection = Mask::of(folder, "ap-1").connect(to).await.expect("let in");
+    write(&connection, &[1]).await;
+    connection
 }
 
 #[test]
@@ -235,20 +164,20 @@ fn who_is_no_peer_is_refused_and_counted_and_changes_nothing() {
 fn streams_that_break_the_rules_are_refused_and_counted_and_change_nothing() {
     let mut scene = Scene::new();
     let (to, folder) = (scene.mesh(), scene.cluster.certs());
-    let insider = scene.runtime.block_on(Mask::of(&folder, "ap-1").insider(to));
+    let insider = scene.runtime.block_on(insider(&folder, to));
 
     // The one that stalls has ten seconds, in which the others come.
-    let _stalled = scene.runtime.block_on(begin(&insider, &framed(5, b"four")));
-    let _announced = scene.runtime.block_on(begin(&insider, &framed(FRAME_BYTES_MAX + 1, b"")));
+    let _stalled = scene.runtime.block_on(begin(&insider, &frame(5, b"four")));
+    let _announced = scene.runtime.block_on(begin(&insider, &frame(FRAME_BYTES_MAX + 1, b"")));
     scene.until_refused("frame-too-long", 1);
     scene.runtime.block_on(async {
-        let mut endless = begin(&insider, &framed(FRAME_BYTES_MAX, b"")).await;
+        let mut endless = begin(&insider, &frame(FRAME_BYTES_MAX, b"")).await;
         let bytes = [0; 65_536];
         let writing = async { while endless.write_all(&bytes).await.is_ok() {} };
         timeout(PATIENCE, writing).await.expect("stopped in time");
     });
     scene.until_refused("frame-too-long", 2);
-    for (place, bytes) in [&framed(5, b"four")[..], b"abc"].into_iter().enumerate() {
+    for (place, bytes) in [&frame(5, b"four")[..], b"abc"].into_iter().enumerate() {
         scene.runtime.block_on(write(&insider, bytes));
         scene.until_refused("frame-cut-short", place as u64 + 1);
     }
@@ -305,9 +234,9 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
         [of(VERSION, &header(ap)), vec![0xff; 3]].concat(),
         Vec::new(),
     ];
-    let insider = scene.runtime.block_on(Mask::of(&folder, "ap-1").insider(to));
+    let insider = scene.runtime.block_on(insider(&folder, to));
     for (place, bytes) in hostile.iter().enumerate() {
-        scene.runtime.block_on(write(&insider, &framed(bytes.len(), bytes)));
+        scene.runtime.block_on(write(&insider, &frame(bytes.len(), bytes)));
         scene.until_refused("frame", place as u64 + 1);
     }
     scene.logged_once("frame was refused ap/ap-1");

@@ -1,79 +1,15 @@
 //! What somebody gets who does not keep to the rules, and that a good peer does not notice.
 
+mod mask;
 mod scene;
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use acequia_mesh::{Config, FRAME_BYTES_MAX, Mesh, Refusal, certs};
-use quinn::{Connection, ConnectionError, Endpoint, SendStream, VarInt, crypto::rustls::QuicClientConfig};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use mask::{Mask, begin, closed, frame, write};
+use quinn::{Connection, ConnectionError, VarInt};
 use scene::{Node, PATIENCE, certificates, config, identity, pair, peer, socket};
 use tokio::time::timeout;
-
-/// What the hostile peer shows and says.
-struct Mask<'a> {
-    folder: &'a Path,
-    /// Whose certificate it shows, if it shows one.
-    node: Option<&'a str>,
-    protocol: &'a [u8],
-}
-
-impl<'a> Mask<'a> {
-    const fn of(folder: &'a Path, node: &'a str) -> Self {
-        Self { folder, node: Some(node), protocol: b"acequia/1" }
-    }
-
-    fn endpoint(&self) -> Endpoint {
-        let pem = |file: String| std::fs::read(self.folder.join(file)).expect("a file");
-        let mut roots = rustls::RootCertStore::empty();
-        // It trusts whomever it attacks.
-        roots
-            .add(CertificateDer::from_pem_slice(&pem("ca.pem".to_owned())).expect("a certificate"))
-            .expect("added");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = rustls::ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("TLS 1.3")
-            .with_root_certificates(roots);
-        let mut tls = match self.node {
-            None => builder.with_no_client_auth(),
-            Some(node) => builder
-                .with_client_auth_cert(
-                    vec![
-                        CertificateDer::from_pem_slice(&pem(format!("{node}-1.pem"))).expect("a certificate"),
-                    ],
-                    PrivateKeyDer::from_pem_slice(&pem(format!("{node}-1.key"))).expect("a key"),
-                )
-                .expect("a certificate with its key"),
-        };
-        tls.alpn_protocols = vec![self.protocol.to_vec()];
-        let mut config =
-            quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).expect("a suite for QUIC")));
-        let mut transport = quinn::TransportConfig::default();
-        transport.keep_alive_interval(Some(Duration::from_millis(100)));
-        config.transport_config(Arc::new(transport));
-        let mut endpoint = Endpoint::client("127.0.0.1:0".parse().expect("an address")).expect("an endpoint");
-        endpoint.set_default_client_config(config);
-        endpoint
-    }
-
-    async fn connect(&self, to: SocketAddr) -> Result<Connection, ConnectionError> {
-        let connecting = self.endpoint().connect(to, certs::SERVER_NAME).expect("a dial");
-        timeout(PATIENCE, connecting).await.expect("an end in time")
-    }
-
-    /// Dials, which may succeed at first, and returns how that ends.
-    async fn refused(&self, to: SocketAddr) -> ConnectionError {
-        match self.connect(to).await {
-            Ok(connection) => closed(&connection).await,
-            Err(error) => error,
-        }
-    }
-}
-
-async fn closed(connection: &Connection) -> ConnectionError {
-    timeout(PATIENCE, connection.closed()).await.expect("closed in time")
-}
 
 /// The application's code that a connection was closed with.
 fn code(error: &ConnectionError) -> Option<u64> {
@@ -111,7 +47,7 @@ impl Scene {
 
     /// A peer with a good certificate that has said a good hello.
     async fn insider(&mut self) -> Connection {
-        let connection = Mask::of(self.folder.path(), "am").connect(self.at).await.expect("let in");
+        let connection = Mask::of(self.folder.path(), "am-1").connect(self.at).await.expect("let in");
         write(&connection, &[1]).await;
         self.eu.expect_up("am").await;
         connection
@@ -136,37 +72,21 @@ fn impatient(mut config: Config) -> Config {
     config
 }
 
-async fn write(connection: &Connection, bytes: &[u8]) -> SendStream {
-    let mut stream = begin(connection, bytes).await;
-    stream.finish().expect("finished");
-    stream
-}
-
-async fn begin(connection: &Connection, bytes: &[u8]) -> SendStream {
-    let mut stream = timeout(PATIENCE, connection.open_uni()).await.expect("in time").expect("a stream");
-    stream.write_all(bytes).await.expect("written");
-    stream
-}
-
-fn frame(announced: u32, bytes: &[u8]) -> Vec<u8> {
-    [&announced.to_be_bytes(), bytes].concat()
-}
-
 #[tokio::test]
 async fn who_cannot_prove_a_name_is_not_let_in() {
     let mut scene = Scene::new().await;
     // Another authority: it shows a certificate of its own, and trusts the node's.
     let other = certificates(&["am"]);
     std::fs::copy(scene.folder.path().join("ca.pem"), other.path().join("ca.pem")).expect("copied");
-    let error = Mask::of(other.path(), "am").refused(scene.at).await;
+    let error = Mask::of(other.path(), "am-1").refused(scene.at).await;
     assert!(error.to_string().contains("certificate"), "{error}");
     scene.until_refused(Refusal::Handshake, 1).await;
 
-    let error = Mask { node: None, ..Mask::of(scene.folder.path(), "am") }.refused(scene.at).await;
+    let error = Mask { node: None, ..Mask::of(scene.folder.path(), "am-1") }.refused(scene.at).await;
     assert!(error.to_string().contains("certificate"), "{error}");
     scene.until_refused(Refusal::Handshake, 2).await;
 
-    let error = Mask { protocol: b"h3", ..Mask::of(scene.folder.path(), "am") }.refused(scene.at).await;
+    let error = Mask { protocol: b"h3", ..Mask::of(scene.folder.path(), "am-1") }.refused(scene.at).await;
     assert!(error.to_string().contains("protocol"), "{error}");
     scene.until_refused(Refusal::Handshake, 3).await;
     scene.expect_good_peer().await;
@@ -176,7 +96,7 @@ async fn who_cannot_prove_a_name_is_not_let_in() {
 async fn who_has_the_wrong_name_is_told_why() {
     let mut scene = Scene::new().await;
     for (node, refusal) in
-        [("zz", Refusal::Stranger), ("eu", Refusal::OwnName), ("us", Refusal::WrongDirection)]
+        [("zz-1", Refusal::Stranger), ("eu-1", Refusal::OwnName), ("us-1", Refusal::WrongDirection)]
     {
         let error = Mask::of(scene.folder.path(), node).refused(scene.at).await;
         assert_eq!(code(&error), Some(16 + refusal as u64), "{node}: {error}");
@@ -201,7 +121,7 @@ async fn a_dialler_that_finds_another_node_goes_away() {
 async fn without_a_hello_nobody_is_up() {
     let mut scene = Scene::new().await;
     let folder = scene.folder.path().to_owned();
-    let mask = Mask::of(&folder, "am");
+    let mask = Mask::of(&folder, "am-1");
     for (place, hello) in [&[2u8][..], &[], &[1; 100]].into_iter().enumerate() {
         let connection = mask.connect(scene.at).await.expect("a handshake");
         write(&connection, hello).await;
@@ -218,7 +138,7 @@ async fn without_a_hello_nobody_is_up() {
 async fn frames_that_break_the_rules_are_refused_and_counted() {
     let mut scene = Scene::new().await;
     let insider = scene.insider().await;
-    let long = u32::try_from(FRAME_BYTES_MAX).expect("32 bits") + 1;
+    let long = FRAME_BYTES_MAX + 1;
 
     let announced_too_long = begin(&insider, &frame(long, b"")).await;
     scene.until_refused(Refusal::FrameTooLong, 1).await;
@@ -258,7 +178,7 @@ async fn frames_that_break_the_rules_are_refused_and_counted() {
 async fn an_endless_stream_ends() {
     let mut scene = Scene::new().await;
     let insider = scene.insider().await;
-    let mut stream = begin(&insider, &frame(FRAME_BYTES_MAX as u32, b"")).await;
+    let mut stream = begin(&insider, &frame(FRAME_BYTES_MAX, b"")).await;
     let endless = async { while stream.write_all(&[0; 65_536]).await.is_ok() {} };
     timeout(PATIENCE, endless).await.expect("stopped in time");
     let refused = scene.eu.mesh.refused();
@@ -326,7 +246,7 @@ async fn more_unfinished_frames_than_any_node_sends_are_refused() {
     // All are begun before the first of them is long.
     let mut begun = Vec::new();
     for _ in 0..8 {
-        begun.push(begin(&insider, &frame(FRAME_BYTES_MAX as u32, b"x")).await);
+        begun.push(begin(&insider, &frame(FRAME_BYTES_MAX, b"x")).await);
     }
     // All but the last byte of each: four and a bit of 4 MiB are more than may be held.
     let almost = vec![0; FRAME_BYTES_MAX - 2];
@@ -376,7 +296,7 @@ async fn a_crowd_that_goes_no_further_keeps_nobody_out_for_long() {
     let folder = scene.folder.path().to_owned();
     let mut crowd = Vec::new();
     for _ in 0..100 {
-        let endpoint = Mask::of(&folder, "am").endpoint();
+        let endpoint = Mask::of(&folder, "am-1").endpoint();
         let connecting = endpoint.connect(scene.at, certs::SERVER_NAME).expect("a dial");
         crowd.push(tokio::spawn(async move {
             // Shakes hands, and never says hello.
@@ -389,7 +309,7 @@ async fn a_crowd_that_goes_no_further_keeps_nobody_out_for_long() {
     scene.expect_good_peer().await;
     let insider = async {
         loop {
-            let connection = Mask::of(&folder, "am").connect(scene.at).await;
+            let connection = Mask::of(&folder, "am-1").connect(scene.at).await;
             if let Ok(connection) = connection {
                 return connection;
             }
