@@ -199,7 +199,7 @@ impl World {
 
     /// Another place becomes the authority.
     pub fn take_over(&mut self, place: usize) -> bool {
-        // Who takes over without the newest version may meet another who did: `tests/stories.rs` has that.
+        // Who takes over without the newest version may meet another who did: the stories have that.
         // What only fenced ones have heard of is lost: when all links are up, and nothing of theirs is on its way.
         let is_lost = |place: &Place| self.is_mended && place.state == State::Fenced;
         let newest = self.places.iter().filter(|place| !is_lost(place)).map(|place| place.mark).max();

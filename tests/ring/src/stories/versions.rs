@@ -1,0 +1,333 @@
+//! Versions of the catalogue: budgets, evictions, the authority, limits that come and go.
+
+use acequia_rights::Mark;
+
+use super::{TOKEN, disks::crash_all, drain_all, found, lend_to, three};
+use crate::{
+    budget::{Budget, MS, S, Shape},
+    heal::{heal, quiet},
+    oracle::Finding,
+    world::World,
+};
+
+/// The victim had lent to a survivor that cannot be reached; it spends what it holds, while the authority shares the
+/// victim's part anew.
+pub(super) fn an_eviction_that_a_survivor_has_not_heard_of() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", false), 300, 1);
+    lend_to(&mut world, 2, 2 * S);
+    world.network.cut.extend([(0, 2), (2, 0)]);
+    quiet(&mut world, S);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 10 * S);
+    drain_all(&mut world);
+    let hour = 3_600 * S;
+    world.pass(hour - world.now % hour + S);
+    quiet(&mut world, 2 * S);
+    drain_all(&mut world);
+    world.network.cut.clear();
+    quiet(&mut world, 10 * S);
+    drain_all(&mut world);
+    found(world)
+}
+
+/// A budget is lowered while most of it is lent: nobody is told that it is effective before it is back.
+pub(super) fn a_lowering_while_lent_out() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    lend_to(&mut world, 0, 3 * S);
+    for units in [30, 300, 3, 300] {
+        world.network.cut.extend([(0, 1), (1, 0)]);
+        world.command("budget", |operator| {
+            operator.budgets[0] = Some(Budget { units, rate: units.div_ceil(3) })
+        });
+        for _ in 0..40 {
+            quiet(&mut world, 50 * MS);
+            drain_all(&mut world);
+        }
+        world.network.cut.clear();
+        lend_to(&mut world, 0, 3 * S);
+    }
+    found(world)
+}
+
+/// A limit is removed, and comes back before what was spent under it is over; a process crashes in between.
+pub(super) fn a_limit_that_comes_back() -> Option<Finding> {
+    for shape in [
+        Shape::Window("10s", false),
+        Shape::Sliding("10s", 10 * S, None),
+        Shape::Sliding("10s", 10 * S, Some(10)),
+    ] {
+        let mut world = three(shape, 30, 1);
+        quiet(&mut world, S);
+        drain_all(&mut world);
+        world.command("remove", |operator| operator.budgets[0] = None);
+        quiet(&mut world, S);
+        world.crash(1, 9, 0);
+        world.start(1, false);
+        quiet(&mut world, 500 * MS);
+        world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 30, rate: 1 }));
+        for _ in 0..10 {
+            quiet(&mut world, 100 * MS);
+            drain_all(&mut world);
+        }
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// Weights move from one to the next, and a region hears of the last version only.
+pub(super) fn a_version_that_was_skipped() -> Option<Finding> {
+    let mut world = three(Shape::Window("1s", false), 300, 1);
+    let weights = |world: &mut World, of: [u32; 3]| {
+        world.command("weights", |operator| {
+            for (member, weight) in operator.members.values_mut().zip(of) {
+                member.weight = weight;
+            }
+        });
+    };
+    for of in [[1, 8, 1], [8, 1, 1], [1, 1, 8]] {
+        world.network.cut.extend([(0, 2), (2, 0), (1, 2), (2, 1)]);
+        weights(&mut world, of);
+        for _ in 0..4 {
+            quiet(&mut world, 500 * MS);
+            drain_all(&mut world);
+        }
+        world.network.cut = vec![(1, 2), (2, 1)];
+        weights(&mut world, [of[1], of[2], of[0]]);
+        for _ in 0..4 {
+            quiet(&mut world, 500 * MS);
+            drain_all(&mut world);
+        }
+        world.network.cut.clear();
+        quiet(&mut world, 3 * S);
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// A disk is lost. What comes back owns nothing until the authority names it, and until all agree.
+pub(super) fn a_lost_disk_that_nobody_named() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", false), 300, 1);
+    drain_all(&mut world);
+    world.lose_disk(1);
+    for _ in 0..5 {
+        quiet(&mut world, S);
+        drain_all(&mut world);
+    }
+    world.name(1, 1);
+    for _ in 0..5 {
+        quiet(&mut world, S);
+        drain_all(&mut world);
+    }
+    if world.places[1].floor == Mark::default() {
+        world.oracle.find("settle", "region 1 was never named".to_owned());
+    }
+    found(world)
+}
+
+/// The victim had lent; the survivor that holds it must drop it, though it has some seconds left.
+pub(super) fn an_eviction_of_a_giver() -> Option<Finding> {
+    let mut world = three(TOKEN, 30, 100);
+    lend_to(&mut world, 2, 3 * S);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    for _ in 0..60 {
+        quiet(&mut world, 50 * MS);
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// What the victim owed drains at its own part of the rate: nobody else has that part before it is over, however
+/// small and however slow the budget was meanwhile. (History 501232.)
+pub(super) fn a_lowering_after_an_eviction() -> Option<Finding> {
+    for numbers in [[(1, 30), (300, 30)], [(3, 3), (300, 300)]] {
+        let mut world = three(TOKEN, 300, 30);
+        drain_all(&mut world);
+        world.crash(1, 9, 0);
+        world.evict(1);
+        quiet(&mut world, 200 * MS);
+        for (units, rate) in numbers {
+            world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate }));
+            for _ in 0..50 {
+                quiet(&mut world, 100 * MS);
+                drain_all(&mut world);
+            }
+        }
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// Two places take over in one epoch, neither knowing of the other. Nothing more is admitted for it, and a third
+/// epoch puts it right.
+pub(super) fn two_who_take_over_at_once() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    for other in 1..3 {
+        world.network.cut.extend([(0, other), (other, 0)]);
+    }
+    world.publish(0, true);
+    world.publish(1, true);
+    for _ in 0..10 {
+        quiet(&mut world, 200 * MS);
+        drain_all(&mut world);
+    }
+    world.network.cut.clear();
+    quiet(&mut world, 3 * S);
+    drain_all(&mut world);
+    world.publish(1, true);
+    heal(&mut world);
+    found(world)
+}
+
+/// A region is evicted that has used a window, and the window's limit is removed. A process starts anew, which knows
+/// nothing of that limit; it comes back, and what the region used counts as long as the window is open.
+/// (Histories 10008676 and 20015954.)
+pub(super) fn a_limit_that_comes_back_after_a_restart() -> Option<Finding> {
+    let mut world = three(Shape::Window("1h", false), 300, 1);
+    drain_all(&mut world);
+    world.stop(2);
+    world.evict(2);
+    quiet(&mut world, 2 * S);
+    world.command("remove", |operator| operator.budgets[0] = None);
+    quiet(&mut world, 2 * S);
+    world.stop(1);
+    world.start(1, true);
+    quiet(&mut world, 5 * S);
+    world.command("add", |operator| operator.budgets[0] = Some(Budget { units: 300, rate: 1 }));
+    for _ in 0..10 {
+        quiet(&mut world, 100 * MS);
+        drain_all(&mut world);
+    }
+    found(world)
+}
+
+/// As [`a_lowering_after_an_eviction`], and whoever is to have the victim's part starts anew in between.
+pub(super) fn a_lowering_before_a_restart() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 30);
+    drain_all(&mut world);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 200 * MS);
+    for units in [1, 300] {
+        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 30 }));
+        quiet(&mut world, 500 * MS);
+        for place in [0, 2] {
+            world.stop(place);
+            world.start(place, true);
+        }
+        for _ in 0..20 {
+            quiet(&mut world, 100 * MS);
+            drain_all(&mut world);
+        }
+    }
+    found(world)
+}
+
+/// What the victim owed drains at its own part of the rate, which is a tenth of what it was when it spent: the term it
+/// spent under is kept for as long as the most units there were take at the slowest rate.
+pub(super) fn a_slower_rate_after_an_eviction() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 30);
+    drain_all(&mut world);
+    world.crash(1, 9, 0);
+    world.evict(1);
+    quiet(&mut world, 200 * MS);
+    for (units, seconds) in [(1, 40), (300, 2)] {
+        world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate: 3 }));
+        for _ in 0..seconds {
+            quiet(&mut world, S);
+            drain_all(&mut world);
+        }
+    }
+    found(world)
+}
+
+/// The authority has told its last version to one region, which has not adopted it yet, when its disk is lost. Another
+/// takes over in the same epoch. (History 20035769.)
+pub(super) fn an_authority_that_is_lost_with_its_last_word() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.cut.push((1, 0));
+    world.take_over(1);
+    world.flush(1);
+    world.tick(1);
+    world.lose_disk(1);
+    world.take_over(0);
+    quiet(&mut world, S);
+    heal(&mut world);
+    found(world)
+}
+
+/// A region is to leave, and nobody but the authority has heard of it when its disk is lost. Who takes over is not the
+/// region that is to leave. (History 20037148.)
+pub(super) fn an_authority_that_is_lost_with_what_it_was_told() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.cut.extend([(0, 1), (0, 2)]);
+    world.leave(1);
+    for round in 0..5 {
+        world.pass(10 * MS);
+        world.flush(0);
+        if round == 4 {
+            world.network.cut.clear();
+        }
+        world.tick(0);
+    }
+    // That it goes by a version is heard, and not which.
+    world.pass(20 * MS);
+    while world.deliver() {}
+    world.lose_disk(0);
+    heal(&mut world);
+    found(world)
+}
+
+pub(super) fn put(world: &mut World, units: u64, rate: u64) {
+    world.command("budget", |operator| operator.budgets[0] = Some(Budget { units, rate }));
+    quiet(world, S);
+}
+
+/// All is spent. For a while the rate is low, and nobody asks; then it is as it was, and every process crashes: the disk
+/// must know how little came back meanwhile.
+pub(super) fn a_rate_that_was_lower_for_a_while() -> Option<Finding> {
+    // Cells that have an account still, and cells that have none any more.
+    for idle_ns in [0, 15 * S] {
+        let mut world = three(Shape::Token("m", 60 * S), 300, 200);
+        drain_all(&mut world);
+        quiet(&mut world, idle_ns);
+        put(&mut world, 300, 10);
+        world.pass(90 * S);
+        put(&mut world, 300, 200);
+        crash_all(&mut world);
+        drain_all(&mut world);
+        if world.oracle.finding.is_some() {
+            return found(world);
+        }
+    }
+    None
+}
+
+/// Two regions never reach each other, and a third reaches both: it passes on what each says of a version, or they would
+/// wait for each other for ever. (Histories 100033006 and 200025499.)
+pub(super) fn a_word_that_a_third_passes_on() -> Option<Finding> {
+    let mut world = three(TOKEN, 300, 100);
+    world.network.cut.extend([(1, 2), (2, 1)]);
+    world.command("weights", |operator| {
+        operator
+            .members
+            .values_mut()
+            .for_each(|member| member.weight = 1 + u32::from(member.writer.region.0));
+    });
+    quiet(&mut world, 5 * S);
+    let wanted = world.places[0].mark;
+    for (number, place) in world.places.iter().enumerate() {
+        let progress =
+            place.node().and_then(|node| node.membership(place.now(world.now))).and_then(|m| m.progress);
+        if progress.as_ref().is_none_or(|progress| progress.effective != wanted) {
+            world.oracle.find("settle", format!("region {number} waits for {wanted:?}: {progress:?}"));
+            break;
+        }
+    }
+    found(world)
+}
