@@ -34,9 +34,9 @@ pub use acequia_api::acequia::v1::{
     CheckResponse, Holding, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord, Reason, Share,
     Unmatched,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::{
-    Request, Response, Status,
+    Code, Request, Response, Status,
     transport::{Channel, Endpoint, Uri},
 };
 
@@ -141,10 +141,12 @@ impl Client {
 
 impl Peer {
     /// A request that says how long its answer is waited for: a node lets it wait for units of other regions no longer than
-    /// that allows. A little more than the deadline, which is this crate's to keep.
+    /// that allows.
     fn request(&self, question: Question) -> Request<CheckRequest> {
+        /// What the header can say has an end.
+        const LONGEST: Duration = Duration::from_secs(3_600);
         let mut request = Request::new(CheckRequest::from(question));
-        request.set_timeout(self.deadline.saturating_add(Duration::from_millis(1)));
+        request.set_timeout(self.deadline.min(LONGEST));
         request
     }
 
@@ -153,8 +155,13 @@ impl Peer {
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, ClientError> {
+        let begun = Instant::now();
         match timeout(self.deadline, call).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
+            // The channel keeps the deadline as well, and calls what it ends cancelled.
+            Ok(Err(status)) if status.code() == Code::Cancelled && begun.elapsed() >= self.deadline => {
+                Err(self.late())
+            }
             Ok(Err(status)) => Err(self.failed(&status)),
             Err(_) => Err(self.late()),
         }
@@ -413,7 +420,7 @@ mod tests {
         async fn peek(&self, request: Request<CheckRequest>) -> Result<Response<PeekResponse>, Status> {
             let unmatched = Unmatched { name: "search".to_owned(), why: "no entry route".to_owned() };
             let verdict = Some(answer(request.into_inner()).await?);
-            Ok(Response::new(PeekResponse { verdict, unmatched: vec![unmatched] }))
+            Ok(Response::new(PeekResponse { verdict, unmatched: vec![unmatched], shares: Vec::new() }))
         }
     }
 

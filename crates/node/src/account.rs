@@ -37,6 +37,18 @@ pub(crate) struct Ground<'a> {
     pub(crate) in_force: bool,
 }
 
+/// Units that were not missed for so long are missed anew.
+const MISSED_NS: u64 = 10 * 1_000_000_000;
+
+/// What may be hoped for of other regions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hope {
+    /// How long units may take that were asked for; 0 where nobody can be reached.
+    pub(crate) lasts_ns: u64,
+    /// When a region could last be reached that could not before: steady clock.
+    pub(crate) met_ns: u64,
+}
+
 /// One cell's dealings with other regions.
 #[derive(Debug)]
 pub(crate) struct Account {
@@ -58,8 +70,9 @@ pub(crate) struct Account {
     offered: Offered,
     /// Less than this left is worth a look at once.
     low_water: u64,
-    /// Before this time no other region that can be reached has more than it needs: steady clock.
-    hopeless_until_ns: u64,
+    /// When units were first missed here, and last: steady clock, 0 for not at all.
+    missed_since_ns: u64,
+    missed_ns: u64,
     /// Whether a look is waiting.
     flagged: bool,
     /// Whether the disk must hear of a change in what is given away.
@@ -136,7 +149,8 @@ impl Account {
             went_back: false,
             offered: Offered::default(),
             low_water: 0,
-            hopeless_until_ns: 0,
+            missed_since_ns: 0,
+            missed_ns: 0,
             flagged: false,
             unwritten: false,
             renumbered: false,
@@ -167,11 +181,12 @@ impl Account {
 
     /// Notes what was asked for; says, once, whether that calls for a look.
     #[inline]
-    pub(crate) fn offer(&mut self, units: u64, verdict: &Verdict) -> bool {
+    pub(crate) fn offer(&mut self, units: u64, verdict: &Verdict, now: Now) -> bool {
         self.offered.units = self.offered.units.saturating_add(units);
         self.offered.events += 1;
         if !verdict.allowed {
             self.offered.denied = self.offered.denied.max(units);
+            self.miss(now);
         }
         let calls = !self.flagged && (!verdict.allowed || verdict.remaining < self.low_water);
         self.flagged |= calls;
@@ -194,14 +209,24 @@ impl Account {
         self.low_water = units;
     }
 
-    /// Whether units of other regions may come, should this one ask.
-    pub(crate) const fn may_get_more(&self, now: Now) -> bool {
-        now.steady_ns >= self.hopeless_until_ns
+    /// For how long units that are missed here may still come, in nanoseconds: they come soon after they were first missed,
+    /// or after other regions could be reached again (`met_ns`, steady clock), or not at all.
+    pub(crate) fn hope_ns(&self, hope: &Hope, now: Now) -> u64 {
+        let since_ns = self.missed_since_ns.max(hope.met_ns);
+        since_ns.saturating_add(hope.lasts_ns).saturating_sub(now.steady_ns)
     }
 
-    /// Nothing can come before this time: steady clock.
-    pub(crate) const fn set_hopeless_until(&mut self, steady_ns: u64) {
-        self.hopeless_until_ns = steady_ns;
+    /// Units came: more may come, if more are missed.
+    pub(crate) const fn hope_anew(&mut self) {
+        self.missed_since_ns = 0;
+    }
+
+    /// Units are missed.
+    fn miss(&mut self, now: Now) {
+        if self.missed_since_ns == 0 || now.steady_ns.saturating_sub(self.missed_ns) > MISSED_NS {
+            self.missed_since_ns = now.steady_ns;
+        }
+        self.missed_ns = now.steady_ns;
     }
 
     pub(crate) const fn standing(&self) -> Part {
@@ -345,7 +370,7 @@ impl Account {
         let changed = self.open().end_ns != end_ns && !(self.open().is_empty() && self.next().is_empty());
         self.went_back = end_ns < self.open().end_ns && !broken(Broken::WindowReopens);
         if self.open().end_ns != end_ns && !self.went_back {
-            self.hopeless_until_ns = 0;
+            self.hope_anew();
             self.unwritten |= !self.open().given().is_empty();
             let Windows { open, next } = self.windows_mut();
             *open = if next.end_ns == end_ns { std::mem::take(next) } else { Transfers::new(end_ns) };

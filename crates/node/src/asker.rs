@@ -104,8 +104,9 @@ pub struct LimitAnswer {
     pub units: u64,
     /// The budget of this cell: its override's where it has one.
     pub budget: u64,
-    /// Whether it was denied for want of units that other regions may have.
-    pub may_come: bool,
+    /// For how long units that it was denied for want of may still come from other regions, in nanoseconds; 0 for not at
+    /// all.
+    pub hope_ns: u64,
 }
 
 /// What a limit's verdict means for the request.
@@ -216,8 +217,10 @@ struct Hit {
     place: Place,
     /// What its account, if it has one, says of this question.
     account: Called,
-    /// Whether other regions were seen to have nothing of it to spare.
-    is_hopeless: bool,
+    /// Whether some of its own part is lent, as its account says.
+    has_lent: bool,
+    /// For how long units that are missed may still come, in nanoseconds, as its account says.
+    hope_ns: Option<u64>,
 }
 
 /// Whether a cell has an account, and whether that calls for a look.
@@ -355,7 +358,7 @@ impl<'a> Check<'a, '_> {
             None => return false,
         };
         let mut account = Box::new(Account::new(&ground));
-        account.offer(hit.units, verdict);
+        account.offer(hit.units, verdict, self.now);
         account.flag();
         cells.share(place, account);
         true
@@ -466,7 +469,8 @@ impl<'a> Check<'a, '_> {
             descriptors: bit,
             place: Place::Absent,
             account: Called::None,
-            is_hopeless: false,
+            has_lent: false,
+            hope_ns: None,
         })
     }
 
@@ -602,7 +606,7 @@ impl<'a> Check<'a, '_> {
             descriptors: hit.descriptors,
             units: hit.units,
             budget: self.global(hit).budget(),
-            may_come: false,
+            hope_ns: 0,
         }
     }
 
@@ -650,10 +654,13 @@ impl<'a> Check<'a, '_> {
                 verdict
             }
         };
-        let mut may_come = false;
+        let mut hope_ns = 0;
         let (verdict, reason) = if !verdict.allowed {
             let (verdict, reason) = self.why_denied(hit, verdict, over);
-            may_come = reason == Reason::OverLimit && !hit.is_hopeless && self.node.is_shared();
+            // A look asks nobody, and a cell that new ones share is nobody else's.
+            if reason == Reason::OverLimit && self.ask.charge && hit.charges && hit.place != Place::Shared {
+                hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
+            }
             (verdict, reason)
         } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {
             (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
@@ -676,7 +683,7 @@ impl<'a> Check<'a, '_> {
             descriptors: hit.descriptors,
             units: hit.units,
             budget: self.global(hit).budget(),
-            may_come,
+            hope_ns,
         });
         state
     }
@@ -686,10 +693,15 @@ impl<'a> Check<'a, '_> {
         if hit.units > self.global(hit).budget() {
             return (verdict, Reason::CostTooHigh);
         }
-        // More than this region holds now, but not more than the limit: others are asked for it.
-        let retry_after_ns = match verdict.retry_after_ns {
-            NEVER => self.node.ask_again_ns(),
-            known => known,
+        // While others may send what is missed, that is soon; and what is lent away comes back with the next exchange of
+        // demand, or when it ends, long before the little that is left would do.
+        let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
+        let retry_after_ns = if hope_ns > 0 {
+            verdict.retry_after_ns.min(self.node.ask_again_ns())
+        } else if hit.has_lent || verdict.retry_after_ns == NEVER {
+            verdict.retry_after_ns.min(ASK_SELDOM_NS)
+        } else {
+            verdict.retry_after_ns
         };
         let verdict = Verdict { retry_after_ns, ..verdict };
         if let Some(reason) = self.node.owns_nothing() {
@@ -710,8 +722,11 @@ impl<'a> Check<'a, '_> {
         let verdict = account.algorithm.probe(words, self.now, hit.units, hit.tag.salt());
         // What only watches moves no rights, and neither does a look.
         let counts = self.ask.is_demand() && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
-        let calls = counts && account.offer(hit.units, &verdict);
-        hit.is_hopeless = !account.may_get_more(self.now);
+        let calls = counts && account.offer(hit.units, &verdict, self.now);
+        if !verdict.allowed {
+            hit.has_lent = !account.book().lent().is_empty();
+            hit.hope_ns = Some(account.hope_ns(&self.node.elsewhere.hope(), self.now));
+        }
         hit.account = if calls { Called::Calls } else { Called::Quiet };
         verdict
     }
@@ -993,6 +1008,9 @@ fn decide(answer: &mut Answer, catalogue: &Catalogue) {
     answer.delay_ns = if answer.allowed { delay_ns } else { 0 };
 }
 
+/// A denial says no longer wait than this where a region has not what is its own, or never had any: loans end, and rights
+/// are asked for anew, in about this time.
+const ASK_SELDOM_NS: u64 = 4_000_000_000;
 /// Nanoseconds to wait while the journal cannot be written: it is tried again about as often.
 const JOURNAL_RETRY_NS: u64 = 1_000_000_000;
 

@@ -1,17 +1,21 @@
 //! What a denied request may wait for: units that other regions may have, and that this one has asked them for.
 //!
 //! No decision waits: an answer is there at once, by what this region holds. But a limit may let whoever asked wait a little
-//! and ask once more when units came. Of a limit with fewer units than there are regions, that is the rule: most regions
-//! hold none of such a cell until somebody asks there, and a first request would be denied for nothing.
+//! and ask again when units came. Of a limit with fewer units than there are regions, that is the rule: most regions hold
+//! none of such a cell until somebody asks there, and a first request would be denied for nothing.
+//!
+//! Who has any to spare is not known: what the others said is old, and what they gave is not told before it is on their disk.
+//! So there is hope for about two round trips after units were first missed in a cell, or came, or a region could be reached
+//! again; and then none while requests go on to be denied. A limit that is spent makes nobody wait for long.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use acequia_limits::limit::WAIT_NS_MAX;
+use acequia_limits::{Charge, limit::WAIT_NS_MAX};
 
-use crate::{Answer, Catalogue, Node, Outcome};
+use crate::{Answer, Catalogue, Node, Outcome, account::Hope};
 
-/// What both ends take to look, beside the way there and back.
-const LOOKS_NS: u64 = 30_000_000;
+/// What both ends take to look, and the other one's disk, beside the way there and back.
+const LOOKS_NS: u64 = 50_000_000;
 
 /// What is known of the other regions, for whoever waits.
 #[derive(Debug, Default)]
@@ -20,17 +24,31 @@ pub(crate) struct Elsewhere {
     regions: AtomicU64,
     /// The longest time there and back to a region that can be reached; 0 where none can.
     round_ns: AtomicU64,
-    /// How often units came, or were seen not to come.
+    /// When a region could last be reached that could not before: steady clock.
+    met_ns: AtomicU64,
+    /// How often units came.
     news: AtomicU64,
 }
 
 impl Elsewhere {
-    pub(crate) fn see(&self, regions: usize, round_ns: Option<u64>) {
+    pub(crate) fn see(&self, regions: usize, round_ns: Option<u64>, met_ns: Option<u64>) {
         self.regions.store(regions as u64, Ordering::Relaxed);
         self.round_ns.store(round_ns.map_or(0, |ns| ns.max(1)), Ordering::Relaxed);
+        if let Some(met_ns) = met_ns {
+            self.met_ns.store(met_ns, Ordering::Relaxed);
+        }
     }
 
-    /// Units came, or it is known that none will: whoever waits shall ask again.
+    /// What may be hoped for of them.
+    pub(crate) fn hope(&self) -> Hope {
+        let lasts_ns = match self.round_ns.load(Ordering::Relaxed) {
+            0 => 0,
+            round_ns => round_ns.saturating_mul(2).saturating_add(LOOKS_NS),
+        };
+        Hope { lasts_ns, met_ns: self.met_ns.load(Ordering::Relaxed) }
+    }
+
+    /// Units came: whoever waits shall ask again.
     pub(crate) fn tell(&self) {
         self.news.fetch_add(1, Ordering::Release);
     }
@@ -38,29 +56,34 @@ impl Elsewhere {
 
 impl Node {
     /// How long whoever asked may wait before a denial counts, in nanoseconds, asking again ([`crate::Ask::again`]) whenever
-    /// [`Node::news`] changes: 0 for not at all, at most [`WAIT_NS_MAX`]. Not at all unless every limit that denies lets it,
-    /// and other regions can be reached that may have units to spare.
-    pub fn patience_ns(&self, answer: &Answer, catalogue: &Catalogue) -> u64 {
+    /// [`Node::news`] changes: 0 for not at all, at most [`WAIT_NS_MAX`]. Not at all unless every limit that denies lets it
+    /// and units may still come for each; nor if any limit was charged in spite of the denial, or if the caller gives up
+    /// after `longest_ns`, before an answer of the others can be here.
+    pub fn patience_ns(&self, answer: &Answer, catalogue: &Catalogue, longest_ns: u64) -> u64 {
         let round_ns = self.elsewhere.round_ns.load(Ordering::Relaxed);
-        if answer.allowed || round_ns == 0 {
+        if answer.allowed || round_ns == 0 || longest_ns < round_ns {
             return 0;
         }
         let regions = self.elsewhere.regions.load(Ordering::Relaxed);
-        let denied = answer.limits.iter().filter(|limit| limit.outcome == Outcome::Deny);
-        let patience = denied.map(|limit| {
-            let wait_ns = catalogue.limits[limit.limit as usize].limit.sharing.wait_ns;
-            match wait_ns {
-                _ if !limit.may_come => 0,
-                Some(wait_ns) => wait_ns,
-                // One round trip, as long as it may well take.
-                None if limit.budget < regions => round_ns + round_ns / 4 + LOOKS_NS,
-                None => 0,
+        let mut patience_ns = longest_ns.min(WAIT_NS_MAX);
+        for limit in &answer.limits {
+            let of = &catalogue.limits[limit.limit as usize].limit;
+            if limit.outcome == Outcome::Deny {
+                let wait_ns = match of.sharing.wait_ns {
+                    Some(wait_ns) => wait_ns,
+                    // One round trip, as long as it may well take.
+                    None if limit.budget < regions => round_ns + round_ns / 4 + LOOKS_NS,
+                    None => 0,
+                };
+                patience_ns = patience_ns.min(wait_ns).min(limit.hope_ns);
+            } else if of.spec.charge == Charge::Each {
+                return 0;
             }
-        });
-        patience.min().unwrap_or(0).min(WAIT_NS_MAX)
+        }
+        patience_ns
     }
 
-    /// Changes when units came from other regions, or when it is known that none will: time to ask again.
+    /// Changes when units came from other regions: time to ask again.
     pub fn news(&self) -> u64 {
         self.elsewhere.news.load(Ordering::Acquire)
     }

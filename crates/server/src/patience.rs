@@ -7,8 +7,9 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// Requests that wait at one time. Past them a denial counts at once: whoever floods a limit shall not take memory by it.
-const WAITING_MAX: usize = 1_024;
+/// Requests that wait at one time. Past them a denial counts at once: whoever floods a limit shall take neither memory by it
+/// nor all streams of a proxy's connection.
+const WAITING_MAX: usize = 256;
 
 /// Where requests wait.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct Waiting {
 /// A request that waits.
 #[derive(Debug)]
 pub(crate) struct Patience {
+    /// Which limits denied it.
+    pub(crate) denied: u64,
     until: Instant,
     news: watch::Receiver<u64>,
     _room: OwnedSemaphorePermit,
@@ -34,28 +37,27 @@ impl Default for Waiting {
 
 impl Waiting {
     /// A place to wait for so long, if there is one left.
-    pub(crate) fn patience(&self, longest: Duration) -> Option<Patience> {
+    pub(crate) fn patience(&self, longest: Duration, denied: u64) -> Option<Patience> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
-        Some(Patience { until: Instant::now() + longest, news: self.news.subscribe(), _room: room })
+        Some(Patience { denied, until: Instant::now() + longest, news: self.news.subscribe(), _room: room })
     }
 
-    /// Units came, or it is known that none will.
+    /// Units came.
     pub(crate) fn tell(&self, news: u64) {
         self.news.send_if_modified(|last| std::mem::replace(last, news) != news);
     }
 }
 
 impl Patience {
-    /// Waits for news, or until the time is over.
+    /// Waits for news, or until the time is over. The sender outlives whoever waits.
     pub(crate) async fn wait(&mut self) {
-        if let Ok(Err(_)) = timeout_at(self.until, self.news.changed()).await {
-            // Nobody will tell any more: the node stops.
-            self.until = Instant::now();
-        }
+        let _over = timeout_at(self.until, self.news.changed()).await;
     }
 
-    /// Whether there is no time left.
-    pub(crate) fn is_over(&self) -> bool {
-        Instant::now() >= self.until
+    /// The same for no longer than `left` from now, unless its time is over.
+    pub(crate) fn shorten(self, left: Duration) -> Option<Self> {
+        let now = Instant::now();
+        let until = self.until.min(now + left);
+        (until > now).then_some(Self { until, ..self })
     }
 }

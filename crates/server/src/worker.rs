@@ -12,7 +12,7 @@ use std::{
 use acequia_limits::{
     HashKey, LimitId, Now, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
 };
-use acequia_node::{Answer, Ask, Asker, Catalogue, Node};
+use acequia_node::{Answer, Ask, Asker, Catalogue, Node, Outcome};
 use arc_swap::ArcSwap;
 use tracing::{debug, debug_span, enabled};
 
@@ -288,8 +288,12 @@ impl Held<'_> {
         self.decide(request, ask);
         let (answer, catalogue) = self.inner.asker.last();
         let allowed = answer.allowed;
-        if !allowed && !patience.is_over() && self.worker.shared.node.patience_ns(answer, catalogue) > 0 {
-            return Asked::Waits(patience);
+        // What other limits miss now was asked of nobody.
+        if !allowed && denied(answer) == patience.denied {
+            let left = Duration::from_nanos(self.worker.shared.node.patience_ns(answer, catalogue, u64::MAX));
+            if let Some(patience) = patience.shorten(left) {
+                return Asked::Waits(patience);
+            }
         }
         self.inner.tally.waited[usize::from(!allowed)] += 1;
         self.asked(request, ask, respond)
@@ -300,9 +304,10 @@ impl Held<'_> {
     fn patience(&mut self, longest: Duration) -> Option<Patience> {
         let shared = &self.worker.shared;
         let (answer, catalogue) = self.inner.asker.last();
-        let patience = Duration::from_nanos(shared.node.patience_ns(answer, catalogue)).min(longest);
-        let regions = shared.regions.get().filter(|_| patience > Duration::ZERO)?;
-        let patience = regions.waiting.patience(patience);
+        let longest_ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        let patience = Duration::from_nanos(shared.node.patience_ns(answer, catalogue, longest_ns));
+        let regions = shared.regions.get().filter(|_| patience > Duration::ZERO && !shared.is_draining())?;
+        let patience = regions.waiting.patience(patience, denied(answer));
         self.inner.tally.crowded += u64::from(patience.is_none());
         patience
     }
@@ -355,6 +360,12 @@ impl Held<'_> {
             (response, Some(unwritten)) => Asked::Unwritten(response, Box::new(unwritten)),
         }
     }
+}
+
+/// The limits that deny, as a set of bits by their places; those past the last bit are as one.
+fn denied(answer: &Answer) -> u64 {
+    let denied = answer.limits.iter().enumerate().filter(|(_, limit)| limit.outcome == Outcome::Deny);
+    denied.fold(0, |all, (place, _)| all | 1 << place.min(63))
 }
 
 /// A span for a decision. Keys never appear; the value of `trace_key` does as a keyed hash, where

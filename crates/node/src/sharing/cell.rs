@@ -88,8 +88,7 @@ pub(crate) struct Warm {
     pub(crate) asked_in_vain: u32,
     /// The largest cost that was denied for want of units, since the last time it was not.
     pub(crate) short: u64,
-    /// When it was denied first and last: steady clock.
-    pub(crate) short_since_ns: u64,
+    /// When it was denied: steady clock.
     pub(crate) short_ns: u64,
     /// The window that is open, by its end; 0 where there are none.
     pub(crate) window: u64,
@@ -117,7 +116,6 @@ impl Warm {
             quiet_until_ns: 0,
             asked_in_vain: 0,
             short: 0,
-            short_since_ns: 0,
             short_ns: 0,
             window: 0,
             received: 0,
@@ -279,6 +277,6 @@ mod tests {
             warm.view_mut(Region(region)).at_ns = 1;
         }
         assert!(!warm.views.spilled(), "what two other regions say fits in");
-        assert!(size_of::<Warm>() <= 344, "{} bytes", size_of::<Warm>());
+        assert!(size_of::<Warm>() <= 336, "{} bytes", size_of::<Warm>());
     }
 }

@@ -63,9 +63,7 @@ impl Demand {
         self.recent.units = self.recent.units.saturating_add(units);
         self.recent.events = self.recent.events.saturating_add(events);
         let dt = now_ns.saturating_sub(self.since_ns);
-        // The first request of all is told at once: somebody may wait for what it asks for.
-        let is_first = self.events_milli == 0 && self.recent.events > 0;
-        if dt == 0 && !is_first {
+        if dt == 0 {
             return;
         }
         self.since_ns = now_ns;

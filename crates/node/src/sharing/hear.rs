@@ -314,6 +314,7 @@ impl Sharing {
         let visit = Visit { node, catalogue: &catalogue, key, now, which: self.told.get(&key).copied() };
         let beats = &self.beats;
         let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
+        let brings = matches!(entry, Entry::Grant { .. } | Entry::Give { .. } | Entry::Return { .. });
         let result = visit.at(owned, |ground, cell| {
             let HeapCell { account: Some(account), words, .. } = &mut *cell else {
                 return Err(Refusal::Unknown(0));
@@ -358,6 +359,9 @@ impl Sharing {
                 }
                 _ => Err(Refusal::Malformed),
             }?;
+            if brings {
+                account.hope_anew();
+            }
             let unwritten = account.take_unwritten();
             drop(sessions);
             let batch = if unwritten { node.write_account(key, cell, now) } else { 0 };
@@ -378,7 +382,9 @@ impl Sharing {
             Ok(()) => {
                 self.traffic.borrowed += u64::from(granted.is_some());
                 self.wake(key, now.steady_ns);
-                node.elsewhere.tell();
+                if brings {
+                    node.elsewhere.tell();
+                }
             }
             Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
             Err(_) => {}

@@ -17,13 +17,7 @@ use super::{
     policy::{Borrowed, Flow, Plan, Seat, Stake, Stock, plan, units_in},
     wire::{Entry, Rough, ShortId},
 };
-use crate::{
-    Catalogue, Node,
-    account::{Account, Ground},
-    journal::HeapCell,
-    preference::Preference,
-    visit::Visit,
-};
+use crate::{Catalogue, Node, account::Ground, journal::HeapCell, preference::Preference, visit::Visit};
 
 /// A cell that nobody asked for, in any region that said so, for so long gives everything back.
 const IDLE_NS: u64 = 10_000_000_000;
@@ -31,8 +25,6 @@ const IDLE_NS: u64 = 10_000_000_000;
 const SHORT_NS: u64 = 3_000_000_000;
 /// News of a cell that nobody waits for.
 const REFRESH_NS: u64 = 4_000_000_000;
-/// That nobody has anything to spare is believed for so long, if no look says otherwise.
-const HOPELESS_NS: u64 = 1_000_000_000;
 /// Asking again for rights, at first; twice as long each time it brought nothing.
 const ASK_NS: u64 = 250_000_000;
 const ASK_NS_MAX: u64 = 4_000_000_000;
@@ -151,9 +143,6 @@ impl Sharing {
         let left = account.algorithm.available(words, now, ground.salt);
         let effective = account.effective();
         if denied > effective.units && denied <= ground.global.budget() {
-            if warm.short == 0 {
-                warm.short_since_ns = now.steady_ns;
-            }
             warm.short = denied;
             warm.short_ns = now.steady_ns;
         } else if denied > 0
@@ -206,22 +195,8 @@ impl Sharing {
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
         let scarce = plan.is_scarce;
-        // Units that were asked for come soon or not at all.
-        let round_ns = self.peers.values().map(Peer::round_ns).max().unwrap_or(0);
-        let is_late = now.steady_ns.saturating_sub(warm.short_since_ns) > round_ns.saturating_mul(2);
-        let is_hopeless = if warm.short > 0 { is_late } else { plan.is_hopeless };
-        self.weigh_hope(account, node, is_hopeless, now);
         self.carry_out(plan, warm, node, key, ground, cell, resource, now);
         scarce
-    }
-
-    /// Whoever waits for units of a cell shall know at once if none can come.
-    fn weigh_hope(&self, account: &mut Account, node: &Node, is_hopeless: bool, now: Now) {
-        let was_hopeless = !account.may_get_more(now);
-        account.set_hopeless_until(if is_hopeless { now.steady_ns + HOPELESS_NS } else { 0 });
-        if is_hopeless && !was_hopeless {
-            node.elsewhere.tell();
-        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
@@ -351,7 +326,6 @@ impl Sharing {
             warm.told = None;
         }
         account.set_low_water(stock.low_water());
-        self.weigh_hope(account, node, stock.is_hopeless(), now);
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
         if !short {
             warm.asked_in_vain = 0;

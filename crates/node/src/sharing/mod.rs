@@ -162,6 +162,8 @@ pub(crate) struct Sharing {
     /// A version that a peer told, not yet adopted.
     offered: Option<Version>,
     peers: BTreeMap<Region, Peer>,
+    /// Those that could be lent to and asked with the last tick.
+    partners: SmallVec<[Region; 8]>,
     /// Cells that are shared actively. One is out of its slot only while it is looked at.
     cells: Slots<Option<Box<Warm>>>,
     /// Which override's numbers a cell has, as peers said that go by the same version.
@@ -235,6 +237,7 @@ impl Sharing {
             storing: Vec::new(),
             offered: None,
             peers: BTreeMap::new(),
+            partners: SmallVec::new(),
             cells: Slots::default(),
             told: BTreeMap::new(),
             tells: Vec::new(),
@@ -360,10 +363,14 @@ impl Sharing {
     }
 
     /// How far away the others are that can be reached, and how many regions there are.
-    fn look_elsewhere(&self, node: &Node, now: Now) {
+    fn look_elsewhere(&mut self, node: &Node, now: Now) {
         let regions = self.versions.version().map_or(0, |version| version.members.len());
-        let reached = self.peers.values().filter(|peer| self.is_partner(peer, now));
-        node.elsewhere.see(regions, reached.map(Peer::round_ns).max());
+        let partners = || self.peers.values().filter(|peer| self.is_partner(peer, now));
+        let round_ns = partners().map(Peer::round_ns).max();
+        let partners: SmallVec<[Region; 8]> = partners().map(|peer| peer.writer.region).collect();
+        let met = partners.iter().any(|region| !self.partners.contains(region));
+        self.partners = partners;
+        node.elsewhere.see(regions, round_ns, met.then_some(now.steady_ns));
     }
 
     /// Looks at a cell with the next tick. Nothing where as many cells are warm as may be.

@@ -79,8 +79,6 @@ pub(crate) struct Plan {
     pub(crate) give_back: SmallVec<[(Region, u64); 4]>,
     /// Whether this region, or one that it sees, has less than it wants: worth another look soon.
     pub(crate) is_scarce: bool,
-    /// Whether no other region that can be reached has more than it wants.
-    pub(crate) is_hopeless: bool,
 }
 
 /// Decides about a flow.
@@ -100,15 +98,15 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
     let deficits: SmallVec<[u64; 8]> =
         seats.iter().zip(&targets).map(|(seat, target)| missing(seat, *target)).collect();
     let deficit: u64 = deficits[1..].iter().sum();
-    plan.is_hopeless = flow.others.iter().all(|seat| seat.holds <= seat.want);
     plan.is_scarce = deficits.iter().any(|d| *d > 0) || seats.iter().any(|seat| seat.short > 0);
     lend_units(flow, &mut plan);
     if deficits[0] > 0 {
         return plan;
     }
-    let surplus = flow.own.holds.saturating_sub(targets[0]);
-    let surplus_all: u64 =
-        seats.iter().zip(&targets).map(|(seat, target)| seat.holds.saturating_sub(*target)).sum();
+    // A floor that nobody asks for is kept all the same.
+    let more = |seat: &Seat, target: u64| seat.holds.saturating_sub(target.max(seat.floor));
+    let surplus = more(&flow.own, targets[0]);
+    let surplus_all: u64 = seats.iter().zip(&targets).map(|(seat, target)| more(seat, *target)).sum();
     // Who has more than its target gives its part of what is missing, rounded up: else regions with a
     // unit each would all give nothing.
     let mut give = match (deficit, surplus_all) {
@@ -176,7 +174,7 @@ fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &
     let mut units_left = flow.spare.units.saturating_sub(lent_units).saturating_sub(kept);
     let mut rate_left = flow.spare.rate.saturating_sub(flow.floor.rate);
     if !flow.is_rate {
-        units_left = units_left.min(flow.left);
+        units_left = units_left.min(flow.left.saturating_sub(lent_units));
     }
     let most = if flow.is_rate { u64::from(rate_left) } else { units_left };
     let give = give.min(most);
@@ -232,10 +230,8 @@ fn units_kept(flow: &Flow<'_>) -> u64 {
 /// Lends units to those that must be able to hold more at once than they can: everything, the floor too, if it takes
 /// that, since no smaller part would ever let such a request pass.
 fn lend_units(flow: &Flow<'_>, plan: &mut Plan) {
-    if !flow.is_rate {
-        return;
-    }
-    let mut spare = flow.spare.units;
+    // Of a sliding window only what is not used can move.
+    let mut spare = if flow.is_rate { flow.spare.units } else { flow.spare.units.min(flow.left) };
     for seat in flow.others.iter().filter(|seat| seat.short > 0) {
         let units = seat.short.min(spare);
         if units > 0 {
@@ -328,7 +324,10 @@ impl Stock {
         }
         let ahead = units_in(self.own.demand_milli, self.time_left_ns.min(AHEAD_NS)).max(UNITS_FEW);
         let wanted = ahead.min(self.need(self.own)).max(denied).saturating_sub(self.own.left);
-        let mut rich: SmallVec<[(u64, Region); 8]> = self.rich().collect();
+        let more =
+            |(region, stake): &(Region, Stake)| (stake.left.saturating_sub(self.kept(*stake)), *region);
+        let mut rich: SmallVec<[(u64, Region); 8]> =
+            self.others.iter().map(more).filter(|(more, _)| *more > 0).collect();
         rich.sort_unstable_by(|a, b| b.cmp(a));
         rich.truncate(most_asked);
         let all: u128 = rich.iter().map(|(more, _)| u128::from(*more)).sum();
@@ -340,18 +339,6 @@ impl Stock {
             }
         }
         asks
-    }
-
-    /// The others that have more than they keep, and how much more.
-    fn rich(&self) -> impl Iterator<Item = (u64, Region)> + '_ {
-        let more =
-            |(region, stake): &(Region, Stake)| (stake.left.saturating_sub(self.kept(*stake)), *region);
-        self.others.iter().map(more).filter(|(more, _)| *more > 0)
-    }
-
-    /// Whether nobody that can be reached has more than it keeps.
-    pub(crate) fn is_hopeless(&self) -> bool {
-        self.rich().next().is_none()
     }
 
     /// What of the rights here can be given to one that asks for `units`: nothing that those need who are served before it.

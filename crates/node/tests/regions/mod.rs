@@ -150,14 +150,14 @@ impl World {
         let begun = self.now;
         let entries = [("key", key)];
         let request = Request::new("shop", &entries);
-        let mut ask = Ask::CHECK;
+        let (mut ask, mut until) = (Ask::CHECK, u64::MAX);
         loop {
             let now = self.now_of(region);
             let place = &mut self.places[region];
             place.asker.check(&request, now, ask);
             let (answer, catalogue) = place.asker.last();
             let allowed = answer.allowed;
-            let until = begun + place.node.patience_ns(answer, catalogue);
+            until = until.min(self.now + place.node.patience_ns(answer, catalogue, u64::MAX));
             place.admitted += u64::from(allowed);
             let news = place.node.news();
             if allowed || self.now >= until {

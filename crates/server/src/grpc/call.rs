@@ -48,7 +48,7 @@ pub(super) enum Method {
 /// An answer.
 pub(super) enum Reply {
     Now(Bytes),
-    /// When the disk has it.
+    /// When the disk has it, or units came from other regions.
     Later(BoxFuture<'static, Bytes>),
 }
 
