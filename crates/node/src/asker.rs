@@ -107,6 +107,8 @@ pub struct LimitAnswer {
     /// For how long units that it was denied for want of may still come from other regions, in nanoseconds; 0 for not at
     /// all.
     pub hope_ns: u64,
+    /// Which of the limit's numbers this cell has.
+    pub(crate) numbers: u16,
 }
 
 /// What a limit's verdict means for the request.
@@ -607,6 +609,7 @@ impl<'a> Check<'a, '_> {
             units: hit.units,
             budget: self.global(hit).budget(),
             hope_ns: 0,
+            numbers: hit.numbers,
         }
     }
 
@@ -684,6 +687,7 @@ impl<'a> Check<'a, '_> {
             units: hit.units,
             budget: self.global(hit).budget(),
             hope_ns,
+            numbers: hit.numbers,
         });
         state
     }

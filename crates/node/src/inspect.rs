@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use acequia_rights::{Held, Lent, Mark, Region, Sessions, Writer};
 
-use crate::{Catalogue, Node, journal_tag, shard_of, sharing::CellKey};
+use crate::{Catalogue, LimitAnswer, Node, journal_tag, shard_of, sharing::CellKey};
 
 /// What a region has of one cell. Nothing changes by looking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,8 +64,10 @@ pub struct LimitView {
 }
 
 /// What [`Node::cell`] shows: what a region has of a cell, and what it knows of the others' parts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CellView {
+    /// The numbers of the cell, of all regions together: its override's where it has one.
+    pub algorithm: Algorithm,
     /// What it has.
     pub holding: Holding,
     /// Units asked for a second, in thousandths.
@@ -132,7 +134,11 @@ impl Node {
 
     /// What this region has of a cell. Nothing where the limit is not in force here.
     pub fn holding(&self, limit: LimitId, tag: CellTag, now: Now) -> Option<Holding> {
-        let slot = self.slot_of(limit)?;
+        self.holding_of((self.slot_of(limit)?, tag), None, now)
+    }
+
+    /// The same, of a cell that has these numbers, if it is not there.
+    fn holding_of(&self, (slot, tag): CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
         let catalogue = self.catalogue();
         catalogue.limits.iter().find(|active| active.slot == slot)?;
         let now = self.not_before(now);
@@ -141,7 +147,7 @@ impl Node {
         let place = cells.table.find(tag, slot);
         let numbers = match place {
             Some(place) => catalogue.heir(slot, cells.table.at(place).numbers(), salt, now)?,
-            None => catalogue.newest_numbers(slot)?,
+            None => absent.or_else(|| catalogue.newest_numbers(slot))?,
         };
         let (local, global) = (catalogue.local(slot, numbers)?, catalogue.global(slot, numbers)?);
         let standing = if self.owns_nothing().is_some() { Part::default() } else { local.part(salt) };
@@ -198,16 +204,16 @@ impl Node {
 }
 
 impl Node {
-    /// What this region has of a cell, and what it knows of the others' parts. Nothing where the limit is not in force here.
-    pub fn cell(&self, limit: LimitId, tag: CellTag, now: Now) -> Option<CellView> {
-        let mut view = CellView { holding: self.holding(limit, tag, now)?, ..CellView::default() };
-        let slot = self.slot_of(limit)?;
+    /// What this region has of a cell that an answer tells of, and what it knows of the others' parts. Nothing where the
+    /// limit is not in force any more.
+    pub fn cell(&self, answer: &LimitAnswer, of: &Catalogue, now: Now) -> Option<CellView> {
+        let (slot, tag) = (of.limits[answer.limit as usize].slot, answer.tag);
+        let algorithm = of.global(slot, answer.numbers)?.clone();
+        let has_rate = algorithm.has_rate();
+        let holding = self.holding_of((slot, tag), Some(answer.numbers), now)?;
+        let (demand_milli, loans, words) = Default::default();
+        let mut view = CellView { algorithm, holding, demand_milli, loans, words };
         if let Some(sharing) = self.lock_sharing() {
-            let has_rate = self
-                .catalogue()
-                .newest_numbers(slot)
-                .and_then(|numbers| Some(self.catalogue().global(slot, numbers)?.has_rate()));
-            let has_rate = has_rate.unwrap_or(false);
             (view.demand_milli, view.words) = sharing.words_of((slot, journal_tag(tag)), has_rate, now);
         }
         let cells = self.shards[shard_of(tag)].lock();

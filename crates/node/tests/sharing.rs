@@ -39,6 +39,12 @@ fn a_key_with_numbers_of_its_own_borrows_by_them() {
         serde_json::from_str(r#"[{"key": "big", "rate": "1000/s", "burst": "300"}]"#).expect("overrides");
     let mut world = World::new(3, &[spec], 40 * MS);
     world.run(2 * S, |_, _| 0);
+    // Before it was ever asked for, too.
+    for (key, budget, own) in [("big", 300, 100), ("small", 3, 1)] {
+        let cell = world.cell(0, key);
+        assert_eq!((cell.algorithm.budget(), cell.holding.standing.units), (budget, own), "{key}");
+        assert!(cell.loans.is_empty() && cell.words.is_empty(), "{cell:?}");
+    }
     let mut admitted = 0;
     for _ in 0..10_000 {
         world.run(MS, |_, _| 0);
@@ -46,6 +52,12 @@ fn a_key_with_numbers_of_its_own_borrows_by_them() {
     }
     assert!(admitted <= 10_300, "{admitted}");
     assert!(admitted >= 9_300, "the others lend by the override's numbers: {admitted}");
+    let cell = world.cell(0, "big");
+    let held: u64 =
+        cell.loans.iter().filter(|loan| !loan.is_lent).map(|loan| u64::from(loan.part.rate)).sum();
+    assert_eq!(held, u64::from(cell.holding.held.rate), "{cell:?}");
+    assert!(held > 0 && cell.words.len() == 2 && cell.demand_milli > 900_000, "{cell:?}");
+    assert!(cell.loans.iter().all(|loan| loan.ends_ns > world.now), "{cell:?}");
 }
 
 #[test]

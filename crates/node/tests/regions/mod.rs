@@ -7,7 +7,7 @@ use acequia_limits::{
     CellTag, HashKey, Limit, LimitId, Now, Request, Verdict,
     limit::{FixedWindowSpec, LimitSpec, TokenBucketSpec},
 };
-use acequia_node::{Ask, Asker, Config, Holding, Home, Kept, Membership, Node, Row, sharing};
+use acequia_node::{Ask, Asker, CellView, Config, Holding, Home, Kept, Membership, Node, Row, sharing};
 use acequia_rights::{
     Region, Writer,
     versions::{CellKey, Draft, Member},
@@ -168,6 +168,16 @@ impl World {
             }
             ask = Ask::CHECK.again();
         }
+    }
+
+    /// What a region says of the first limit's cell, to operators. Charges nothing.
+    pub(crate) fn cell(&mut self, region: usize, key: &str) -> CellView {
+        let now = self.now_of(region);
+        let place = &mut self.places[region];
+        let entries = [("key", key)];
+        place.asker.check(&Request::new("shop", &entries), now, Ask::PEEK);
+        let (answer, catalogue) = place.asker.last();
+        place.node.cell(&answer.limits[0], catalogue, now).expect("a limit in force")
     }
 
     /// What a region has of the first limit's cell, and what it would say to one more unit. Charges nothing.

@@ -27,7 +27,10 @@ fn has_rate(share: &Share) -> bool {
 }
 
 fn words(share: &Share, part: Option<Holding>) -> String {
-    held(has_rate(share), part)
+    match part.unwrap_or_default() {
+        Holding { rate_milli: 0, units: 0 } => "0".to_owned(),
+        some => held(has_rate(share), Some(some)),
+    }
 }
 
 fn headline(name: &str, share: &Share) -> String {

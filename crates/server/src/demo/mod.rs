@@ -51,7 +51,7 @@ const HEALINGS: usize = 2;
   acequia demo --seconds 60                               a line a second, for scripts
   acequia check --domain demo route=/api --address 127.0.0.1:8181    ask one of its regions")]
 pub struct Demo {
-    /// Print lines for so many seconds, and break and heal things without being asked.
+    /// Print lines for so many seconds (16, which its script takes, to 86400), and break and heal things without being asked.
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(SECONDS_MIN..=SECONDS_MAX))]
     seconds: Option<u64>,
 

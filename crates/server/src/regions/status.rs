@@ -218,9 +218,8 @@ pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, 
     let ms_until = |ns: u64| ns.saturating_sub(now.steady_ns).div_ceil(1_000_000);
     let ms_since = |ns: u64| now.steady_ns.saturating_sub(ns) / 1_000_000;
     let share = |(place, limit): (usize, &LimitAnswer)| {
-        let algorithm = &catalogue.limits[limit.limit as usize].limit.algorithm;
-        let rate = rate_milli(algorithm);
-        let cell = regions.node.cell(catalogue.limits[limit.limit as usize].limit.id, limit.tag, now)?;
+        let cell = regions.node.cell(limit, catalogue, now)?;
+        let rate = rate_milli(&cell.algorithm);
         let held = &cell.holding;
         let loans = cell.loans.iter().map(|loan| api::Loan {
             region: regions.names.of_region(loan.peer.region, version.as_ref()),
@@ -228,7 +227,10 @@ pub(crate) fn shares(regions: &Regions, answer: &Answer, catalogue: &Catalogue, 
             part: holding(loan.part, rate),
             ends_ms: ms_until(loan.ends_ns),
         });
-        let peers = seen.iter().map(|peer| {
+        let is_member = |peer: &&PeerView| {
+            version.as_ref().is_none_or(|version| version.members.contains_key(&peer.writer.region))
+        };
+        let peers = seen.iter().filter(is_member).map(|peer| {
             let word = cell.words.iter().find(|word| word.of == peer.writer.region);
             api::PeerShare {
                 region: regions.names.of_region(peer.writer.region, version.as_ref()),
