@@ -59,8 +59,12 @@ fn why(status: &Status) -> String {
         first = Some(error);
         cause = error.source();
     }
-    match first {
-        Some(error) => error.to_string(),
-        None => format!("it says {:?}, {}", status.code(), status.message()),
+    match (first, status.code(), status.message()) {
+        (Some(error), ..) => error.to_string(),
+        (None, Code::Unimplemented, _) => {
+            "it does not know this call, as a node's admin address does not (listen.grpc is asked)".to_owned()
+        }
+        (None, code, "") => format!("it says {code:?}"),
+        (None, code, message) => format!("it says {code:?}, {message}"),
     }
 }

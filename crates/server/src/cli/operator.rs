@@ -266,8 +266,9 @@ impl Fault {
                 "{says}\nThe node's token is given with --token-file FILE, or with ACEQUIA_ADMIN_TOKEN_FILE."
             )),
             Code::Unimplemented => Self::new(format!(
-                "{address} does not know this call ({says}): is it the node's admin address (listen.admin), and as new \
-                 as this command?"
+                "{address} does not know this call{}: is it the node's admin address (listen.admin), and as new as this \
+                 command?",
+                if says.is_empty() { String::new() } else { format!(" ({says})") }
             )),
             // The node explains itself.
             Code::FailedPrecondition | Code::InvalidArgument | Code::NotFound if !says.is_empty() => {

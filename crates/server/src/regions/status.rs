@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use acequia_api::acequia::v1 as api;
-use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, notation::format_duration_ns};
+use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
 use acequia_node::{
     Active, Answer, Catalogue, Holding, LimitAnswer, LimitView, Membership, Outcome, PeerView,
     difference::{Difference, differences},
@@ -139,10 +139,11 @@ fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api
     let waits = progress.pending.iter().map(|(writer, waiting)| api::Pending {
         region: regions.names.of_region(writer.region, Some(version)),
         waiting: match waiting {
-            Waiting::Silent => "was never heard to have acknowledged: reach it, or evict it".to_owned(),
+            Waiting::Silent => "was never heard to acknowledge anything: reach it, or evict it".to_owned(),
             Waiting::At(mark) => {
                 format!(
-                    "conforms to version {}: reach it, wait for its loans to end, or evict it",
+                    "has not acknowledged it yet, and goes by version {} until it is reached and its loans have ended, or it is \
+                     evicted",
                     of_mark(*mark)
                 )
             }
@@ -333,9 +334,11 @@ pub(super) fn budget(active: &Active) -> String {
     } else if let Some(window) = &spec.sliding_window {
         format!("sliding_window {} in {}", window.limit, window.window)
     } else {
-        let period = active.limit.algorithm.period_ns();
         match &spec.quota {
-            Some(quota) => format!("quota {} of {}", quota.limit, format_duration_ns(period)),
+            Some(quota) if ["day", "week", "month", "year"].contains(&quota.per.as_str()) => {
+                format!("quota {} a {}", quota.limit, quota.per)
+            }
+            Some(quota) => format!("quota {} in {}", quota.limit, quota.per),
             None => format!("{} units", active.limit.algorithm.budget()),
         }
     }

@@ -130,6 +130,10 @@ fn link(peer: &Peer) -> Cell {
 
 /// Peers that are there and have no share, and what gives them one.
 fn strangers(status: &NodeStatus) -> Vec<String> {
+    // The first catalogue will name them.
+    if status.members.is_empty() {
+        return Vec::new();
+    }
     let strangers = status.peers.iter().filter(|peer| !peer.is_member);
     strangers
         .map(|Peer { region, node, .. }| {
