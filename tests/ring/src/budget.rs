@@ -63,6 +63,8 @@ pub struct Measured {
     pub keys: Vec<(&'static str, CellTag)>,
     /// The numbers that it began with.
     pub first: Budget,
+    /// Whether some of its budgets say who is served first, and what is kept.
+    pub prefers: bool,
 }
 
 impl Measured {
@@ -72,7 +74,7 @@ impl Measured {
         let limit = Limit::new(spec(name, shape, first)).expect("a sound limit");
         let tagger = Tagger::new(&HashKey(KEY), limit.id);
         let keys = ["x", "y", "z"][..keys].iter().map(|key| (*key, tagger.one(key.as_bytes()))).collect();
-        Self { name, shape, id: limit.id, algorithm: limit.algorithm, keys, first }
+        Self { name, shape, id: limit.id, algorithm: limit.algorithm, keys, first, prefers: false }
     }
 
     /// A limit by chance, for so many regions.
@@ -107,12 +109,13 @@ impl Measured {
         // A bucket refills within a second or so, or within some minutes, or hardly.
         let rate = random.spread(1, (units * 4).max(4)).max(slowest(units));
         let keys = 1 + usize::from(random.chance(300_000));
-        Self::new(place, shape, Budget { units, rate }, keys)
+        Self { prefers: true, ..Self::new(place, shape, Budget { units, rate }, keys) }
     }
 
     /// As an operator writes it, with these numbers.
     pub fn spec(&self, budget: Budget) -> LimitSpec {
-        spec(self.name, self.shape, budget)
+        let sharing = if self.prefers { sharing(budget.units) } else { None };
+        LimitSpec { sharing, ..spec(self.name, self.shape, budget) }
     }
 
     /// Units a nanosecond; 0 where there is no rate.
@@ -149,7 +152,6 @@ fn spec(name: &str, shape: Shape, budget: Budget) -> LimitSpec {
     let text = format!("{{\"name\":\"{name}\",\"domain\":\"shop\",\"by\":[\"{name}\"]}}");
     let bare: LimitSpec = serde_json::from_str(&text).expect("a spec");
     let Budget { units, rate } = budget;
-    let bare = LimitSpec { sharing: sharing(units), ..bare };
     match shape {
         Shape::Token(period, _) => {
             let bucket = TokenBucketSpec { rate: format!("{rate}/{period}"), burst: units };
