@@ -579,10 +579,10 @@ fn of_one_unit_for_three_regions_a_request_waits_no_longer_than_a_round_trip_and
             assert!(!passes(&mut all, other, 0, &user), "a second unit of one for {user}");
         }
     }
-    for node in &cluster.nodes {
-        assert!(waits(node, "allow") >= 1.0, "nobody waited with success");
-        assert_eq!(waits(node, "crowded"), 0.0);
-    }
+    // By chance all users of one region may be at home there.
+    let all_waits = |outcome| cluster.nodes.iter().map(|node| waits(node, outcome)).sum::<f64>();
+    assert!(all_waits("allow") >= 1.0, "nobody waited with success");
+    assert_eq!(all_waits("crowded"), 0.0);
 
     // What cannot come is not waited for.
     cluster.isolate(EU, true);
@@ -595,8 +595,8 @@ fn of_one_unit_for_three_regions_a_request_waits_no_longer_than_a_round_trip_and
         !passes(&mut all, EU, 0, &fresh.next().expect("a user")) && counted() == before
     });
     let before = counted();
-    let passed = (0..24).filter(|number| passes(&mut all, EU, 0, &format!("v{number}"))).count();
-    assert!((1..24).contains(&passed), "those that are at home here, and no others: {passed}");
+    let passed = (0..60).filter(|number| passes(&mut all, EU, 0, &format!("v{number}"))).count();
+    assert!((1..60).contains(&passed), "those that are at home here, and no others: {passed}");
     assert_eq!(counted(), before, "a wait in a cut");
 }
 
