@@ -697,24 +697,26 @@ impl<'a> Check<'a, '_> {
         if hit.units > self.global(hit).budget() {
             return (verdict, Reason::CostTooHigh);
         }
-        // While others may send what is missed, that is soon; and what is lent away comes back with the next exchange of
-        // demand, or when it ends, long before the little that is left would do.
-        let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
-        let retry_after_ns = if hope_ns > 0 {
-            verdict.retry_after_ns.min(self.node.ask_again_ns())
-        } else if hit.has_lent || verdict.retry_after_ns == NEVER {
-            verdict.retry_after_ns.min(ASK_SELDOM_NS)
-        } else {
-            verdict.retry_after_ns
-        };
-        let verdict = Verdict { retry_after_ns, ..verdict };
-        if let Some(reason) = self.node.owns_nothing() {
-            (verdict, reason)
+        let reason = if let Some(reason) = self.node.owns_nothing() {
+            reason
         } else if self.is_forgotten(hit) {
-            (verdict, Reason::Restarted)
+            Reason::Restarted
         } else {
-            (verdict, over)
-        }
+            over
+        };
+        // More than this region holds now, but not more than the limit. While others may send what is missed, that is soon;
+        // and what is lent away comes back with the next exchange of demand, or when it ends, long before the little that is
+        // left would do.
+        let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
+        let is_shared = reason == Reason::OverLimit && hit.place != Place::Shared;
+        let most_ns = match verdict.retry_after_ns {
+            _ if is_shared && hope_ns > 0 => self.node.ask_again_ns(),
+            _ if is_shared && hit.has_lent => ASK_SELDOM_NS,
+            NEVER if is_shared => ASK_SELDOM_NS,
+            NEVER => self.node.ask_again_ns(),
+            known => known,
+        };
+        (Verdict { retry_after_ns: verdict.retry_after_ns.min(most_ns), ..verdict }, reason)
     }
 
     /// What a cell that is shared with other regions says: its loans are settled first.

@@ -101,3 +101,19 @@ fn a_limit_says_how_long_its_requests_wait() {
     let mut world = world(waiting(regions::window("w", 1, "1h"), "0s"));
     assert!((0..20).all(|key| world.ask_patiently(1, &format!("k{key}")).1 == 0), "not at all");
 }
+
+#[test]
+fn a_denial_says_to_come_back_soon_only_where_units_may_come() {
+    // What a crash forgot is spent until the window ends, whoever else has some.
+    let mut world = world(regions::window("w", 30, "50s"));
+    world.restart(1, None, regions::writer(1));
+    world.run(S, |_, _| 0);
+    let (_, verdict) = world.peek(1, "k");
+    assert!(!verdict.allowed && verdict.retry_after_ns > 30 * S, "{verdict:?}");
+    // Of a region's own part that is spent, more may come from others.
+    let mut world = self::world(regions::window("w", 30, "50s"));
+    (0..10).for_each(|_| assert!(world.ask(1, "k")));
+    assert!(!world.ask(1, "k"));
+    let (_, verdict) = world.peek(1, "k");
+    assert!(verdict.retry_after_ns <= 250 * MS, "{verdict:?}");
+}

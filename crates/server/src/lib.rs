@@ -3,7 +3,8 @@
 //!
 //! [`run::Service`] is the whole server: the binary runs it with the machine's clock and disk, tests
 //! and simulations with their own. Where a request goes: `grpc` or `http` reads it, [`question`]
-//! refuses what no caller should send, [`worker`] asks (`patience` keeps those that may wait), `respond` and `headers` write. [`regions`] connects the node to
+//! refuses what no caller should send, [`worker`] asks (`patience` keeps those that may wait), `respond` and `headers`
+//! write. [`regions`] connects the node to
 //! other regions.
 
 pub mod cli;

@@ -134,8 +134,9 @@ pub(super) struct ShareJson<'a> {
     peers: Vec<PeerJson<'a>>,
 }
 
+/// A part of a limit, of which there may be none.
 #[derive(Debug, Serialize)]
-struct HoldingJson {
+pub(super) struct HoldingJson {
     rate_milli: u64,
     units: u64,
 }
@@ -184,7 +185,7 @@ impl<'a> ShareJson<'a> {
 }
 
 impl HoldingJson {
-    fn new(holding: Option<Holding>) -> Self {
+    pub(super) fn new(holding: Option<Holding>) -> Self {
         let Holding { rate_milli, units } = holding.unwrap_or_default();
         Self { rate_milli, units }
     }

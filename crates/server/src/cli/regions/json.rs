@@ -1,10 +1,13 @@
 //! How a node stands, for programs. Fields have the names of `proto/acequia/v1/admin.proto`; rates and demands are in
 //! thousandths of a unit a second, and what is absent is null.
 
-use acequia_api::acequia::v1::{Holding, LimitStatus, Member, NodeStatus, Peer, Traffic, limit_status::Kind};
+use acequia_api::acequia::v1::{LimitStatus, Member, NodeStatus, Peer, Traffic, limit_status::Kind};
 use serde::Serialize;
 
-use crate::cli::catalogue::{CatalogueJson, MarkJson};
+use crate::cli::{
+    catalogue::{CatalogueJson, MarkJson},
+    shares::HoldingJson,
+};
 
 /// How a node stands.
 #[derive(Debug, Serialize)]
@@ -164,19 +167,6 @@ fn kind_word(kind: Kind) -> &'static str {
         Kind::Sliding => "sliding",
         // A newer node may know more kinds.
         Kind::Unspecified => "unknown",
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct HoldingJson {
-    rate_milli: u64,
-    units: u64,
-}
-
-impl HoldingJson {
-    fn new(holding: Option<Holding>) -> Self {
-        let Holding { rate_milli, units } = holding.unwrap_or_default();
-        Self { rate_milli, units }
     }
 }
 
