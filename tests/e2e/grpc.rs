@@ -95,6 +95,7 @@ async fn a_descriptor_may_weigh_something_of_its_own() {
         ],
         cost: Some(2),
         detail: true,
+        ..CheckRequest::default()
     };
     let answer = ask(&mut limiter, request).await;
     let left: Vec<_> = answer.limits.iter().map(|limit| (limit.name.as_str(), limit.remaining)).collect();

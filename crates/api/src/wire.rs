@@ -19,10 +19,10 @@ mod response;
 
 pub use reader::{Field, Malformed, Reader, WireType};
 pub use request::{
-    Checks, Entry, LimitOverride, MAX_CHECKS, MAX_DESCRIPTORS, MAX_ENTRIES, WireDescriptor, WireRequest,
-    read_check_batch, read_check_request, read_rate_limit_request,
+    Checks, Entry, LimitOverride, MAX_CHECKS, MAX_DESCRIPTORS, MAX_ENTRIES, WireDescriptor, WireRecord,
+    WireRequest, WireReserve, read_check_batch, read_check_request, read_rate_limit_request,
 };
 pub use response::{
-    CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue, RateLimitResponseWriter,
-    StatusOut, write_check_response, write_check_result,
+    ChargeOut, CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue,
+    RateLimitResponseWriter, StatusOut, write_check_response, write_check_result,
 };

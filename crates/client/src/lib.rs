@@ -211,7 +211,7 @@ mod tests {
     use std::{future::pending, net::SocketAddr, pin::Pin};
 
     use acequia_api::acequia::v1::{
-        CheckBatch, CheckBatchResult,
+        CheckBatch, CheckBatchResult, CommitRequest, RefundRequest, Refunded, SettleResponse, Settled,
         limiter_server::{Limiter, LimiterServer},
     };
     use tokio::net::TcpListener;
@@ -415,6 +415,18 @@ mod tests {
                 Ok(CheckBatchResult { results })
             });
             Ok(Response::new(Box::pin(answers)))
+        }
+
+        async fn refund(&self, request: Request<RefundRequest>) -> Result<Response<SettleResponse>, Status> {
+            let name = request.into_inner().charge_id;
+            let refunded = vec![Refunded { name, units: 1 }];
+            Ok(Response::new(SettleResponse { settled: Settled::Done.into(), refunded }))
+        }
+
+        async fn commit(&self, request: Request<CommitRequest>) -> Result<Response<SettleResponse>, Status> {
+            let CommitRequest { charge_id: name, cost: units } = request.into_inner();
+            let refunded = vec![Refunded { name, units }];
+            Ok(Response::new(SettleResponse { settled: Settled::Done.into(), refunded }))
         }
 
         async fn peek(&self, request: Request<CheckRequest>) -> Result<Response<PeekResponse>, Status> {

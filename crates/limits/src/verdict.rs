@@ -43,6 +43,10 @@ pub enum Reason {
     NoCatalogue,
     /// This node's disk is an older one than the one it wrote last: it owns nothing until it begins anew.
     RestoredDisk,
+    /// What is left is kept for classes of a higher priority.
+    ClassReserve,
+    /// Most of the window is used, and the limit slows down for the rest.
+    Throttled,
 }
 
 impl Reason {
@@ -59,6 +63,8 @@ impl Reason {
             Self::Journal => "journal",
             Self::NoCatalogue => "no-catalogue",
             Self::RestoredDisk => "restored-disk",
+            Self::ClassReserve => "class-reserve",
+            Self::Throttled => "throttled",
         }
     }
 }

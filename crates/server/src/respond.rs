@@ -41,6 +41,7 @@ pub(crate) fn with_check_out<R>(
         delay_ms: ms_rounded_up(answer.delay_ns),
         reason: reason(answer.reason),
         limits: &limits,
+        charge: None,
     })
 }
 
@@ -58,6 +59,7 @@ fn limit_out<'a>(limit: &LimitAnswer, descriptors: &'a [u32], catalogue: &'a Cat
         descriptors,
         cost: limit.units,
         algorithm: active.algorithm.name(),
+        class: "",
     }
 }
 
@@ -78,6 +80,8 @@ pub(crate) const fn reason(reason: Reason) -> api::Reason {
         Reason::Journal => api::Reason::Journal,
         Reason::NoCatalogue => api::Reason::NoCatalogue,
         Reason::RestoredDisk => api::Reason::RestoredDisk,
+        Reason::ClassReserve => api::Reason::ClassReserve,
+        Reason::Throttled => api::Reason::Throttled,
     }
 }
 

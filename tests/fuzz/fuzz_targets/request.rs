@@ -13,7 +13,7 @@ use acequia_fuzz::{
     },
     memory, seeds,
     wire::{
-        MAX_CHECKS, Malformed, WireRequest, read_check_batch, read_check_request, read_rate_limit_request,
+        MAX_CHECKS, Malformed, WireRecord, WireRequest, read_check_batch, read_check_request, read_rate_limit_request,
     },
 };
 use libfuzzer_sys::fuzz_target;
@@ -42,7 +42,8 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
 
 /// What both must agree on: the domain, of each descriptor its entries and its cost, the cost, and the rest.
 type Descriptor = (Vec<(Vec<u8>, Vec<u8>)>, Option<u64>, bool, Option<(u32, i32)>);
-type Contents = (Vec<u8>, Vec<Descriptor>, Option<u64>, bool);
+type Record = (Vec<u8>, bool, Option<(u64, i32, bool)>);
+type Contents = (Vec<u8>, Vec<Descriptor>, Option<u64>, bool, Record);
 
 fn agree<M>(
     read: Result<(), Malformed>,
@@ -74,7 +75,10 @@ fn contents_of(request: &WireRequest<'_>) -> Contents {
         let of = request.entries_of(descriptor).iter().map(entries).collect();
         (of, descriptor.cost, descriptor.is_negative_hits, limit)
     });
-    (request.domain.to_vec(), descriptors.collect(), request.cost, request.detail)
+    let WireRecord { id, refundable, reserve } = request.record;
+    let reserve = reserve.map(|reserve| (reserve.ttl_ms, reserve.on_lapse, reserve.at_most));
+    let record = (id.to_vec(), refundable, reserve);
+    (request.domain.to_vec(), descriptors.collect(), request.cost, request.detail, record)
 }
 
 fn contents_of_envoy(request: RateLimitRequest) -> Contents {
@@ -85,7 +89,8 @@ fn contents_of_envoy(request: RateLimitRequest) -> Contents {
         (entries, descriptor.hits_addend, descriptor.is_negative_hits, limit)
     };
     let cost = Some(u64::from(request.hits_addend)).filter(|cost| *cost != 0);
-    (request.domain.into_bytes(), request.descriptors.into_iter().map(descriptor).collect(), cost, false)
+    let descriptors = request.descriptors.into_iter().map(descriptor).collect();
+    (request.domain.into_bytes(), descriptors, cost, false, Record::default())
 }
 
 fn contents_of_check(request: CheckRequest) -> Contents {
@@ -95,7 +100,9 @@ fn contents_of_check(request: CheckRequest) -> Contents {
         (entries.collect(), descriptor.cost, false, None)
     };
     let descriptors = request.descriptors.into_iter().map(descriptor).collect();
-    (request.domain.into_bytes(), descriptors, request.cost, request.detail)
+    let reserve = request.reserve.map(|reserve| (reserve.ttl_ms, reserve.on_lapse, reserve.at_most));
+    let record = (request.id.into_bytes(), request.refundable, reserve);
+    (request.domain.into_bytes(), descriptors, request.cost, request.detail, record)
 }
 
 fn seeds() -> Vec<Vec<u8>> {
@@ -117,6 +124,9 @@ fn seeds() -> Vec<Vec<u8>> {
         descriptors: vec![ours.clone(), ours],
         cost: Some(2),
         detail: true,
+        id: "once".into(),
+        refundable: true,
+        reserve: Some(v1::Reserve { ttl_ms: 30_000, on_lapse: 2, at_most: true }),
     };
     let batch = CheckBatch { checks: vec![check.clone(), CheckRequest::default(), check.clone()] };
     vec![rls.encode_to_vec(), check.encode_to_vec(), batch.encode_to_vec()]

@@ -12,7 +12,7 @@ use acequia_fuzz::{
     },
     memory, seeds,
     wire::{
-        CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue, RateLimitResponseWriter,
+        ChargeOut, CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue, RateLimitResponseWriter,
         Reader, StatusOut, WireType, write_check_response, write_check_result,
     },
 };
@@ -119,6 +119,7 @@ fn write_check(check: &Check<'_>) {
             descriptors: &limit.descriptors,
             cost: limit.numbers[4],
             algorithm: limit.algorithm,
+            class: limit.algorithm,
         })
         .collect();
     let out = CheckOut {
@@ -129,6 +130,7 @@ fn write_check(check: &Check<'_>) {
         delay_ms: check.delay_ms,
         reason: reason(check.reason),
         limits: &limits,
+        charge: Some(ChargeOut { charge_id: check.limit, is_repeat: check.allowed, charged: check.delay_ms }),
     };
     let mut bytes = Vec::new();
     write_check_response(&mut bytes, &out);
@@ -145,6 +147,7 @@ fn write_check(check: &Check<'_>) {
         descriptors: limit.descriptors.to_vec(),
         cost: limit.cost,
         algorithm: limit.algorithm.to_owned(),
+        class: limit.class.to_owned(),
     };
     let expected = CheckResponse {
         allowed: out.allowed,
@@ -154,6 +157,9 @@ fn write_check(check: &Check<'_>) {
         delay_ms: out.delay_ms,
         reason: out.reason.into(),
         limits: limits.iter().map(limit).collect(),
+        charge_id: out.limit.to_owned(),
+        is_repeat: out.allowed,
+        charged: out.delay_ms,
     };
     assert_eq!(read, expected);
     assert_eq!(bytes, expected.encode_to_vec());

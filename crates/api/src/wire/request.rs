@@ -30,6 +30,30 @@ pub struct WireRequest<'a> {
     pub cost: Option<u64>,
     /// Whether to list the limits in the answer of an allowed request too. From Envoy never.
     pub detail: bool,
+    /// How the charge is to be remembered. From Envoy not at all.
+    pub record: WireRecord<'a>,
+}
+
+/// How a charge is to be remembered: the fields `id`, `refundable` and `reserve` of an `acequia.v1.CheckRequest`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WireRecord<'a> {
+    /// The caller's name for the request; empty where it has none.
+    pub id: &'a [u8],
+    /// Whether it is to be refundable.
+    pub refundable: bool,
+    /// For how long, and how, it is reserved.
+    pub reserve: Option<WireReserve>,
+}
+
+/// An `acequia.v1.Reserve`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WireReserve {
+    /// Milliseconds until it lapses.
+    pub ttl_ms: u64,
+    /// The number of an `acequia.v1.Lapse`, or one that it does not have.
+    pub on_lapse: i32,
+    /// Whether less may be reserved than was asked for.
+    pub at_most: bool,
 }
 
 /// One descriptor of a [`WireRequest`], without its entries: see [`WireRequest::entries_of`].
@@ -68,6 +92,7 @@ impl<'a> WireRequest<'a> {
         self.descriptors.clear();
         self.cost = None;
         self.detail = false;
+        self.record = WireRecord::default();
     }
 
     fn push_descriptor(
@@ -117,6 +142,9 @@ pub fn read_check_request<'a>(message: &'a [u8], request: &mut WireRequest<'a>) 
             2 => request.push_descriptor(reader.message(field)?, field.offset, read_check_descriptor)?,
             3 => request.cost = Some(reader.varint(field)?),
             4 => request.detail = reader.varint(field)? != 0,
+            5 => request.record.id = reader.bytes(field)?,
+            6 => request.record.refundable = reader.varint(field)? != 0,
+            7 => read_reserve(reader.message(field)?, request.record.reserve.get_or_insert_default())?,
             _ => reader.skip(field)?,
         }
     }
@@ -238,6 +266,18 @@ fn read_limit_override(mut reader: Reader<'_>, limit: &mut LimitOverride) -> Res
     Ok(())
 }
 
+fn read_reserve(mut reader: Reader<'_>, reserve: &mut WireReserve) -> Result<(), Malformed> {
+    while let Some(field) = reader.field()? {
+        match field.number {
+            1 => reserve.ttl_ms = reader.varint(field)?,
+            2 => reserve.on_lapse = reader.varint(field)? as i32,
+            3 => reserve.at_most = reader.varint(field)? != 0,
+            _ => reader.skip(field)?,
+        }
+    }
+    Ok(())
+}
+
 fn read_uint64_value(mut reader: Reader<'_>, value: &mut u64) -> Result<(), Malformed> {
     while let Some(field) = reader.field()? {
         match field.number {
@@ -271,6 +311,7 @@ mod tests {
         descriptors: Vec<(OwnedEntries, WireDescriptor)>,
         cost: Option<u64>,
         detail: bool,
+        record: (Vec<u8>, bool, Option<WireReserve>),
     }
 
     fn envoy_request(bytes: &[u8]) -> Result<WireRequest<'_>, Malformed> {
@@ -380,6 +421,9 @@ mod tests {
             descriptors: vec![v1::Descriptor { entries: vec![v1::Entry::default()], cost: Some(1) }],
             cost: Some(2),
             detail: true,
+            id: "once".into(),
+            refundable: true,
+            reserve: Some(v1::Reserve { ttl_ms: 5, on_lapse: 2, at_most: true }),
         }
         .encode_to_vec();
         let mut request = WireRequest::default();
@@ -518,6 +562,7 @@ mod tests {
                 descriptors: request.descriptors.iter().map(descriptor).collect(),
                 cost: request.cost,
                 detail: request.detail,
+                record: (request.record.id.to_vec(), request.record.refundable, request.record.reserve),
             }
         }
     }
@@ -544,6 +589,7 @@ mod tests {
                 descriptors: request.descriptors.into_iter().map(descriptor).collect(),
                 cost: (request.hits_addend != 0).then_some(request.hits_addend.into()),
                 detail: false,
+                record: (Vec::new(), false, None),
             }
         }
     }
@@ -555,11 +601,17 @@ mod tests {
                     descriptor.entries.into_iter().map(|entry| (entry.key.into(), entry.value.into()));
                 (entries.collect(), WireDescriptor { cost: descriptor.cost, ..WireDescriptor::default() })
             };
+            let reserve = request.reserve.map(|v1::Reserve { ttl_ms, on_lapse, at_most }| WireReserve {
+                ttl_ms,
+                on_lapse,
+                at_most,
+            });
             Self {
                 domain: request.domain.into(),
                 descriptors: request.descriptors.into_iter().map(descriptor).collect(),
                 cost: request.cost,
                 detail: request.detail,
+                record: (request.id.into_bytes(), request.refundable, reserve),
             }
         }
     }
@@ -601,13 +653,17 @@ mod tests {
             descriptors in vec((vec((text(), text()), 0..6), option::of(integer())), 0..6),
             cost in option::of(integer()),
             detail: bool,
+            (id, refundable) in (text(), any::<bool>()),
+            reserve in option::of((integer(), any::<i32>(), any::<bool>())),
         ) -> CheckRequest {
+            let reserve = reserve
+                .map(|(ttl_ms, on_lapse, at_most)| v1::Reserve { ttl_ms, on_lapse, at_most });
             let descriptor = |(entries, cost): (Vec<(String, String)>, _)| v1::Descriptor {
                 entries: entries.into_iter().map(|(key, value)| v1::Entry { key, value }).collect(),
                 cost,
             };
             let descriptors = descriptors.into_iter().map(descriptor).collect();
-            CheckRequest { domain, descriptors, cost, detail }
+            CheckRequest { domain, descriptors, cost, detail, id, refundable, reserve }
         }
     }
 

@@ -122,6 +122,19 @@ pub struct CheckOut<'a> {
     pub reason: Reason,
     /// What each limit says.
     pub limits: &'a [LimitOut<'a>],
+    /// How the charge is remembered, if it is.
+    pub charge: Option<ChargeOut<'a>>,
+}
+
+/// The fields `charge_id`, `is_repeat` and `charged` of an `acequia.v1.CheckResponse`.
+#[derive(Debug, Clone, Copy)]
+pub struct ChargeOut<'a> {
+    /// By which the charge can be settled.
+    pub charge_id: &'a str,
+    /// Whether nothing was charged anew.
+    pub is_repeat: bool,
+    /// What was reserved; 0 for a charge that is no reservation.
+    pub charged: u64,
 }
 
 /// An `acequia.v1.LimitResult`: the fields mean what they mean there.
@@ -149,6 +162,8 @@ pub struct LimitOut<'a> {
     pub cost: u64,
     /// The algorithm in the words of the config.
     pub algorithm: &'a str,
+    /// The class of consumers; empty where the limit has none.
+    pub class: &'a str,
 }
 
 /// The longest `google.protobuf.Duration` there is, about ten thousand years.
@@ -273,6 +288,11 @@ impl Body for CheckOut<'_> {
             + uint_len(self.delay_ms)
             + uint_len(self.reason as u64)
             + self.limits.iter().map(message_len).sum::<usize>()
+            + self.charge.map_or(0, |charge| {
+                bytes_len(charge.charge_id.as_bytes())
+                    + uint_len(charge.is_repeat.into())
+                    + uint_len(charge.charged)
+            })
     }
 
     fn write(&self, out: &mut impl BufMut) {
@@ -281,9 +301,16 @@ impl Body for CheckOut<'_> {
         put_optional_uint(out, 3, self.remaining);
         put_optional_uint(out, 4, self.retry_after_ms);
         put_uint(out, 5, self.delay_ms);
+        if let Some(charge) = &self.charge {
+            put_bytes(out, 6, charge.charge_id.as_bytes());
+        }
         put_uint(out, 7, self.reason as u64);
         for limit in self.limits {
             put_message(out, 8, limit);
+        }
+        if let Some(charge) = &self.charge {
+            put_uint(out, 9, charge.is_repeat.into());
+            put_uint(out, 10, charge.charged);
         }
     }
 }
@@ -301,6 +328,7 @@ impl Body for LimitOut<'_> {
             + if self.descriptors.is_empty() { 0 } else { delimited_len(packed_len(self.descriptors)) }
             + uint_len(self.cost)
             + bytes_len(self.algorithm.as_bytes())
+            + bytes_len(self.class.as_bytes())
     }
 
     fn write(&self, out: &mut impl BufMut) {
@@ -315,6 +343,7 @@ impl Body for LimitOut<'_> {
         put_packed(out, 9, self.descriptors);
         put_uint(out, 10, self.cost);
         put_bytes(out, 11, self.algorithm.as_bytes());
+        put_bytes(out, 12, self.class.as_bytes());
     }
 }
 
@@ -548,6 +577,11 @@ mod tests {
             delay_ms: check.delay_ms,
             reason: check.reason(),
             limits,
+            charge: Some(ChargeOut {
+                charge_id: &check.charge_id,
+                is_repeat: check.is_repeat,
+                charged: check.charged,
+            }),
         }
     }
 
@@ -564,6 +598,7 @@ mod tests {
             descriptors: &limit.descriptors,
             cost: limit.cost,
             algorithm: &limit.algorithm,
+            class: &limit.class,
         }
     }
 
@@ -626,21 +661,33 @@ mod tests {
             remaining in option::of(integer()),
             retry_after_ms in option::of(integer()),
             delay_ms in integer(),
-            reason in 0..=8,
+            reason in 0..=12,
             limits in vec(limit_result(), 0..4),
+            (charge_id, is_repeat, charged) in (text(), any::<bool>(), integer()),
         ) -> CheckResponse {
-            CheckResponse { allowed, limit, remaining, retry_after_ms, delay_ms, reason, limits }
+            CheckResponse {
+                allowed,
+                limit,
+                remaining,
+                retry_after_ms,
+                delay_ms,
+                reason,
+                limits,
+                charge_id,
+                is_repeat,
+                charged,
+            }
         }
     }
 
     prop_compose! {
         fn limit_result()(
-            (name, algorithm) in (text(), text()),
+            (name, algorithm, class) in (text(), text(), text()),
             (budget, remaining, cost) in (integer(), integer(), integer()),
             retry_after_ms in option::of(integer()),
             (reset_after_ms, delay_ms) in (integer(), integer()),
             outcome in 0..=4,
-            reason in 0..=8,
+            reason in 0..=12,
             descriptors in vec(any::<u32>(), 0..40),
         ) -> LimitResult {
             LimitResult {
@@ -655,6 +702,7 @@ mod tests {
                 descriptors,
                 cost,
                 algorithm,
+                class,
             }
         }
     }

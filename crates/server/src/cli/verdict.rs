@@ -139,6 +139,8 @@ fn meaning(reason: Reason) -> Option<&'static str> {
         Reason::RestoredDisk => Some(
             "the node's disk is older than what it wrote last: give it an empty `data` folder and recover it",
         ),
+        Reason::ClassReserve => Some("what is left is kept for classes of a higher priority"),
+        Reason::Throttled => Some("most of the window is used, and the limit slows down for the rest"),
         Reason::Unspecified
         | Reason::WithinLimit
         | Reason::NoMatch
@@ -160,6 +162,8 @@ pub(super) fn reason_word(reason: Reason) -> &'static str {
         Reason::Journal => "journal",
         Reason::NoCatalogue => "no-catalogue",
         Reason::RestoredDisk => "restored-disk",
+        Reason::ClassReserve => "class-reserve",
+        Reason::Throttled => "throttled",
         // A newer node may know more reasons.
         Reason::Unspecified => "unknown",
     }

@@ -91,7 +91,11 @@ fn owned(check: &CheckOut<'_>) -> api::CheckResponse {
                 descriptors: limit.descriptors.to_vec(),
                 cost: limit.cost,
                 algorithm: limit.algorithm.to_owned(),
+                class: limit.class.to_owned(),
             })
             .collect(),
+        charge_id: check.charge.map_or_else(String::new, |charge| charge.charge_id.to_owned()),
+        is_repeat: check.charge.is_some_and(|charge| charge.is_repeat),
+        charged: check.charge.map_or(0, |charge| charge.charged),
     }
 }
