@@ -157,6 +157,17 @@ impl Algorithm {
         }
     }
 
+    /// A fraction of this limit, by the same clock: so many of its units, and of a bucket the part of its rate that they are of
+    /// the whole. **Fractions whose units sum to no more than the limit's admit no more than the limit together.**
+    #[must_use]
+    pub fn fraction(&self, units: u64) -> Self {
+        match self {
+            Self::TokenBucket(meter) => Self::TokenBucket(meter.fraction(units)),
+            Self::LeakyBucket(meter) => Self::LeakyBucket(meter.fraction(units)),
+            _ => self.local(Part { rate: 0, units }, 0, 0),
+        }
+    }
+
     /// The same, where windows with edges that ended by `left_ns` are never open again ([`FixedWindow::left_ns`]).
     #[must_use]
     pub fn after(self, left_ns: u64) -> Self {

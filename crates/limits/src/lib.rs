@@ -16,6 +16,7 @@
 pub mod algorithm;
 pub mod calendar;
 pub mod cell;
+pub mod classes;
 pub mod descriptor;
 pub mod limit;
 pub mod meter;

@@ -1,6 +1,7 @@
 //! A limit as an operator writes it ([`LimitSpec`]) and as it is enforced ([`Limit`]).
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt,
     hash::Hasher,
@@ -12,6 +13,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use crate::{
     Algorithm, Descriptor, PERIOD_NS_MAX, UNITS_MAX,
     calendar::{Calendar, Period},
+    classes::{Classes, ClassesSpec, Role, percent},
     meter::Meter,
     notation::{Rate, format_duration_ns, parse_duration_ns},
     selector::{By, Condition, Prefix},
@@ -36,6 +38,10 @@ pub const WAIT_NS_MAX: u64 = 1_000_000_000;
 pub const PRIORITIES_MAX: usize = 64;
 /// The shortest window, 10 ms: below it the clock's own steps show.
 pub const WINDOW_NS_MIN: u64 = 10_000_000;
+/// The most parts of a limit at which it is told how much is used.
+pub const WARNINGS_MAX: usize = 8;
+/// Requests that a throttle lets wait: as many as it lets pass in this time.
+const THROTTLE_QUEUE_NS: u64 = 1_000_000_000;
 /// Cells that need this long to be idle again survive a crash.
 pub const DURABLE_FROM_NS: u64 = 60 * 1_000_000_000;
 
@@ -80,6 +86,15 @@ pub struct LimitSpec {
     /// How regions share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingSpec>,
+    /// Classes of consumers, and what each may draw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classes: Option<ClassesSpec>,
+    /// Parts of the limit, in percent, at which to tell that so much is used: 1 to 100.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warn_at: Vec<u8>,
+    /// Slower before it is shut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<ThrottleSpec>,
     /// Descriptors that this limit exempts: any of these.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unlimited: BTreeMap<String, OneOrMany>,
@@ -105,6 +120,16 @@ pub struct SharingSpec {
     /// most [`PRIORITIES_MAX`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub priority: Vec<String>,
+}
+
+/// `throttle: { from, rate }`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThrottleSpec {
+    /// The part of the limit, in percent, from which on it slows down: 1 to 99.
+    pub from: u8,
+    /// How fast a cell goes from there on, such as `5/s`.
+    pub rate: String,
 }
 
 /// How regions share a limit.
@@ -256,6 +281,24 @@ pub enum NoWait {
     Allow,
 }
 
+/// What is told and slowed before a limit is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Soft {
+    /// Parts of the limit, in percent, rising.
+    pub warn_at: Vec<u8>,
+    /// How it slows down.
+    pub throttle: Option<Throttle>,
+}
+
+/// How a limit slows down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Throttle {
+    /// The part of the limit, in percent, from which on it does.
+    pub from_percent: u8,
+    /// How fast a cell goes from there on, over all regions.
+    pub meter: Meter,
+}
+
 /// Something in a limit that cannot be enforced, and how to mend it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[error("{what}")]
@@ -287,12 +330,29 @@ pub struct Limit {
     pub cost: u64,
     /// How regions share it.
     pub sharing: Sharing,
+    /// Classes of consumers.
+    pub classes: Option<Classes>,
+    /// What is told and slowed before the limit is reached; nothing of it for most limits.
+    pub soft: Option<Soft>,
     /// Any of these exempts.
     pub unlimited: Vec<Condition>,
     /// The numbers of cells without an override.
     pub algorithm: Algorithm,
     /// Other numbers for some cells; the first that fits counts.
     pub overrides: Vec<Override>,
+}
+
+/// One set of numbers that cells of a limit may have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NumberSet<'a> {
+    /// The numbers.
+    pub algorithm: Cow<'a, Algorithm>,
+    /// Whose: all of these must hold; none for the limit's own.
+    pub whose: &'a [Condition],
+    /// As [`Override::until_ns`].
+    pub until_ns: Option<u64>,
+    /// Which cells, where classes have their own.
+    pub role: Option<Role>,
 }
 
 /// Other numbers for some cells.
@@ -344,13 +404,51 @@ impl Limit {
                 overrides.extend(faults.override_of(&spec, fields));
             }
         }
+        let (mut classes, mut soft) = (None, None);
+        if let Some(algorithm) = &algorithm {
+            classes = faults.classes(&spec, algorithm, &overrides, cost);
+            soft = faults.soft(&spec, algorithm);
+        }
         match (algorithm, faults.0.is_empty()) {
             (Some(algorithm), true) => {
                 let id = LimitId::new(&spec, &by, &when, &algorithm);
-                Ok(Self { id, spec, when, by, cost, sharing, unlimited, algorithm, overrides })
+                Ok(Self { id, spec, when, by, cost, sharing, classes, soft, unlimited, algorithm, overrides })
             }
             _ => Err(faults.0),
         }
+    }
+
+    /// Every set of numbers that cells may have: the limit's own, then one for each override. Where classes have cells of their own,
+    /// each of those is one for each role, in the order of [`Classes::roles`].
+    pub fn number_sets(&self) -> Vec<NumberSet<'_>> {
+        let own =
+            NumberSet { algorithm: Cow::Borrowed(&self.algorithm), whose: &[], until_ns: None, role: None };
+        let others = self.overrides.iter().map(|o| NumberSet {
+            algorithm: Cow::Borrowed(&o.algorithm),
+            whose: &o.when,
+            until_ns: o.until_ns,
+            role: None,
+        });
+        let whole = std::iter::once(own).chain(others);
+        let Some(classes) = self.separate() else { return whole.collect() };
+        let mut sets = Vec::new();
+        for whole in whole {
+            for role in &classes.roles {
+                let algorithm = Cow::Owned(classes.piece(*role, &whole.algorithm));
+                sets.push(NumberSet { algorithm, role: Some(*role), ..whole.clone() });
+            }
+        }
+        sets
+    }
+
+    /// How many sets of numbers there are for each override.
+    pub fn sets_each(&self) -> usize {
+        self.separate().map_or(1, |classes| classes.roles.len())
+    }
+
+    /// The classes, where they have cells of their own.
+    pub fn separate(&self) -> Option<&Classes> {
+        self.classes.as_ref().filter(|classes| classes.is_separate())
     }
 
     /// `domain/name`.
@@ -393,8 +491,12 @@ impl Limit {
 
     /// Nanoseconds after which any cell that is no longer charged is surely idle.
     pub fn horizon_ns(&self) -> u64 {
-        let others = self.overrides.iter().map(|o| o.algorithm.horizon_ns());
-        others.fold(self.algorithm.horizon_ns(), u64::max)
+        let whole = self.overrides.iter().map(|o| &o.algorithm).chain([&self.algorithm]);
+        let whole_ns = whole.map(Algorithm::horizon_ns).fold(0, u64::max);
+        let Some(_) = self.separate() else { return whole_ns };
+        // A piece's rate may be rounded down.
+        let pieces = self.number_sets();
+        pieces.iter().map(|set| set.algorithm.horizon_ns()).fold(whole_ns, u64::max)
     }
 
     /// What callers that cannot wait are told when there would be a delay.
@@ -416,6 +518,17 @@ impl LimitId {
         }
         for part in [&spec.domain, &spec.name, &shape(algorithm)] {
             text(&mut hasher, part);
+        }
+        // Sizes that move from class to class would be spent twice: see `classes`.
+        if let Some(classes) = spec.classes.as_ref().filter(|classes| !classes.separate.is_empty()) {
+            text(&mut hasher, "classes");
+            text(&mut hasher, &classes.entry);
+            length(&mut hasher, classes.separate.values().filter(|own| **own > 0).count());
+            for (name, own) in classes.separate.iter().filter(|(_, own)| **own > 0) {
+                text(&mut hasher, name);
+                hasher.write(&own.to_le_bytes());
+            }
+            length(&mut hasher, usize::from(!classes.shared.is_empty()));
         }
         length(&mut hasher, by.len());
         for by in by {
@@ -485,13 +598,11 @@ impl Faults {
 
     fn sharing(&mut self, spec: &SharingSpec) -> Sharing {
         let wait_ns = spec.wait.as_deref().and_then(|text| self.wait(text));
-        let percent = |text: &str| {
-            let percent = text.trim().strip_suffix('%').and_then(|number| number.parse().ok());
-            percent
-                .filter(|percent| *percent <= 100)
+        let part = |text: &str| {
+            percent(text)
                 .ok_or_else(|| format!("{text:?} is no part of a share: write 0% to 100%, such as \"20%\""))
         };
-        let floor_percent = spec.floor.as_deref().and_then(|text| self.take("floor", percent(text)));
+        let floor_percent = spec.floor.as_deref().and_then(|text| self.take("floor", part(text)));
         if spec.priority.len() > PRIORITIES_MAX {
             self.add("priority", format!("more than {PRIORITIES_MAX} regions in one `priority`"));
         }
@@ -503,6 +614,73 @@ impl Faults {
         }
         let floor_percent = floor_percent.unwrap_or(0);
         Sharing { wait_ns, floor_percent, priority: spec.priority.clone() }
+    }
+
+    fn classes(
+        &mut self,
+        spec: &LimitSpec,
+        whole: &Algorithm,
+        overrides: &[Override],
+        cost: u64,
+    ) -> Option<Classes> {
+        let classes = match Classes::new(spec.classes.as_ref()?, whole) {
+            Ok(classes) => classes,
+            Err(faults) => {
+                self.0.extend(faults);
+                return None;
+            }
+        };
+        if classes.is_separate() {
+            if let Some(what) = overrides.iter().find_map(|o| classes.misfit(&o.algorithm)) {
+                self.add("overrides", format!("with the numbers of an override, {what}"));
+            }
+            let pieces = classes.roles.iter().map(|role| classes.piece(*role, whole).budget());
+            let most = pieces.max().unwrap_or(0);
+            if cost > most {
+                self.add(
+                    "cost",
+                    format!("a cost of {cost} can never pass any class of at most {most} units: lower it"),
+                );
+            }
+        }
+        Some(classes)
+    }
+
+    fn soft(&mut self, spec: &LimitSpec, algorithm: &Algorithm) -> Option<Soft> {
+        if spec.warn_at.is_empty() && spec.throttle.is_none() {
+            return None;
+        }
+        if spec.warn_at.len() > WARNINGS_MAX {
+            self.add(
+                "warn_at",
+                format!("more than {WARNINGS_MAX} warnings: keep those that somebody acts on"),
+            );
+        }
+        if let Some(percent) = spec.warn_at.iter().find(|percent| !(1..=100).contains(*percent)) {
+            self.add("warn_at", format!("a warning at {percent}: write 1 to 100, in percent of the limit"));
+        }
+        if spec.warn_at.windows(2).any(|pair| pair[0] >= pair[1]) {
+            self.add("warn_at", "warnings rise, each once: write them as [80, 90, 100]".to_owned());
+        }
+        let throttle = spec.throttle.as_ref().and_then(|throttle| self.throttle(throttle, algorithm));
+        Some(Soft { warn_at: spec.warn_at.clone(), throttle })
+    }
+
+    fn throttle(&mut self, spec: &ThrottleSpec, algorithm: &Algorithm) -> Option<Throttle> {
+        if !(1..=99).contains(&spec.from) {
+            let from = spec.from;
+            self.add("throttle", format!("a throttle from {from}: write 1 to 99, in percent of the limit"));
+        }
+        if algorithm.has_rate() {
+            self.add(
+                "throttle",
+                "a bucket slows down by itself: a throttle is for windows and quotas".to_owned(),
+            );
+        }
+        let rate = self.take("throttle", Rate::parse(&spec.rate))?;
+        // What comes in one second waits its turn; more is denied.
+        let queue = Meter::new(rate, 1).units_at_most_in(THROTTLE_QUEUE_NS).max(1);
+        Some(Throttle { from_percent: spec.from, meter: Meter::new(rate, queue) })
     }
 
     fn wait(&mut self, text: &str) -> Option<u64> {
@@ -969,6 +1147,9 @@ mod tests {
             mode: Mode::Enforce,
             charge: Charge::Together,
             sharing: None,
+            classes: None,
+            warn_at: Vec::new(),
+            throttle: None,
             unlimited: BTreeMap::new(),
             overrides: Vec::new(),
         }

@@ -68,6 +68,24 @@ impl Meter {
         Self { n, p, capacity }
     }
 
+    /// The meter of a fraction of this one: so many units of its capacity, with the part of the rate that they are of the
+    /// whole. The rate is exact where its terms fit and rounded down where they do not, so that **fractions that sum to
+    /// no more than the capacity never sum to more than the rate**.
+    ///
+    /// Of no units, a rate that gives nothing back while clocks last.
+    pub fn fraction(&self, units: u64) -> Self {
+        let capacity = units.min(self.capacity);
+        let n = u128::from(self.n) * u128::from(capacity);
+        let p = u128::from(self.p) * u128::from(self.capacity);
+        let (n, p) = if n == 0 { (1, P_BOUND - 1) } else { rounded_down(n, p) };
+        Self { n, p, capacity }
+    }
+
+    /// Whole units that come back in so many nanoseconds, at most [`UNITS_MAX`].
+    pub fn units_at_most_in(&self, ns: u64) -> u64 {
+        divide(self.tick(ns), self.p).min(UNITS_MAX)
+    }
+
     /// Whether the numbers are ones that [`Meter::new`] or [`Meter::local`] makes: for meters read
     /// from a disk.
     pub fn is_sound(&self) -> bool {

@@ -123,6 +123,9 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         mode: Mode::Enforce,
         charge: Charge::Together,
         sharing: None,
+        classes: None,
+        warn_at: Vec::new(),
+        throttle: None,
         unlimited: BTreeMap::new(),
         overrides: Vec::new(),
     })

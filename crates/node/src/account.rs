@@ -179,13 +179,13 @@ impl Account {
         (now.steady_ns >= self.due_ns || window) && !broken(Broken::SettleLate)
     }
 
-    /// Notes what was asked for; says, once, whether that calls for a look.
+    /// Notes what was asked for, and how much must be there for that to pass; says, once, whether it calls for a look.
     #[inline]
-    pub(crate) fn offer(&mut self, units: u64, verdict: &Verdict, now: Now) -> bool {
+    pub(crate) fn offer(&mut self, (units, needed): (u64, u64), verdict: &Verdict, now: Now) -> bool {
         self.offered.units = self.offered.units.saturating_add(units);
         self.offered.events += 1;
         if !verdict.allowed {
-            self.offered.denied = self.offered.denied.max(units);
+            self.offered.denied = self.offered.denied.max(needed);
             self.miss(now);
         }
         let calls = !self.flagged && (!verdict.allowed || verdict.remaining < self.low_water);

@@ -14,6 +14,7 @@ use acequia_limits::{
     Algorithm, Descriptor, HashKey, Limit, LimitId, Mode, Now, RATE_PARTS,
     algorithm::{Inline, State},
     cell::Tagger,
+    limit::NumberSet,
     selector::Condition,
 };
 
@@ -71,7 +72,8 @@ pub struct Active {
     pub(crate) slot: u16,
     pub(crate) tagger: Tagger,
     pub(crate) numbers: u16,
-    pub(crate) override_numbers: Vec<u16>,
+    /// Those that follow in the order of [`Limit::number_sets`].
+    pub(crate) other_numbers: Vec<u16>,
     /// Its own numbers, as this region enforces them.
     pub(crate) local: Local,
 }
@@ -87,11 +89,19 @@ impl Active {
         self.from_ns.is_none_or(|from| wall_ns >= from) && self.until_ns.is_none_or(|until| wall_ns < until)
     }
 
-    /// Every set of numbers that its cells may have: its own, and its overrides'.
-    pub(crate) fn all_numbers(&self) -> impl Iterator<Item = (u16, &Algorithm)> {
-        let others =
-            self.override_numbers.iter().copied().zip(self.limit.overrides.iter().map(|o| &o.algorithm));
-        std::iter::once((self.numbers, &self.limit.algorithm)).chain(others)
+    /// Every set of numbers that its cells may have, in the order of [`Limit::number_sets`].
+    pub(crate) fn all_numbers(&self) -> impl Iterator<Item = u16> {
+        std::iter::once(self.numbers).chain(self.other_numbers.iter().copied())
+    }
+
+    /// The numbers of a cell with an override, or none, and of a role where classes have cells of their own.
+    #[inline]
+    pub(crate) fn numbers_of(&self, number: Option<usize>, role: usize) -> u16 {
+        let each = if self.limit.classes.is_none() { 1 } else { self.limit.sets_each() };
+        match number.map_or(0, |number| number + 1) * each + role {
+            0 => self.numbers,
+            other => self.other_numbers[other - 1],
+        }
     }
 
     fn scheduled(&self) -> Scheduled {
@@ -142,6 +152,8 @@ struct Numbers {
     began: Now,
     /// Whose they are: an override's conditions; none for the limit's own numbers.
     whose: Vec<Condition>,
+    /// Which cells, where classes have their own: see [`acequia_limits::classes::Classes::role_name`].
+    role: Option<Box<str>>,
     /// When they were replaced by the next generation.
     ended: Option<Now>,
     /// Counts up whenever any of a limit's numbers change: all of them begin anew.
@@ -240,7 +252,7 @@ impl Catalogue {
 
     /// Numbers that a cell of which nothing is known may have.
     pub(crate) fn newest_numbers(&self, slot: u16) -> Option<u16> {
-        self.least_of_today(slot, 0)
+        self.least_of_today(slot, 0, None)
     }
 
     /// The numbers that a cell written under `numbers` has today, as far as can be said without its
@@ -258,14 +270,14 @@ impl Catalogue {
         let (old, new) = (of(own.generation), of(today));
         let same = |(a, b): (&u16, &u16)| {
             let (a, b) = (&list[usize::from(*a)], &list[usize::from(*b)]);
-            a.whose == b.whose && a.until_ns == b.until_ns
+            a.whose == b.whose && a.until_ns == b.until_ns && a.role == b.role
         };
         let place = old.iter().position(|n| *n == numbers)?;
         let expired = own.until_ns.is_some_and(|until| now.wall_ns >= until);
         if !expired && old.len() == new.len() && old.iter().zip(&new).all(same) {
             return new.get(place).copied();
         }
-        self.least_of_today(slot, salt)
+        self.least_of_today(slot, salt, own.role.as_deref())
     }
 
     /// Which of a limit's sets of numbers a cell has: 0 for its own, and then one for each override.
@@ -283,9 +295,13 @@ impl Catalogue {
         live.nth(usize::from(which)).filter(|n| !self.is_over(slot, *n, now))
     }
 
-    fn least_of_today(&self, slot: u16, salt: u32) -> Option<u16> {
+    /// Of the numbers of a role, where one is named.
+    fn least_of_today(&self, slot: u16, salt: u32, role: Option<&str>) -> Option<u16> {
         let list = &self.slots.get(usize::from(slot))?.numbers;
-        let live = (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none());
+        let live = (0..list.len() as u16).filter(|n| {
+            let n = &list[usize::from(*n)];
+            n.ended.is_none() && (role.is_none() || n.role.as_deref() == role)
+        });
         live.min_by_key(|n| {
             let part = list[usize::from(*n)].local.part(salt);
             (part.units, part.rate, *n)
@@ -348,7 +364,7 @@ impl Catalogue {
 
     /// The fewest units that any cell of a limit may have, whatever numbers it has: what a crash presumes to be spent.
     pub(crate) fn least_units(&self, slot: u16, salt: u32) -> u64 {
-        let numbers = self.least_of_today(slot, salt).and_then(|numbers| self.local(slot, numbers));
+        let numbers = self.least_of_today(slot, salt, None).and_then(|numbers| self.local(slot, numbers));
         numbers.map_or(0, |local| local.part(salt).units)
     }
 
@@ -392,11 +408,14 @@ impl Catalogue {
                     && n.whose.iter().all(|c| c.holds(descriptor))
             };
             // A limit's own numbers come first in a generation, and count last.
-            let all: Vec<u16> =
-                (0..list.len() as u16).filter(|n| list[usize::from(*n)].generation == generation).collect();
+            let is_of = |n: &u16| {
+                let n = &list[usize::from(*n)];
+                n.generation == generation && n.role == old.role
+            };
+            let all: Vec<u16> = (0..list.len() as u16).filter(is_of).collect();
             let next = match (old.ended, until) {
                 (None, None) => to,
-                _ => all[1..].iter().find(whose).or(all.first()).copied().unwrap_or(to),
+                _ => all.iter().skip(1).find(whose).or(all.first()).copied().unwrap_or(to),
             };
             let (algorithm, written) = (list[usize::from(next)].local.at(salt), old.local.at(salt));
             let then = then.max(since).min(now);
@@ -738,7 +757,7 @@ impl Registry {
     /// The sets of numbers that a limit's cells have now, its own first.
     pub(crate) fn numbers_of(&self, active: &Active) -> Vec<Live> {
         let list = &self.slots[usize::from(active.slot)].numbers;
-        let live = std::iter::once(active.numbers).chain(active.override_numbers.iter().copied());
+        let live = active.all_numbers();
         live.map(|numbers| {
             let n = &list[usize::from(numbers)];
             Live { numbers, global: n.algorithm.clone(), local: n.local.clone() }
@@ -832,7 +851,7 @@ impl Registry {
                 None => fresh += 1,
                 Some(slot) => {
                     let had = self.slots[usize::from(*slot)].numbers.len();
-                    if had + 1 + limit.overrides.len() > NUMBERS_MAX {
+                    if had + (1 + limit.overrides.len()) * limit.sets_each() > NUMBERS_MAX {
                         return Err(CatalogueFault::TooManyNumbers(limit.path()));
                     }
                 }
@@ -873,18 +892,23 @@ impl Registry {
         if *self.slots[usize::from(slot)].preference != preference {
             self.slots[usize::from(slot)].preference = Arc::new(preference);
         }
-        let own = (&limit.algorithm, None, &[][..]);
-        let others = limit.overrides.iter().map(|o| (&o.algorithm, o.until_ns, &o.when[..]));
         let shares = self.shares_of(&limit, now);
         let same_shares = |local: &Local| local.is_of(shares.as_ref());
         let Slot { numbers: list, empty_handed, durable: kept, .. } = &mut self.slots[usize::from(slot)];
         let spent = self.empty_handed.filter(|_| *empty_handed || (self.sharing.is_some() && !durable));
-        let wanted: Vec<_> = std::iter::once(own).chain(others).collect();
+        let wanted = limit.number_sets();
+        let role_of = |set: &NumberSet<'_>| -> Option<Box<str>> {
+            Some(limit.classes.as_ref()?.role_name(set.role?).into())
+        };
         let live: Vec<u16> =
             (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none()).collect();
-        let same = |(number, wanted): (&u16, &(&Algorithm, Option<u64>, &[Condition]))| {
+        let same = |(number, wanted): (&u16, &NumberSet<'_>)| {
             let n = &list[usize::from(*number)];
-            n.algorithm == *wanted.0 && n.until_ns == wanted.1 && n.whose == wanted.2 && same_shares(&n.local)
+            n.algorithm == *wanted.algorithm
+                && n.until_ns == wanted.until_ns
+                && n.whose == wanted.whose
+                && n.role == role_of(wanted)
+                && same_shares(&n.local)
         };
         let used = if live.len() == wanted.len() && live.iter().zip(&wanted).all(same) {
             live
@@ -892,8 +916,10 @@ impl Registry {
             // All of them begin anew, so that it is known of every cell when it changed numbers.
             let generation = list.iter().map(|n| n.generation).max().map_or(1, |last| last + 1);
             let used: Vec<u16> = (list.len()..list.len() + wanted.len()).map(|n| n as u16).collect();
-            for (algorithm, until_ns, whose) in wanted {
-                let (algorithm, whose) = (algorithm.clone(), whose.to_vec());
+            for set in wanted {
+                let role = role_of(&set);
+                let NumberSet { algorithm, whose, until_ns, .. } = set;
+                let (algorithm, whose) = (algorithm.into_owned(), whose.to_vec());
                 let local = localise(&algorithm, shares.as_ref());
                 let before = live.iter().map(|n| &list[usize::from(*n)]);
                 let forgotten = forgotten_by(&local, before, spent, now);
@@ -904,6 +930,7 @@ impl Registry {
                     forgotten,
                     began: now,
                     whose,
+                    role,
                     ended,
                     until_ns,
                     generation,
@@ -931,7 +958,7 @@ impl Registry {
             slot,
             tagger,
             numbers: used[0],
-            override_numbers: used[1..].to_vec(),
+            other_numbers: used[1..].to_vec(),
             local,
         })
     }

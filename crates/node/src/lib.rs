@@ -412,7 +412,7 @@ impl Node {
             !active.durable && catalogue.is_empty_handed(active.slot) && !active.limit.algorithm.has_rate()
         };
         for active in catalogue.limits.iter().filter(forgotten) {
-            for (numbers, _) in active.all_numbers() {
+            for numbers in active.all_numbers() {
                 if !shared.contains_key(&OverflowKey { slot: active.slot, numbers }) {
                     let Some(local) = catalogue.local(active.slot, numbers) else { continue };
                     let spent = self.spent(local.least(), crashed, None);
@@ -624,11 +624,16 @@ impl Node {
         let Some(algorithm) = kept.algorithm(like) else { return false };
         let salt = tag.salt();
         let state = kept.state(&algorithm, error_ns, now);
-        // Under numbers of today where they are the same. Else nobody knows when they changed.
+        // Under numbers of today where they are the same. Else nobody knows when they changed, nor whose they are: among
+        // regions the least count until the cell is next hit, so that no more of it is lent than there is.
         let same = all.iter().find(|live| *live.local.at(salt) == algorithm);
         let (live, state) = match same {
             Some(live) => (live, state),
-            None => (&all[0], all[0].local.at(salt).convert_sometime(&algorithm, state.words(), now)),
+            None => {
+                let least = all.iter().min_by_key(|live| live.local.part(salt)).filter(|_| self.is_shared());
+                let live = least.unwrap_or(&all[0]);
+                (live, live.local.at(salt).convert_sometime(&algorithm, state.words(), now))
+            }
         };
         let state = match lost {
             None => state,

@@ -35,7 +35,7 @@ use crate::{
     headers::{Header, headers},
     metrics,
     question::{BadRequest, check_request},
-    respond::{members, name, outcome_word, retry_after_ms},
+    respond::{class, members, name, outcome_word, retry_after_ms},
     worker::Worker,
     writer::DOWN,
 };
@@ -139,6 +139,9 @@ struct LimitJson<'a> {
     reason: &'static str,
     cost: u64,
     descriptors: Vec<u32>,
+    /// The class of consumers, where the limit has classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<&'a str>,
 }
 
 async fn check(State(worker): State<Arc<Worker>>, body: Body) -> Response {
@@ -189,6 +192,7 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue) -> CheckAnswer<'a
         reason: limit.reason.as_str(),
         cost: limit.units,
         descriptors: members(limit.descriptors).to_vec(),
+        class: class(limit, catalogue),
     });
     CheckAnswer {
         allowed: answer.allowed,

@@ -18,6 +18,12 @@ pub(crate) fn name<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> &'c str
     &catalogue.limits[limit.limit as usize].limit.spec.name
 }
 
+/// The class of consumers that a request counts in, where the limit has classes.
+pub(crate) fn class<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> Option<&'c str> {
+    let classes = catalogue.limits[limit.limit as usize].limit.classes.as_ref()?;
+    Some(&classes.all[usize::from(limit.class?)].name)
+}
+
 /// Makes the message of our own API, and hands it to `write`.
 pub(crate) fn with_check_out<R>(
     answer: &Answer,
@@ -59,7 +65,7 @@ fn limit_out<'a>(limit: &LimitAnswer, descriptors: &'a [u32], catalogue: &'a Cat
         descriptors,
         cost: limit.units,
         algorithm: active.algorithm.name(),
-        class: "",
+        class: class(limit, catalogue).unwrap_or(""),
     }
 }
 

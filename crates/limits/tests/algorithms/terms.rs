@@ -119,6 +119,9 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         mode: Mode::Enforce,
         charge: Charge::Together,
         sharing: None,
+        classes: None,
+        warn_at: Vec::new(),
+        throttle: None,
         unlimited: BTreeMap::new(),
         overrides: Vec::new(),
     }

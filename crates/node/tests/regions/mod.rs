@@ -136,10 +136,13 @@ impl World {
     }
 
     pub(crate) fn ask(&mut self, region: usize, key: &str) -> bool {
+        self.ask_entries(region, &[("key", key)])
+    }
+
+    pub(crate) fn ask_entries(&mut self, region: usize, entries: &[(&str, &str)]) -> bool {
         let now = self.now_of(region);
         let place = &mut self.places[region];
-        let entries = [("key", key)];
-        let request = Request::new("shop", &entries);
+        let request = Request::new("shop", entries);
         let allowed = place.asker.check(&request, now, Ask::CHECK).allowed;
         place.admitted += u64::from(allowed);
         allowed

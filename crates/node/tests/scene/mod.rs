@@ -44,6 +44,9 @@ fn nothing(name: &str) -> LimitSpec {
         mode: Mode::Enforce,
         charge: Charge::Together,
         sharing: None,
+        classes: None,
+        warn_at: Vec::new(),
+        throttle: None,
         unlimited: BTreeMap::new(),
         overrides: Vec::new(),
     }

@@ -1,5 +1,7 @@
 //! One question from one thread: find the limits, find the cells, decide, charge all or nothing.
 
+mod classed;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, MutexGuard, atomic::Ordering},
@@ -12,6 +14,7 @@ use acequia_limits::{
 use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
+use self::classed::Classed;
 use crate::{
     Active, Catalogue, Kept, Node, OverflowKey, Row,
     account::{Account, Ground},
@@ -107,6 +110,8 @@ pub struct LimitAnswer {
     /// For how long units that it was denied for want of may still come from other regions, in nanoseconds; 0 for not at
     /// all.
     pub hope_ns: u64,
+    /// The class of consumers, by its place in [`acequia_limits::Limit::classes`], where the limit has classes.
+    pub class: Option<u8>,
     /// Which of the limit's numbers this cell has.
     pub(crate) numbers: u16,
 }
@@ -223,6 +228,22 @@ struct Hit {
     has_lent: bool,
     /// For how long units that are missed may still come, in nanoseconds, as its account says.
     hope_ns: Option<u64>,
+    /// What classes of consumers make of it, where its limit has any.
+    classed: Option<Box<Classed>>,
+}
+
+impl Hit {
+    /// The same before anything was found of its cell.
+    fn fresh(&self) -> Self {
+        Self {
+            place: Place::Absent,
+            account: Called::None,
+            has_lent: false,
+            hope_ns: None,
+            classed: None,
+            ..*self
+        }
+    }
 }
 
 /// Whether a cell has an account, and whether that calls for a look.
@@ -263,8 +284,8 @@ impl<'a> Check<'a, '_> {
         answer.unmatched = self.gather(self.request, hits);
         answer.limits.clear();
         answer.after_batch = 0;
-        match hits.as_mut_slice() {
-            [] => {
+        match hits.len() {
+            0 => {
                 decide(answer, self.catalogue);
                 // It has not heard of any limit yet: nobody knows which there are.
                 if self.catalogue.limits.is_empty()
@@ -275,8 +296,8 @@ impl<'a> Check<'a, '_> {
                     answer.retry_after_ns = self.node.ask_again_ns();
                 }
             }
-            [hit] if !hit.exempt => self.answer_one(hit, answer)?,
-            hits => self.answer_all(hits, answer)?,
+            1 if !hits[0].exempt => self.answer_one(&mut hits[0], answer)?,
+            _ => self.answer_all(hits, answer)?,
         }
         Ok(())
     }
@@ -340,7 +361,7 @@ impl<'a> Check<'a, '_> {
         if limit.verdict.allowed {
             limit.verdict.remaining < self.algorithm(hit).budget() / 2
         } else {
-            limit.reason == Reason::OverLimit
+            is_short(limit.reason)
         }
     }
 
@@ -360,20 +381,27 @@ impl<'a> Check<'a, '_> {
             None => return false,
         };
         let mut account = Box::new(Account::new(&ground));
-        account.offer(hit.units, verdict, self.now);
+        let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
+        account.offer((hit.units, needed), verdict, self.now);
         account.flag();
         cells.share(place, account);
         true
     }
 
-    fn answer_all(&self, hits: &mut [Hit], answer: &mut Answer) -> Result<(), Stale> {
+    fn answer_all(&self, hits: &mut Vec<Hit>, answer: &mut Answer) -> Result<(), Stale> {
         let mut guards = self.lock_shards(hits);
         self.locate(hits, &mut guards)?;
         let mut shared = self.lock_shared(hits);
         let mut states: SmallVec<[Option<State>; HITS_INLINE]> = SmallVec::new();
-        for number in 0..hits.len() {
+        let mut number = 0;
+        while number < hits.len() {
             let (earlier, rest) = hits.split_at_mut(number);
             let hit = &mut rest[0];
+            if hit.is_remainder() && !hit.exempt && !self.is_lacked(hit, earlier, answer) {
+                hits.remove(number);
+                continue;
+            }
+            number += 1;
             if hit.exempt {
                 answer.limits.push(self.exempt(hit));
                 states.push(None);
@@ -382,6 +410,9 @@ impl<'a> Check<'a, '_> {
                 let before = self.before(hit, earlier);
                 states.push(self.probe(hit, before, cells, shared.as_deref_mut(), answer));
             }
+        }
+        if hits.iter().any(Hit::is_remainder) {
+            self.fall_back(hits, &mut states, &mut guards, answer);
         }
         decide(answer, self.catalogue);
         for (number, (hit, state)) in hits.iter().zip(states).enumerate() {
@@ -427,11 +458,19 @@ impl<'a> Check<'a, '_> {
                 domain.index.candidates(&descriptor, |limit| {
                     if let Some(hit) = self.hit(limit, &descriptor, request.cost, bit) {
                         matched = true;
-                        merge(hits, hit);
+                        if self.limit(&hit).limit.classes.is_some() {
+                            self.merge_classed(hits, hit, &descriptor);
+                        } else {
+                            merge(hits, hit);
+                        }
                     }
                 });
             }
             unmatched |= if matched { 0 } else { bit };
+        }
+        if hits.iter().any(Hit::is_remainder) {
+            // By then it is known what the classes' own cells lack.
+            hits.sort_by_key(Hit::is_remainder);
         }
         unmatched
     }
@@ -454,10 +493,7 @@ impl<'a> Check<'a, '_> {
             }
         };
         let cost = descriptor.cost.unwrap_or(cost);
-        let numbers = match limit.override_for(descriptor, self.now.wall_ns) {
-            Some(number) => active.override_numbers[number],
-            None => active.numbers,
-        };
+        let numbers = active.numbers_of(limit.override_for(descriptor, self.now.wall_ns), 0);
         let variant = self.local(active, numbers).place_of(tag.salt());
         Some(Hit {
             limit: number,
@@ -473,6 +509,7 @@ impl<'a> Check<'a, '_> {
             account: Called::None,
             has_lent: false,
             hope_ns: None,
+            classed: None,
         })
     }
 
@@ -609,6 +646,7 @@ impl<'a> Check<'a, '_> {
             units: hit.units,
             budget: self.global(hit).budget(),
             hope_ns: 0,
+            class: hit.class(),
             numbers: hit.numbers,
         }
     }
@@ -625,7 +663,6 @@ impl<'a> Check<'a, '_> {
         answer: &mut Answer,
     ) -> Option<State> {
         let algorithm = self.algorithm(hit);
-        let salt = hit.tag.salt();
         let active = self.limit(hit);
         let mut state = None;
         let mut over = Reason::OverLimit;
@@ -633,11 +670,11 @@ impl<'a> Check<'a, '_> {
             Place::At(place) => {
                 let cell = cells.table.at(place);
                 match cell.heap_place() {
-                    None => algorithm.probe(&cell.words, self.now, hit.units, salt),
+                    None => hit.probe(algorithm, &cell.words, self.now, hit.units),
                     Some(at) => {
                         let cell = cells.heap_mut(at);
                         match cell.account.as_deref_mut() {
-                            None => algorithm.probe(&cell.words, self.now, hit.units, salt),
+                            None => hit.probe(algorithm, &cell.words, self.now, hit.units),
                             Some(account) => self.probe_shared(hit, account, &mut cell.words),
                         }
                     }
@@ -652,16 +689,17 @@ impl<'a> Check<'a, '_> {
                     None => self.initial(hit),
                 };
                 let units = hit.units.saturating_add(before);
-                let verdict = algorithm.probe(initial.words(), self.now, units, salt);
+                let verdict = hit.probe(algorithm, initial.words(), self.now, units);
                 state = Some(initial);
                 verdict
             }
         };
         let mut hope_ns = 0;
         let (verdict, reason) = if !verdict.allowed {
+            let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
             let (verdict, reason) = self.why_denied(hit, verdict, over);
             // A look asks nobody, and a cell that new ones share is nobody else's.
-            if reason == Reason::OverLimit && self.ask.charge && hit.charges && hit.place != Place::Shared {
+            if is_short(reason) && self.ask.charge && hit.charges && hit.place != Place::Shared {
                 hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
             }
             (verdict, reason)
@@ -687,6 +725,7 @@ impl<'a> Check<'a, '_> {
             units: hit.units,
             budget: self.global(hit).budget(),
             hope_ns,
+            class: hit.class(),
             numbers: hit.numbers,
         });
         state
@@ -694,7 +733,8 @@ impl<'a> Check<'a, '_> {
 
     #[cold]
     fn why_denied(&self, hit: &Hit, verdict: Verdict, over: Reason) -> (Verdict, Reason) {
-        if hit.units > self.global(hit).budget() {
+        let budget = self.global(hit).budget();
+        if hit.units > budget.saturating_sub(hit.leaves(budget)) {
             return (verdict, Reason::CostTooHigh);
         }
         let reason = if let Some(reason) = self.node.owns_nothing() {
@@ -708,7 +748,7 @@ impl<'a> Check<'a, '_> {
         // and what is lent away comes back with the next exchange of demand, or when it ends, long before the little that is
         // left would do.
         let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
-        let is_shared = reason == Reason::OverLimit && hit.place != Place::Shared;
+        let is_shared = is_short(reason) && hit.place != Place::Shared;
         let most_ns = match verdict.retry_after_ns {
             _ if is_shared && hope_ns > 0 => self.node.ask_again_ns(),
             _ if is_shared && hit.has_lent => ASK_SELDOM_NS,
@@ -725,10 +765,14 @@ impl<'a> Check<'a, '_> {
         if account.is_due(self.now) {
             self.settle_account(hit, account, words);
         }
-        let verdict = account.algorithm.probe(words, self.now, hit.units, hit.tag.salt());
+        let verdict = hit.probe(&account.algorithm, words, self.now, hit.units);
         // What only watches moves no rights, and neither does a look.
         let counts = self.ask.is_demand() && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
-        let calls = counts && account.offer(hit.units, &verdict, self.now);
+        let calls = counts && {
+            // What a class leaves to others must be there too.
+            let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
+            account.offer((hit.units, needed), &verdict, self.now)
+        };
         if !verdict.allowed {
             hit.has_lent = !account.book().lent().is_empty();
             hit.hope_ns = Some(account.hope_ns(&self.node.elsewhere.hope(), self.now));
@@ -795,7 +839,8 @@ impl<'a> Check<'a, '_> {
         };
         let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
         let untouched = algorithm.probe(words, self.now, 0, hit.tag.salt());
-        limit.verdict.remaining = untouched.remaining;
+        let kept = hit.leaves(algorithm.budget());
+        limit.verdict.remaining = untouched.remaining.saturating_sub(kept);
         limit.verdict.reset_after_ns = untouched.reset_after_ns;
     }
 
@@ -1020,6 +1065,11 @@ const ASK_SELDOM_NS: u64 = 4_000_000_000;
 /// Nanoseconds to wait while the journal cannot be written: it is tried again about as often.
 const JOURNAL_RETRY_NS: u64 = 1_000_000_000;
 
+/// Whether what denies is want of units, which may come from other regions.
+const fn is_short(reason: Reason) -> bool {
+    matches!(reason, Reason::OverLimit | Reason::ClassReserve)
+}
+
 /// What would be allowed, denied for another reason than the limit itself.
 fn denied(verdict: Verdict, units: u64, retry_after_ns: u64) -> Verdict {
     Verdict { allowed: false, remaining: verdict.remaining + units, retry_after_ns, delay_ns: 0, ..verdict }
@@ -1037,6 +1087,9 @@ fn merge(hits: &mut Vec<Hit>, hit: Hit) {
         None => hits.push(hit),
         Some(first) => {
             first.descriptors |= hit.descriptors;
+            if let (Some(first), Some(other)) = (&mut first.classed, &hit.classed) {
+                first.join(other);
+            }
             if hit.charges {
                 first.units = if first.charges { first.units.saturating_add(hit.units) } else { hit.units };
                 first.charges = true;
