@@ -338,6 +338,11 @@ impl Catalogue {
         self.slots.get(usize::from(slot)).is_some_and(|slot| slot.empty_handed)
     }
 
+    /// The numbers with the fastest rate that a limit has had since this process started: any of them, where it has no rate.
+    pub(crate) fn fastest(&self, slot: u16) -> Option<&Algorithm> {
+        fastest(self.slots.get(usize::from(slot))?.numbers.iter())
+    }
+
     /// What a cell of a bucket may owe of which nothing is known, and the numbers that say what that means.
     pub(crate) fn forgotten(&self, slot: u16, numbers: u16) -> Option<(&Algorithm, Inline)> {
         let numbers = self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?;
@@ -567,6 +572,8 @@ pub(crate) struct Unwritten {
     pub(crate) kept: Vec<u16>,
     /// Buckets that are not kept there: the cells that owe more than they may by now, since a crash presumes no more.
     pub(crate) overdrawn: Vec<u16>,
+    /// Limits whose rate is lower from now on: what came back by it before is not known later.
+    pub(crate) slowed: Vec<LimitId>,
     /// Buckets of which a crash forgot cells: how much those owe, or the next crash would presume what these numbers say.
     pub(crate) forgotten: Vec<u16>,
 }
@@ -936,6 +943,16 @@ impl Registry {
                     generation,
                 });
             }
+            let of = |numbers: &[u16]| {
+                let of = numbers.iter().map(|n| &list[usize::from(*n)]);
+                fastest(of)
+            };
+            if let (Some(old), Some(new)) = (of(&live), of(&used))
+                && new.is_slower(old)
+                && !broken(Broken::RefundAfterSlowing)
+            {
+                self.unwritten.slowed.push(limit.id);
+            }
             if self.durable && limit.algorithm.has_rate() {
                 self.unwritten.renumbered(slot, durable, list, (&live, &used));
             }
@@ -987,6 +1004,11 @@ impl Unwritten {
             self.forgotten.push(slot);
         }
     }
+}
+
+/// Of some numbers, those with the fastest rate.
+fn fastest<'n>(all: impl Iterator<Item = &'n Numbers>) -> Option<&'n Algorithm> {
+    all.map(|numbers| &numbers.algorithm).reduce(|a, b| if a.is_slower(b) { b } else { a })
 }
 
 /// What a cell of which nothing is known owes when new numbers begin: as much as under those before, and as much as if

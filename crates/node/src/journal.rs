@@ -33,6 +33,8 @@ pub const MEMORY: LimitId = LimitId(1);
 pub const VERSIONS: LimitId = LimitId(2);
 /// See [`MEMORY`]: what this node charged under each limit, in all.
 pub const USAGE: LimitId = LimitId(3);
+/// See [`MEMORY`]: charges that may be asked for again, or given back, by their names.
+pub const CHARGES: LimitId = LimitId(4);
 
 /// A row of [`WALL`].
 pub(crate) fn wall_row(wall_ns: u64) -> Row {

@@ -21,6 +21,7 @@
 mod account;
 mod asker;
 mod catalogue;
+mod charges;
 pub mod difference;
 mod explain;
 mod index;
@@ -44,7 +45,7 @@ use std::{
     },
 };
 
-use acequia_limits::{Algorithm, CellTag, HashKey, Limit, LimitId, Now, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, HashKey, Limit, LimitId, Mode, Now, algorithm::State};
 use acequia_rights::{
     Session, Versions, Writer,
     broken::{Broken, broken},
@@ -53,6 +54,7 @@ use acequia_rights::{
 use crate::{
     account::{Account, Ground},
     catalogue::{Live, Registry, Terms, Unwritten},
+    charges::Charges,
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
     kept::Pledge,
     patience::Elsewhere,
@@ -61,11 +63,14 @@ use crate::{
     table::Cell,
 };
 pub use crate::{
-    asker::{Answer, Ask, Asker, DESCRIPTORS_MAX, LimitAnswer, Outcome},
+    asker::{Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, IdReused, LimitAnswer, Outcome},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
+    charges::{
+        ChargeId, ChargesView, KEEP_NS, Keep, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve, Settled,
+    },
     explain::Unmatched,
     inspect::{CellView, Holding, LimitView, LoanView, Overview, PeerView, WordView},
-    journal::{Row, WALL},
+    journal::{CHARGES, Row, WALL},
     kept::Kept,
     region::ResumeFault,
     sharing::{Home, Membership},
@@ -132,6 +137,8 @@ pub struct Node {
     carried: Carried,
     /// What other regions may have.
     elsewhere: Elsewhere,
+    /// What was charged under a name. Locked before any shard.
+    charges: Charges,
 }
 
 /// Whose new cells share one: those of a limit under one set of numbers.
@@ -190,6 +197,11 @@ pub struct Usage {
 impl Node {
     /// A node without limits: everything is allowed until [`Node::apply`].
     pub fn new(config: Config) -> Self {
+        Self::keeping(config, Keep::default())
+    }
+
+    /// The same, that keeps records of charges as it is told.
+    pub fn keeping(config: Config, keep: Keep) -> Self {
         let terms = config.home.map(|home| Terms::none(home.writer.region));
         let memory = Memory { boot: 1, ..Memory::default() };
         let sharing = config.home.map(|home| Sharing::new(home, Versions::new(home.writer), memory, 0));
@@ -214,6 +226,7 @@ impl Node {
             correction_ns: AtomicI64::new(0),
             carried: Carried::default(),
             elsewhere: Elsewhere::default(),
+            charges: Charges::new(keep),
             config,
         }
     }
@@ -277,6 +290,7 @@ impl Node {
         self.publish(&registry);
         drop(registry);
         self.take_from_disk(taken);
+        self.restore_charges(rows(journal::CHARGES));
     }
 
     /// The limits in force, and when: what [`Node::resume`] needs after a restart.
@@ -347,6 +361,7 @@ impl Node {
         let catalogue = self.catalogue();
         let at = shard % SHARDS;
         let now = self.not_before(now);
+        self.tidy_charges(now);
         let mut rows = Vec::new();
         let mut forgotten = false;
         let mut cells = self.shards[at].lock();
@@ -422,6 +437,11 @@ impl Node {
         }
     }
 
+    /// How far walls may be off, as the catalogue of the regions says: 0 where a node stands alone.
+    fn clock_error_ns(&self) -> u64 {
+        lock(&self.registry).clock_error_ns().unwrap_or(0)
+    }
+
     /// What the cells take.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage { overflowing: lock(&self.overflow).len() as u64, ..Usage::default() };
@@ -442,7 +462,8 @@ impl Node {
     /// allowed more, are written, and only they. No other cell can come to owe more: a charge leaves no more owed than
     /// there is, and loans move as much debt as room.
     fn write_cells(&self, unwritten: Unwritten, now: Now) {
-        let Unwritten { kept, mut overdrawn, mut forgotten } = unwritten;
+        let Unwritten { kept, mut overdrawn, mut forgotten, slowed } = unwritten;
+        self.strip_charges(&slowed);
         overdrawn.sort_unstable();
         forgotten.retain(|_| !broken(Broken::ForgottenUnwritten));
         if kept.is_empty() && overdrawn.is_empty() && forgotten.is_empty() {

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use crate::{
     Catalogue, CatalogueFault, Kept, Node, Row, Scheduled,
     catalogue::Terms,
-    journal::{HeapCell, MEMORY, USAGE, VERSIONS},
+    journal::{CHARGES, HeapCell, MEMORY, USAGE, VERSIONS},
     journal_tag, lock,
     shard::Cells,
     sharing::{AdoptFault, CellKey, FrameFault, Membership, Memory, Sharing, Timekeeper, Traffic},
@@ -100,6 +100,7 @@ impl Node {
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
         *sharing = Sharing::new(home, versions, memory, born_in);
         sharing.take_up_usage(charged);
+        self.restore_charges(rows(CHARGES));
         sharing.resume(self, schedule, now, rows)
     }
 
@@ -471,14 +472,15 @@ impl Node {
     }
 
     /// Units charged since the last time this was asked, by the slot of the limit.
-    pub(crate) fn take_spent(&self) -> Vec<(u16, u64)> {
-        let mut all: BTreeMap<u16, u64> = BTreeMap::new();
+    /// And what was given back.
+    pub(crate) fn take_spent(&self) -> Vec<(u16, u64, u64)> {
+        let mut all: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
         for shard in &self.shards {
-            for (slot, units) in shard.lock().take_spent() {
-                *all.entry(slot).or_default() += units;
-            }
+            let mut cells = shard.lock();
+            cells.take_spent().for_each(|(slot, units)| all.entry(slot).or_default().0 += units);
+            cells.take_refunded().for_each(|(slot, units)| all.entry(slot).or_default().1 += units);
         }
-        all.into_iter().collect()
+        all.into_iter().map(|(slot, (spent, returned))| (slot, spent, returned)).collect()
     }
 
     // For the cells.

@@ -37,8 +37,9 @@ pub(crate) struct Cells {
     sweep_again_ns: u64,
     /// Shared cells that the sharing with other regions shall look at.
     attention: Vec<(u16, CellTag)>,
-    /// Units charged, by the slot of the limit, since they were last counted up.
+    /// Units charged, and units given back, by the slot of the limit, since they were last counted up.
     spent: Vec<u64>,
+    refunded: Vec<u64>,
     /// Idle cells forgotten since the start.
     pub(crate) evicted: u64,
 }
@@ -110,17 +111,22 @@ impl Cells {
     /// Counts what was charged under a limit.
     #[inline]
     pub(crate) fn count_spent(&mut self, limit: u16, units: u64) {
-        let at = usize::from(limit);
-        if self.spent.len() <= at {
-            self.spent.resize(at + 1, 0);
-        }
-        self.spent[at] = self.spent[at].saturating_add(units);
+        count(&mut self.spent, limit, units);
+    }
+
+    /// Counts what was given back under a limit.
+    pub(crate) fn count_refunded(&mut self, limit: u16, units: u64) {
+        count(&mut self.refunded, limit, units);
     }
 
     /// What was charged since the last time.
     pub(crate) fn take_spent(&mut self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        let all = (0..).zip(self.spent.iter_mut()).filter(|(_, units)| **units > 0);
-        all.map(|(slot, units)| (slot, std::mem::take(units)))
+        take(&mut self.spent)
+    }
+
+    /// What was given back since the last time.
+    pub(crate) fn take_refunded(&mut self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        take(&mut self.refunded)
     }
 
     /// What other regions have to do with a cell that was found.
@@ -247,6 +253,20 @@ impl Cells {
     pub(crate) fn bytes(&self) -> usize {
         self.table.bytes() + self.heap_bytes
     }
+}
+
+#[inline]
+fn count(counts: &mut Vec<u64>, limit: u16, units: u64) {
+    let at = usize::from(limit);
+    if counts.len() <= at {
+        counts.resize(at + 1, 0);
+    }
+    counts[at] = counts[at].saturating_add(units);
+}
+
+fn take(counts: &mut [u64]) -> impl Iterator<Item = (u16, u64)> + '_ {
+    let all = (0..).zip(counts.iter_mut()).filter(|(_, units)| **units > 0);
+    all.map(|(slot, units)| (slot, std::mem::take(units)))
 }
 
 /// The states on the heap, for those who look at cells.

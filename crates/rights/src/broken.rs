@@ -163,6 +163,18 @@ pub enum Broken {
     OverdrawnUnwritten,
     /// A bucket's rate is lowered, and the disk is not told what cells owe by then.
     SlowedUnwritten,
+    /// A bucket gets back all that a charge cost, whatever has come back since.
+    RefundInFull,
+    /// A charge is given back as often as somebody says so.
+    RefundTwice,
+    /// What a crash forgot is given back.
+    RefundForgotten,
+    /// A charge is given back to the window that is open, whichever was charged.
+    RefundIntoOpenWindow,
+    /// What comes back is spent before the disk knows that it came back.
+    RefundBeforeDurable,
+    /// A charge gives back as much as if the rate had always been as low as it is.
+    RefundAfterSlowing,
     /// What a crash forgot is forgotten with the next crash, though the limit is journalled by then.
     ForgottenUnwritten,
 }

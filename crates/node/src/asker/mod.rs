@@ -1,6 +1,7 @@
 //! One question from one thread: find the limits, find the cells, decide, charge all or nothing.
 
 mod classed;
+mod recorded;
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +17,7 @@ use smallvec::SmallVec;
 
 use self::classed::Classed;
 use crate::{
-    Active, Catalogue, Kept, Node, OverflowKey, Row,
+    Active, Catalogue, ChargeId, Kept, Node, OverflowKey, Row,
     account::{Account, Ground},
     journal::{HeapCell, overflow_tag},
     journal_tag,
@@ -85,7 +86,24 @@ pub struct Answer {
     pub unmatched: u64,
     /// The batch that must be on disk before this answer leaves; 0 for none.
     pub after_batch: u64,
+    /// How the charge is remembered, if it is.
+    pub charge: Option<Charged>,
 }
+
+/// A charge that is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charged {
+    /// Its name.
+    pub id: ChargeId,
+    /// Whether it was charged before, and nothing was now.
+    pub is_repeat: bool,
+    /// The cost that was reserved; 0 where none was.
+    pub reserved: u64,
+}
+
+/// Another question was asked under the same name before: nothing was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdReused;
 
 /// What one limit says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +128,8 @@ pub struct LimitAnswer {
     /// For how long units that it was denied for want of may still come from other regions, in nanoseconds; 0 for not at
     /// all.
     pub hope_ns: u64,
+    /// Whether it was charged.
+    pub is_charged: bool,
     /// The class of consumers, by its place in [`acequia_limits::Limit::classes`], where the limit has classes.
     pub class: Option<u8>,
     /// Which of the limit's numbers this cell has.
@@ -158,11 +178,19 @@ impl Asker {
 
     /// May it pass? At most [`DESCRIPTORS_MAX`] descriptors are looked at; callers refuse more.
     pub fn check(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
+        let now = self.node.not_before(now);
+        self.check_at(request, now, ask)
+    }
+
+    fn load_catalogue(&mut self) {
+        if self.node.version.load(Ordering::Acquire) != self.catalogue.version {
+            self.catalogue = self.node.catalogue();
+        }
+    }
+
+    fn check_at(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
         loop {
-            if self.node.version.load(Ordering::Acquire) != self.catalogue.version {
-                self.catalogue = self.node.catalogue();
-            }
-            let now = self.node.not_before(now);
+            self.load_catalogue();
             let check = Check { node: &self.node, catalogue: &self.catalogue, request, now, ask };
             match check.answer(&mut self.hits, &mut self.answer) {
                 Ok(()) => return &self.answer,
@@ -200,6 +228,7 @@ impl Default for Answer {
             limits: SmallVec::new(),
             unmatched: 0,
             after_batch: 0,
+            charge: None,
         }
     }
 }
@@ -284,6 +313,7 @@ impl<'a> Check<'a, '_> {
         answer.unmatched = self.gather(self.request, hits);
         answer.limits.clear();
         answer.after_batch = 0;
+        answer.charge = None;
         match hits.len() {
             0 => {
                 decide(answer, self.catalogue);
@@ -316,6 +346,7 @@ impl<'a> Check<'a, '_> {
         decide_one(answer, self.catalogue);
         if self.is_due(hit, answer, 0) {
             let left = answer.limits[0].verdict.remaining;
+            answer.limits[0].is_charged = true;
             answer.after_batch = self.charge(hit, state, left, &mut cells, shared.as_deref_mut());
         } else {
             self.leave(hit, state.as_ref(), &cells, &mut answer.limits[0]);
@@ -418,6 +449,7 @@ impl<'a> Check<'a, '_> {
         for (number, (hit, state)) in hits.iter().zip(states).enumerate() {
             if self.is_due(hit, answer, number) {
                 let left = answer.limits[number].verdict.remaining;
+                answer.limits[number].is_charged = true;
                 // Adding a cell leaves all others in their places.
                 let cells = cells_of(&mut guards, hit.tag);
                 let batch = self.charge(hit, state, left, cells, shared.as_deref_mut());
@@ -647,6 +679,7 @@ impl<'a> Check<'a, '_> {
             budget: self.global(hit).budget(),
             hope_ns: 0,
             class: hit.class(),
+            is_charged: false,
             numbers: hit.numbers,
         }
     }
@@ -726,6 +759,7 @@ impl<'a> Check<'a, '_> {
             budget: self.global(hit).budget(),
             hope_ns,
             class: hit.class(),
+            is_charged: false,
             numbers: hit.numbers,
         });
         state

@@ -186,6 +186,8 @@ pub(crate) struct Sharing {
     usage_ns: u64,
     /// The rows of those counters: what each writer said that it charged, in all. This node's own are on the disk.
     charged: BTreeMap<(Writer, LimitId), u64>,
+    /// What this node has given back of that, in all: on the disk too.
+    returned: BTreeMap<LimitId, u64>,
     /// The batch that this node's own rows were last written in.
     charged_in: u64,
     traffic: Traffic,
@@ -251,6 +253,7 @@ impl Sharing {
             usage: BTreeMap::new(),
             usage_ns: 0,
             charged: BTreeMap::new(),
+            returned: BTreeMap::new(),
             charged_in: 0,
             traffic: Traffic::default(),
             born_in,

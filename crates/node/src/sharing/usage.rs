@@ -1,4 +1,4 @@
-//! What every writer has charged under a limit in all: counters that only grow, one for each writer.
+//! What every writer has charged under a limit in all, and given back of it: counters that only grow, two for each writer.
 
 use acequia_limits::LimitId;
 use acequia_rights::{Region, Writer};
@@ -16,18 +16,28 @@ impl Sharing {
     pub(super) fn count_usage(&mut self, node: &Node, catalogue: &Catalogue) {
         let me = self.me();
         let mut changed = Vec::new();
-        for (slot, spent) in node.take_spent() {
+        for (slot, spent, returned) in node.take_spent() {
             let Some(limit) = catalogue.id(slot) else { continue };
             let counter = self.usage.entry(limit).or_default();
             let op = counter.inc_many(me, spent);
-            self.charged.insert((me, limit), op.dot.counter);
+            let charged = op.dot.counter;
+            self.charged.insert((me, limit), charged);
             counter.apply(op);
+            // A crash may have lost what was charged shortly before it, and not the record by which it is given back.
+            let before = self.returned.get(&limit).copied().unwrap_or(0);
+            let returned = returned.min(charged - before.min(charged));
+            if returned > 0 {
+                let op = counter.dec_many(me, returned);
+                self.returned.insert(limit, op.dot.counter);
+                counter.apply(op);
+            }
             changed.push(limit);
         }
         if changed.is_empty() {
             return;
         }
-        let own: Vec<(LimitId, u64)> = self.charged_by(me).collect();
+        let own: Vec<(LimitId, u64, u64)> =
+            self.charged_by(me).map(|(limit, units)| (limit, units, self.returned_of(limit))).collect();
         let Ok(bytes) = postcard::to_allocvec(&own) else { return };
         self.charged_in = node.write_record(crate::journal::USAGE, bytes);
         for limit in changed {
@@ -39,10 +49,15 @@ impl Sharing {
     pub(super) fn tell_usage(&mut self, limit: LimitId, to: Option<Region>) {
         let (writer, after_batch) = (self.me(), self.charged_in);
         let Some(spent) = self.charged.get(&(writer, limit)).copied() else { return };
+        let refunded = self.returned_of(limit);
         for (_, peer) in self.peers.iter_mut().filter(|(region, _)| to.is_none_or(|to| to == **region)) {
-            let entry = Entry::Usage { limit, writer, spent, refunded: 0 };
+            let entry = Entry::Usage { limit, writer, spent, refunded };
             peer.outbox.tell(Topic::Usage(limit, writer), entry, after_batch);
         }
+    }
+
+    fn returned_of(&self, limit: LimitId) -> u64 {
+        self.returned.get(&limit).copied().unwrap_or(0)
     }
 
     pub(crate) fn charged(&self, writer: Writer, limit: LimitId) -> u64 {
@@ -56,12 +71,14 @@ impl Sharing {
     }
 
     /// What this node had charged, as its disk has it.
-    pub(crate) fn take_up_usage(&mut self, charged: Vec<(LimitId, u64)>) {
+    pub(crate) fn take_up_usage(&mut self, charged: Vec<(LimitId, u64, u64)>) {
         let me = self.me();
-        for (limit, units) in charged {
+        for (limit, units, returned) in charged {
             let counter = self.usage.entry(limit).or_default();
             counter.apply(Op { dot: Dot::new(me, units), dir: Dir::Pos });
+            counter.apply(Op { dot: Dot::new(me, returned.min(units)), dir: Dir::Neg });
             self.charged.insert((me, limit), units);
+            self.returned.insert(limit, returned.min(units));
         }
     }
 }

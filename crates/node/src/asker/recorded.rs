@@ -1,0 +1,104 @@
+//! A question whose charge is remembered ([`crate::charges`]).
+
+use acequia_limits::{Mode, Now, Request};
+
+use super::{Answer, Ask, Asker, Charged, IdReused, Outcome};
+use crate::{
+    Recording,
+    charges::{ChargeId, Record},
+};
+
+/// Of what is left, one part in so many is reserved at a time where less than was asked for will do: what one caller holds in
+/// advance others do not have.
+const SPARED: u64 = 10;
+
+impl Asker {
+    /// May it pass, and what it is charged is remembered: the same question under the same name gets the same answer, and is
+    /// charged once.
+    ///
+    /// # Errors
+    /// Another question was asked under that name. Nothing is charged.
+    pub fn check_recorded(
+        &mut self,
+        request: &Request<'_>,
+        now: Now,
+        ask: Ask,
+        recording: &Recording,
+    ) -> Result<&Answer, IdReused> {
+        let node = std::sync::Arc::clone(&self.node);
+        let now = node.not_before(now);
+        // Held until the charge is remembered: whoever asks the same meanwhile finds it.
+        let mut records = node.charges.lock(recording.id);
+        let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());
+        if let Some(record) = records.get(recording.id, node.charges.keep(), now) {
+            if !record.is_of(recording) {
+                return Err(IdReused);
+            }
+            self.load_catalogue();
+            let charged = Charged { id: recording.id, is_repeat: true, reserved: reserved(record) };
+            record.answer(&mut self.answer, &self.catalogue, charged);
+            let is_written = node.is_committed(record.batch) || !recording.is_repeatable;
+            self.answer.after_batch = if is_written { 0 } else { record.batch };
+            return Ok(&self.answer);
+        }
+        let mut cost = request.cost;
+        if recording.reserve.is_some_and(|reserve| reserve.at_most) {
+            cost = self.check_at_most(request, now, ask);
+        } else {
+            self.check_at(request, now, ask);
+        }
+        if self.answer.limits.iter().any(|limit| limit.is_charged) {
+            let record = Record::new(recording, (&self.answer, &self.catalogue), cost, now);
+            let charged = Charged { id: recording.id, is_repeat: false, reserved: reserved(&record) };
+            let is_kept = node.config.durable && recording.is_repeatable && !node.is_journal_down();
+            let row = records.put(recording.id, record);
+            if node.config.durable {
+                let batch = node.push_row(row);
+                records.sent_in(recording.id, batch);
+                if is_kept {
+                    self.answer.after_batch = self.answer.after_batch.max(batch);
+                }
+            }
+            self.answer.charge = Some(charged);
+        }
+        Ok(&self.answer)
+    }
+
+    /// Asks for as much of a request's cost as can be spared, at least 1; gives how much that was.
+    fn check_at_most(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> u64 {
+        let least = Request { cost: 1, ..request.clone() };
+        self.check_at(&least, now, Ask { charge: false, ..ask });
+        let enforced = self.answer.limits.iter().filter(|limit| {
+            let active = &self.catalogue.limits[limit.limit as usize];
+            active.limit.spec.mode == Mode::Enforce && limit.outcome != Outcome::Unlimited
+        });
+        let spared = enforced.map(|limit| {
+            let weight = self.catalogue.limits[limit.limit as usize].limit.cost.max(1);
+            limit.verdict.remaining / weight / SPARED
+        });
+        let cost = spared.min().unwrap_or(request.cost).clamp(1, request.cost.max(1));
+        let most = Request { cost, ..request.clone() };
+        if cost == 1 || self.check_at(&most, now, ask).allowed {
+            if cost == 1 {
+                self.check_at(&least, now, ask);
+            }
+            return cost;
+        }
+        // Others were quicker.
+        self.check_at(&least, now, ask);
+        1
+    }
+}
+
+impl ChargeId {
+    /// As text: 32 hexadecimal digits.
+    pub fn to_text(self) -> String {
+        format!("{:032x}", self.0)
+    }
+
+    /// From text; nothing where it is none.
+    pub fn from_text(text: &str) -> Option<Self> {
+        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        u128::from_str_radix(text, 16).ok().filter(|_| is_hex).map(Self)
+    }
+}

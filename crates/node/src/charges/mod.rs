@@ -1,0 +1,247 @@
+//! What was charged under a name: so that the same question is charged once, and a charge can be given back.
+//!
+//! **A record is settled at most once, and a name is charged at most once while it is remembered.** A record holds the answer as it
+//! was given and the cells that were charged. It is in memory, with a bound, and in the journal: on disk before a reply that depends
+//! on it leaves (a name that the caller chose), and always before what a settlement gives back can be spent (`settle`).
+//!
+//! A record that is dropped, because it is old or there are too many, changes nothing: what it charged stays charged. So does what a
+//! node charged whose disk is gone.
+
+mod record;
+mod settle;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{Mutex, MutexGuard},
+};
+
+use acequia_limits::{CellTag, LimitId, Now};
+
+pub(crate) use self::record::Record;
+pub use self::{
+    record::{ChargeId, Recording, Reserve},
+    settle::{Refunded, Settled},
+};
+use crate::{Kept, Node, Row, journal::CHARGES, lock};
+
+/// Locks over the records: requests with names rarely meet.
+const SHARDS: usize = 16;
+/// How long a record is kept where nothing else is said: longer than any caller tries again, in nanoseconds.
+pub const KEEP_NS: u64 = 600 * 1_000_000_000;
+/// Records that are kept where nothing else is said: a few hundred bytes each.
+pub const RECORDS: usize = 65_536;
+/// The longest time that units are reserved, in nanoseconds.
+pub const RESERVE_NS_MAX: u64 = 3_600 * 1_000_000_000;
+
+/// How long records are kept, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Nanoseconds from the charge; of a reservation, from its end. Longer: a caller may try again later, and more memory is
+    /// used.
+    pub keep_ns: u64,
+    /// At most so many, at least 16; past them the oldest are dropped, which then can neither be repeated nor refunded.
+    pub records: usize,
+}
+
+impl Default for Keep {
+    fn default() -> Self {
+        Self { keep_ns: KEEP_NS, records: RECORDS }
+    }
+}
+
+/// The records of a node.
+#[derive(Debug)]
+pub(crate) struct Charges {
+    keep: Keep,
+    shards: Box<[Mutex<Records>]>,
+}
+
+/// The records under one lock.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    all: BTreeMap<u128, Record>,
+    /// Those that may be the oldest in front, with when they were made.
+    by_age: VecDeque<(u64, u128)>,
+    /// Reservations by when they lapse: steady clock.
+    lapses: BTreeSet<(u64, u128)>,
+}
+
+/// What a node remembers of charges, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChargesView {
+    /// Records.
+    pub records: u64,
+    /// Those of them that are reservations which are not settled.
+    pub reserved: u64,
+}
+
+impl Charges {
+    pub(crate) fn new(keep: Keep) -> Self {
+        Self { keep, shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+
+    /// The records among which one with this name is. Locked before any shard of cells.
+    pub(crate) fn lock(&self, id: ChargeId) -> MutexGuard<'_, Records> {
+        // The low bits of a hash.
+        lock(&self.shards[id.0 as usize % SHARDS])
+    }
+
+    /// How long records are kept, and how many.
+    pub(crate) fn keep(&self) -> Keep {
+        self.keep
+    }
+
+    /// The most records under one lock.
+    fn records_max(&self) -> usize {
+        (self.keep.records / SHARDS).max(1)
+    }
+
+    pub(crate) fn view(&self) -> ChargesView {
+        let mut view = ChargesView::default();
+        for records in &self.shards {
+            let records = lock(records);
+            view.records += records.all.len() as u64;
+            view.reserved += records.lapses.len() as u64;
+        }
+        view
+    }
+}
+
+impl Records {
+    /// A record that is still to be remembered.
+    pub(crate) fn get(&self, id: ChargeId, keep: Keep, now: Now) -> Option<&Record> {
+        self.all.get(&id.0).filter(|record| !record.is_over(keep, now))
+    }
+
+    /// Adds a record, or replaces it, and gives what must be written.
+    pub(crate) fn put(&mut self, id: ChargeId, record: Record) -> Row {
+        let row = row_of(id, &record);
+        if let Some(until_ns) = record.lapses_ns() {
+            self.lapses.insert((until_ns, id.0));
+        }
+        let made_ns = record.made_ns();
+        match self.all.insert(id.0, record) {
+            Some(old) if old.made_ns() == made_ns => {}
+            _ => self.by_age.push_back((made_ns, id.0)),
+        }
+        row
+    }
+
+    /// The batch that a record goes to the disk in.
+    pub(crate) fn sent_in(&mut self, id: ChargeId, batch: u64) {
+        if let Some(record) = self.all.get_mut(&id.0) {
+            record.batch = batch;
+        }
+    }
+
+    /// Changes a record, and gives what must be written.
+    fn change(&mut self, id: ChargeId, change: impl FnOnce(&mut Record)) -> Option<Row> {
+        let record = self.all.get_mut(&id.0)?;
+        if let Some(until_ns) = record.lapses_ns() {
+            self.lapses.remove(&(until_ns, id.0));
+        }
+        change(record);
+        if let Some(until_ns) = record.lapses_ns() {
+            self.lapses.insert((until_ns, id.0));
+        }
+        Some(row_of(id, record))
+    }
+
+    /// Drops what is over, and the oldest where there are too many; gives the rows that must go.
+    fn drop_old(&mut self, (keep, records_max): (Keep, usize), now: Now, rows: &mut Vec<Row>) {
+        let mut later = Vec::new();
+        while let Some((made_ns, id)) = self.by_age.front().copied() {
+            let record = self.all.get(&id).filter(|record| record.made_ns() == made_ns);
+            let is_old = made_ns.saturating_add(keep.keep_ns) <= now.steady_ns || made_ns > now.steady_ns;
+            let is_over = record.is_none_or(|record| record.is_over(keep, now));
+            let is_crowded = self.all.len() > records_max;
+            if !is_over && !is_old && !is_crowded {
+                break;
+            }
+            self.by_age.pop_front();
+            if record.is_some() && (is_over || is_crowded) {
+                self.remove(id, rows);
+            } else if record.is_some() {
+                // A long reservation: it is over later than others that are as old.
+                later.push((made_ns, id));
+            }
+        }
+        later.into_iter().for_each(|one| self.by_age.push_back(one));
+    }
+
+    fn remove(&mut self, id: u128, rows: &mut Vec<Row>) {
+        if let Some(until_ns) = self.all.remove(&id).and_then(|record| record.lapses_ns()) {
+            self.lapses.remove(&(until_ns, id));
+        }
+        rows.push(Row { limit: CHARGES, tag: CellTag(id), state: None });
+    }
+}
+
+impl Node {
+    /// Reads the records from the journal: once, before anything is asked. What a crash forgot of cells is forgotten of
+    /// records too: it counts as spent, and is not given back.
+    pub(crate) fn restore_charges(&self, rows: impl IntoIterator<Item = Row>) {
+        let mut found: Vec<(ChargeId, Record)> = Vec::new();
+        for Row { tag, state, .. } in rows {
+            if let Some(record) = state.and_then(|kept| Record::read(kept.record())) {
+                found.push((ChargeId(tag.0), record.restored(self.config.empty_handed.is_some())));
+            }
+        }
+        // Their order is that of the disk, by name.
+        found.sort_by_key(|(id, record)| (record.made_ns(), id.0));
+        for (id, record) in found {
+            // It is there already.
+            self.charges.lock(id).put(id, record);
+        }
+    }
+
+    /// Ends reservations that nobody settled in time, and forgets records that are old.
+    pub(crate) fn tidy_charges(&self, now: Now) {
+        for shard in &self.charges.shards {
+            let mut records = lock(shard);
+            while let Some((until_ns, id)) = records.lapses.first().copied() {
+                if until_ns > now.steady_ns {
+                    break;
+                }
+                self.lapse(&mut records, ChargeId(id), now);
+            }
+            let mut gone = Vec::new();
+            records.drop_old((self.charges.keep, self.charges.records_max()), now, &mut gone);
+            for row in gone {
+                self.push_charge(row);
+            }
+        }
+    }
+
+    /// Queues a record for the journal, where there is one; gives the batch, or 0.
+    fn push_charge(&self, row: Row) -> u64 {
+        if self.config.durable { self.push_row(row) } else { 0 }
+    }
+
+    /// What is remembered of charges.
+    pub fn charges(&self) -> ChargesView {
+        self.charges.view()
+    }
+
+    /// Charges under limits whose rate is lower from now on give nothing back to them: how much has come back since, by the
+    /// rates that there were in between, is not known.
+    pub(crate) fn strip_charges(&self, limits: &[LimitId]) {
+        if limits.is_empty() {
+            return;
+        }
+        for shard in &self.charges.shards {
+            let mut records = lock(shard);
+            let of = |record: &Record| limits.iter().any(|limit| record.has_charged(*limit));
+            let ids: Vec<u128> =
+                records.all.iter().filter(|(_, record)| of(record)).map(|(id, _)| *id).collect();
+            for id in ids {
+                let row = records.change(ChargeId(id), |record| record.strip(limits));
+                row.map(|row| self.push_charge(row));
+            }
+        }
+    }
+}
+
+fn row_of(id: ChargeId, record: &Record) -> Row {
+    Row { limit: CHARGES, tag: CellTag(id.0), state: Some(Kept::of_record(record.to_bytes())) }
+}

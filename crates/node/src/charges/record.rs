@@ -1,0 +1,277 @@
+//! One charge as it is remembered.
+
+use acequia_limits::{CellTag, LimitId, Now, Reason, Verdict};
+use serde::{Deserialize, Serialize};
+
+use super::{Keep, RESERVE_NS_MAX};
+use crate::{Answer, Catalogue, Charged, LimitAnswer, Mode, Outcome};
+
+/// The name of a charge: a hash that only this node can make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChargeId(pub u128);
+
+/// How a charge is to be remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recording {
+    /// Its name.
+    pub id: ChargeId,
+    /// A hash of the whole question: another question under the same name is refused.
+    pub fingerprint: u128,
+    /// Whether the caller may ask the same again, so that the reply waits until the record is on disk.
+    pub is_repeatable: bool,
+    /// Whether it is charged for the time being.
+    pub reserve: Option<Reserve>,
+}
+
+/// How units are charged for the time being.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    /// Nanoseconds until the reservation lapses: 1 to [`RESERVE_NS_MAX`].
+    pub ttl_ns: u64,
+    /// Whether they stay charged then.
+    pub keeps: bool,
+    /// Whether less may be reserved than was asked for.
+    pub at_most: bool,
+}
+
+/// What was charged, and what was answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    fingerprint: u128,
+    /// When, on both clocks.
+    steady_ns: u64,
+    wall_ns: u64,
+    /// The request's cost.
+    cost: u64,
+    pub(super) state: State,
+    /// The batch that it went to the disk in, in this process; 0 where that is done.
+    #[serde(skip)]
+    pub(crate) batch: u64,
+    /// Whether an earlier process charged it.
+    #[serde(skip)]
+    pub(super) is_restored: bool,
+    /// Whether a crash forgot what it charged, where that was not journalled.
+    #[serde(skip)]
+    pub(super) is_forgotten: bool,
+    allowed: bool,
+    decisive: Option<u16>,
+    retry_after_ns: u64,
+    delay_ns: u64,
+    unmatched: u64,
+    limits: Vec<Limit>,
+}
+
+/// What has become of a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum State {
+    /// It stands, and may be given back.
+    Charged,
+    /// It is for the time being: until then on the steady clock.
+    Reserved { until_ns: u64, keeps: bool },
+    /// It was given back, or its real cost is known.
+    Settled,
+    /// Nobody said its real cost in time.
+    Lapsed,
+}
+
+/// What one limit said and was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Limit {
+    pub(super) id: LimitId,
+    pub(super) tag: CellTag,
+    pub(super) units: u64,
+    pub(super) is_charged: bool,
+    outcome: u8,
+    class: Option<u8>,
+    allowed: bool,
+    is_over: bool,
+    remaining: u64,
+    retry_after_ns: u64,
+    delay_ns: u64,
+    reset_after_ns: u64,
+    descriptors: u64,
+    budget: u64,
+}
+
+const OUTCOMES: [Outcome; 4] = [Outcome::Allow, Outcome::Deny, Outcome::ShadowDeny, Outcome::Unlimited];
+
+impl Record {
+    /// Of an answer that charged something, to a request of a cost.
+    pub(crate) fn new(
+        recording: &Recording,
+        (answer, catalogue): (&Answer, &Catalogue),
+        cost: u64,
+        now: Now,
+    ) -> Self {
+        let state = match recording.reserve {
+            None => State::Charged,
+            Some(Reserve { ttl_ns, keeps, .. }) => {
+                let until_ns = now.steady_ns.saturating_add(ttl_ns.min(RESERVE_NS_MAX));
+                State::Reserved { until_ns, keeps }
+            }
+        };
+        let limits = answer.limits.iter().map(|limit| {
+            let LimitAnswer { verdict, tag, units, is_charged, class, descriptors, budget, .. } = *limit;
+            let outcome = OUTCOMES.iter().position(|outcome| *outcome == limit.outcome).unwrap_or(0);
+            Limit {
+                id: catalogue.limits[limit.limit as usize].limit.id,
+                tag,
+                units,
+                is_charged,
+                outcome: outcome as u8,
+                class,
+                allowed: verdict.allowed,
+                is_over: limit.reason != Reason::WithinLimit,
+                remaining: verdict.remaining,
+                retry_after_ns: verdict.retry_after_ns,
+                delay_ns: verdict.delay_ns,
+                reset_after_ns: verdict.reset_after_ns,
+                descriptors,
+                budget,
+            }
+        });
+        Self {
+            fingerprint: recording.fingerprint,
+            steady_ns: now.steady_ns,
+            wall_ns: now.wall_ns,
+            cost,
+            state,
+            batch: 0,
+            is_restored: false,
+            is_forgotten: false,
+            allowed: answer.allowed,
+            // At most as many as a node can have limits.
+            decisive: answer.decisive.map(|place| place as u16),
+            retry_after_ns: answer.retry_after_ns,
+            delay_ns: answer.delay_ns,
+            unmatched: answer.unmatched,
+            limits: limits.collect(),
+        }
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        // Numbers and lists of them: nothing that cannot be encoded.
+        postcard::to_allocvec(self).unwrap_or_default()
+    }
+
+    /// Nothing where it is none of ours.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        let record: Self = postcard::from_bytes(bytes).ok()?;
+        let is_sound = record.limits.iter().all(|limit| usize::from(limit.outcome) < OUTCOMES.len());
+        is_sound.then_some(record)
+    }
+
+    /// As an earlier process left it.
+    pub(super) fn restored(self, is_forgotten: bool) -> Self {
+        Self { is_restored: true, is_forgotten, ..self }
+    }
+
+    /// Whether it is of the same question.
+    pub(crate) fn is_of(&self, recording: &Recording) -> bool {
+        self.fingerprint == recording.fingerprint
+    }
+
+    /// When it was made: steady clock.
+    pub(super) fn made_ns(&self) -> u64 {
+        self.steady_ns
+    }
+
+    /// When, on both clocks.
+    pub(super) fn made(&self) -> Now {
+        Now { steady_ns: self.steady_ns, wall_ns: self.wall_ns }
+    }
+
+    /// When the reservation ends; nothing where it is none, or is settled.
+    pub(super) fn lapses_ns(&self) -> Option<u64> {
+        match self.state {
+            State::Reserved { until_ns, .. } => Some(until_ns),
+            _ => None,
+        }
+    }
+
+    /// The request's cost.
+    pub(crate) fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// Whether it need not be remembered any more. A clock that was set back does not keep it for ever.
+    pub(super) fn is_over(&self, keep: Keep, now: Now) -> bool {
+        let from_ns = self.lapses_ns().unwrap_or(self.steady_ns);
+        now.steady_ns >= from_ns.saturating_add(keep.keep_ns)
+            || self.steady_ns > now.steady_ns.saturating_add(keep.keep_ns)
+    }
+
+    /// What was charged.
+    pub(super) fn charged(&self) -> impl Iterator<Item = &Limit> {
+        self.limits.iter().filter(|limit| limit.is_charged)
+    }
+
+    /// Whether a limit was charged.
+    pub(super) fn has_charged(&self, limit: LimitId) -> bool {
+        matches!(self.state, State::Charged | State::Reserved { .. })
+            && self.charged().any(|charged| charged.id == limit)
+    }
+
+    /// What these limits were charged is not given back.
+    pub(super) fn strip(&mut self, limits: &[LimitId]) {
+        for limit in self.limits.iter_mut().filter(|limit| limits.contains(&limit.id)) {
+            limit.is_charged = false;
+        }
+    }
+
+    /// The answer again, with the limits that there still are.
+    pub(crate) fn answer(&self, answer: &mut Answer, catalogue: &Catalogue, charged: Charged) {
+        answer.limits.clear();
+        answer.decisive = None;
+        for (place, limit) in self.limits.iter().enumerate() {
+            let Some(number) = catalogue.limits.iter().position(|active| active.limit.id == limit.id) else {
+                continue;
+            };
+            if self.decisive == Some(place as u16) {
+                answer.decisive = Some(answer.limits.len());
+            }
+            answer.limits.push(limit.answer(number as u32, catalogue));
+        }
+        answer.allowed = self.allowed;
+        answer.reason = match answer.decisive {
+            Some(place) => answer.limits[place].reason,
+            None => Reason::WithinLimit,
+        };
+        answer.retry_after_ns = self.retry_after_ns;
+        answer.delay_ns = self.delay_ns;
+        answer.unmatched = self.unmatched;
+        answer.charge = Some(charged);
+    }
+}
+
+impl Limit {
+    fn answer(&self, number: u32, catalogue: &Catalogue) -> LimitAnswer {
+        let outcome = OUTCOMES[usize::from(self.outcome)];
+        let is_enforced = catalogue.limits[number as usize].limit.spec.mode == Mode::Enforce;
+        let reason = match outcome {
+            Outcome::Unlimited => Reason::Unlimited,
+            _ if self.is_over || (outcome == Outcome::Deny && is_enforced) => Reason::OverLimit,
+            _ => Reason::WithinLimit,
+        };
+        LimitAnswer {
+            limit: number,
+            tag: self.tag,
+            verdict: Verdict {
+                allowed: self.allowed,
+                remaining: self.remaining,
+                retry_after_ns: self.retry_after_ns,
+                delay_ns: self.delay_ns,
+                reset_after_ns: self.reset_after_ns,
+            },
+            outcome,
+            reason,
+            descriptors: self.descriptors,
+            units: self.units,
+            budget: self.budget,
+            hope_ns: 0,
+            class: self.class,
+            is_charged: false,
+            numbers: 0,
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Giving a charge back: all of it, or what it was more than the real cost.
+//!
+//! Into the cell and the window that was charged, once. A window gets the units while it is open, a sliding window while the charge is in
+//! it, and a bucket what the rate of the whole limit has not given back since: had the full cost come back, a bucket that has long
+//! refilled could be spent twice at once. The rate is the fastest that the limit has had since; where that is not known, nothing comes
+//! back.
+//!
+//! **On disk before it can be spent.** That the record is settled is in line for the disk before the cell is, and what the disk holds
+//! of the cell is forgotten with the refund; so the next charge of a cell that survives a crash waits for both. Of a cell that does
+//! not, a crash presumes that all is spent, and a record of an earlier process gives nothing back to it.
+
+use acequia_limits::{Algorithm, Now};
+use acequia_rights::broken::{Broken, broken};
+
+use super::{
+    ChargeId, Records,
+    record::{Limit, Record, State},
+};
+use crate::{
+    Catalogue, Kept, Node, Row, account::Account, journal_tag, kept::Pledge, shard::Cells, shard_of,
+};
+
+/// What became of a settlement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is done now.
+    Done {
+        /// What came back, by limit.
+        refunded: Vec<Refunded>,
+        /// The batch that must be on disk before anybody is told: after a crash that lost it, a reservation would lapse in full
+        /// that was settled with less. 0 for none.
+        after_batch: u64,
+    },
+    /// It was settled before; nothing has changed.
+    Before,
+    /// The reservation had lapsed; nothing has changed.
+    Lapsed,
+    /// There is no such record, or no more; nothing has changed.
+    Unknown,
+    /// The real cost is above what was charged; nothing has changed.
+    TooMuch {
+        /// What was charged.
+        charged: u64,
+    },
+}
+
+/// What came back to one limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refunded {
+    /// The limit's name.
+    pub name: String,
+    /// Its number, as [`crate::Active::slot`] has it.
+    pub slot: u16,
+    /// Units that can be spent again.
+    pub units: u64,
+}
+
+impl Node {
+    /// Gives a charge back, down to its real `cost` in the units of the request: all of it where there is none.
+    pub fn settle(&self, id: ChargeId, cost: Option<u64>, now: Now) -> Settled {
+        let now = self.not_before(now);
+        let mut records = self.charges.lock(id);
+        self.settle_in(&mut records, id, cost, now)
+    }
+
+    fn settle_in(&self, records: &mut Records, id: ChargeId, cost: Option<u64>, now: Now) -> Settled {
+        let Some(record) = records.get(id, self.charges.keep, now) else { return Settled::Unknown };
+        match record.state {
+            State::Reserved { until_ns, .. } if until_ns <= now.steady_ns => {
+                self.lapse(records, id, now);
+                return Settled::Lapsed;
+            }
+            State::Charged | State::Reserved { .. } => {}
+            State::Settled if broken(Broken::RefundTwice) => {}
+            State::Settled => return Settled::Before,
+            State::Lapsed => return Settled::Lapsed,
+        }
+        let charged = record.cost();
+        let cost = cost.unwrap_or(0);
+        if cost > charged {
+            return Settled::TooMuch { charged };
+        }
+        let record = record.clone();
+        let after_batch = self.mark(records, id, State::Settled);
+        let refunded = self.give_back(&record, (cost, charged), now);
+        Settled::Done { refunded, after_batch }
+    }
+
+    /// Ends a reservation that nobody settled.
+    pub(super) fn lapse(&self, records: &mut Records, id: ChargeId, now: Now) {
+        let Some(record) = records.all.get(&id.0).cloned() else { return };
+        self.mark(records, id, State::Lapsed);
+        if let State::Reserved { keeps: false, .. } = record.state {
+            self.give_back(&record, (0, record.cost()), now);
+        }
+    }
+
+    /// Gives the batch that it goes to the disk in, or 0.
+    fn mark(&self, records: &mut Records, id: ChargeId, state: State) -> u64 {
+        let row = records.change(id, |record| record.state = state);
+        row.map_or(0, |row| self.push_charge(row))
+    }
+
+    /// Gives back what was charged beyond a real cost.
+    fn give_back(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
+        let catalogue = self.catalogue();
+        let mut refunded = Vec::new();
+        for limit in record.charged() {
+            let Some(slot) = self.slot_of(limit.id) else { continue };
+            let forgotten = record.is_forgotten && !catalogue.is_durable(slot);
+            if forgotten && !broken(Broken::RefundForgotten) {
+                continue;
+            }
+            // Rounded up, so that no more comes back than was charged too much.
+            let spent = (u128::from(limit.units) * u128::from(cost)).div_ceil(u128::from(charged.max(1)));
+            let units = limit.units.saturating_sub(u64::try_from(spent).unwrap_or(u64::MAX));
+            let back = self.refund_cell(&catalogue, slot, (record, limit), units, now);
+            if back > 0 {
+                let name = catalogue.limits.iter().find(|active| active.slot == slot);
+                let name = name.map_or_else(String::new, |active| active.limit.spec.name.clone());
+                refunded.push(Refunded { name, slot, units: back });
+            }
+        }
+        refunded
+    }
+
+    /// When a charge was made, as far as can be said: of what an earlier process charged, as long ago as any of the clocks may
+    /// tell.
+    fn charged_at(&self, record: &Record, now: Now) -> Now {
+        let made = record.made();
+        if !record.is_restored {
+            return made;
+        }
+        let error_ns = self.clock_error_ns().saturating_mul(2);
+        let by_steady = now.steady_ns.saturating_sub(made.steady_ns);
+        let by_wall = now.wall_ns.saturating_sub(made.wall_ns);
+        let ago_ns = by_steady.max(by_wall).saturating_add(error_ns);
+        let steady_ns = made.steady_ns.min(now.steady_ns.saturating_sub(ago_ns));
+        Now { steady_ns, ..made }
+    }
+
+    fn refund_cell(
+        &self,
+        catalogue: &Catalogue,
+        slot: u16,
+        (record, limit): (&Record, &Limit),
+        units: u64,
+        now: Now,
+    ) -> u64 {
+        let (tag, salt) = (limit.tag, limit.tag.salt());
+        let mut cells = self.shards[shard_of(tag)].lock();
+        // One that is gone owed nothing; what new cells share is nobody's own.
+        let Some(place) = cells.table.find(tag, slot) else { return 0 };
+        let numbers = cells.table.at(place).numbers();
+        let Some(local) = catalogue.local(slot, numbers) else { return 0 };
+        let Some(fastest) = catalogue.fastest(slot) else { return 0 };
+        let whole = if broken(Broken::RefundInFull) { &fastest.fraction(0) } else { fastest };
+        let algorithm = local.at(salt);
+        let made = match broken(Broken::RefundIntoOpenWindow) {
+            true => now,
+            // A sliding window has its charges by the very time.
+            false if !algorithm.has_rate() => record.made(),
+            false => self.charged_at(record, now),
+        };
+        let back = match cells.table.at(place).heap_place() {
+            None => {
+                let words = &mut cells.table.at_mut(place).words;
+                algorithm.refund_inline(words, made, units, now, whole, salt)
+            }
+            Some(at) => cells.with_heap_cell(at, |cell| {
+                let algorithm = cell.account.as_ref().map_or(algorithm, |account| &account.algorithm);
+                algorithm.refund(&mut cell.words, made, units, now, whole, salt)
+            }),
+        };
+        if back > 0 {
+            cells.count_refunded(slot, back);
+            if catalogue.is_durable(slot) && !broken(Broken::RefundBeforeDurable) {
+                self.write_refunded(&mut cells, (place, slot), (catalogue, algorithm), limit, now);
+            }
+        }
+        back
+    }
+
+    /// The disk counts as spent what has come back: the cell is written anew, after the record that it is settled.
+    fn write_refunded(
+        &self,
+        cells: &mut Cells,
+        (place, slot): (usize, u16),
+        (catalogue, algorithm): (&Catalogue, &Algorithm),
+        limit: &Limit,
+        now: Now,
+    ) {
+        let Some(id) = catalogue.id(slot) else { return };
+        if cells.table.at(place).heap_place().is_none() {
+            cells.move_to_heap(place);
+        }
+        let Some(at) = cells.table.at(place).heap_place() else { return };
+        cells.with_heap_cell(at, |cell| {
+            let account = cell.account.as_deref();
+            let pledge = account.map_or_else(Pledge::default, Account::pledge);
+            let algorithm = account.map_or(algorithm, |account| &account.algorithm);
+            let state = Some(Kept::new(algorithm, &cell.words, now).with_pledge(pledge));
+            let batch = self.push_row(Row { limit: id, tag: journal_tag(limit.tag), state });
+            cell.forget_held();
+            cell.ask_as_is(batch);
+        });
+    }
+}

@@ -1,0 +1,450 @@
+//! Charges that have names: asked for again, given back, reserved and settled, also across restarts.
+
+mod regions;
+mod scene;
+
+use std::sync::Arc;
+
+use acequia_limits::{Now, Request, limit::LimitSpec};
+use acequia_node::{
+    Ask, Asker, CHARGES, ChargeId, Config, IdReused, Keep, Node, Recording, Refunded, Reserve, Settled,
+};
+use proptest::{collection::vec, prelude::*, sample::select};
+use scene::{HOUR, Journal, KEY, MINUTE, MS, ROOMY, S, START, apply, node, passes};
+
+fn named(id: u128) -> Recording {
+    Recording { id: ChargeId(id), fingerprint: 7, is_repeatable: true, reserve: None }
+}
+
+fn reserved(id: u128, ttl_ns: u64, keeps: bool) -> Recording {
+    Recording { reserve: Some(Reserve { ttl_ns, keeps, at_most: false }), ..named(id) }
+}
+
+/// Asks for `cost` under a name; says whether it passed, what is left, and whether it was asked before.
+fn ask(asker: &mut Asker, recording: &Recording, cost: u64, now: Now) -> (bool, u64, bool) {
+    let mut request = Request::new("shop", &[("key", "k")]);
+    request.cost = cost;
+    let answer = asker.check_recorded(&request, now, Ask::CHECK, recording).expect("the same question");
+    let is_repeat = answer.charge.is_some_and(|charge| charge.is_repeat);
+    (answer.allowed, answer.limits[0].verdict.remaining, is_repeat)
+}
+
+fn left(asker: &mut Asker, now: Now) -> u64 {
+    asker.check(&Request::new("shop", &[("key", "k")]), now, Ask::PEEK).limits[0].verdict.remaining
+}
+
+fn back(settled: Settled) -> u64 {
+    match settled {
+        Settled::Done { refunded, .. } => refunded.iter().map(|refunded| refunded.units).sum(),
+        other => panic!("not settled: {other:?}"),
+    }
+}
+
+#[test]
+fn the_same_name_is_charged_once_and_gets_the_same_answer() {
+    let node = node(&[scene::window("w", 10, "1h")], START);
+    let mut asker = node.asker();
+    assert_eq!(ask(&mut asker, &named(1), 4, START), (true, 6, false));
+    assert!(passes(&mut asker, "k", 3, START));
+    assert_eq!(ask(&mut asker, &named(1), 4, START.later(S)), (true, 6, true), "as it was answered then");
+    assert_eq!(left(&mut asker, START), 3);
+    // Another question under that name is none.
+    let mut request = Request::new("shop", &[("key", "k")]);
+    request.cost = 5;
+    let other = Recording { fingerprint: 8, ..named(1) };
+    assert_eq!(asker.check_recorded(&request, START, Ask::CHECK, &other), Err(IdReused));
+    // A denial charged nothing, so it is asked anew.
+    assert_eq!(ask(&mut asker, &named(2), 4, START), (false, 3, false));
+    assert_eq!(ask(&mut asker, &named(2), 4, START.later(HOUR)), (true, 6, false));
+    // A name is forgotten in the end.
+    assert_eq!(ask(&mut asker, &named(1), 4, START.later(HOUR)), (true, 2, false));
+}
+
+#[test]
+fn threads_that_ask_the_same_at_once_charge_it_once() {
+    let node = node(&[scene::window("w", 1_000_000, "1h")], START);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let mut asker = node.asker();
+            scope.spawn(move || {
+                for id in 0..2_000 {
+                    assert!(ask(&mut asker, &named(id), 1, START).0);
+                }
+            });
+        }
+    });
+    assert_eq!(left(&mut node.asker(), START), 1_000_000 - 2_000);
+}
+
+#[test]
+fn a_charge_is_given_back_once_into_the_window_that_was_charged() {
+    for spec in [
+        scene::window("w", 10, "1h"),
+        scene::quota("w", 10, "day"),
+        scene::sliding("w", 10, "1h"),
+        scene::slots("w", 10, "1h", 4),
+    ] {
+        let node = node(&[spec], START);
+        let mut asker = node.asker();
+        ask(&mut asker, &named(1), 4, START);
+        ask(&mut asker, &named(2), 5, START.later(S));
+        let refunded = vec![Refunded { name: "w".into(), slot: 1, units: 4 }];
+        let done = Settled::Done { refunded, after_batch: 0 };
+        assert_eq!(node.settle(ChargeId(1), None, START.later(2 * S)), done);
+        assert_eq!(left(&mut asker, START.later(2 * S)), 5);
+        assert_eq!(node.settle(ChargeId(1), None, START.later(2 * S)), Settled::Before);
+        assert_eq!(node.settle(ChargeId(9), None, START), Settled::Unknown);
+        assert_eq!(left(&mut asker, START.later(2 * S)), 5);
+    }
+    // The next window does not get what the last one was charged.
+    let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: 3 * HOUR, records: 100 }));
+    apply(&node, &[scene::window("w", 10, "1h")], START);
+    let mut asker = node.asker();
+    ask(&mut asker, &named(1), 10, START);
+    let later = START.later(HOUR);
+    assert!(passes(&mut asker, "k", 10, later));
+    assert_eq!(back(node.settle(ChargeId(1), None, later)), 0);
+    assert!(!passes(&mut asker, "k", 1, later));
+}
+
+#[test]
+fn a_bucket_gets_what_its_rate_has_not_given_back_since() {
+    let node = node(&[scene::bucket("b", "1/s", 100)], START);
+    let mut asker = node.asker();
+    ask(&mut asker, &named(1), 60, START);
+    assert!(passes(&mut asker, "k", 40, START));
+    assert_eq!(back(node.settle(ChargeId(1), None, START.later(20 * S))), 40);
+    assert_eq!(left(&mut asker, START.later(20 * S)), 20 + 40);
+    // Long refilled: had it all come back, the bucket could be spent twice at once.
+    ask(&mut asker, &named(2), 60, START.later(20 * S));
+    let later = START.later(220 * S);
+    assert!(passes(&mut asker, "k", 100, later));
+    assert_eq!(back(node.settle(ChargeId(2), None, later)), 0);
+    assert!(!passes(&mut asker, "k", 1, later));
+}
+
+#[test]
+fn a_rate_that_was_faster_for_a_while_gives_nothing_back_to_earlier_charges() {
+    let bucket = |rate| scene::bucket("b", rate, 100);
+    let node = node(&[bucket("1/s")], START);
+    let mut asker = node.asker();
+    ask(&mut asker, &named(1), 100, START);
+    apply(&node, &[bucket("50/s")], START.later(S));
+    assert!(passes(&mut asker, "k", 90, START.later(3 * S)));
+    apply(&node, &[bucket("1/s")], START.later(3 * S));
+    assert_eq!(back(node.settle(ChargeId(1), None, START.later(4 * S))), 0);
+    assert!(!passes(&mut asker, "k", 20, START.later(4 * S)));
+}
+
+#[test]
+fn a_reservation_is_settled_with_its_real_cost_or_lapses() {
+    let node = node(&[scene::window("w", 100, "1h")], START);
+    let mut asker = node.asker();
+    ask(&mut asker, &reserved(1, 30 * S, false), 50, START);
+    assert_eq!(left(&mut asker, START), 50);
+    assert_eq!(node.settle(ChargeId(1), Some(51), START), Settled::TooMuch { charged: 50 });
+    assert_eq!(back(node.settle(ChargeId(1), Some(20), START)), 30);
+    assert_eq!(left(&mut asker, START), 80);
+    assert_eq!(node.settle(ChargeId(1), Some(10), START), Settled::Before);
+    // One that nobody settles comes back when its time is over, or stays charged, as was said.
+    ask(&mut asker, &reserved(2, 30 * S, false), 40, START);
+    ask(&mut asker, &reserved(3, 30 * S, true), 40, START);
+    node.sweep(0, START.later(30 * S - 1));
+    assert_eq!((left(&mut asker, START), node.charges().reserved), (0, 2));
+    let over = START.later(30 * S);
+    assert_eq!(node.settle(ChargeId(2), Some(1), over), Settled::Lapsed, "whether or not anybody has looked");
+    assert_eq!(left(&mut asker, over), 40);
+    node.sweep(0, over);
+    assert_eq!((left(&mut asker, over), node.charges().reserved), (40, 0));
+    assert_eq!(node.settle(ChargeId(3), Some(1), over), Settled::Lapsed);
+    assert_eq!(node.settle(ChargeId(2), None, over), Settled::Lapsed);
+}
+
+#[test]
+fn where_less_will_do_a_part_of_what_is_left_is_reserved() {
+    let lease =
+        |id| Recording { reserve: Some(Reserve { ttl_ns: S, keeps: true, at_most: true }), ..named(id) };
+    let mut spec = scene::window("w", 1_000, "1h");
+    spec.cost = Some(2);
+    let node = node(&[spec], START);
+    let mut asker = node.asker();
+    let mut request = Request::new("shop", &[("key", "k")]);
+    request.cost = 400;
+    let mut reserve = |asker: &mut Asker, id, cost| {
+        request.cost = cost;
+        let answer = asker.check_recorded(&request, START, Ask::CHECK, &lease(id)).expect("a new name");
+        (answer.allowed, answer.charge.map(|charge| charge.reserved))
+    };
+    assert_eq!(reserve(&mut asker, 1, 400), (true, Some(50)));
+    assert_eq!(left(&mut asker, START), 900);
+    assert_eq!(reserve(&mut asker, 2, 5), (true, Some(5)));
+    for id in 3..100 {
+        reserve(&mut asker, id, 400);
+    }
+    assert_eq!(left(&mut asker, START), 0, "the last ones singly");
+    assert_eq!(reserve(&mut asker, 100, 400), (false, None));
+}
+
+#[test]
+fn past_the_bound_the_oldest_are_forgotten() {
+    let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
+    apply(&node, &[scene::window("w", 1_000, "1h")], START);
+    let mut asker = node.asker();
+    for id in 0..1_000 {
+        ask(&mut asker, &named(id), 1, START.later(id as u64));
+        node.sweep(0, START.later(id as u64));
+        assert!(node.charges().records <= 160 + 16);
+    }
+    assert_eq!(node.settle(ChargeId(0), None, START.later(S)), Settled::Unknown);
+    assert_eq!(back(node.settle(ChargeId(999), None, START.later(S))), 1);
+}
+
+fn config(durable: bool, empty_handed: Option<Now>) -> Config {
+    Config { key: KEY, memory_bytes: ROOMY, durable, empty_handed, home: None }
+}
+
+/// A node that starts with what a disk has: after a crash at `crashed`, or a clean stop.
+fn start(spec: &LimitSpec, journal: &Journal, crashed: Option<Now>, now: Now) -> Arc<Node> {
+    let node = Arc::new(Node::new(config(true, crashed)));
+    let schedule = scene::node(std::slice::from_ref(spec), now).schedule();
+    node.resume(schedule, now).expect("a limit");
+    node.restore_all(now, |limit| journal.rows(limit));
+    node
+}
+
+fn stop(node: &Node, journal: &mut Journal, now: Now) {
+    journal.flush(node);
+    let mut rows = Vec::new();
+    node.close(now, |row| rows.push(row));
+    journal.write(rows);
+}
+
+#[test]
+fn a_name_and_a_refund_outlive_a_restart() {
+    for spec in [scene::window("w", 10, "1h"), scene::quota("w", 10, "day"), scene::bucket("w", "1/h", 10)] {
+        for crashes in [false, true] {
+            let mut journal = Journal::default();
+            let node = start(&spec, &journal, None, START);
+            let mut asker = node.asker();
+            ask(&mut asker, &named(1), 4, START);
+            ask(&mut asker, &named(2), 3, START);
+            ask(&mut asker, &reserved(3, MINUTE, false), 2, START);
+            journal.flush(&node);
+            back(node.settle(ChargeId(2), None, START.later(S)));
+            let now = START.later(2 * S);
+            if crashes {
+                journal.flush(&node)
+            } else {
+                stop(&node, &mut journal, now)
+            }
+            let node = start(&spec, &journal, crashes.then_some(now), now);
+            let mut asker = node.asker();
+            assert_eq!(ask(&mut asker, &named(1), 4, now), (true, 6, true), "{spec:?} {crashes}");
+            assert_eq!(node.settle(ChargeId(2), None, now), Settled::Before);
+            // A bucket that gives back in part may have less to give back.
+            let least = if spec.token_bucket.is_some() { 3 } else { 4 };
+            assert!((least..=4).contains(&back(node.settle(ChargeId(1), None, now))), "{spec:?} {crashes}");
+            node.sweep(0, START.later(2 * MINUTE));
+            assert_eq!(node.settle(ChargeId(3), None, START.later(2 * MINUTE)), Settled::Lapsed);
+            assert!((7..=10).contains(&left(&mut asker, START.later(2 * MINUTE))), "{spec:?} {crashes}");
+        }
+    }
+}
+
+#[test]
+fn what_a_crash_forgot_is_not_given_back() {
+    let spec = scene::bucket("b", "1/s", 50);
+    let mut journal = Journal::default();
+    let node = start(&spec, &journal, None, START);
+    ask(&mut node.asker(), &named(1), 50, START);
+    journal.flush(&node);
+    let now = START.later(S);
+    let node = start(&spec, &journal, Some(now), now);
+    assert_eq!(back(node.settle(ChargeId(1), None, now)), 0);
+    assert!(!passes(&mut node.asker(), "k", 1, now));
+}
+
+#[test]
+fn what_came_back_is_spent_only_when_the_disk_knows() {
+    let spec = scene::window("w", 64, "1h");
+    let mut journal = Journal::default();
+    let node = start(&spec, &journal, None, START);
+    let mut asker = node.asker();
+    ask(&mut asker, &named(1), 64, START);
+    journal.flush(&node);
+    assert_eq!(back(node.settle(ChargeId(1), None, START)), 64);
+    let request = Request::new("shop", &[("key", "k")]);
+    let answer = asker.check(&request, START, Ask::CHECK).clone();
+    assert!(answer.allowed && answer.after_batch > journal.committed, "the reply waits");
+    // The crash comes first: nobody had the unit, and the charge can be given back once more.
+    let node = start(&spec, &journal, Some(START.later(S)), START.later(S));
+    assert!(!passes(&mut node.asker(), "k", 1, START.later(S)));
+    assert_eq!(back(node.settle(ChargeId(1), None, START.later(S))), 64);
+}
+
+#[test]
+fn a_reply_that_may_be_asked_for_again_waits_for_its_record() {
+    let journal = Journal::default();
+    let node = start(&scene::bucket("b", "1/s", 50), &journal, None, START);
+    let mut asker = node.asker();
+    let request = Request::new("shop", &[("key", "k")]);
+    let mut batch = |recording: &Recording| {
+        asker.check_recorded(&request, START, Ask::CHECK, recording).expect("a name").after_batch
+    };
+    assert_eq!(batch(&Recording { is_repeatable: false, ..named(1) }), 0);
+    assert!(batch(&named(2)) > 0);
+    assert!(batch(&named(2)) > 0, "also one that asks again before it is there");
+    // A disk that cannot be written is no reason to deny.
+    node.journal_failed();
+    assert_eq!(batch(&named(3)), 0);
+    let mut disk = Journal::default();
+    disk.flush(&node);
+    assert_eq!(disk.rows(CHARGES).len(), 3);
+}
+
+#[test]
+fn a_region_gives_back_into_what_it_holds() {
+    let mut world = regions::World::new(3, &[regions::window("w", 3_000, "1h")], 40 * regions::MS);
+    world.run(2 * regions::S, |_, _| 0);
+    let node = Arc::clone(&world.places[0].node);
+    let mut asker = node.asker();
+    let now = world.now_of(0);
+    assert_eq!(ask(&mut asker, &named(1), 900, now), (true, 100, false));
+    world.run(regions::S, |_, _| 0);
+    let before = left(&mut asker, world.now_of(0));
+    assert_eq!(back(node.settle(ChargeId(1), None, world.now_of(0))), 900);
+    assert_eq!(left(&mut asker, world.now_of(0)), before + 900);
+    // Everything that all may have, and not a unit more.
+    let mut admitted = 0;
+    for _ in 0..8_000 {
+        world.run(regions::MS, |_, _| 0);
+        admitted += u64::from(world.ask(0, "k"));
+    }
+    assert!((2_900..=3_000).contains(&admitted), "{admitted}");
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask { cost: u64 },
+    Settle { which: prop::sample::Index, cost: Option<u64> },
+    Pass(u64),
+    Flush,
+    Crash,
+    Stop,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (1..40_u64).prop_map(|cost| Step::Ask { cost }),
+        5 => (any::<prop::sample::Index>(), prop::option::of(0..40_u64))
+            .prop_map(|(which, cost)| Step::Settle { which, cost }),
+        5 => select(&[MS, 100 * MS, S, 7 * S, MINUTE, 20 * MINUTE][..]).prop_map(Step::Pass),
+        3 => Just(Step::Flush),
+        1 => Just(Step::Crash),
+        1 => Just(Step::Stop),
+    ]
+}
+
+/// A charge that somebody was told of: when, what it was, and what of it was not given back.
+struct Spent {
+    id: u128,
+    at: Now,
+    cost: u64,
+    net: u64,
+    is_settled: bool,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+    #[test]
+    fn what_is_not_given_back_stays_within_the_limit(
+        steps in vec(step(), 1..120),
+        (spec, hourly) in select(vec![
+            (scene::window("l", 100, "1h"), 0_u64),
+            (scene::window("l", 100, "1m"), 0),
+            (scene::bucket("l", "360/h", 100), 360),
+            (scene::bucket("l", "36000/h", 100), 36_000),
+            (scene::sliding("l", 100, "2m"), 0),
+            (scene::sliding("l", 50, "1h"), 0),
+        ]),
+    ) {
+        let window_ns = match (&spec.fixed_window, &spec.sliding_window) {
+            (Some(window), _) => acequia_limits::notation::parse_duration_ns(&window.window).expect("a window"),
+            (_, Some(window)) => acequia_limits::notation::parse_duration_ns(&window.window).expect("a window"),
+            _ => 0,
+        };
+        let limit = spec.sliding_window.as_ref().map_or(100, |window| window.limit);
+        let mut journal = Journal::default();
+        let (mut now, mut next) = (START, 0);
+        let mut node = start(&spec, &journal, None, now);
+        let mut asker = node.asker();
+        let mut spent: Vec<Spent> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Ask { cost } => {
+                    next += 1;
+                    let mut request = Request::new("shop", &[("key", "k")]);
+                    request.cost = cost;
+                    let recording = if next % 3 == 0 { reserved(next, 10 * S, false) } else { named(next) };
+                    let answer = asker.check_recorded(&request, now, Ask::CHECK, &recording).expect("a new name");
+                    let (allowed, batch) = (answer.allowed, answer.after_batch);
+                    if allowed {
+                        if batch > journal.committed {
+                            journal.flush(&node);
+                        }
+                        spent.push(Spent { id: next, at: now, cost, net: cost, is_settled: false });
+                    }
+                }
+                Step::Settle { which, cost } if !spent.is_empty() => {
+                    let one = which.get(&spent).id;
+                    let one = spent.iter_mut().find(|spent| spent.id == one).expect("there");
+                    let cost = cost.filter(|cost| *cost <= one.cost);
+                    if let Settled::Done { after_batch, .. } = node.settle(ChargeId(one.id), cost, now) {
+                        one.net = one.net.min(cost.unwrap_or(0));
+                        one.is_settled = true;
+                        if after_batch > journal.committed {
+                            journal.flush(&node);
+                        }
+                    }
+                }
+                Step::Settle { .. } => {}
+                Step::Pass(ns) => {
+                    now = now.later(ns);
+                    (0..4).for_each(|shard| node.sweep(shard, now));
+                    // Every third was a reservation, whose time may be over.
+                    for one in spent.iter_mut().filter(|one| one.id.is_multiple_of(3) && !one.is_settled) {
+                        if now.steady_ns >= one.at.steady_ns + 10 * S {
+                            one.net = 0;
+                        }
+                    }
+                }
+                Step::Flush => journal.flush(&node),
+                Step::Crash | Step::Stop => {
+                    let crashed = matches!(step, Step::Crash).then_some(now);
+                    if crashed.is_none() {
+                        stop(&node, &mut journal, now);
+                    }
+                    now = now.later(MS);
+                    // A process counts its batches anew.
+                    journal.committed = 0;
+                    node = start(&spec, &journal, crashed, now);
+                    asker = node.asker();
+                }
+            }
+            for (place, first) in spent.iter().enumerate() {
+                let mut sum = 0;
+                for last in &spent[place..] {
+                    let ns = last.at.steady_ns - first.at.steady_ns;
+                    let is_within = match (&spec.fixed_window, &spec.sliding_window) {
+                        (Some(_), _) => last.at.wall_ns / window_ns == first.at.wall_ns / window_ns,
+                        (_, Some(_)) => ns < window_ns,
+                        _ => true,
+                    };
+                    sum += if is_within { last.net } else { 0 };
+                    let most = limit + (u128::from(hourly) * u128::from(ns) / u128::from(HOUR)) as u64;
+                    prop_assert!(sum <= most, "{} of {}", sum, most);
+                }
+            }
+        }
+    }
+}
