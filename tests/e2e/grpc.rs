@@ -20,7 +20,7 @@ use crate::{
     windows,
 };
 
-async fn limiter(node: &Node) -> LimiterClient<Channel> {
+pub(crate) async fn limiter(node: &Node) -> LimiterClient<Channel> {
     LimiterClient::new(channel(node).await)
 }
 

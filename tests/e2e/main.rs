@@ -8,6 +8,7 @@ mod openmetrics;
 mod windows;
 
 mod bad_input;
+mod charges;
 mod config;
 mod demo;
 mod envoy;

@@ -58,6 +58,8 @@ pub(crate) struct Account {
     book: Book,
     /// Rights that moved in windows, where there are windows.
     windows: Option<Box<Windows>>,
+    /// Units that the others were heard to have used of the cell, in the window that is open.
+    elsewhere: u64,
     /// When a loan ends, if none is renewed: steady clock.
     due_ns: u64,
     /// When the open window is over, and when it was last looked which is open: wall clock.
@@ -143,6 +145,7 @@ impl Account {
             standing,
             book,
             windows: None,
+            elsewhere: 0,
             due_ns: u64::MAX,
             over_ns: 0,
             rolled_ns: 0,
@@ -191,6 +194,16 @@ impl Account {
         let calls = !self.flagged && (!verdict.allowed || verdict.remaining < self.low_water);
         self.flagged |= calls;
         calls
+    }
+
+    /// Units that the others were heard to have used.
+    pub(crate) const fn elsewhere(&self) -> u64 {
+        self.elsewhere
+    }
+
+    /// The others were heard to have used so many units.
+    pub(crate) const fn hear_used(&mut self, units: u64) {
+        self.elsewhere = units;
     }
 
     /// A look is waiting.
@@ -371,6 +384,7 @@ impl Account {
         self.went_back = end_ns < self.open().end_ns && !broken(Broken::WindowReopens);
         if self.open().end_ns != end_ns && !self.went_back {
             self.hope_anew();
+            self.elsewhere = 0;
             self.unwritten |= !self.open().given().is_empty();
             let Windows { open, next } = self.windows_mut();
             *open = if next.end_ns == end_ns { std::mem::take(next) } else { Transfers::new(end_ns) };
@@ -659,6 +673,6 @@ mod tests {
 
     #[test]
     fn an_account_takes_a_third_of_a_kilobyte() {
-        assert!(size_of::<Account>() <= 352, "{} bytes", size_of::<Account>());
+        assert!(size_of::<Account>() <= 368, "{} bytes", size_of::<Account>());
     }
 }

@@ -38,7 +38,7 @@ mod table;
 mod visit;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering},
@@ -63,7 +63,7 @@ use crate::{
     table::Cell,
 };
 pub use crate::{
-    asker::{Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, IdReused, LimitAnswer, Outcome},
+    asker::{Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, IdReused, LimitAnswer, Outcome, Warning},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
     charges::{
         ChargeId, ChargesView, KEEP_NS, Keep, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve, Settled,
@@ -139,7 +139,19 @@ pub struct Node {
     elsewhere: Elsewhere,
     /// What was charged under a name. Locked before any shard.
     charges: Charges,
+    /// What soft limits have to tell. Locked after any shard.
+    warnings: Mutex<Warnings>,
 }
+
+/// What soft limits have to tell, and how much there was no room for.
+#[derive(Debug, Default)]
+struct Warnings {
+    waiting: VecDeque<Warning>,
+    dropped: u64,
+}
+
+/// The most warnings that wait to be taken: whoever tells them looks every second or so.
+const WARNINGS_WAITING_MAX: usize = 4_096;
 
 /// Whose new cells share one: those of a limit under one set of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -227,6 +239,7 @@ impl Node {
             carried: Carried::default(),
             elsewhere: Elsewhere::default(),
             charges: Charges::new(keep),
+            warnings: Mutex::default(),
             config,
         }
     }
@@ -434,6 +447,21 @@ impl Node {
                     write(active.slot, numbers, overflow_tag(numbers), spent.words());
                 }
             }
+        }
+    }
+
+    /// What soft limits have to tell since the last time this was asked, and how many warnings there was no room for, ever.
+    pub fn take_warnings(&self) -> (Vec<Warning>, u64) {
+        let mut warnings = lock(&self.warnings);
+        (warnings.waiting.drain(..).collect(), warnings.dropped)
+    }
+
+    fn warn(&self, warning: Warning) {
+        let mut warnings = lock(&self.warnings);
+        if warnings.waiting.len() < WARNINGS_WAITING_MAX {
+            warnings.waiting.push_back(warning);
+        } else {
+            warnings.dropped += 1;
         }
     }
 

@@ -20,7 +20,7 @@ use acequia_rights::{
 use std::collections::BTreeMap;
 
 use crate::{
-    Catalogue, CatalogueFault, Kept, Node, Row, Scheduled,
+    Catalogue, CatalogueFault, ChargeId, Kept, Node, Row, Scheduled,
     catalogue::Terms,
     journal::{CHARGES, HeapCell, MEMORY, USAGE, VERSIONS},
     journal_tag, lock,
@@ -192,6 +192,12 @@ impl Node {
         if let Some(mut sharing) = self.lock_sharing() {
             sharing.meet(writer);
         }
+    }
+
+    /// Has the node of another region settle a charge that it made, when it is reached; says whether there is such a region, and
+    /// room for it to wait. A restart of this node forgets what waits.
+    pub fn forward(&self, to: Region, id: ChargeId, cost: Option<u64>) -> bool {
+        self.lock_sharing().is_some_and(|mut sharing| sharing.forward(to, id, cost))
     }
 
     /// How this node stands among the regions.

@@ -1,11 +1,14 @@
 //! A part of the cells under one lock, with a bound on its memory.
 
-use std::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use acequia_limits::{Algorithm, CellTag, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, Now, algorithm::State};
 
 use crate::{
     account::Account,
@@ -40,8 +43,48 @@ pub(crate) struct Cells {
     /// Units charged, and units given back, by the slot of the limit, since they were last counted up.
     spent: Vec<u64>,
     refunded: Vec<u64>,
+    /// Cells of soft limits that are nearly used up.
+    soft: BTreeMap<(u16, CellTag), SoftState>,
     /// Idle cells forgotten since the start.
     pub(crate) evicted: u64,
+}
+
+/// The most cells of soft limits under one lock that are nearly used up: 16 384 in all. Others are not slowed.
+const SOFT_MAX: usize = 64;
+
+/// What a cell of a soft limit was told of in its window, and how fast it goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SoftState {
+    /// The window's end; 0 where there are no edges.
+    window: u64,
+    /// When it is over in any case: steady clock.
+    ends_ns: u64,
+    /// The highest threshold that was told, in percent.
+    pub(crate) told: u8,
+    /// A throttle's theoretical arrival time: its halves.
+    tat: [u64; 2],
+}
+
+impl SoftState {
+    pub(crate) fn new(window: u64, ends_ns: u64, told: u8) -> Self {
+        Self { window, ends_ns, told, tat: [0, 0] }
+    }
+
+    /// Whether it is of the window that is open.
+    pub(crate) fn is_of(&self, window: u64, now: Now) -> bool {
+        self.window == window && now.steady_ns < self.ends_ns
+    }
+
+    /// The throttle's state in the window that is open.
+    pub(crate) fn tat(&self, window: u64, now: Now) -> u128 {
+        let [high, low] = if self.is_of(window, now) { self.tat } else { [0, 0] };
+        u128::from(high) << 64 | u128::from(low)
+    }
+
+    pub(crate) fn set_tat(&mut self, tat: u128) {
+        // The two halves of a 128-bit number.
+        self.tat = [(tat >> 64) as u64, tat as u64];
+    }
 }
 
 impl Shard {
@@ -106,6 +149,23 @@ impl Cells {
     /// cell that has an account: the account remembers.
     pub(crate) fn attend(&mut self, limit: u16, tag: CellTag) {
         self.attention.push((limit, tag));
+    }
+
+    /// What is kept of a cell of a soft limit.
+    pub(crate) fn soft(&self, key: (u16, CellTag)) -> Option<&SoftState> {
+        self.soft.get(&key)
+    }
+
+    /// Keeps it; says whether there is room.
+    pub(crate) fn keep_soft(&mut self, key: (u16, CellTag), state: SoftState, now: Now) -> bool {
+        if self.soft.len() >= SOFT_MAX && !self.soft.contains_key(&key) {
+            self.soft.retain(|_, state| now.steady_ns < state.ends_ns);
+        }
+        let has_room = self.soft.len() < SOFT_MAX || self.soft.contains_key(&key);
+        if has_room {
+            self.soft.insert(key, state);
+        }
+        has_room
     }
 
     /// Counts what was charged under a limit.

@@ -11,8 +11,9 @@ use std::{
     time::Duration,
 };
 
+use acequia_api::wire::WireRecord;
 use acequia_limits::{Now, Request, time::ms_rounded_up};
-use acequia_node::{Answer, Ask, Catalogue};
+use acequia_node::{Answer, Ask, Catalogue, IdReused, Recording};
 use axum::{
     Json, Router,
     body::Body,
@@ -25,18 +26,22 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, DeserializeOwned},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
 };
 
 use crate::{
+    charges::{Names, SettleFault, Settlement, WrittenReserve, settle, settled_word},
     headers::{Header, headers},
     metrics,
     question::{BadRequest, check_request},
     respond::{class, members, name, outcome_word, retry_after_ms},
-    worker::Worker,
+    worker::{How, Worker},
     writer::DOWN,
 };
 
@@ -49,6 +54,8 @@ const READ_MAX: Duration = Duration::from_secs(10);
 pub fn router(worker: Arc<Worker>) -> Router {
     Router::new()
         .route("/v1/check", post(check))
+        .route("/v1/refund", post(refund))
+        .route("/v1/commit", post(commit))
         .route("/v1/authz", get(authz))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -107,6 +114,25 @@ struct CheckBody {
     domain: String,
     descriptors: Vec<JsonDescriptor>,
     cost: Option<u64>,
+    /// The caller's name for the request.
+    id: Option<String>,
+    #[serde(default)]
+    refundable: bool,
+    reserve: Option<WrittenReserve>,
+}
+
+/// The bodies of `POST /v1/refund` and `/v1/commit`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RefundBody {
+    charge_id: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CommitBody {
+    charge_id: String,
+    cost: u64,
 }
 
 /// A descriptor as an object or a list of pairs; values are text, numbers or truths.
@@ -121,6 +147,14 @@ struct CheckAnswer<'a> {
     remaining: Option<u64>,
     retry_after_ms: Option<u64>,
     delay_ms: u64,
+    /// By which the charge can be settled; null unless that was asked for.
+    charge_id: Option<String>,
+    /// Whether this id was answered before.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_repeat: bool,
+    /// The cost that was reserved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    charged: Option<u64>,
     reason: &'static str,
     limits: Vec<LimitJson<'a>>,
 }
@@ -144,17 +178,20 @@ struct LimitJson<'a> {
     class: Option<&'a str>,
 }
 
-async fn check(State(worker): State<Arc<Worker>>, body: Body) -> Response {
+/// Reads a body of JSON, or says what is wrong with it.
+async fn read_json<T: DeserializeOwned>(body: Body, what: &str) -> Result<T, String> {
     let body = match tokio::time::timeout(READ_MAX, axum::body::to_bytes(body, BODY_BYTES_MAX)).await {
         Ok(Ok(body)) => body,
-        Ok(Err(_)) => {
-            return refuse(&worker, &format!("the body is cut off, or above {BODY_BYTES_MAX} bytes"));
-        }
-        Err(_) => return refuse(&worker, "the body did not end in 10 s: send it whole"),
+        Ok(Err(_)) => return Err(format!("the body is cut off, or above {BODY_BYTES_MAX} bytes")),
+        Err(_) => return Err("the body did not end in 10 s: send it whole".to_owned()),
     };
-    let body: CheckBody = match serde_json::from_slice(&body) {
+    serde_json::from_slice(&body).map_err(|fault| format!("the body is no {what}: {fault}"))
+}
+
+async fn check(State(worker): State<Arc<Worker>>, body: Body) -> Response {
+    let body: CheckBody = match read_json(body, "check").await {
         Ok(body) => body,
-        Err(fault) => return refuse(&worker, &format!("the body is no check: {fault}")),
+        Err(fault) => return refuse(&worker, &fault),
     };
     let mut request = Request { domain: body.domain.as_bytes(), cost: 1, ..Request::default() };
     for descriptor in &body.descriptors {
@@ -170,15 +207,66 @@ async fn check(State(worker): State<Arc<Worker>>, body: Body) -> Response {
     if let Err(fault) = checked {
         return refuse(&worker, &fault.to_string());
     }
+    let recording = match recording(&worker, &request, &body) {
+        Ok(recording) => recording,
+        Err(fault) => return refuse(&worker, &fault),
+    };
     let settings = worker.shared.settings();
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
-        let json = Json(check_answer(answer, catalogue));
+        let json = Json(check_answer(answer, catalogue, &worker.shared.names));
         with_headers(json.into_response(), headers(&settings.headers.http, answer, catalogue, now))
     };
-    worker.ask(&request, Ask::CHECK, respond).await
+    match worker.ask(&request, How { ask: Ask::CHECK, recording }, respond).await {
+        Ok(response) => response,
+        Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
+    }
 }
 
-fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue) -> CheckAnswer<'a> {
+/// How a check's charge is remembered.
+fn recording(worker: &Worker, request: &Request<'_>, body: &CheckBody) -> Result<Option<Recording>, String> {
+    let id = body.id.as_deref();
+    if id == Some("") {
+        return Err(BadRequest::Id.to_string());
+    }
+    let reserve = body.reserve.as_ref().map(WrittenReserve::wire).transpose()?;
+    let record = WireRecord { id: id.unwrap_or("").as_bytes(), refundable: body.refundable, reserve };
+    worker.shared.names.recording(request, &record).map_err(|fault| fault.to_string())
+}
+
+async fn refund(State(worker): State<Arc<Worker>>, body: Body) -> Response {
+    match read_json::<RefundBody>(body, "refund").await {
+        Ok(body) => settled(&worker, &body.charge_id, None).await,
+        Err(fault) => refuse(&worker, &fault),
+    }
+}
+
+async fn commit(State(worker): State<Arc<Worker>>, body: Body) -> Response {
+    match read_json::<CommitBody>(body, "commit").await {
+        Ok(body) => settled(&worker, &body.charge_id, Some(body.cost)).await,
+        Err(fault) => refuse(&worker, &fault),
+    }
+}
+
+/// Settles a charge; the answer is `{"settled": "done", "refunded": [{"name": "per-key", "units": 3}]}`.
+async fn settled(worker: &Worker, charge_id: &str, cost: Option<u64>) -> Response {
+    match settle(worker, charge_id, cost).await {
+        Ok(Settlement { word, refunded }) => {
+            let refunded: Vec<_> = refunded
+                .iter()
+                .map(|one| serde_json::json!({ "name": one.name, "units": one.units }))
+                .collect();
+            let json = serde_json::json!({ "settled": settled_word(word), "refunded": refunded });
+            Json(json).into_response()
+        }
+        Err(fault @ SettleFault::Unwritten) => {
+            let json = serde_json::json!({ "error": fault.to_string() });
+            (StatusCode::SERVICE_UNAVAILABLE, Json(json)).into_response()
+        }
+        Err(fault) => refuse(worker, &fault.to_string()),
+    }
+}
+
+fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) -> CheckAnswer<'a> {
     let decisive = answer.decisive.map(|number| &answer.limits[number]);
     let limits = answer.limits.iter().map(|limit| LimitJson {
         name: name(limit, catalogue),
@@ -200,6 +288,9 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue) -> CheckAnswer<'a
         remaining: decisive.map(|limit| limit.verdict.remaining),
         retry_after_ms: retry_after_ms(answer.allowed, answer.retry_after_ns),
         delay_ms: ms_rounded_up(answer.delay_ns),
+        charge_id: answer.charge.map(|charged| names.text(charged)),
+        is_repeat: answer.charge.is_some_and(|charged| charged.is_repeat),
+        charged: answer.charge.map(|charged| charged.reserved).filter(|reserved| *reserved > 0),
         reason: answer.reason.as_str(),
         limits: limits.collect(),
     }
@@ -245,7 +336,10 @@ async fn authz(
         let status = if answer.allowed { StatusCode::OK } else { deny };
         with_headers(status.into_response(), headers(&settings.headers.http, answer, catalogue, now))
     };
-    worker.ask(&request, Ask::CHECK_NOW, respond).await
+    match worker.ask(&request, Ask::CHECK_NOW.into(), respond).await {
+        Ok(response) => response,
+        Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
+    }
 }
 
 async fn metrics(State(worker): State<Arc<Worker>>) -> Response {

@@ -7,6 +7,7 @@
 //! write. [`regions`] connects the node to
 //! other regions.
 
+pub mod charges;
 pub mod cli;
 pub mod clock;
 pub mod config;

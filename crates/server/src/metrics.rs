@@ -15,8 +15,9 @@ use prometheus_client::{
 };
 
 use crate::{
+    charges::settled_word,
     regions::Regions,
-    tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, Tally},
+    tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, SETTLED, Tally},
     worker::Shared,
 };
 
@@ -92,6 +93,7 @@ impl Collector for Counts {
                 ],
             )?;
         }
+        out.of_charges(shared, &tally, &catalogue)?;
         let usage = shared.node.usage();
         out.gauge("acequia_cells", "Cells in memory.", &one(usage.cells))?;
         out.gauge("acequia_cells_bytes", "Bytes that cells take.", &one(usage.bytes))?;
@@ -176,6 +178,35 @@ impl Out<'_> {
                 let labels = [("limit", path.as_str()), ("rank", rank.as_str())];
                 metric.encode_family(&labels)?.encode_gauge(&signed(cell.remaining))?;
             }
+        }
+        Ok(())
+    }
+
+    /// What is remembered of charges, and what was given back.
+    fn of_charges(
+        &mut self,
+        shared: &Shared,
+        tally: &Tally,
+        catalogue: &Catalogue,
+    ) -> Result<(), std::fmt::Error> {
+        let one = |value| [(&NO_LABELS[..], value)];
+        let view = shared.node.charges();
+        self.gauge("acequia_charges", "Charges that are remembered by a name.", &one(view.records))?;
+        self.gauge("acequia_reservations", "Charges that wait for their real cost.", &one(view.reserved))?;
+        let help = "Questions that were answered before, under the same id.";
+        self.counter("acequia_repeats", help, &one(tally.repeats))?;
+        let outcomes = SETTLED.map(|settled| [("outcome", settled_word(settled))]);
+        let settled: Vec<(&[(&str, &str)], u64)> =
+            outcomes.iter().zip(tally.settled).map(|(labels, count)| (&labels[..], count)).collect();
+        self.counter("acequia_settled", "Refunds and commits, by what became of them.", &settled)?;
+        let help = "Units given back by refunds and commits that callers asked for.";
+        let mut metric =
+            self.0.encode_descriptor("acequia_refunded_units", help, None, MetricType::Counter)?;
+        for active in &catalogue.limits {
+            let Some(counts) = tally.limits.get(usize::from(active.slot())) else { continue };
+            let path = active.limit.path();
+            let labels = [("limit", path.as_str())];
+            metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&counts.refunded, None)?;
         }
         Ok(())
     }

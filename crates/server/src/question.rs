@@ -52,6 +52,21 @@ pub enum BadRequest {
         /// The character.
         byte: u8,
     },
+    /// An id that is none.
+    #[error("an id has 1 to {} bytes, and no control characters", crate::charges::ID_BYTES_MAX)]
+    Id,
+    /// A time to live out of its range.
+    #[error("a reservation of {0} ms: it lives 1 ms to 3600000 ms")]
+    Reserve(u64),
+    /// Descriptors with costs of their own.
+    #[error("a reservation of at most a cost has one cost: leave out those of descriptors")]
+    AtMost,
+    /// Another question had the id.
+    #[error("this id was used for another request: a request that differs in anything needs another id")]
+    IdReused,
+    /// Names in a stream.
+    #[error("a stream remembers no charges: ask Check with `id`, `refundable` or `reserve`")]
+    RecordInStream,
     /// A cost of nothing.
     #[error("a cost of 0 charges nothing: leave it out for 1, or ask Peek")]
     ZeroCost,

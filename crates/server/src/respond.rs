@@ -2,11 +2,13 @@
 
 use acequia_api::{
     acequia::v1 as api,
-    wire::{CheckOut, LimitOut},
+    wire::{ChargeOut, CheckOut, LimitOut},
 };
 use acequia_limits::{Reason, time::ms_rounded_up, verdict::NEVER};
 use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
 use smallvec::SmallVec;
+
+use crate::charges::Names;
 
 /// A wait in milliseconds, rounded up; nothing where there is none or no wait helps.
 pub(crate) fn retry_after_ms(allowed: bool, retry_after_ns: u64) -> Option<u64> {
@@ -28,9 +30,15 @@ pub(crate) fn class<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> Option
 pub(crate) fn with_check_out<R>(
     answer: &Answer,
     catalogue: &Catalogue,
-    detail: bool,
+    (detail, names): (bool, &Names),
     write: impl FnOnce(&CheckOut<'_>) -> R,
 ) -> R {
+    let charge_id = answer.charge.map(|charged| names.text(charged));
+    let charge = answer.charge.zip(charge_id.as_deref()).map(|(charged, charge_id)| ChargeOut {
+        charge_id,
+        is_repeat: charged.is_repeat,
+        charged: charged.reserved,
+    });
     let decisive = answer.decisive.map(|number| &answer.limits[number]);
     let mut sets: SmallVec<[SmallVec<[u32; 4]>; 4]> = SmallVec::new();
     let mut limits: SmallVec<[LimitOut<'_>; 4]> = SmallVec::new();
@@ -47,7 +55,7 @@ pub(crate) fn with_check_out<R>(
         delay_ms: ms_rounded_up(answer.delay_ns),
         reason: reason(answer.reason),
         limits: &limits,
-        charge: None,
+        charge,
     })
 }
 

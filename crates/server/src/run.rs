@@ -29,6 +29,7 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use crate::{
+    charges::Names,
     clock::{Clock, SystemClock},
     config::{Config, ConfigError, Listen, Live},
     grpc, http,
@@ -195,13 +196,14 @@ impl Service {
         };
         let served = schedule.is_some() || home.is_some_and(|(_, was_here)| was_here);
         let empty_handed = (served && !stopped).then_some(now);
-        let node = Arc::new(Node::new(NodeConfig {
+        let node_config = NodeConfig {
             key,
             memory_bytes: config.memory_bytes,
             durable: store.is_some(),
             empty_handed,
             home: home.map(|(home, _)| home),
-        }));
+        };
+        let node = Arc::new(Node::keeping(node_config, config.charges));
         let mut reading = Reading::default();
         match store_ref {
             Some(store) if home.is_some() => {
@@ -228,7 +230,8 @@ impl Service {
             ),
         }
         let writer = store.clone().map(|store| Arc::new(Writer::new(Arc::clone(&node), store)));
-        let shared = Arc::new(Shared::new(node, writer, clock, key));
+        let names = Names::new(&config.region, &config.node, &key, random()?);
+        let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
         if home.is_none() {
             let changes = shared.node.apply(config.live.limits.clone(), now, |id| {
                 store_ref.map_or_else(Vec::new, |store| reading.rows(store, id))

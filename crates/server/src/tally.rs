@@ -1,7 +1,8 @@
 //! What a worker counts: plain numbers under the worker's own lock, added up when somebody looks.
 
+use acequia_api::acequia::v1::Settled;
 use acequia_limits::{CellTag, verdict::NEVER};
-use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
+use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome, Refunded};
 
 /// Upper bounds of the buckets for waits, in seconds.
 pub(crate) const RETRY_SECONDS: [f64; 12] =
@@ -32,6 +33,10 @@ pub(crate) struct Tally {
     pub(crate) crowded: u64,
     /// Descriptors that no limit counted.
     pub(crate) unmatched: u64,
+    /// Questions that were answered before, under the same name.
+    pub(crate) repeats: u64,
+    /// What became of settlements, by [`SETTLED`].
+    pub(crate) settled: [u64; 5],
     seen: u64,
 }
 
@@ -42,6 +47,8 @@ pub(crate) struct LimitTally {
     pub(crate) outcomes: [u64; 4],
     /// Units of the requests that it allowed.
     pub(crate) units: u64,
+    /// Units that were given back.
+    pub(crate) refunded: u64,
     pub(crate) hot: Vec<HotCell>,
 }
 
@@ -87,6 +94,10 @@ impl<const N: usize> Histogram<N> {
 
 /// The words for outcomes in metrics, in the order of [`outcome_place`].
 pub(crate) const OUTCOMES: [&str; 4] = ["allow", "deny", "shadow_deny", "unlimited"];
+
+/// What can become of a settlement, in the order that it is counted in.
+pub(crate) const SETTLED: [Settled; 5] =
+    [Settled::Done, Settled::Before, Settled::Lapsed, Settled::Unknown, Settled::Forwarded];
 
 const fn outcome_place(outcome: Outcome) -> usize {
     match outcome {
@@ -134,6 +145,20 @@ impl Tally {
         }
     }
 
+    /// Counts a settlement, and what came back by it.
+    pub(crate) fn settle(&mut self, word: Settled, refunded: &[Refunded]) {
+        if let Some(place) = SETTLED.iter().position(|settled| *settled == word) {
+            self.settled[place] += 1;
+        }
+        for Refunded { slot, units, .. } in refunded {
+            let slot = usize::from(*slot);
+            if self.limits.len() <= slot {
+                self.limits.resize_with(slot + 1, LimitTally::default);
+            }
+            self.limits[slot].refunded += units;
+        }
+    }
+
     /// Adds what another worker has counted.
     pub(crate) fn add(&mut self, other: &Self) {
         if self.limits.len() < other.limits.len() {
@@ -144,6 +169,7 @@ impl Tally {
                 *ours += theirs;
             }
             ours.units += theirs.units;
+            ours.refunded += theirs.refunded;
             for hot in &theirs.hot {
                 match ours.hot.iter_mut().find(|cell| cell.tag == hot.tag) {
                     Some(cell) => {
@@ -162,6 +188,8 @@ impl Tally {
         self.unmatched += other.unmatched;
         self.waited.iter_mut().zip(other.waited).for_each(|(ours, theirs)| *ours += theirs);
         self.crowded += other.crowded;
+        self.repeats += other.repeats;
+        self.settled.iter_mut().zip(other.settled).for_each(|(ours, theirs)| *ours += theirs);
     }
 
     /// Halves what is known of hot cells, so that cells which cooled down give way.

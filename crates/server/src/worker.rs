@@ -9,14 +9,16 @@ use std::{
     time::Duration,
 };
 
+use acequia_api::acequia::v1::Settled as Word;
 use acequia_limits::{
     HashKey, LimitId, Now, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
 };
-use acequia_node::{Answer, Ask, Asker, Catalogue, Node, Outcome};
+use acequia_node::{Answer, Ask, Asker, Catalogue, IdReused, Node, Outcome, Recording, Refunded};
 use arc_swap::ArcSwap;
 use tracing::{debug, debug_span, enabled};
 
 use crate::{
+    charges::Names,
     clock::Clock,
     config::{Headers, Live},
     metrics::Reloads,
@@ -37,6 +39,8 @@ pub struct Shared {
     pub clock: Arc<dyn Clock>,
     /// With what keys are hashed in traces.
     pub(crate) key: HashKey,
+    /// Names of charges.
+    pub(crate) names: Names,
     pub(crate) workers: RwLock<Vec<Arc<Worker>>>,
     pub(crate) reloads: Reloads,
     /// When the process started.
@@ -56,9 +60,15 @@ pub(crate) struct Settings {
 
 impl Shared {
     /// A service without workers.
-    pub fn new(node: Arc<Node>, writer: Option<Arc<Writer>>, clock: Arc<dyn Clock>, key: HashKey) -> Self {
+    pub fn new(
+        node: Arc<Node>,
+        writer: Option<Arc<Writer>>,
+        clock: Arc<dyn Clock>,
+        (key, names): (HashKey, Names),
+    ) -> Self {
         Self {
             node,
+            names,
             writer,
             begun: clock.now(),
             regions: OnceLock::new(),
@@ -143,9 +153,24 @@ struct Inner {
     tally: Tally,
 }
 
+/// How a request is asked, and how its charge is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct How {
+    pub(crate) ask: Ask,
+    pub(crate) recording: Option<Recording>,
+}
+
+impl From<Ask> for How {
+    fn from(ask: Ask) -> Self {
+        Self { ask, recording: None }
+    }
+}
+
 /// A response, and what it waits for.
 #[derive(Debug)]
 pub(crate) enum Asked<R> {
+    /// There is none: another question had the same name.
+    Reused,
     /// Nothing.
     Now(R),
     /// The disk.
@@ -170,36 +195,40 @@ impl Worker {
     }
 
     /// Asks, and makes the response from the answer, when it may leave.
-    pub async fn ask<R>(
+    ///
+    /// # Errors
+    /// Another question had the same name.
+    pub(crate) async fn ask<R>(
         &self,
         request: &Request<'_>,
-        ask: Ask,
+        how: How,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
-    ) -> R {
-        let asked = self.hold().ask_patiently(request, ask, Duration::MAX, &respond);
-        self.finish(request, ask, asked, respond).await
+    ) -> Result<R, IdReused> {
+        let asked = self.hold().ask_patiently(request, how, Duration::MAX, &respond);
+        self.finish(request, how, asked, respond).await
     }
 
     /// Waits for what an answer waits for: units of other regions, or the disk.
     pub(crate) async fn finish<R>(
         &self,
         request: &Request<'_>,
-        ask: Ask,
+        how: How,
         mut asked: Asked<R>,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
-    ) -> R {
+    ) -> Result<R, IdReused> {
         loop {
             match asked {
-                Asked::Now(response) => return response,
+                Asked::Reused => return Err(IdReused),
+                Asked::Now(response) => return Ok(response),
                 Asked::Unwritten(response, unwritten) => {
-                    return match self.settle(*unwritten).await {
+                    return Ok(match self.settle(*unwritten).await {
                         None => response,
                         Some((denied, catalogue)) => respond(&denied, &catalogue, self.shared.clock.now()),
-                    };
+                    });
                 }
                 Asked::Waits(mut patience) => {
                     patience.wait().await;
-                    asked = self.hold().ask_again(request, ask, patience, &respond);
+                    asked = self.hold().ask_again(request, how, patience, &respond);
                 }
             }
         }
@@ -220,6 +249,12 @@ impl Worker {
     pub fn refuse(&self, fault: &dyn std::fmt::Display) {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.bad_requests += 1;
         debug!(%fault, "request refused");
+    }
+
+    /// Counts a settlement.
+    pub(crate) fn count_settled(&self, word: Word, refunded: &[Refunded]) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.tally.settle(word, refunded);
     }
 
     /// What was counted so far; nothing changes by looking.
@@ -254,7 +289,8 @@ impl Held<'_> {
         ask: Ask,
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
-        self.decide(request, ask);
+        // Without a name, no other question can have had it.
+        let _ = self.decide(request, ask.into());
         self.answer(request, ask, respond)
     }
 
@@ -263,29 +299,33 @@ impl Held<'_> {
     pub(crate) fn ask_patiently<R>(
         &mut self,
         request: &Request<'_>,
-        ask: Ask,
+        how: How,
         longest: Duration,
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
-        self.decide(request, ask);
+        if self.decide(request, how).is_err() {
+            return Asked::Reused;
+        }
         if !self.inner.asker.last().0.allowed
             && let Some(patience) = self.patience(longest)
         {
             return Asked::Waits(patience);
         }
-        self.asked(request, ask, respond)
+        self.asked(request, how.ask, respond)
     }
 
     /// Asks again after a wait.
     pub(crate) fn ask_again<R>(
         &mut self,
         request: &Request<'_>,
-        ask: Ask,
+        how: How,
         patience: Patience,
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
-        let ask = ask.again();
-        self.decide(request, ask);
+        let ask = how.ask.again();
+        if self.decide(request, How { ask, ..how }).is_err() {
+            return Asked::Reused;
+        }
         let (answer, catalogue) = self.inner.asker.last();
         let allowed = answer.allowed;
         // What other limits miss now was asked of nobody.
@@ -313,13 +353,21 @@ impl Held<'_> {
     }
 
     #[inline]
-    fn decide(&mut self, request: &Request<'_>, ask: Ask) {
+    fn decide(&mut self, request: &Request<'_>, how: How) -> Result<(), IdReused> {
         let Inner { asker, tally } = &mut *self.inner;
         let timed = tally.is_sampled().then(std::time::Instant::now);
-        asker.check(request, self.now, ask);
+        match &how.recording {
+            None => {
+                asker.check(request, self.now, how.ask);
+            }
+            Some(recording) => {
+                asker.check_recorded(request, self.now, how.ask, recording)?;
+            }
+        }
         if let Some(begun) = timed {
             tally.decision.record(&DECISION_SECONDS, begun.elapsed().as_secs_f64());
         }
+        Ok(())
     }
 
     /// Counts the last answer, and makes the response from it.
@@ -332,7 +380,9 @@ impl Held<'_> {
     ) -> (R, Option<Unwritten>) {
         let Inner { asker, tally } = &mut *self.inner;
         let (answer, catalogue) = asker.last();
-        if ask.charge {
+        if answer.charge.is_some_and(|charge| charge.is_repeat) {
+            tally.repeats += 1;
+        } else if ask.charge {
             tally.record(answer, catalogue);
         }
         if enabled!(tracing::Level::DEBUG) {

@@ -2,6 +2,7 @@
 
 mod classed;
 mod recorded;
+mod soft;
 
 use std::{
     collections::BTreeMap,
@@ -16,6 +17,7 @@ use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
 use self::classed::Classed;
+pub use self::soft::Warning;
 use crate::{
     Active, Catalogue, ChargeId, Kept, Node, OverflowKey, Row,
     account::{Account, Ground},
@@ -213,6 +215,7 @@ impl Answer {
                 limit.verdict = denied(limit.verdict, 0, JOURNAL_RETRY_NS);
             }
         }
+        self.charge = None;
         decide(self, catalogue);
     }
 }
@@ -348,6 +351,9 @@ impl<'a> Check<'a, '_> {
             let left = answer.limits[0].verdict.remaining;
             answer.limits[0].is_charged = true;
             answer.after_batch = self.charge(hit, state, left, &mut cells, shared.as_deref_mut());
+            if let Some(soft) = &self.limit(hit).limit.soft {
+                self.note_use(hit, soft, left, &mut cells);
+            }
         } else {
             self.leave(hit, state.as_ref(), &cells, &mut answer.limits[0]);
         }
@@ -454,6 +460,9 @@ impl<'a> Check<'a, '_> {
                 let cells = cells_of(&mut guards, hit.tag);
                 let batch = self.charge(hit, state, left, cells, shared.as_deref_mut());
                 answer.after_batch = answer.after_batch.max(batch);
+                if let Some(soft) = &self.limit(hit).limit.soft {
+                    self.note_use(hit, soft, left, cells_of(&mut guards, hit.tag));
+                }
             } else if !hit.exempt {
                 let cells = cells_of(&mut guards, hit.tag);
                 self.leave(hit, state.as_ref(), cells, &mut answer.limits[number]);
@@ -740,6 +749,10 @@ impl<'a> Check<'a, '_> {
             (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
         } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
             (denied(verdict, hit.units, verdict.delay_ns), Reason::OverLimit)
+        } else if let Some(soft) = &active.limit.soft
+            && let Some(slowed) = self.throttle(hit, soft, verdict, cells)
+        {
+            slowed
         } else {
             (verdict, Reason::WithinLimit)
         };

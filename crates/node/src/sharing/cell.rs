@@ -103,6 +103,16 @@ pub(crate) struct Warm {
 }
 
 impl Warm {
+    /// Units that the others said they have used of a window that is open, or of a sliding one: as far as they said so.
+    pub(crate) fn used_elsewhere(&self, global: &Algorithm) -> u64 {
+        if global.has_rate() {
+            // What a bucket owes is over before it is heard of.
+            return 0;
+        }
+        let used = |view: &View| Some(view.holds.get().saturating_sub(view.known_left()?));
+        self.views.iter().filter_map(used).fold(0, u64::saturating_add)
+    }
+
     pub(crate) fn new(now_ns: u64) -> Self {
         Self {
             demand: Demand::since(now_ns),

@@ -20,7 +20,7 @@ use super::{
     peer::Peer,
     wire::{self, Entry, Frame, Header, ShortId},
 };
-use crate::{Node, journal::HeapCell, visit::Visit};
+use crate::{ChargeId, Node, journal::HeapCell, visit::Visit};
 
 impl Sharing {
     /// Takes a frame that came from a region.
@@ -279,6 +279,11 @@ impl Sharing {
                 }
                 let charged = self.charged.entry((writer, limit)).or_default();
                 *charged = spent.max(*charged);
+                Ok(())
+            }
+            (Entry::Settle { id, cost }, _) => {
+                // Whoever said so was told that it is on its way, and nobody waits for what becomes of it.
+                node.settle(ChargeId(id), cost, now);
                 Ok(())
             }
             (Entry::Digest(digest), _) => {

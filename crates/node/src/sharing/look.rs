@@ -83,6 +83,9 @@ impl Sharing {
             account.look()
         };
         warm.which = ground.which;
+        if let Some(account) = cell.account.as_deref_mut() {
+            account.hear_used(warm.used_elsewhere(ground.global));
+        }
         // An override that ended leaves less without a new version.
         if cell.account.as_deref().is_some_and(|account| account.book().is_over_lent(account.standing())) {
             self.over_lent.insert(key);

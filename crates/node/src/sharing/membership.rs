@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{CellKey, Entry, Header, Sharing, Topic, peer::Peer, wire::ShortId};
 use crate::{
-    CatalogueFault, Node, Row, Scheduled,
+    CatalogueFault, ChargeId, Node, Row, Scheduled,
     catalogue::{Term, Terms},
     journal::HeapCell,
     region::ResumeFault,
@@ -303,6 +303,11 @@ impl Sharing {
         if writer.region != self.me().region && !self.versions.closed(writer) {
             self.peers.entry(writer.region).or_insert_with(|| Peer::new(writer));
         }
+    }
+
+    /// Has a peer settle a charge that it made.
+    pub(crate) fn forward(&mut self, to: Region, id: ChargeId, cost: Option<u64>) -> bool {
+        self.peers.get_mut(&to).is_some_and(|peer| peer.outbox.settle(id.0, cost))
     }
 
     /// Units charged under a limit, less those given back, over all regions.

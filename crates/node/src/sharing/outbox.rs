@@ -19,6 +19,9 @@ const FRAMES_MAX: usize = 16;
 /// Frames after which one that was not confirmed, though later ones were, counts as lost.
 const REORDERED_MAX: u64 = 3;
 
+/// Settlements that wait for one peer.
+const SETTLE_MAX: usize = 1_024;
+
 /// A cell: the catalogue's slot of its limit, and its tag.
 pub(crate) type CellKey = (u16, CellTag);
 
@@ -41,6 +44,7 @@ pub(crate) enum Topic {
     Usage(LimitId, Writer),
     Digest,
     Differs,
+    Settle(u128),
 }
 
 impl Topic {
@@ -62,7 +66,8 @@ impl Topic {
             | Self::Unknown(_)
             | Self::Usage(..)
             | Self::Digest
-            | Self::Differs => None,
+            | Self::Differs
+            | Self::Settle(_) => None,
         }
     }
 
@@ -106,6 +111,18 @@ impl Outbox {
     /// Puts a fact in line.
     pub(crate) fn tell(&mut self, topic: Topic, entry: Entry, after_batch: u64) {
         self.waiting.insert(topic, Waiting { entry, after_batch });
+    }
+
+    /// Puts the settlement of a charge in line, if there is room.
+    pub(crate) fn settle(&mut self, id: u128, cost: Option<u64>) -> bool {
+        let waiting = self.waiting.range(Topic::Settle(0)..=Topic::Settle(u128::MAX)).count();
+        let has_room = waiting < SETTLE_MAX;
+        if has_room {
+            // The first word counts, as with the node that made the charge.
+            let waiting = Waiting { entry: Entry::Settle { id, cost }, after_batch: 0 };
+            self.waiting.entry(Topic::Settle(id)).or_insert(waiting);
+        }
+        has_room
     }
 
     /// Whether anything could be sent, with what is on disk.
@@ -238,7 +255,8 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Acked { .. }
         | Entry::Usage { .. }
         | Entry::Digest(_)
-        | Entry::Differs(_) => {}
+        | Entry::Differs(_)
+        | Entry::Settle { .. } => {}
     }
 }
 

@@ -218,6 +218,13 @@ pub enum Entry {
     Digest(Box<Digest>),
     /// The buckets of the receiver's digest of which the sender knows something else: they shall be told again.
     Differs(Buckets),
+    /// Somebody told the sender to settle a charge that the receiver made: done once, however often it comes.
+    Settle {
+        /// The charge's name.
+        id: u128,
+        /// Its real cost; nothing to give it all back.
+        cost: Option<u64>,
+    },
 }
 
 impl Entry {
@@ -240,7 +247,8 @@ impl Entry {
             | Self::Acked { .. }
             | Self::Usage { .. }
             | Self::Digest(_)
-            | Self::Differs(_) => None,
+            | Self::Differs(_)
+            | Self::Settle { .. } => None,
         }
     }
 }

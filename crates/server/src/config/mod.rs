@@ -12,6 +12,7 @@ mod written;
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use acequia_limits::{Limit, notation::format_duration_ns};
+use acequia_node::Keep;
 use acequia_rights::{Region, node_named};
 use serde::Deserialize;
 
@@ -54,6 +55,8 @@ pub struct Config {
     pub connections_max: usize,
     /// How long a stopping node lets requests in flight end.
     pub drain: Duration,
+    /// How long charges with names are remembered, and how many.
+    pub charges: Keep,
     /// What can change without a restart.
     pub live: Live,
 }
@@ -155,7 +158,7 @@ impl Config {
         }
         let written: Written = serde_saphyr::from_str(text).map_err(|e| {
             let line = e.location().map_or(0, |at| at.line());
-            fail(vec![ConfigFault { line, what: mend(&plain(e.without_snippet().to_string()), text, line) }])
+            fail(vec![ConfigFault { line, what: mend(&plain(e.without_snippet().to_string())) }])
         })?;
         let mut faults = Faults::new(text);
         let config = written.validate(&mut faults);
@@ -184,6 +187,7 @@ impl Config {
             ("memory", self.memory_bytes != new.memory_bytes),
             ("workers", self.workers != new.workers),
             ("connections", self.connections_max != new.connections_max),
+            ("charges", self.charges != new.charges),
         ];
         changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
     }
@@ -200,11 +204,7 @@ fn plain(message: String) -> String {
 }
 
 /// Adds what the parser cannot know.
-fn mend(what: &str, text: &str, line: u64) -> String {
-    let source = text.lines().nth(usize::try_from(line.saturating_sub(1)).unwrap_or(0)).unwrap_or("");
-    if let Some(word) = ["classes", "warn_at", "throttle"].into_iter().find(|word| source.contains(*word)) {
-        return format!("{what}. This version has no `{word}`: leave it out");
-    }
+fn mend(what: &str) -> String {
     format!("{what}. See the README for the fields of a config")
 }
 

@@ -3,6 +3,7 @@
 use std::{fmt, marker::PhantomData, path::PathBuf, time::Duration};
 
 use acequia_limits::{Limit, limit::LimitSpec, notation::parse_duration_ns};
+use acequia_node::Keep;
 use serde::{Deserialize, Deserializer, de};
 use serde_saphyr::Spanned;
 
@@ -19,6 +20,12 @@ use super::{
 const MEMORY_DEFAULT: &str = "256MiB";
 /// Connections where the file sets none.
 const CONNECTIONS_DEFAULT: usize = 10_000;
+/// How long charges may be remembered: long enough to try again, and not for ever.
+const KEEP_NS_MIN: u64 = 1_000_000_000;
+const KEEP_NS_MAX: u64 = 7 * 86_400 * 1_000_000_000;
+/// How many: a few hundred bytes each, up to some gigabytes.
+const RECORDS_MIN: usize = 16;
+const RECORDS_MAX: usize = 10_000_000;
 /// How long to drain where the file does not say.
 const DRAIN_DEFAULT: Duration = Duration::from_secs(10);
 
@@ -42,9 +49,18 @@ pub(super) struct Written {
     connections: Option<Spanned<usize>>,
     drain: Option<Spanned<String>>,
     headers: Option<WrittenHeaders>,
+    charges: Option<Spanned<WrittenCharges>>,
     trace_key: Option<String>,
     #[serde(default)]
     limits: Vec<Spanned<LimitSpec>>,
+}
+
+/// `charges: { keep, records }`
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenCharges {
+    keep: Option<String>,
+    records: Option<usize>,
 }
 
 #[derive(Deserialize)]
@@ -116,6 +132,7 @@ impl Written {
                 Duration::from_nanos(faults.take(parse_duration_ns(&text.value), text).unwrap_or_default())
             }
         };
+        let charges = self.charges(faults);
         let regions = self.regions(faults);
         let limits = read_limits(self.limits, regions.as_ref(), faults);
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
@@ -133,6 +150,7 @@ impl Written {
             admin_token: self.admin_token.map(|token| token.value),
             memory_bytes,
             workers: self.workers.map(|workers| workers.value),
+            charges,
             connections_max: self.connections.map_or(CONNECTIONS_DEFAULT, |c| c.value),
             drain,
             live: Live { limits, headers, trace_key: self.trace_key },
@@ -200,6 +218,27 @@ impl Written {
                 faults.at(number, format!("{name} is 1 to {max}, not {}", number.value));
             }
         }
+    }
+
+    /// How charges are remembered.
+    fn charges(&self, faults: &mut Faults<'_>) -> Keep {
+        let mut keep = Keep::default();
+        let Some(written) = &self.charges else { return keep };
+        if let Some(text) = &written.value.keep {
+            match parse_duration_ns(text) {
+                Ok(ns) if (KEEP_NS_MIN..=KEEP_NS_MAX).contains(&ns) => keep.keep_ns = ns,
+                Ok(_) => faults.at(written, format!("charges are kept for 1s to 7d, not {text}")),
+                Err(what) => faults.at(written, what),
+            }
+        }
+        if let Some(records) = written.value.records {
+            if !(RECORDS_MIN..=RECORDS_MAX).contains(&records) {
+                let what = format!("{RECORDS_MIN} to {RECORDS_MAX} charges are remembered, not {records}");
+                faults.at(written, what);
+            }
+            keep.records = records;
+        }
+        keep
     }
 
     /// The regions that share the limits. Faults of a clock are noted in any case.

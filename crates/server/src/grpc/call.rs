@@ -11,7 +11,7 @@ use std::{
 };
 
 use acequia_limits::{Now, Request};
-use acequia_node::{Answer, Ask, Catalogue};
+use acequia_node::{Answer, Catalogue, IdReused};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
@@ -25,7 +25,10 @@ use super::{
     envoy, limiter,
     stream::CheckStream,
 };
-use crate::worker::{Asked, Worker};
+use crate::{
+    question::BadRequest,
+    worker::{Asked, How, Worker},
+};
 
 /// A call being answered.
 pub(super) enum Call {
@@ -43,13 +46,15 @@ pub(super) enum Method {
     ShouldRateLimit,
     Check,
     Peek,
+    Refund,
+    Commit,
 }
 
 /// An answer.
 pub(super) enum Reply {
     Now(Bytes),
     /// When the disk has it, or units came from other regions.
-    Later(BoxFuture<'static, Bytes>),
+    Later(BoxFuture<'static, Result<Bytes, Status>>),
 }
 
 impl Call {
@@ -58,6 +63,8 @@ impl Call {
             envoy::SHOULD_RATE_LIMIT => Some(Method::ShouldRateLimit),
             limiter::CHECK => Some(Method::Check),
             limiter::PEEK => Some(Method::Peek),
+            limiter::REFUND => Some(Method::Refund),
+            limiter::COMMIT => Some(Method::Commit),
             limiter::CHECK_STREAM => None,
             _ => {
                 let mut routes = routes.clone();
@@ -106,7 +113,7 @@ impl Future for Call {
                             }
                             Ok(Reply::Later(reply)) => {
                                 *this = Self::Waiting(Box::pin(async move {
-                                    respond(Ok(GrpcBody::unary(reply.await)))
+                                    respond(reply.await.map(GrpcBody::unary))
                                 }));
                             }
                             Err(status) => return Poll::Ready(Ok(respond(Err(status)))),
@@ -144,7 +151,7 @@ async fn read_and_answer(
     };
     respond(match reply {
         Ok(Reply::Now(reply)) => Ok(GrpcBody::unary(reply)),
-        Ok(Reply::Later(reply)) => Ok(GrpcBody::unary(reply.await)),
+        Ok(Reply::Later(reply)) => reply.await.map(GrpcBody::unary),
         Err(status) => Err(status),
     })
 }
@@ -154,6 +161,8 @@ fn answer(method: Method, worker: &Arc<Worker>, message: &Bytes, longest: Durati
         Method::ShouldRateLimit => envoy::should_rate_limit(worker, message, longest),
         Method::Check => limiter::check(worker, message, longest),
         Method::Peek => limiter::peek(worker, message).map(Reply::Now),
+        Method::Refund => limiter::refund(worker, message),
+        Method::Commit => limiter::commit(worker, message),
     }
 }
 
@@ -162,12 +171,13 @@ fn answer(method: Method, worker: &Arc<Worker>, message: &Bytes, longest: Durati
 pub(super) fn reply<P: Copy + Send + Sync + 'static>(
     worker: &Arc<Worker>,
     message: &Bytes,
-    (ask, longest): (Ask, Duration),
+    (how, longest): (impl FnOnce(&P) -> How, Duration),
     read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
     respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
 ) -> Result<Reply, Status> {
     let (request, with) = read(worker, message)?;
-    let asked = worker.hold().ask_patiently(&request, ask, longest, |answer, catalogue, now| {
+    let how = how(&with);
+    let asked = worker.hold().ask_patiently(&request, how, longest, |answer, catalogue, now| {
         respond(worker, with, answer, catalogue, now)
     });
     if let Asked::Now(reply) = asked {
@@ -179,7 +189,8 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
         let Ok((request, with)) = read(&worker, &message) else { unreachable!("it was read before") };
         let respond =
             |answer: &Answer, catalogue: &Catalogue, now| respond(&worker, with, answer, catalogue, now);
-        worker.finish(&request, ask, asked, respond).await
+        let reply = worker.finish(&request, how, asked, respond).await;
+        reply.map_err(|IdReused| BadRequest::IdReused.into())
     })))
 }
 

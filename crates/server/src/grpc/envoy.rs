@@ -42,7 +42,7 @@ pub(super) fn should_rate_limit(
         let settings = worker.shared.settings();
         framed(RESPONSE_BYTES, |out| write(out, descriptors, answer, catalogue, now, &settings))
     };
-    reply(worker, message, (Ask::CHECK_NOW, longest), read, respond)
+    reply(worker, message, (|_: &usize| Ask::CHECK_NOW.into(), longest), read, respond)
 }
 
 /// Reads a request; says how many descriptors it has.

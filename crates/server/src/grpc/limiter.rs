@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use acequia_api::{
     acequia::v1 as api,
-    wire::{CheckOut, WireRequest, read_check_request, write_check_response},
+    wire::{CheckOut, WireRecord, WireRequest, read_check_request, write_check_response},
 };
 use acequia_limits::{Now, Request};
-use acequia_node::{Answer, Ask, Catalogue};
+use acequia_node::{Answer, Ask, Catalogue, Recording};
 use bytes::Bytes;
 use prost::Message;
 
@@ -15,33 +15,57 @@ use super::{
     body::{Status, framed},
     call::{Reply, reply},
 };
-use crate::{question::from_check, respond::with_check_out, worker::Worker};
+use crate::{
+    charges::{SettleFault, Settlement, settle},
+    question::from_check,
+    respond::with_check_out,
+    worker::{How, Worker},
+};
 
 pub(super) const SERVICE: &str = "acequia.v1.Limiter";
 pub(super) const CHECK: &str = "/acequia.v1.Limiter/Check";
 pub(super) const CHECK_STREAM: &str = "/acequia.v1.Limiter/CheckStream";
 pub(super) const PEEK: &str = "/acequia.v1.Limiter/Peek";
+pub(super) const REFUND: &str = "/acequia.v1.Limiter/Refund";
+pub(super) const COMMIT: &str = "/acequia.v1.Limiter/Commit";
 
 /// Bytes of a response without details.
 const RESPONSE_BYTES: usize = 64;
 
-/// Reads a check; says whether details are wanted.
-pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, bool), Status> {
+/// What a check wants beside the verdict.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// Every limit, of an allowed request too.
+    pub(super) detail: bool,
+    /// How its charge is remembered.
+    pub(super) recording: Option<Recording>,
+}
+
+/// Reads a check.
+pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, Wanted), Status> {
     let mut wire = WireRequest::default();
     read_check_request(message, &mut wire)
         .inspect_err(|fault| worker.refuse(fault))
         .map_err(Status::malformed)?;
-    let detail = wire.detail;
-    Ok((from_check(wire).inspect_err(|fault| worker.refuse(fault))?, detail))
+    let (detail, record) = (wire.detail, wire.record);
+    let request = from_check(wire).inspect_err(|fault| worker.refuse(fault))?;
+    let recording = match record == WireRecord::default() {
+        true => None,
+        false => {
+            worker.shared.names.recording(&request, &record).inspect_err(|fault| worker.refuse(fault))?
+        }
+    };
+    Ok((request, Wanted { detail, recording }))
 }
 
 pub(super) fn check(worker: &Arc<Worker>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
-    let respond = |_: &Worker, detail: bool, answer: &Answer, catalogue: &Catalogue, _: Now| {
-        with_check_out(answer, catalogue, detail, |check| {
+    let respond = |worker: &Worker, wanted: Wanted, answer: &Answer, catalogue: &Catalogue, _: Now| {
+        with_check_out(answer, catalogue, (wanted.detail, &worker.shared.names), |check| {
             framed(RESPONSE_BYTES, |out| write_check_response(out, check))
         })
     };
-    reply(worker, message, (Ask::CHECK, longest), read, respond)
+    let how = |wanted: &Wanted| How { ask: Ask::CHECK, recording: wanted.recording };
+    reply(worker, message, (how, longest), read, respond)
 }
 
 pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
@@ -54,7 +78,7 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
             name: catalogue.limits[unmatched.limit as usize].limit.spec.name.clone(),
             why: unmatched.why,
         });
-        let verdict = with_check_out(answer, catalogue, true, owned);
+        let verdict = with_check_out(answer, catalogue, (true, &worker.shared.names), owned);
         let unmatched = unmatched.collect();
         let response = api::PeekResponse { verdict: Some(verdict), unmatched, shares: Vec::new() };
         (response, answer.clone(), Arc::clone(catalogue))
@@ -66,6 +90,35 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
     }
     // A vector grows as it needs to, so encoding cannot fail.
     Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
+}
+
+/// Gives a charge back.
+pub(super) fn refund(worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
+    let request = api::RefundRequest::decode(message).map_err(Status::malformed)?;
+    Ok(settle_later(worker, request.charge_id, None))
+}
+
+/// Settles a charge with its real cost.
+pub(super) fn commit(worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
+    let request = api::CommitRequest::decode(message).map_err(Status::malformed)?;
+    Ok(settle_later(worker, request.charge_id, Some(request.cost)))
+}
+
+fn settle_later(worker: &Arc<Worker>, charge_id: String, cost: Option<u64>) -> Reply {
+    let worker = Arc::clone(worker);
+    Reply::Later(Box::pin(async move {
+        let settled = settle(&worker, &charge_id, cost).await;
+        let Settlement { word, refunded } = settled.map_err(|fault| match fault {
+            SettleFault::Unwritten => Status::new(tonic::Code::Unavailable, fault.to_string()),
+            SettleFault::Malformed(_) | SettleFault::TooMuch { .. } => {
+                worker.refuse(&fault);
+                Status::new(tonic::Code::InvalidArgument, fault.to_string())
+            }
+        })?;
+        let refunded = refunded.into_iter().map(|one| api::Refunded { name: one.name, units: one.units });
+        let response = api::SettleResponse { settled: word.into(), refunded: refunded.collect() };
+        Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
+    }))
 }
 
 fn owned(check: &CheckOut<'_>) -> api::CheckResponse {

@@ -20,9 +20,10 @@ use hyper::body::Incoming;
 
 use super::{
     body::{PREFIX, Status, finish, message_length, ok},
-    limiter,
+    limiter::{self, Wanted},
 };
 use crate::{
+    question::BadRequest,
     respond::with_check_out,
     worker::{Unwritten, Worker},
 };
@@ -114,7 +115,13 @@ fn decide(worker: &Worker, message: &[u8]) -> Result<Decided, Status> {
     let mut checks: Vec<(Request<'_>, bool)> = Vec::new();
     for check in read_check_batch(message) {
         let check = check.inspect_err(|fault| worker.refuse(fault)).map_err(Status::malformed)?;
-        checks.push(limiter::read(worker, check)?);
+        let (request, Wanted { detail, recording }) = limiter::read(worker, check)?;
+        if recording.is_some() {
+            let fault = BadRequest::RecordInStream;
+            worker.refuse(&fault);
+            return Err(fault.into());
+        }
+        checks.push((request, detail));
     }
     let mut out = Vec::with_capacity(PREFIX + checks.len() * RESULT_BYTES);
     out.put_bytes(0, PREFIX);
@@ -123,7 +130,8 @@ fn decide(worker: &Worker, message: &[u8]) -> Result<Decided, Status> {
     for (request, detail) in &checks {
         let begin = out.len();
         let ((), waits) = held.ask(request, Ask::CHECK, |answer, catalogue| {
-            with_check_out(answer, catalogue, *detail, |check| write_check_result(&mut out, check));
+            let with = (*detail, &worker.shared.names);
+            with_check_out(answer, catalogue, with, |check| write_check_result(&mut out, check));
         });
         unwritten.extend(waits.map(|waits| (begin..out.len(), waits, *detail)));
     }
@@ -142,7 +150,8 @@ async fn settle(worker: Arc<Worker>, decided: Decided) -> Bytes {
         if let Some((denied, catalogue)) = denial {
             late = true;
             settled.extend_from_slice(&out[at..place.start]);
-            with_check_out(&denied, &catalogue, detail, |check| write_check_result(&mut settled, check));
+            let with = (detail, &worker.shared.names);
+            with_check_out(&denied, &catalogue, with, |check| write_check_result(&mut settled, check));
             at = place.end;
         }
     }

@@ -27,8 +27,8 @@ use std::{
 use acequia_api::acequia::v1::{NodeStatus, Share};
 use acequia_limits::{LimitId, Now, limit::LimitSpec};
 use acequia_mesh::{CertFault, Credentials, Event, Mesh, MeshError, Refusals, Timing, certs};
-use acequia_node::{Answer, Catalogue, Home, Node, Row, sharing::LOAN_TTL_NS};
-use acequia_rights::Writer as Identity;
+use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, sharing::LOAN_TTL_NS};
+use acequia_rights::{Region, Writer as Identity};
 use acequia_store::{Store, StoreError};
 use tokio::{
     runtime::Runtime,
@@ -234,6 +234,12 @@ impl Regions {
     }
 
     /// What this region has of the cells that a request hits, and what it knows of the others.
+    /// Has the node of another region, `region/node`, settle a charge that it made; says whether it will be told.
+    pub(crate) fn forward(&self, node: &str, id: ChargeId, cost: Option<u64>) -> bool {
+        let region = node.split_once('/').map(|(region, _)| Region::named(region));
+        region.is_some_and(|region| self.node.forward(region, id, cost))
+    }
+
     pub(crate) fn shares(&self, answer: &Answer, catalogue: &Catalogue, now: Now) -> Vec<Share> {
         status::shares(self, answer, catalogue, now)
     }

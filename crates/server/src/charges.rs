@@ -1,0 +1,294 @@
+//! Charges that have names: from what a caller writes to what a node remembers, and back.
+//!
+//! The name that a caller chose is hashed with the node's secret, so that nobody can guess another one's. A `charge_id` is the node that
+//! made the charge and that hash: `eu/eu-1:` and 32 hexadecimal digits.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use acequia_api::{
+    acequia::v1::{Lapse, Settled as Word},
+    wire::{WireRecord, WireReserve},
+};
+use acequia_limits::{HashKey, Request, cell::Tagger};
+use acequia_node::{CHARGES, ChargeId, Charged, RESERVE_NS_MAX, Recording, Refunded, Reserve, Settled};
+use serde::Deserialize;
+
+use crate::{question::BadRequest, worker::Worker};
+
+/// The most bytes in an id of a caller's.
+pub const ID_BYTES_MAX: usize = 128;
+const MS_NS: u64 = 1_000_000;
+
+/// Makes names.
+#[derive(Debug)]
+pub struct Names {
+    /// As `region/node`.
+    node: String,
+    tagger: Tagger,
+    /// Drawn at the start: names that nobody chose are those of one process.
+    boot: [u8; 16],
+    next: AtomicU64,
+}
+
+/// `reserve: { ttl, on_lapse, at_most }` of a JSON check.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WrittenReserve {
+    ttl: String,
+    #[serde(default)]
+    on_lapse: WrittenLapse,
+    #[serde(default)]
+    at_most: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WrittenLapse {
+    #[default]
+    Release,
+    Keep,
+}
+
+impl WrittenReserve {
+    /// As it is on the wire of the gRPC API.
+    pub(crate) fn wire(&self) -> Result<WireReserve, String> {
+        let ns = acequia_limits::notation::parse_duration_ns(&self.ttl)?;
+        let on_lapse = match self.on_lapse {
+            WrittenLapse::Release => Lapse::Release,
+            WrittenLapse::Keep => Lapse::Keep,
+        };
+        Ok(WireReserve { ttl_ms: ns / MS_NS, on_lapse: on_lapse.into(), at_most: self.at_most })
+    }
+}
+
+/// Why a `charge_id` names nothing here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stranger {
+    /// It is none.
+    Malformed,
+    /// Another node made it: its name, and the charge's.
+    Other(String, ChargeId),
+}
+
+impl Names {
+    /// For a node, with its secret and what was drawn at its start.
+    pub fn new(region: &str, node: &str, key: &HashKey, boot: [u8; 16]) -> Self {
+        let tagger = Tagger::new(key, CHARGES);
+        Self { node: format!("{region}/{node}"), tagger, boot, next: AtomicU64::new(0) }
+    }
+
+    /// How a request's charge is to be remembered; nothing where nobody asks for it.
+    ///
+    /// # Errors
+    /// What is wrong with what was asked for.
+    pub(crate) fn recording(
+        &self,
+        request: &Request<'_>,
+        record: &WireRecord<'_>,
+    ) -> Result<Option<Recording>, BadRequest> {
+        let WireRecord { id, refundable, reserve } = *record;
+        if id.is_empty() && !refundable && reserve.is_none() {
+            return Ok(None);
+        }
+        if id.len() > ID_BYTES_MAX || id.iter().any(|byte| *byte < 0x20 || *byte == 0x7f) {
+            return Err(BadRequest::Id);
+        }
+        let reserve = reserve.map(|reserve| read_reserve(request, reserve)).transpose()?;
+        let name = if id.is_empty() {
+            let number = self.next.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+            self.tagger.all([&b"fresh"[..], &self.boot, &number].into_iter())
+        } else {
+            self.tagger.all([&b"id"[..], request.domain, id].into_iter())
+        };
+        let fingerprint = self.fingerprint(request, reserve);
+        let is_repeatable = !id.is_empty();
+        Ok(Some(Recording { id: ChargeId(name.0), fingerprint, is_repeatable, reserve }))
+    }
+
+    /// A hash of the whole question.
+    fn fingerprint(&self, request: &Request<'_>, reserve: Option<Reserve>) -> u128 {
+        let mut bytes = Vec::new();
+        let mut put = |text: &[u8]| {
+            bytes.extend((text.len() as u64).to_le_bytes());
+            bytes.extend(text);
+        };
+        put(request.domain);
+        put(&request.cost.to_le_bytes());
+        for descriptor in request.descriptors() {
+            put(&descriptor.cost.unwrap_or(0).to_le_bytes());
+            put(&(descriptor.entries.len() as u64).to_le_bytes());
+            for (key, value) in descriptor.entries {
+                put(key);
+                put(value);
+            }
+        }
+        if let Some(Reserve { ttl_ns, keeps, at_most }) = reserve {
+            put(&ttl_ns.to_le_bytes());
+            put(&[u8::from(keeps), u8::from(at_most)]);
+        }
+        self.tagger.one(&bytes).0
+    }
+
+    /// A charge's name as callers know it.
+    pub(crate) fn text(&self, charged: Charged) -> String {
+        format!("{}:{}", self.node, charged.id.to_text())
+    }
+
+    /// The charge that a text names, if this node made it.
+    pub(crate) fn read(&self, text: &str) -> Result<ChargeId, Stranger> {
+        let (node, id) = text.rsplit_once(':').ok_or(Stranger::Malformed)?;
+        let id = ChargeId::from_text(id).ok_or(Stranger::Malformed)?;
+        if node == self.node { Ok(id) } else { Err(Stranger::Other(node.to_owned(), id)) }
+    }
+}
+
+fn read_reserve(request: &Request<'_>, wire: WireReserve) -> Result<Reserve, BadRequest> {
+    let ttl_ns = wire.ttl_ms.saturating_mul(MS_NS);
+    if !(MS_NS..=RESERVE_NS_MAX).contains(&ttl_ns) {
+        return Err(BadRequest::Reserve(wire.ttl_ms));
+    }
+    if wire.at_most && request.spans.iter().any(|span| span.cost.is_some()) {
+        return Err(BadRequest::AtMost);
+    }
+    let keeps = Lapse::try_from(wire.on_lapse) == Ok(Lapse::Keep);
+    Ok(Reserve { ttl_ns, keeps, at_most: wire.at_most })
+}
+
+/// What became of a settlement, and what came back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settlement {
+    pub(crate) word: Word,
+    pub(crate) refunded: Vec<Refunded>,
+}
+
+/// Why a settlement was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SettleFault {
+    /// The text is no charge id.
+    #[error("{0:?} is no charge_id: give back what the answer to the check said, as it was")]
+    Malformed(String),
+    /// More than was charged.
+    #[error(
+        "a real cost of {cost} is above the {charged} that were charged: commit at most those, and check the rest"
+    )]
+    TooMuch {
+        /// What was said.
+        cost: u64,
+        /// What was charged.
+        charged: u64,
+    },
+    /// The disk is too slow, or full.
+    #[error("the journal cannot be written, so the settlement is not certain: say it again later")]
+    Unwritten,
+}
+
+/// Gives a charge back, or settles it with its real cost, and waits until that is certain.
+pub(crate) async fn settle(
+    worker: &Worker,
+    charge_id: &str,
+    cost: Option<u64>,
+) -> Result<Settlement, SettleFault> {
+    let shared = &worker.shared;
+    let id = match shared.names.read(charge_id) {
+        Ok(id) => id,
+        Err(Stranger::Malformed) => return Err(SettleFault::Malformed(charge_id.to_owned())),
+        Err(Stranger::Other(node, id)) => {
+            let is_sent = shared.regions.get().is_some_and(|regions| regions.forward(&node, id, cost));
+            let word = if is_sent { Word::Forwarded } else { Word::Unknown };
+            worker.count_settled(word, &[]);
+            return Ok(Settlement { word, refunded: Vec::new() });
+        }
+    };
+    let (word, refunded, batch) = match shared.node.settle(id, cost, shared.clock.now()) {
+        Settled::Done { refunded, after_batch } => (Word::Done, refunded, after_batch),
+        Settled::Before => (Word::Before, Vec::new(), 0),
+        Settled::Lapsed => (Word::Lapsed, Vec::new(), 0),
+        Settled::Unknown => (Word::Unknown, Vec::new(), 0),
+        Settled::TooMuch { charged } => {
+            return Err(SettleFault::TooMuch { cost: cost.unwrap_or(0), charged });
+        }
+    };
+    worker.count_settled(word, &refunded);
+    if batch > 0
+        && let Some(writer) = &shared.writer
+        && !writer.wait_for(batch).await
+    {
+        return Err(SettleFault::Unwritten);
+    }
+    Ok(Settlement { word, refunded })
+}
+
+/// The word for it in JSON and metrics.
+pub(crate) const fn settled_word(word: Word) -> &'static str {
+    match word {
+        Word::Unspecified | Word::Unknown => "unknown",
+        Word::Done => "done",
+        Word::Before => "before",
+        Word::Lapsed => "lapsed",
+        Word::Forwarded => "forwarded",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> Names {
+        Names::new("eu", "eu-1", &HashKey([7; 16]), [1; 16])
+    }
+
+    fn recording(record: &WireRecord<'_>) -> Result<Option<Recording>, BadRequest> {
+        names().recording(&Request::new("shop", &[("api_key", "k1")]), record)
+    }
+
+    #[test]
+    fn what_nobody_asks_for_is_not_remembered() {
+        assert_eq!(recording(&WireRecord::default()), Ok(None));
+    }
+
+    #[test]
+    fn a_name_is_the_same_every_time_and_another_in_every_domain() {
+        let id = WireRecord { id: b"once", ..WireRecord::default() };
+        let names = names();
+        let of = |domain, id: &WireRecord<'_>| {
+            let request = Request::new(domain, &[("api_key", "k1")]);
+            names.recording(&request, id).expect("sound").expect("asked for")
+        };
+        assert_eq!(of("shop", &id), of("shop", &id));
+        assert_ne!(of("shop", &id).id, of("other", &id).id);
+        let fresh = WireRecord { refundable: true, ..WireRecord::default() };
+        assert_ne!(of("shop", &fresh).id, of("shop", &fresh).id);
+        assert!(of("shop", &id).is_repeatable && !of("shop", &fresh).is_repeatable);
+        let mut dearer = Request::new("shop", &[("api_key", "k1")]);
+        dearer.cost = 2;
+        let dearer = names.recording(&dearer, &id).expect("sound").expect("asked for");
+        assert!(dearer.id == of("shop", &id).id && dearer.fingerprint != of("shop", &id).fingerprint);
+    }
+
+    #[test]
+    fn what_cannot_be_remembered_is_refused() {
+        let long = [b'x'; ID_BYTES_MAX + 1];
+        for id in [&long[..], b"a\nb", b"\x7f"] {
+            assert_eq!(recording(&WireRecord { id, ..WireRecord::default() }), Err(BadRequest::Id));
+        }
+        for ttl_ms in [0, 3_600_001, u64::MAX] {
+            let reserve = Some(WireReserve { ttl_ms, ..WireReserve::default() });
+            let record = WireRecord { reserve, ..WireRecord::default() };
+            assert_eq!(recording(&record), Err(BadRequest::Reserve(ttl_ms)));
+        }
+    }
+
+    #[test]
+    fn a_charge_id_reads_back_and_names_its_node() {
+        let names = names();
+        let charged = Charged { id: ChargeId(5), is_repeat: false, reserved: 0 };
+        let text = names.text(charged);
+        assert_eq!(text, "eu/eu-1:00000000000000000000000000000005");
+        assert_eq!(names.read(&text), Ok(ChargeId(5)));
+        let other = text.replace("eu-1", "eu-2");
+        assert_eq!(names.read(&other), Err(Stranger::Other("eu/eu-2".to_owned(), ChargeId(5))));
+        for bad in ["", ":", "eu/eu-1", "eu/eu-1:5", "eu/eu-1:+0000000000000000000000000000005"] {
+            assert_eq!(names.read(bad), Err(Stranger::Malformed), "{bad}");
+        }
+    }
+}
