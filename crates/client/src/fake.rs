@@ -155,6 +155,11 @@ impl Node {
         self.shared.books.lock().expect("no panic")
     }
 
+    /// Units that are charged and were not given back.
+    pub(crate) fn charged(&self) -> u64 {
+        self.shared.budget - self.books().left
+    }
+
     pub(crate) fn refuse_connections(&self, is_refusing: bool) {
         self.shared.connections.lock().expect("no panic").is_refusing = is_refusing;
     }
@@ -176,7 +181,10 @@ impl Node {
     }
 
     /// Waits as long as the mode wants, acts, and gives or loses the answer.
-    async fn answer<T>(&self, act: impl FnOnce(&mut Books) -> Result<T, Status>) -> Result<Response<T>, Status> {
+    async fn answer<T>(
+        &self,
+        act: impl FnOnce(&mut Books) -> Result<T, Status>,
+    ) -> Result<Response<T>, Status> {
         if self.books().mode == Mode::Hangs {
             self.shared.released.notified().await;
         }
@@ -228,8 +236,7 @@ impl Books {
                 answer.charge_id = format!("charge-{}", self.charges.len());
                 let lapses =
                     request.reserve.map(|reserve| Instant::now() + Duration::from_millis(reserve.ttl_ms));
-                self.charges
-                    .insert(answer.charge_id.clone(), Charge { units: most, is_open: true, lapses });
+                self.charges.insert(answer.charge_id.clone(), Charge { units: most, is_open: true, lapses });
             }
             if !request.id.is_empty() {
                 self.answers.insert(request.id, answer.clone());

@@ -24,19 +24,23 @@
 //! ```
 
 mod connection;
+mod denial;
 mod error;
 #[cfg(test)]
 mod fake;
+mod fallback;
+mod layer;
 mod question;
+mod refunds;
 mod stream;
 
 use std::{sync::Arc, time::Duration};
 
+use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest};
 pub use acequia_api::acequia::v1::{
     CheckResponse, Holding, Lapse, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord, Reason,
     Refunded, SettleResponse, Settled, Share, Unmatched,
 };
-use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest};
 use tokio::time::{Instant, timeout};
 use tonic::{
     Code, Request, Response, Status,
@@ -46,8 +50,12 @@ use tonic::{
 use crate::connection::Connection;
 
 pub use crate::{
+    denial::denied_status,
     error::ClientError,
+    fallback::{Decider, Decision, Fallback, Guard, Unasked},
+    layer::{DELAY_MAX, LimitLayer, LimitService},
     question::Question,
+    refunds::REFUNDS_IN_FLIGHT_MAX,
     stream::{BATCHES_IN_FLIGHT_MAX, CheckStream, QUESTIONS_IN_BATCH_MAX},
 };
 

@@ -89,6 +89,11 @@ impl Question {
         self.request.reserve = Some(Reserve { ttl_ms, on_lapse: on_lapse.into(), at_most: false });
         self
     }
+
+    /// What the request weighs, whoever counts it.
+    pub(crate) fn units(&self) -> u64 {
+        self.request.cost.unwrap_or(1).max(1)
+    }
 }
 
 impl From<Question> for CheckRequest {
