@@ -30,6 +30,7 @@ mod error;
 mod fake;
 mod fallback;
 mod layer;
+mod lease;
 mod question;
 mod refunds;
 mod stream;
@@ -54,6 +55,7 @@ pub use crate::{
     error::ClientError,
     fallback::{Decider, Decision, Fallback, Guard, Unasked},
     layer::{DELAY_MAX, LimitLayer, LimitService},
+    lease::{LEASE_UNITS_MAX, Lease, LeaseInterceptor, LeaseOptions, Take},
     question::Question,
     refunds::REFUNDS_IN_FLIGHT_MAX,
     stream::{BATCHES_IN_FLIGHT_MAX, CheckStream, QUESTIONS_IN_BATCH_MAX},

@@ -94,6 +94,22 @@ impl Question {
     pub(crate) fn units(&self) -> u64 {
         self.request.cost.unwrap_or(1).max(1)
     }
+
+    /// Whether it is a question of what and of whom only, and leaves the charge to be named and weighed.
+    pub(crate) fn is_bare(&self) -> bool {
+        let CheckRequest { descriptors, cost, id, refundable, reserve, .. } = &self.request;
+        let weighs = cost.is_some() || descriptors.iter().any(|descriptor| descriptor.cost.is_some());
+        !weighs && id.is_empty() && !refundable && reserve.is_none()
+    }
+
+    /// The same question, asking for as many units as can be spared, and for what every limit says.
+    pub(crate) fn at_most(self, units: u64, ttl: Duration) -> Self {
+        let mut question = self.reserve(ttl, Lapse::Keep).cost(units).detail();
+        if let Some(reserve) = &mut question.request.reserve {
+            reserve.at_most = true;
+        }
+        question
+    }
 }
 
 impl From<Question> for CheckRequest {
