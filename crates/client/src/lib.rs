@@ -1,10 +1,14 @@
 //! What an application embeds to ask a node: may this request pass?
 //!
 //! **Every call answers by its deadline**, with an answer or an error. What to do when nobody answers is the
-//! caller's to choose: [`ClientError`] says which of its variants may have been charged.
+//! caller's to choose, of a [`Client`] by what it does with a [`ClientError`], and of a [`Decider`] or [`LimitLayer`] by
+//! its [`Fallback`].
 //!
-//! This crate does not know what a limit is and never decides by itself. It does not retry either: a question
-//! that was charged but whose answer was lost would be charged twice.
+//! This crate does not know what a limit is. It decides by itself only within units that a node charged for a [`Lease`],
+//! and by a fallback. It asks no question twice, because one that was charged and whose answer was lost would be charged
+//! twice: who wants that gives the question an [`id`](Question::id).
+//!
+//! The [guide] has a recipe for each of these.
 //!
 //! ```no_run
 //! use acequia_client::{Client, Options, Question};
@@ -29,6 +33,7 @@ mod error;
 #[cfg(test)]
 mod fake;
 mod fallback;
+pub mod guide;
 mod layer;
 mod lease;
 mod question;

@@ -104,7 +104,8 @@ impl Keeper {
 
     /// Until the lease is closed, or its last handle is gone.
     pub(super) async fn run(mut self, mut is_ending: watch::Receiver<bool>) {
-        loop {
+        // Between any two calls, not only when there is nothing to do.
+        while !*is_ending.borrow() && is_ending.has_changed().is_ok() {
             let now = Instant::now();
             self.renew_or_expire(now);
             if self.is_wanted() && now >= self.not_before {
@@ -208,6 +209,14 @@ impl Keeper {
         };
         let expires = pending.sent + self.life(answer);
         let new = Held { units, uncounted: units, charge_id: answer.charge_id.clone(), renew: None, expires };
+        // What was charged some time ago may be of a window that has ended since, and the answer does not say. It goes back,
+        // and new units are asked for if somebody waits.
+        if answer.is_repeat {
+            let is_missed = self.shared.missed.load(Ordering::Relaxed) > 0;
+            self.shared.is_wanted.fetch_or(is_missed, Ordering::AcqRel);
+            self.settle(new, 0);
+            return;
+        }
         // What cannot be spent yet, or no longer, goes back at once.
         if is_paced(answer) || units == 0 || now >= expires {
             let pause = if now >= expires { WINDOW_MARGIN } else { UNSURE_PAUSE };
