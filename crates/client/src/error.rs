@@ -41,10 +41,13 @@ pub enum ClientError {
 impl ClientError {
     pub(crate) fn from_status(status: &Status, peer: &Peer) -> Self {
         match status.code() {
-            // Resources run out for a message that is too large. A limit that is spent is an answer.
-            Code::InvalidArgument | Code::ResourceExhausted => {
-                Self::Refused { what: status.message().to_owned() }
-            }
+            // An id that names another question, or a cost above what was reserved. Resources run out for a message that
+            // is too large: a limit that is spent is an answer.
+            Code::InvalidArgument
+            | Code::AlreadyExists
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::ResourceExhausted => Self::Refused { what: status.message().to_owned() },
             Code::DeadlineExceeded => peer.late(),
             _ => peer.unreachable(why(status)),
         }
@@ -66,5 +69,33 @@ fn why(status: &Status) -> String {
         }
         (None, code, "") => format!("it says {code:?}"),
         (None, code, message) => format!("it says {code:?}, {message}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn whoever_says_that_the_question_is_wrong_has_answered() {
+        let peer = Peer { address: "node:8081".to_owned(), deadline: Duration::from_secs(1) };
+        for (code, is_answer) in [
+            (Code::InvalidArgument, true),
+            (Code::AlreadyExists, true),
+            (Code::FailedPrecondition, true),
+            (Code::OutOfRange, true),
+            (Code::ResourceExhausted, true),
+            (Code::Unavailable, false),
+            (Code::Internal, false),
+            (Code::Unimplemented, false),
+            (Code::Cancelled, false),
+        ] {
+            let error = ClientError::from_status(&Status::new(code, "why"), &peer);
+            assert_eq!(matches!(error, ClientError::Refused { .. }), is_answer, "{code}: {error}");
+        }
+        let late = ClientError::from_status(&Status::deadline_exceeded("late"), &peer);
+        assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
     }
 }

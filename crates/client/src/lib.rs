@@ -1,10 +1,14 @@
 //! What an application embeds to ask a node: may this request pass?
 //!
 //! **Every call answers by its deadline**, with an answer or an error. What to do when nobody answers is the
-//! caller's to choose: [`ClientError`] says which of its variants may have been charged.
+//! caller's to choose, of a [`Client`] by what it does with a [`ClientError`], and of a [`Decider`] or [`LimitLayer`] by
+//! its [`Fallback`].
 //!
-//! This crate does not know what a limit is and never decides by itself. It does not retry either: a question
-//! that was charged but whose answer was lost would be charged twice.
+//! This crate does not know what a limit is. It decides by itself only within units that a node charged for a [`Lease`],
+//! and by a fallback. It asks no question twice, because one that was charged and whose answer was lost would be charged
+//! twice: who wants that gives the question an [`id`](Question::id).
+//!
+//! The [guide] has a recipe for each of these.
 //!
 //! ```no_run
 //! use acequia_client::{Client, Options, Question};
@@ -23,26 +27,42 @@
 //! # }
 //! ```
 
+mod connection;
+mod denial;
 mod error;
+#[cfg(test)]
+mod fake;
+mod fallback;
+pub mod guide;
+mod layer;
+mod lease;
 mod question;
+mod refunds;
 mod stream;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use acequia_api::acequia::v1::{CheckRequest, limiter_client::LimiterClient};
+use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest};
 pub use acequia_api::acequia::v1::{
-    CheckResponse, Holding, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord, Reason, Share,
-    Unmatched,
+    CheckResponse, Holding, Lapse, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord, Reason,
+    Refunded, SettleResponse, Settled, Share, Unmatched,
 };
 use tokio::time::{Instant, timeout};
 use tonic::{
     Code, Request, Response, Status,
-    transport::{Channel, Endpoint, Uri},
+    transport::{Endpoint, Uri},
 };
 
+use crate::connection::Connection;
+
 pub use crate::{
+    denial::denied_status,
     error::ClientError,
+    fallback::{Decider, Decision, Fallback, Guard, Unasked},
+    layer::{DELAY_MAX, LimitLayer, LimitService},
+    lease::{LEASE_UNITS_MAX, Lease, LeaseInterceptor, LeaseOptions, Take},
     question::Question,
+    refunds::REFUNDS_IN_FLIGHT_MAX,
     stream::{BATCHES_IN_FLIGHT_MAX, CheckStream, QUESTIONS_IN_BATCH_MAX},
 };
 
@@ -54,6 +74,13 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the node may take to say so before the connection is given up.
 const KEEP_ALIVE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How old a connection becomes before it is replaced, give or take a tenth, so that a fleet that started together does
+/// not connect together. A connection stays with the node it reached, so without this a node that is added behind a
+/// name would see no load before another one goes.
+pub const CONNECTION_AGE: Duration = Duration::from_secs(300);
+/// The least that [`Client::connection_age`] may be: what a handshake costs is nothing beside a second of calls.
+pub const CONNECTION_AGE_MIN: Duration = Duration::from_secs(1);
 
 /// How a [`Client`] asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,10 +100,11 @@ impl Default for Options {
     }
 }
 
-/// Asks one node. Clones share one connection, which is made by the first call and made again when it is lost.
+/// Asks one node. Clones share one connection, which is made by the first call, made again when it is lost, and replaced
+/// when it is [`CONNECTION_AGE`] old.
 #[derive(Clone, Debug)]
 pub struct Client {
-    limiter: LimiterClient<Channel>,
+    connection: Arc<Connection>,
     peer: Peer,
 }
 
@@ -104,7 +132,17 @@ impl Client {
             .keep_alive_while_idle(true)
             .tcp_nodelay(true);
         let peer = Peer { address: address.to_owned(), deadline: options.deadline };
-        Ok(Self { limiter: LimiterClient::new(endpoint.connect_lazy()), peer })
+        Ok(Self { connection: Arc::new(Connection::of(endpoint, CONNECTION_AGE)), peer })
+    }
+
+    /// How old a connection may become before a new one replaces it, instead of [`CONNECTION_AGE`]; at least
+    /// [`CONNECTION_AGE_MIN`]. Of this client and the clones that are made of it from now on.
+    ///
+    /// Shorter: load reaches new nodes behind a name, or behind a balancer of connections, sooner. Longer: fewer
+    /// handshakes. One new connection a client and age is all that it costs.
+    #[must_use]
+    pub fn connection_age(self, age: Duration) -> Self {
+        Self { connection: Arc::new(self.connection.with_age(age.max(CONNECTION_AGE_MIN))), ..self }
     }
 
     /// May it pass? What is allowed is charged. A denial is an answer, not an error.
@@ -112,8 +150,8 @@ impl Client {
     /// # Errors
     /// Nobody answered, or the question is wrong: see [`ClientError`].
     pub async fn check(&self, question: Question) -> Result<CheckResponse, ClientError> {
-        let mut limiter = self.limiter.clone();
-        self.peer.wait(limiter.check(self.peer.request(question))).await
+        let mut limiter = self.connection.limiter();
+        self.peer.wait(limiter.check(self.peer.request(CheckRequest::from(question)))).await
     }
 
     /// What [`Client::check`] would answer now, with every limit that matches and why the others do not.
@@ -122,17 +160,41 @@ impl Client {
     /// # Errors
     /// Nobody answered, or the question is wrong: see [`ClientError`].
     pub async fn peek(&self, question: Question) -> Result<PeekResponse, ClientError> {
-        let mut limiter = self.limiter.clone();
-        self.peer.wait(limiter.peek(self.peer.request(question))).await
+        let mut limiter = self.connection.limiter();
+        self.peer.wait(limiter.peek(self.peer.request(CheckRequest::from(question)))).await
+    }
+
+    /// Gives back what a check charged, once, such as when the work failed: into the windows that were charged. The name
+    /// of the charge is the answer's [`CheckResponse::charge_id`], which [`Question::refundable`] asks for. May be made
+    /// again when its answer is lost: [`SettleResponse::settled`] says whether it was done before.
+    ///
+    /// # Errors
+    /// Nobody answered, or the name is none: see [`ClientError`]. What is not given back counts as spent.
+    pub async fn refund(&self, charge_id: &str) -> Result<SettleResponse, ClientError> {
+        let mut limiter = self.connection.limiter();
+        let request = RefundRequest { charge_id: charge_id.to_owned() };
+        self.peer.wait(limiter.refund(self.peer.request(request))).await
+    }
+
+    /// Ends a reservation ([`Question::reserve`]) with what it really cost, 0 to what was reserved, in the question's
+    /// units; the rest is given back. May be made again when its answer is lost, as a refund may.
+    ///
+    /// # Errors
+    /// Nobody answered, or the name is none or the cost too high: see [`ClientError`]. What is not committed lapses, as
+    /// the reservation says.
+    pub async fn commit(&self, charge_id: &str, cost: u64) -> Result<SettleResponse, ClientError> {
+        let mut limiter = self.connection.limiter();
+        let request = CommitRequest { charge_id: charge_id.to_owned(), cost };
+        self.peer.wait(limiter.commit(self.peer.request(request))).await
     }
 
     /// Opens a stream for many questions at once: the cheapest way to ask, by far, for who has more than a
-    /// few thousand a second.
+    /// few thousand a second. It stays on its connection, however old that becomes: open another one now and then.
     ///
     /// # Errors
     /// Nobody answered: see [`ClientError`].
     pub async fn check_stream(&self) -> Result<CheckStream, ClientError> {
-        let mut limiter = self.limiter.clone();
+        let mut limiter = self.connection.limiter();
         let (questions, batches) = stream::batches();
         let answers = self.peer.wait(limiter.check_stream(batches)).await?;
         Ok(CheckStream::new(questions, answers, self.peer.clone()))
@@ -142,10 +204,10 @@ impl Client {
 impl Peer {
     /// A request that says how long its answer is waited for: a node lets it wait for units of other regions no longer than
     /// that allows.
-    fn request(&self, question: Question) -> Request<CheckRequest> {
+    fn request<T>(&self, message: T) -> Request<T> {
         /// What the header can say has an end.
         const LONGEST: Duration = Duration::from_secs(3_600);
-        let mut request = Request::new(CheckRequest::from(question));
+        let mut request = Request::new(message);
         request.set_timeout(self.deadline.min(LONGEST));
         request
     }
@@ -211,7 +273,7 @@ mod tests {
     use std::{future::pending, net::SocketAddr, pin::Pin};
 
     use acequia_api::acequia::v1::{
-        CheckBatch, CheckBatchResult, CommitRequest, RefundRequest, Refunded, SettleResponse, Settled,
+        CheckBatch, CheckBatchResult,
         limiter_server::{Limiter, LimiterServer},
     };
     use tokio::net::TcpListener;
@@ -243,6 +305,16 @@ mod tests {
         let peek = client.peek(Question::new("shop", [("key", "k1")])).await.expect("an answer");
         assert_eq!(peek.unmatched[0].why, "no entry route");
         assert!(peek.verdict.expect("a verdict").allowed);
+    }
+
+    #[tokio::test]
+    async fn charges_are_settled_by_name() {
+        let client = Client::connect(&serve().await.to_string(), PATIENT).expect("an address");
+        let refunded = client.refund("c1").await.expect("an answer");
+        assert_eq!(refunded.settled(), Settled::Done);
+        assert_eq!(refunded.refunded, [Refunded { name: "c1".to_owned(), units: 1 }]);
+        let committed = client.commit("c2", u64::MAX).await.expect("an answer");
+        assert_eq!(committed.refunded, [Refunded { name: "c2".to_owned(), units: u64::MAX }]);
     }
 
     #[tokio::test]

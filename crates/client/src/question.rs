@@ -1,6 +1,8 @@
 //! What an application asks.
 
-use acequia_api::acequia::v1::{CheckRequest, Descriptor, Entry};
+use std::time::Duration;
+
+use acequia_api::acequia::v1::{CheckRequest, Descriptor, Entry, Lapse, Reserve};
 
 /// May this request pass?
 ///
@@ -54,6 +56,59 @@ impl Question {
     pub fn detail(mut self) -> Self {
         self.request.detail = true;
         self
+    }
+
+    /// The caller's own name for this request, 1 to 128 bytes and unique in the domain: while the node remembers it, the
+    /// same question under the same id charges once and gets the same answer
+    /// ([`CheckResponse::is_repeat`](crate::CheckResponse::is_repeat)). With an id, a question whose answer was lost may
+    /// be asked again. A denial is not remembered. The node refuses another question under the same id.
+    ///
+    /// What names the request, such as the id of an order, does better than a random number: it holds for the caller's
+    /// own retries too.
+    #[must_use]
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.request.id = id.into();
+        self
+    }
+
+    /// Asks for a [`CheckResponse::charge_id`](crate::CheckResponse::charge_id), by which the charge can be given back:
+    /// [`Client::refund`](crate::Client::refund). The node keeps a record of the charge, so ask only where it may be
+    /// needed.
+    #[must_use]
+    pub fn refundable(mut self) -> Self {
+        self.request.refundable = true;
+        self
+    }
+
+    /// Charges the cost for the time being, until [`Client::commit`](crate::Client::commit) says what it really was. A
+    /// reservation that nobody commits lapses after `ttl`, which is counted in whole milliseconds, 1 ms to one hour: the
+    /// node refuses others.
+    #[must_use]
+    pub fn reserve(mut self, ttl: Duration, on_lapse: Lapse) -> Self {
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        self.request.reserve = Some(Reserve { ttl_ms, on_lapse: on_lapse.into(), at_most: false });
+        self
+    }
+
+    /// What the request weighs, whoever counts it.
+    pub(crate) fn units(&self) -> u64 {
+        self.request.cost.unwrap_or(1).max(1)
+    }
+
+    /// Whether it is a question of what and of whom only, and leaves the charge to be named and weighed.
+    pub(crate) fn is_bare(&self) -> bool {
+        let CheckRequest { descriptors, cost, id, refundable, reserve, .. } = &self.request;
+        let weighs = cost.is_some() || descriptors.iter().any(|descriptor| descriptor.cost.is_some());
+        !weighs && id.is_empty() && !refundable && reserve.is_none()
+    }
+
+    /// The same question, asking for as many units as can be spared, and for what every limit says.
+    pub(crate) fn at_most(self, units: u64, ttl: Duration) -> Self {
+        let mut question = self.reserve(ttl, Lapse::Keep).cost(units).detail();
+        if let Some(reserve) = &mut question.request.reserve {
+            reserve.at_most = true;
+        }
+        question
     }
 }
 

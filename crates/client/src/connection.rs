@@ -1,0 +1,184 @@
+//! The connection to a node, and its successor.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use acequia_api::acequia::v1::limiter_client::LimiterClient;
+use arc_swap::ArcSwap;
+use tokio::time::{Instant, timeout};
+use tonic::transport::{Channel, Endpoint, Error};
+
+/// How long a successor may take to be made: nobody waits for it.
+const REPLACE_TIME_MAX: Duration = Duration::from_secs(5);
+/// The part of its age after which a connection whose successor could not be made tries again.
+const RETRY_SHARE: u32 = 10;
+
+type Dialling = Pin<Box<dyn Future<Output = Result<Channel, Error>> + Send>>;
+type Dial = Arc<dyn Fn() -> Dialling + Send + Sync>;
+
+/// A connection that is replaced when it is old. A call that finds it so goes on with it, and has the successor made
+/// meanwhile, which takes over when it is connected: no call waits for a handshake or fails with one. What is still
+/// unanswered on the old connection is answered there.
+pub(crate) struct Connection {
+    dial: Dial,
+    age: Duration,
+    current: ArcSwap<Current>,
+}
+
+struct Current {
+    limiter: LimiterClient<Channel>,
+    due: Instant,
+    /// Whether a successor is being made.
+    is_leaving: AtomicBool,
+}
+
+impl Connection {
+    /// Connects with the first call.
+    pub(crate) fn of(endpoint: Endpoint, age: Duration) -> Self {
+        let first = endpoint.connect_lazy();
+        let dial = move || -> Dialling {
+            let endpoint = endpoint.clone();
+            Box::pin(async move { endpoint.connect().await })
+        };
+        Self::new(first, Arc::new(dial), age)
+    }
+
+    pub(crate) fn new(first: Channel, dial: Dial, age: Duration) -> Self {
+        Self { dial, age, current: ArcSwap::from_pointee(Current::of(first, age)) }
+    }
+
+    /// The same connection, with another age for it and its successors.
+    pub(crate) fn with_age(&self, age: Duration) -> Self {
+        let current = Current::until(self.current.load().limiter.clone(), jittered(age));
+        Self { dial: Arc::clone(&self.dial), age, current: ArcSwap::from_pointee(current) }
+    }
+
+    /// Where to send the next call.
+    pub(crate) fn limiter(self: &Arc<Self>) -> LimiterClient<Channel> {
+        let current = self.current.load();
+        if Instant::now() >= current.due && !current.is_leaving.swap(true, Ordering::Relaxed) {
+            tokio::spawn(Arc::clone(self).replace());
+        }
+        current.limiter.clone()
+    }
+
+    async fn replace(self: Arc<Self>) {
+        let successor = match timeout(REPLACE_TIME_MAX, (self.dial)()).await {
+            Ok(Ok(channel)) => Current::of(channel, self.age),
+            // An old connection is better than none.
+            Ok(Err(_)) | Err(_) => {
+                let limiter = self.current.load().limiter.clone();
+                Current::until(limiter, jittered(self.age / RETRY_SHARE))
+            }
+        };
+        self.current.store(Arc::new(successor));
+    }
+}
+
+impl Current {
+    fn of(channel: Channel, age: Duration) -> Self {
+        Self::until(LimiterClient::new(channel), jittered(age))
+    }
+
+    fn until(limiter: LimiterClient<Channel>, age: Duration) -> Self {
+        Self { limiter, due: Instant::now() + age, is_leaving: AtomicBool::new(false) }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("age", &self.age).finish_non_exhaustive()
+    }
+}
+
+/// The age, give or take a tenth.
+fn jittered(age: Duration) -> Duration {
+    /// Beyond this an age is forever, and a clock can still add it.
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+    let mut byte = [128];
+    // Without randomness the age is what it says.
+    let _ = getrandom::fill(&mut byte);
+    let age = age.min(LONGEST);
+    age - age / 10 + age / 5 * u32::from(byte[0]) / 255
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        CONNECTION_AGE, Options, Question,
+        fake::{Mode, Node},
+    };
+
+    const DEADLINE: Options = Options { deadline: Duration::from_secs(1) };
+
+    fn question() -> Question {
+        Question::new("shop", [("key", "k1")])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_connection_is_replaced_and_no_call_fails() {
+        let node = Node::of(1_000_000);
+        let client = node.client(DEADLINE);
+        for second in 0..1_000 {
+            assert!(client.check(question()).await.expect("an answer").allowed, "second {second}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let (least, most) = (1_000 / 330, 1 + 1_000 / 270);
+        let made = node.connections();
+        assert!((least..=most).contains(&made), "{made} connections");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_unanswered_on_an_old_connection_is_answered_there() {
+        let node = Node::of(10);
+        let client = node.client(Options { deadline: Duration::from_secs(2_000) });
+        client.check(question()).await.expect("an answer");
+        node.set(Mode::Hangs);
+        let waiting = tokio::spawn({
+            let client = client.clone();
+            async move { client.check(question()).await }
+        });
+        tokio::time::sleep(CONNECTION_AGE * 2).await;
+        node.set(Mode::Answers);
+        client.check(question()).await.expect("an answer");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        client.check(question()).await.expect("an answer");
+        assert_eq!(node.connections(), 2);
+        node.release();
+        assert!(waiting.await.expect("no panic").expect("an answer").allowed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_connection_serves_on_while_no_other_can_be_made() {
+        let node = Node::of(1_000_000);
+        let client = node.client(DEADLINE).connection_age(Duration::from_secs(10));
+        client.check(question()).await.expect("an answer");
+        node.refuse_connections(true);
+        for _ in 0..60 {
+            client.check(question()).await.expect("an answer");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(node.connections(), 1);
+        node.refuse_connections(false);
+        for _ in 0..5 {
+            client.check(question()).await.expect("an answer");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(node.connections(), 2);
+    }
+
+    #[test]
+    fn ages_differ_by_a_tenth_at_most() {
+        let some: Vec<_> = (0..64).map(|_| jittered(CONNECTION_AGE)).collect();
+        assert!(some.iter().all(|age| *age >= CONNECTION_AGE * 9 / 10 && *age <= CONNECTION_AGE * 11 / 10));
+        assert!(some.iter().any(|age| *age != some[0]));
+    }
+}

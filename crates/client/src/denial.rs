@@ -1,0 +1,203 @@
+//! Saying no, in the words of HTTP and of gRPC.
+
+use std::time::Duration;
+
+use http::{HeaderValue, Response, StatusCode, header::RETRY_AFTER};
+use tonic::{Code, Status, metadata::MetadataValue};
+use tonic_types::{ErrorDetails, QuotaViolation, StatusExt as _};
+
+use crate::{CheckResponse, LimitResult, Outcome, Reason};
+
+/// The metadata that tells a gRPC client when to retry (gRFC A6): milliseconds as text, and -1 for never.
+const PUSHBACK: &str = "grpc-retry-pushback-ms";
+/// The most that a client reads there.
+const PUSHBACK_MS_MAX: u64 = i32::MAX as u64;
+/// Limits that a status names. The details are a header, of which many clients take 8 KiB.
+const VIOLATIONS_MAX: usize = 8;
+
+/// A denial as a gRPC status, for a handler that asks by itself: `RESOURCE_EXHAUSTED`, with `google.rpc.RetryInfo` if
+/// waiting helps, `google.rpc.QuotaFailure` with the limits that deny (eight at most), and the pushback by which gRPC's
+/// own clients retry no sooner than that, or not at all (gRFC A6).
+///
+/// It tells the caller the limits' names and budgets.
+pub fn denied_status(answer: &CheckResponse) -> Status {
+    let what = if answer.limit.is_empty() { "a limit".to_owned() } else { format!("limit {}", answer.limit) };
+    let message = format!("{what}: {}", in_words(answer.reason()));
+    exhausted(&message, answer.retry_after_ms.map(Duration::from_millis), violations(answer))
+}
+
+/// As [`denied_status`] says it, of a guard that decided.
+pub(crate) fn guarded_status(retry_after: Option<Duration>) -> Status {
+    exhausted("the rate limiter does not answer, and too much is asked meanwhile", retry_after, Vec::new())
+}
+
+/// Of an allowed request that cannot wait as long as it would have to.
+pub(crate) fn delayed_status(answer: &CheckResponse) -> Status {
+    let message = format!("limit {}: too many are waiting", answer.limit);
+    exhausted(&message, Some(Duration::from_millis(answer.delay_ms)), Vec::new())
+}
+
+/// Of a request that nobody has decided.
+pub(crate) fn unavailable_status() -> Status {
+    Status::unavailable("the rate limiter does not answer")
+}
+
+fn exhausted(message: &str, retry_after: Option<Duration>, violations: Vec<QuotaViolation>) -> Status {
+    let mut details = ErrorDetails::new();
+    if let Some(retry_after) = retry_after {
+        details.set_retry_info(Some(retry_after));
+    }
+    if !violations.is_empty() {
+        details.set_quota_failure(violations);
+    }
+    let mut status = Status::with_error_details(Code::ResourceExhausted, message, details);
+    push_back(&mut status, retry_after);
+    status
+}
+
+/// Says when a client may retry, or that it must not.
+pub(crate) fn push_back(status: &mut Status, retry_after: Option<Duration>) {
+    let pushback = match retry_after {
+        Some(retry_after) => MetadataValue::from(whole_ms(retry_after).min(PUSHBACK_MS_MAX)),
+        None => MetadataValue::from(-1),
+    };
+    status.metadata_mut().insert(PUSHBACK, pushback);
+}
+
+fn violations(answer: &CheckResponse) -> Vec<QuotaViolation> {
+    let denying = answer.limits.iter().filter(|limit| limit.outcome() == Outcome::Deny).take(VIOLATIONS_MAX);
+    let mut violations: Vec<_> = denying.map(violation).collect();
+    if violations.is_empty() && !answer.limit.is_empty() {
+        violations.push(QuotaViolation::new(&answer.limit, in_words(answer.reason())));
+    }
+    violations
+}
+
+fn violation(limit: &LimitResult) -> QuotaViolation {
+    let mut violation = QuotaViolation::new(&limit.name, in_words(limit.reason()));
+    violation.quota_id.clone_from(&limit.name);
+    violation.quota_value = i64::try_from(limit.budget).unwrap_or(i64::MAX);
+    violation
+}
+
+fn in_words(reason: Reason) -> &'static str {
+    match reason {
+        Reason::CostTooHigh => "the request weighs more than it can ever hold",
+        Reason::ClassReserve => "what is left is kept for others",
+        Reason::Throttled => "most of it is used, and it slows down",
+        Reason::Restarted | Reason::Journal | Reason::NoCatalogue | Reason::RestoredDisk => {
+            "nothing can be spent here for now"
+        }
+        _ => "too little is left",
+    }
+}
+
+/// Too many requests, and when to come back, in whole seconds.
+pub(crate) fn too_many<B: Default>(retry_after: Option<Duration>) -> Response<B> {
+    let mut response = empty(StatusCode::TOO_MANY_REQUESTS);
+    if let Some(retry_after) = retry_after {
+        let seconds = whole_ms(retry_after).div_ceil(1_000).max(1);
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+pub(crate) fn empty<B: Default>(code: StatusCode) -> Response<B> {
+    let mut response = Response::new(B::default());
+    *response.status_mut() = code;
+    response
+}
+
+/// Rounded up: whoever comes back sooner comes in vain.
+pub(crate) fn whole_ms(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pushback(status: &Status) -> &str {
+        status.metadata().get(PUSHBACK).expect("pushback").to_str().expect("text")
+    }
+
+    #[test]
+    fn a_denial_says_when_to_come_back_and_which_limits_deny() {
+        let limit = |name: &str, outcome: Outcome, budget| LimitResult {
+            name: name.to_owned(),
+            outcome: outcome.into(),
+            reason: Reason::OverLimit.into(),
+            budget,
+            ..LimitResult::default()
+        };
+        let answer = CheckResponse {
+            limit: "search".to_owned(),
+            reason: Reason::OverLimit.into(),
+            retry_after_ms: Some(1_500),
+            limits: vec![
+                limit("search", Outcome::Deny, 10),
+                limit("per-key", Outcome::Allow, 60),
+                limit("vast", Outcome::Deny, u64::MAX),
+            ],
+            ..CheckResponse::default()
+        };
+        let status = denied_status(&answer);
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert_eq!(status.message(), "limit search: too little is left");
+        assert_eq!(pushback(&status), "1500");
+        let retry = status.get_details_retry_info().expect("RetryInfo");
+        assert_eq!(retry.retry_delay, Some(Duration::from_millis(1_500)));
+        let failure = status.get_details_quota_failure().expect("QuotaFailure");
+        let named: Vec<_> =
+            failure.violations.iter().map(|denied| (&*denied.quota_id, denied.quota_value)).collect();
+        assert_eq!(named, [("search", 10), ("vast", i64::MAX)]);
+    }
+
+    #[test]
+    fn a_denial_that_no_wait_helps_forbids_retries() {
+        let answer = CheckResponse {
+            limit: "per-key".to_owned(),
+            reason: Reason::CostTooHigh.into(),
+            ..CheckResponse::default()
+        };
+        let status = denied_status(&answer);
+        assert_eq!(pushback(&status), "-1");
+        assert!(status.get_details_retry_info().is_none());
+        let failure = status.get_details_quota_failure().expect("QuotaFailure");
+        assert_eq!(failure.violations[0].subject, "per-key");
+        // Not even a limit is known.
+        assert!(denied_status(&CheckResponse::default()).get_details_quota_failure().is_none());
+    }
+
+    #[test]
+    fn waits_and_lists_that_do_not_fit_are_cut() {
+        let limit = LimitResult { outcome: Outcome::Deny.into(), ..LimitResult::default() };
+        let answer = CheckResponse {
+            retry_after_ms: Some(u64::MAX),
+            limits: vec![limit; 1_000],
+            ..CheckResponse::default()
+        };
+        let status = denied_status(&answer);
+        assert_eq!(pushback(&status), i32::MAX.to_string());
+        assert_eq!(
+            status.get_details_quota_failure().expect("QuotaFailure").violations.len(),
+            VIOLATIONS_MAX
+        );
+    }
+
+    #[test]
+    fn retry_after_is_rounded_up_to_seconds() {
+        for (wait, expected) in [
+            (Some(Duration::ZERO), Some("1")),
+            (Some(Duration::from_nanos(1)), Some("1")),
+            (Some(Duration::from_millis(1_001)), Some("2")),
+            (Some(Duration::MAX), Some("18446744073709552")),
+            (None, None),
+        ] {
+            let response = too_many::<()>(wait);
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            let header = response.headers().get(RETRY_AFTER).map(|value| value.to_str().expect("text"));
+            assert_eq!(header, expected, "{wait:?}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Deciding where nothing may be waited for.
+
+use std::{sync::Arc, time::Duration};
+
+use tonic::{Request, Status, service::Interceptor};
+
+use super::{Lease, Take};
+use crate::{
+    Decision, Fallback, Unasked,
+    denial::{denied_status, guarded_status, push_back, unavailable_status},
+    fallback::Local,
+};
+
+/// When to come back for units that are on their way: what a node in the same region takes to answer, and then some.
+const SOON: Duration = Duration::from_millis(10);
+
+/// Lets a gRPC call through if a [`Lease`] does, at a cost of 1.
+///
+/// An interceptor of tonic cannot wait, so it cannot ask a node: it decides for one hot cell, in memory. A
+/// [`LimitLayer`](crate::LimitLayer) asks, and is the way for everything else.
+///
+/// - Denied: `RESOURCE_EXHAUSTED`, as [`denied_status`] says it.
+/// - Nobody answers: the fallback decides.
+/// - Units are on their way, as after a quiet time: `UNAVAILABLE`, with a pushback of 10 ms.
+#[derive(Clone, Debug)]
+pub struct LeaseInterceptor {
+    lease: Lease,
+    local: Arc<Local>,
+}
+
+impl LeaseInterceptor {
+    /// Decides by this lease, and by this fallback while nobody answers the lease.
+    pub fn new(lease: Lease, fallback: Fallback) -> Self {
+        Self { lease, local: Arc::new(Local::new(fallback)) }
+    }
+
+    /// How often the fallback decided.
+    pub fn unasked(&self) -> Unasked {
+        self.local.unasked()
+    }
+
+    fn decide(&self) -> Result<(), Status> {
+        match self.lease.try_take(1) {
+            Take::Taken => Ok(()),
+            Take::Denied { retry_after } => Err(denied_status(&self.lease.shared.denied(retry_after))),
+            Take::Empty if self.lease.is_unanswered() => match self.local.decide(1) {
+                Decision::AllowedUnasked => Ok(()),
+                Decision::DeniedUnasked { retry_after } => Err(guarded_status(retry_after)),
+                Decision::Unavailable | Decision::Answered(_) => Err(unavailable_status()),
+            },
+            Take::Empty => {
+                let mut status = Status::unavailable("the rate limiter is being asked");
+                push_back(&mut status, Some(SOON));
+                Err(status)
+            }
+        }
+    }
+}
+
+impl Interceptor for LeaseInterceptor {
+    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
+        self.decide().map(|()| request)
+    }
+}

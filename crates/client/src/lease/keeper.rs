@@ -1,0 +1,321 @@
+//! Keeps a lease in units: asks for them before they run out, and gives back what was not spent.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+use super::{Denial, FOREVER, LeaseOptions, Shared, demand::Demand};
+use crate::{
+    CheckResponse, Client, ClientError, LimitResult, Outcome, Question, Reason,
+    refunds::{insist, is_settled},
+};
+
+/// The part of the ttl by which units expire here before they do at the node: clocks may drift apart, and what is left has
+/// to be given back in time. A node allows for drifts of a thousandth.
+const MARGIN_PART: u32 = 32;
+/// How long before the end of a window its units expire here: windows end by the wall, and walls differ.
+const WINDOW_MARGIN: Duration = Duration::from_millis(20);
+/// The part of its units below which a lease asks for more.
+const LOW_PART: u64 = 3;
+/// How long to wait after a call that nobody answered.
+const UNANSWERED_PAUSE: Duration = Duration::from_millis(100);
+/// How long to wait after an answer with which a lease cannot do anything, or a denial that does not say how long.
+const UNSURE_PAUSE: Duration = Duration::from_secs(1);
+/// How long a denial is repeated at most before the node is asked again: a budget may have been raised meanwhile.
+const DENIAL_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Settlements in flight: each belongs to units that were replaced a few deadlines ago at most. One more is not made, and
+/// its units count as spent.
+const SETTLEMENTS_MAX: usize = 16;
+
+/// The task of a lease.
+pub(super) struct Keeper {
+    client: Client,
+    question: Question,
+    options: LeaseOptions,
+    shared: Arc<Shared>,
+    demand: Demand,
+    held: Option<Held>,
+    /// Asked, and perhaps charged, but not answered.
+    pending: Option<Pending>,
+    not_before: Instant,
+    /// Units that were spent since demand was looked at last, of fillings that have ended.
+    spent: u64,
+    settlements: JoinSet<()>,
+    /// Tells the reservations of this lease from all others.
+    nonce: u128,
+    asked: u64,
+}
+
+/// The units in the purse.
+struct Held {
+    /// Empty where no limit counts them.
+    charge_id: String,
+    units: u64,
+    /// What demand has not been told of: what was left when it was asked last.
+    uncounted: u64,
+    /// When to see whether they are still wanted.
+    renew: Option<Instant>,
+    expires: Instant,
+}
+
+/// A question that is asked again, as it was, until it is answered: it may have been charged the first time.
+struct Pending {
+    id: String,
+    units: u64,
+    /// When it was sent first.
+    sent: Instant,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        client: Client,
+        question: Question,
+        options: LeaseOptions,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let now = Instant::now();
+        let mut nonce = [0; 16];
+        // Without randomness, the address of what this lease shares tells it from others of this process.
+        if getrandom::fill(&mut nonce).is_err() {
+            nonce[..8].copy_from_slice(&(Arc::as_ptr(&shared) as u64).to_le_bytes());
+        }
+        Self {
+            client,
+            question,
+            shared,
+            demand: Demand::new(&options, now),
+            options,
+            held: None,
+            pending: None,
+            not_before: now,
+            spent: 0,
+            settlements: JoinSet::new(),
+            nonce: u128::from_le_bytes(nonce),
+            asked: 0,
+        }
+    }
+
+    /// Until the lease is closed, or its last handle is gone.
+    pub(super) async fn run(mut self, mut is_ending: watch::Receiver<bool>) {
+        // Between any two calls, not only when there is nothing to do.
+        while !*is_ending.borrow() && is_ending.has_changed().is_ok() {
+            let now = Instant::now();
+            self.renew_or_expire(now);
+            if self.is_wanted() && now >= self.not_before {
+                self.ask().await;
+                continue;
+            }
+            let next = self.next();
+            let shared = Arc::clone(&self.shared);
+            tokio::select! {
+                biased;
+                _ = is_ending.wait_for(|is_ending| *is_ending) => break,
+                () = shared.wanted.notified() => {}
+                () = sleep_until(next) => {}
+                Some(_) = self.settlements.join_next(), if !self.settlements.is_empty() => {}
+            }
+        }
+        self.end().await;
+    }
+
+    fn renew_or_expire(&mut self, now: Instant) {
+        let Some(held) = &mut self.held else { return };
+        if now >= held.expires {
+            let left = self.shared.purse.drain();
+            self.release(left);
+        } else if held.renew.is_some_and(|renew| now >= renew) {
+            held.renew = None;
+            // What nobody wanted is left to expire.
+            if held.units > self.shared.purse.units_left() {
+                self.shared.is_wanted.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.shared.is_wanted.load(Ordering::Relaxed)
+    }
+
+    /// What is wanted from now on is news.
+    fn forget_wanted(&self) {
+        self.shared.is_wanted.store(false, Ordering::Release);
+    }
+
+    /// When to look again if nothing happens.
+    fn next(&self) -> Instant {
+        let held = self.held.iter().flat_map(|held| [Some(held.expires), held.renew]);
+        let asking = self.is_wanted().then_some(self.not_before);
+        held.chain([asking]).flatten().min().unwrap_or_else(|| Instant::now() + FOREVER)
+    }
+
+    /// Asks for units, and takes what comes.
+    async fn ask(&mut self) {
+        let now = Instant::now();
+        let pending = match self.pending.take() {
+            Some(pending) if now < pending.sent + self.options.ttl => pending,
+            // It has lapsed, whatever became of it, and nobody waits.
+            Some(_) if self.shared.missed.load(Ordering::Relaxed) == 0 => return self.forget_wanted(),
+            _ => self.question_of(now),
+        };
+        let question = self.question.clone().at_most(pending.units, self.options.ttl).id(&pending.id);
+        let answer = self.client.check(question).await;
+        let now = Instant::now();
+        let is_unanswered =
+            matches!(answer, Err(ClientError::Unreachable { .. } | ClientError::Deadline { .. }));
+        self.shared.is_unanswered.store(is_unanswered, Ordering::Relaxed);
+        if is_unanswered {
+            // It may have been charged: who asks again learns it, and can give it back. So it is still wanted.
+            self.not_before = now + UNANSWERED_PAUSE;
+            self.pending = Some(pending);
+            return;
+        }
+        // Those who found nothing meanwhile are served by this answer.
+        self.forget_wanted();
+        match answer {
+            Ok(answer) if answer.allowed => self.granted(&pending, &answer, now),
+            Ok(answer) => self.denied(answer, now),
+            Err(_) => self.not_before = now + UNSURE_PAUSE,
+        }
+    }
+
+    fn question_of(&mut self, now: Instant) -> Pending {
+        let mut wanted = std::mem::take(&mut self.spent);
+        if let Some(held) = &mut self.held {
+            let left = self.shared.purse.units_left();
+            wanted += held.uncounted.saturating_sub(left);
+            held.uncounted = left;
+        }
+        let missed = self.shared.missed.swap(0, Ordering::Relaxed);
+        let units = self.demand.units(wanted.saturating_add(missed), now);
+        self.asked += 1;
+        Pending { id: format!("lease-{:032x}-{}", self.nonce, self.asked), units, sent: now }
+    }
+
+    fn granted(&mut self, pending: &Pending, answer: &CheckResponse, now: Instant) {
+        let is_unlimited = matches!(answer.reason(), Reason::NoMatch | Reason::Unlimited);
+        let is_counted = !answer.charge_id.is_empty();
+        // A node hands out no more than it was asked for; if one did, the rest would go back.
+        let units = match (is_counted, is_unlimited) {
+            (true, _) => answer.charged.min(pending.units),
+            (false, true) => pending.units,
+            (false, false) => 0,
+        };
+        let expires = pending.sent + self.life(answer);
+        let new = Held { units, uncounted: units, charge_id: answer.charge_id.clone(), renew: None, expires };
+        // What was charged some time ago may be of a window that has ended since, and the answer does not say. It goes back,
+        // and new units are asked for if somebody waits.
+        if answer.is_repeat {
+            let is_missed = self.shared.missed.load(Ordering::Relaxed) > 0;
+            self.shared.is_wanted.fetch_or(is_missed, Ordering::AcqRel);
+            self.settle(new, 0);
+            return;
+        }
+        // What cannot be spent yet, or no longer, goes back at once.
+        if is_paced(answer) || units == 0 || now >= expires {
+            let pause = if now >= expires { WINDOW_MARGIN } else { UNSURE_PAUSE };
+            self.not_before = now + pause;
+            self.settle(new, 0);
+            return;
+        }
+        self.shared.denial.store(None);
+        let is_older_better = self
+            .held
+            .as_ref()
+            .is_some_and(|held| held.renew.is_some() && self.shared.purse.units_left() >= units);
+        if is_older_better {
+            self.settle(new, 0);
+            return;
+        }
+        let left = self.shared.purse.fill(units, expires, units.div_ceil(LOW_PART));
+        self.release(left);
+        let lead = (self.options.refresh / 2).min((expires - now) / 4);
+        self.held = Some(Held { renew: Some(expires - lead), ..new });
+    }
+
+    fn denied(&mut self, answer: CheckResponse, now: Instant) {
+        let wait = answer.retry_after_ms.map(|wait_ms| Duration::from_millis(wait_ms).min(FOREVER));
+        let back = wait.map(|wait| now + wait);
+        self.not_before = now + wait.unwrap_or(UNSURE_PAUSE).min(DENIAL_PAUSE_MAX);
+        let until = back.unwrap_or(self.not_before);
+        self.shared.denial.store(Some(Arc::new(Denial { answer, back, until })));
+    }
+
+    /// How long the units of this answer may be spent, from when they were asked for.
+    fn life(&self, answer: &CheckResponse) -> Duration {
+        let ttl = self.options.ttl;
+        let life = ttl - ttl / MARGIN_PART;
+        let window = answer.limits.iter().filter(|limit| ends(limit)).map(|limit| limit.reset_after_ms).min();
+        match window {
+            Some(window_ms) => life.min(Duration::from_millis(window_ms).saturating_sub(WINDOW_MARGIN)),
+            None => life,
+        }
+    }
+
+    /// Lets go of what was in the purse, of which this was left.
+    fn release(&mut self, left: u64) {
+        if let Some(held) = self.held.take() {
+            let spent = held.units - left;
+            self.spent += held.uncounted.saturating_sub(left);
+            self.settle(held, spent);
+        }
+    }
+
+    /// Commits what was spent. What was spent in full stays charged without that.
+    fn settle(&mut self, held: Held, spent: u64) {
+        while self.settlements.try_join_next().is_some() {}
+        if held.charge_id.is_empty() || (spent == held.units && spent > 0) {
+            return;
+        }
+        if self.settlements.len() >= SETTLEMENTS_MAX {
+            self.shared.settlements_lost.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
+        self.settlements.spawn(async move {
+            if !is_settled(&insist(|| client.commit(&held.charge_id, spent)).await) {
+                shared.settlements_lost.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Gives everything back, and waits for it.
+    async fn end(mut self) {
+        let left = self.shared.purse.drain();
+        self.release(left);
+        self.shared.denial.store(None);
+        if let Some(pending) = self.pending.take() {
+            let question = self.question.clone().at_most(pending.units, self.options.ttl).id(&pending.id);
+            // What was lost on the way is found by its name.
+            if let Ok(answer) = self.client.check(question).await {
+                let held = Held {
+                    charge_id: answer.charge_id,
+                    units: answer.charged,
+                    uncounted: 0,
+                    renew: None,
+                    expires: pending.sent,
+                };
+                self.settle(held, 0);
+            }
+        }
+        while self.settlements.join_next().await.is_some() {}
+    }
+}
+
+/// Whether the units have to be spent one after the other.
+fn is_paced(answer: &CheckResponse) -> bool {
+    let is_leaky =
+        |limit: &LimitResult| limit.outcome() == Outcome::Allow && limit.algorithm == "leaky_bucket";
+    answer.delay_ms > 0 || answer.limits.iter().any(is_leaky)
+}
+
+/// Whether the limit's units are gone when its window ends.
+fn ends(limit: &LimitResult) -> bool {
+    limit.outcome() == Outcome::Allow && matches!(limit.algorithm.as_str(), "fixed_window" | "quota")
+}

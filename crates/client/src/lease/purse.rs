@@ -1,0 +1,311 @@
+//! Units in memory that many threads take from.
+//!
+//! **What is taken of a filling and what its emptying returns are together what was filled in, at most; and nothing is
+//! taken of it after it expires.** Both hold for any number of takers beside the one that fills.
+//!
+//! The purse does not know where units come from or where they go.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::time::{Duration, Instant};
+
+/// Bits of the state that count units. The others count fillings: a thread would have to sleep through sixteen million of
+/// them, and wake at the same count of units, to take one filling for another. Then it would still take no more than is
+/// there.
+const UNITS_BITS: u32 = 40;
+/// The most units that a purse holds.
+pub(super) const UNITS_MAX: u64 = (1 << UNITS_BITS) - 1;
+
+/// Units of one filling at a time. Filling it anew ends the filling before.
+///
+/// A taker reads the state, reads when that filling expires, takes by a compare-and-swap, and only then looks at the clock:
+/// at that moment the units are its own and have not expired. If the filling changed since the first read, the swap
+/// fails. So one word decides, and the expiry of a filling need not be in it.
+#[derive(Debug)]
+pub(super) struct Purse {
+    /// The number of the filling above [`UNITS_BITS`], and what is left of it.
+    state: AtomicU64,
+    /// When fillings of even and of odd numbers expire, in nanoseconds since the origin. Written before the filling is
+    /// there, when that of the same parity is gone.
+    expires: [AtomicU64; 2],
+    /// Taking below this is worth a call.
+    low: AtomicU64,
+    origin: Instant,
+}
+
+/// What came of taking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draw {
+    /// They are the caller's.
+    Taken,
+    /// They are the caller's, and now little is left.
+    TakenAndLow,
+    /// There are not so many, or they have expired.
+    Short,
+}
+
+impl Purse {
+    pub(super) fn empty(origin: Instant) -> Self {
+        Self {
+            state: AtomicU64::new(0),
+            expires: [AtomicU64::new(0), AtomicU64::new(0)],
+            low: AtomicU64::new(0),
+            origin,
+        }
+    }
+
+    /// Takes units unless they have expired when the clock is read. Takes nothing otherwise, or, in a race with the end of
+    /// the filling, loses them: never the other way round.
+    #[inline]
+    pub(super) fn take(&self, units: u64, clock: impl FnOnce() -> Instant) -> Draw {
+        let mut state = self.state.load(Ordering::Acquire);
+        let (before, expires) = loop {
+            let left = state & UNITS_MAX;
+            if left < units {
+                return Draw::Short;
+            }
+            let parity = (state >> UNITS_BITS & 1) as usize;
+            let expires = self.expires[parity].load(Ordering::Acquire);
+            match self.state.compare_exchange_weak(state, state - units, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => break (left, expires),
+                Err(now) => state = now,
+            }
+        };
+        if self.nanoseconds(clock()) >= expires {
+            self.put_back(state >> UNITS_BITS, units);
+            return Draw::Short;
+        }
+        let low = self.low.load(Ordering::Relaxed);
+        if before >= low && before - units < low { Draw::TakenAndLow } else { Draw::Taken }
+    }
+
+    /// Gives units back to the filling that they are of, unless it has ended.
+    #[cold]
+    fn put_back(&self, filling: u64, units: u64) {
+        let mut state = self.state.load(Ordering::Acquire);
+        while state >> UNITS_BITS == filling {
+            match self.state.compare_exchange_weak(state, state + units, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => return,
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    /// Begins a filling and ends the one before. What was left of that: nobody takes it any more.
+    ///
+    /// Only one thread at a time may fill and empty.
+    pub(super) fn fill(&self, units: u64, expires: Instant, low: u64) -> u64 {
+        assert!(units <= UNITS_MAX, "{units} units do not fit");
+        let filling = (self.state.load(Ordering::Relaxed) >> UNITS_BITS).wrapping_add(1);
+        self.expires[(filling & 1) as usize].store(self.nanoseconds(expires), Ordering::Release);
+        self.low.store(low, Ordering::Relaxed);
+        self.state.swap(filling << UNITS_BITS | units, Ordering::AcqRel) & UNITS_MAX
+    }
+
+    /// Ends the filling. What was left of it: nobody takes it any more.
+    pub(super) fn drain(&self) -> u64 {
+        self.fill(0, self.origin, 0)
+    }
+
+    /// What is left. It may have expired.
+    pub(super) fn units_left(&self) -> u64 {
+        self.state.load(Ordering::Relaxed) & UNITS_MAX
+    }
+
+    fn nanoseconds(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.origin).as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The latest that a clock can say, in effect.
+pub(super) const FOREVER: Duration = Duration::from_secs(365 * 86_400);
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Arc, Barrier, atomic::AtomicBool},
+        thread,
+    };
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_filled_in_is_taken_once() {
+        let now = Instant::now();
+        let purse = Purse::empty(now);
+        assert_eq!(purse.take(1, || now), Draw::Short);
+        assert_eq!(purse.fill(10, now + FOREVER, 4), 0);
+        assert_eq!(purse.take(11, || now), Draw::Short);
+        assert_eq!(purse.take(6, || now), Draw::Taken);
+        assert_eq!(purse.take(1, || now), Draw::TakenAndLow);
+        assert_eq!(purse.take(1, || now), Draw::Taken, "said once");
+        assert_eq!(purse.take(3, || now), Draw::Short);
+        assert_eq!(purse.fill(5, now + FOREVER, 0), 2);
+        assert_eq!(purse.drain(), 5);
+        assert_eq!(purse.take(1, || now), Draw::Short);
+    }
+
+    #[test]
+    fn nothing_is_taken_that_has_expired_and_all_of_it_is_returned() {
+        let now = Instant::now();
+        let purse = Purse::empty(now);
+        let expires = now + Duration::from_secs(1);
+        purse.fill(10, expires, 0);
+        assert_eq!(purse.take(1, || expires - Duration::from_nanos(1)), Draw::Taken);
+        for late in [expires, expires + FOREVER] {
+            assert_eq!(purse.take(1, || late), Draw::Short);
+        }
+        assert_eq!(purse.drain(), 9);
+    }
+
+    /// The clock is what a taker waits for in these: whatever happens in it happens between its swap and its answer.
+    #[test]
+    fn a_taker_that_sleeps_over_a_filling_takes_nothing_of_the_next() {
+        let now = Instant::now();
+        let purse = Purse::empty(now);
+        let expires = now + Duration::from_secs(1);
+        purse.fill(10, expires, 0);
+        let taken = purse.take(4, || {
+            assert_eq!(purse.fill(3, now + FOREVER, 0), 6, "its units are counted as spent");
+            expires
+        });
+        assert_eq!(taken, Draw::Short, "by the expiry of its own filling");
+        assert_eq!(purse.units_left(), 3, "and nothing is put where it was not taken");
+    }
+
+    #[test]
+    fn a_taker_that_sleeps_over_the_next_filling_keeps_what_it_took_in_time() {
+        let now = Instant::now();
+        let purse = Purse::empty(now);
+        purse.fill(10, now + FOREVER, 0);
+        let taken = purse.take(4, || {
+            assert_eq!(purse.drain(), 6);
+            now
+        });
+        assert_eq!(taken, Draw::Taken);
+    }
+
+    #[test]
+    fn as_many_units_as_fit_and_no_more() {
+        let now = Instant::now();
+        let purse = Purse::empty(now);
+        purse.fill(UNITS_MAX, now + FOREVER, 0);
+        assert_eq!(purse.take(u64::MAX, || now), Draw::Short);
+        assert_eq!(purse.take(UNITS_MAX, || now), Draw::Taken);
+        assert_eq!(purse.drain(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "do not fit")]
+    fn more_than_fits_is_a_bug() {
+        Purse::empty(Instant::now()).fill(UNITS_MAX + 1, Instant::now(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn fillings_are_told_apart_however_many_there_were(
+            steps in prop::collection::vec((0..2_u8, 0..50_u64, 0..20_u64), 1..200),
+            start in prop_oneof![Just(0), Just((1 << 24) - 3_u64)],
+        ) {
+            let begun = Instant::now();
+            let purse = Purse::empty(begun);
+            purse.state.store(start << UNITS_BITS, Ordering::Relaxed);
+            let (mut left, mut expires, mut now) = (0, begun, begun);
+            for (step, units, wait) in steps {
+                now += Duration::from_millis(wait);
+                if step == 0 {
+                    prop_assert_eq!(purse.fill(units, now + Duration::from_millis(30), 0), left);
+                    (left, expires) = (units, now + Duration::from_millis(30));
+                } else {
+                    let fits = units <= left && now < expires;
+                    prop_assert_eq!(purse.take(units, || now) == Draw::Taken, fits);
+                    left -= if fits { units } else { 0 };
+                }
+            }
+            prop_assert_eq!(purse.drain(), left);
+        }
+    }
+
+    /// Four threads take as fast as they can while a fifth fills, empties and lets expire.
+    #[test]
+    fn threads_together_take_what_was_filled_in_less_what_came_back() {
+        const TAKERS: usize = 4;
+        const FILLINGS: u64 = 5_000;
+        let begun = Instant::now();
+        let purse = Arc::new(Purse::empty(begun));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let start = Arc::new(Barrier::new(TAKERS + 1));
+        let takers: Vec<_> = (1..=TAKERS as u64)
+            .map(|units| {
+                let (purse, is_over, start) = (purse.clone(), is_over.clone(), start.clone());
+                thread::spawn(move || {
+                    start.wait();
+                    let (mut taken, mut turn) = (0, 0_u64);
+                    while !is_over.load(Ordering::Relaxed) {
+                        turn += 1;
+                        // Every seventh look at the clock is too late for any filling.
+                        let clock = || if turn.is_multiple_of(7) { begun + FOREVER * 2 } else { begun };
+                        if purse.take(units, clock) != Draw::Short {
+                            taken += units;
+                        }
+                    }
+                    taken
+                })
+            })
+            .collect();
+        start.wait();
+        let (mut filled, mut returned) = (0, 0);
+        for filling in 0..FILLINGS {
+            let units = filling % 97 * 31;
+            returned += purse.fill(units, begun + FOREVER, units / 3);
+            filled += units;
+            if filling % 5 == 0 {
+                returned += purse.drain();
+            }
+            if filling % 64 == 0 {
+                thread::yield_now();
+            }
+        }
+        returned += purse.drain();
+        is_over.store(true, Ordering::Relaxed);
+        let taken: u64 = takers.into_iter().map(|taker| taker.join().expect("no panic")).sum();
+        assert!(taken + returned <= filled, "{taken} taken and {returned} returned of {filled}");
+    }
+
+    /// As above, but in time always: then nothing is lost either.
+    #[test]
+    fn threads_in_time_lose_nothing() {
+        const TAKERS: usize = 4;
+        let begun = Instant::now();
+        let purse = Arc::new(Purse::empty(begun));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let takers: Vec<_> = (0..TAKERS)
+            .map(|_| {
+                let (purse, is_over) = (purse.clone(), is_over.clone());
+                thread::spawn(move || {
+                    let mut taken = 0;
+                    while !is_over.load(Ordering::Relaxed) {
+                        taken += u64::from(purse.take(1, || begun) != Draw::Short);
+                    }
+                    taken
+                })
+            })
+            .collect();
+        let (mut filled, mut returned) = (0, 0);
+        for filling in 0..5_000 {
+            returned += purse.fill(filling % 101, begun + FOREVER, 7);
+            filled += filling % 101;
+            if filling % 64 == 0 {
+                thread::yield_now();
+            }
+        }
+        returned += purse.drain();
+        is_over.store(true, Ordering::Relaxed);
+        let taken: u64 = takers.into_iter().map(|taker| taker.join().expect("no panic")).sum();
+        assert_eq!(taken + returned, filled);
+    }
+}
