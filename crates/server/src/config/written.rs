@@ -13,6 +13,7 @@ use super::{
     limits,
     listen::WrittenListen,
     regions::{WrittenRegion, WrittenSharing},
+    webhooks::{self, WrittenWebhook},
 };
 
 /// Memory for cells where the file sets none: some four million plain cells.
@@ -43,6 +44,7 @@ pub(super) struct Written {
     drain: Option<Spanned<String>>,
     headers: Option<WrittenHeaders>,
     trace_key: Option<String>,
+    webhooks: Option<Spanned<Vec<WrittenWebhook>>>,
     #[serde(default)]
     limits: Vec<Spanned<LimitSpec>>,
 }
@@ -117,6 +119,7 @@ impl Written {
             }
         };
         let regions = self.regions(faults);
+        let webhooks = self.webhooks.as_ref().map(|written| webhooks::read(written, faults));
         let limits = read_limits(self.limits, regions.as_ref(), faults);
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
         let headers = Headers {
@@ -135,7 +138,7 @@ impl Written {
             workers: self.workers.map(|workers| workers.value),
             connections_max: self.connections.map_or(CONNECTIONS_DEFAULT, |c| c.value),
             drain,
-            live: Live { limits, headers, trace_key: self.trace_key },
+            live: Live { limits, headers, trace_key: self.trace_key, webhooks: webhooks.unwrap_or_default() },
         }
     }
 
