@@ -23,6 +23,7 @@ use crate::{
     patience::Patience,
     regions::Regions,
     tally::{DECISION_SECONDS, Tally},
+    webhooks::Webhooks,
     writer::Writer,
 };
 
@@ -43,6 +44,8 @@ pub struct Shared {
     pub(crate) begun: Now,
     /// The other regions, once there is a way to them.
     pub(crate) regions: OnceLock<Arc<Regions>>,
+    /// The webhooks, once the config has had any.
+    pub(crate) webhooks: OnceLock<Webhooks>,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -62,6 +65,7 @@ impl Shared {
             writer,
             begun: clock.now(),
             regions: OnceLock::new(),
+            webhooks: OnceLock::new(),
             clock,
             key,
             workers: RwLock::default(),
