@@ -16,3 +16,4 @@ mod hostile;
 mod http;
 mod regions;
 mod restart;
+mod webhooks;
