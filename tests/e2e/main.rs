@@ -17,3 +17,4 @@ mod hostile;
 mod http;
 mod regions;
 mod restart;
+mod webhooks;

@@ -5,7 +5,7 @@
 //! and simulations with their own. Where a request goes: `grpc` or `http` reads it, [`question`]
 //! refuses what no caller should send, [`worker`] asks (`patience` keeps those that may wait), `respond` and `headers`
 //! write. [`regions`] connects the node to
-//! other regions.
+//! other regions, [`webhooks`] tells operators.
 
 pub mod charges;
 pub mod cli;
@@ -26,5 +26,6 @@ mod screen;
 mod tally;
 pub mod view;
 mod watching;
+pub mod webhooks;
 pub mod worker;
 pub mod writer;

@@ -1,8 +1,11 @@
 //! `/metrics`: OpenMetrics text, made when somebody looks. No value of a descriptor is ever a label.
 
-use std::sync::{
-    Arc, PoisonError,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use acequia_api::acequia::v1::{Holding, LimitStatus, Mark, Peer};
@@ -18,6 +21,7 @@ use crate::{
     charges::settled_word,
     regions::Regions,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, SETTLED, Tally},
+    webhooks::Counts as WebhookCounts,
     worker::Shared,
 };
 
@@ -117,6 +121,9 @@ impl Collector for Counts {
         out.gauge("acequia_ready", ready, &one(u64::from(shared.ready().is_ok())))?;
         if let Some(regions) = shared.regions.get() {
             out.of_regions(shared, regions)?;
+        }
+        if let Some(webhooks) = shared.webhooks.get() {
+            out.of_webhooks(&webhooks.counts())?;
         }
         if let Some(writer) = &shared.writer {
             let load = |count: &AtomicU64| one(count.load(Ordering::Relaxed));
@@ -263,6 +270,29 @@ impl Out<'_> {
         self.counter("acequia_loans_taken", "Loans taken up from other regions.", &one(traffic.loans_taken))?;
         self.counter("acequia_rights_given", "Gifts of rights in windows.", &one(traffic.rights_given))?;
         self.of_holdings(&status.limits)
+    }
+
+    /// By host: a URL's path may be secret.
+    fn of_webhooks(&mut self, by_host: &BTreeMap<String, WebhookCounts>) -> Result<(), std::fmt::Error> {
+        let help = "Events for webhooks by what became of them; retried counts tries that others follow.";
+        let name = "acequia_webhook_deliveries";
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (host, counts) in by_host {
+            for (outcome, count) in [
+                ("delivered", counts.delivered),
+                ("retried", counts.retried),
+                ("dropped", counts.dropped),
+                ("refused", counts.refused),
+            ] {
+                let labels = [("hook", host.as_str()), ("outcome", outcome)];
+                metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&count, None)?;
+            }
+        }
+        let waiting = by_host.iter().map(|(host, counts)| ([("hook", host.as_str())], counts.queue));
+        let waiting: Vec<_> = waiting.collect();
+        let waiting: Vec<(&[(&str, &str)], u64)> =
+            waiting.iter().map(|(labels, count)| (&labels[..], *count)).collect();
+        self.gauge("acequia_webhook_queue", "Events that wait for a webhook.", &waiting)
     }
 
     fn of_holdings(&mut self, limits: &[LimitStatus]) -> Result<(), std::fmt::Error> {

@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use acequia_limits::{HashKey, Limit, LimitId, limit::LimitSpec};
@@ -31,12 +31,13 @@ use tracing::{debug, error, info, warn};
 use crate::{
     charges::Names,
     clock::{Clock, SystemClock},
-    config::{Config, ConfigError, Listen, Live},
+    config::{Config, ConfigError, Listen, Live, WebhookConfig},
     grpc, http,
     regions::{
         self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError,
         admin::{self, AdminError},
     },
+    webhooks::{Prepared, Webhooks, WebhooksError},
     worker::Shared,
     writer::Writer,
 };
@@ -107,6 +108,9 @@ pub enum StartError {
     /// The admin listener cannot start.
     #[error(transparent)]
     Admin(#[from] AdminError),
+    /// The webhooks cannot be set up.
+    #[error(transparent)]
+    Webhooks(#[from] WebhooksError),
     /// What the file changes cannot be put in force.
     #[error("{0}")]
     Order(#[from] OrderFault),
@@ -240,6 +244,9 @@ impl Service {
         }
         shared.apply(&config.live);
         reading.done()?;
+        if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
+            webhooks.replace(hooks);
+        }
         let me = home.map(|(home, _)| home.writer);
         Ok(Self { config, shared, store, key, me, certificates: None })
     }
@@ -273,10 +280,16 @@ impl Service {
         for name in self.config.needs_restart(&new) {
             warn!(setting = name, "changed in the file, and needs a restart to take effect");
         }
+        // What can be wrong with them is known before anything counts.
+        let shared = Arc::clone(&self.shared);
+        let webhooks = prepare_webhooks(&shared, &new.live.webhooks)?;
         if let Some(regions) = self.shared.regions.get() {
             // The catalogue rules: on the authority what changed in the file is an order, elsewhere it is compared.
             regions.take_file(&new.live.limits)?;
             self.shared.apply(&new.live);
+            if let Some((webhooks, hooks)) = webhooks {
+                webhooks.replace(hooks);
+            }
             self.config.live = new.live;
             return Ok(());
         }
@@ -291,6 +304,9 @@ impl Service {
                     info!(limit = change.limit, in_seconds, "limit replaced: the old one holds until then");
                 }
             }
+        }
+        if let Some((webhooks, hooks)) = webhooks {
+            webhooks.replace(hooks);
         }
         self.config.live = new.live;
         Ok(())
@@ -546,7 +562,11 @@ async fn serve(
     }
 
     info!(for_at_most = ?service.config.drain, "draining");
+    let drained_by = Instant::now() + service.config.drain;
     service.shared.drain();
+    if let Some(webhooks) = service.shared.webhooks.get() {
+        webhooks.drain();
+    }
     for task in accepting {
         task.abort();
     }
@@ -568,7 +588,24 @@ async fn serve(
         let _ = thread.join();
     }
     service.close();
+    // After the journal: who is impatient may kill the process now.
+    if let Some(webhooks) = service.shared.webhooks.get() {
+        webhooks.finish(drained_by).await;
+    }
     info!("stopped");
+}
+
+/// What webhooks need to be put in force; nothing where there are none and never were.
+fn prepare_webhooks<'a>(
+    shared: &'a Shared,
+    hooks: &[WebhookConfig],
+) -> Result<Option<(&'a Webhooks, Prepared)>, WebhooksError> {
+    let prepared = Prepared::read(hooks)?;
+    if shared.webhooks.get().is_none() && !hooks.is_empty() {
+        // Once: nobody else sets it.
+        let _ = shared.webhooks.set(Webhooks::start()?);
+    }
+    Ok(shared.webhooks.get().map(|webhooks| (webhooks, prepared)))
 }
 
 /// Reads the config again if it changed, or if an operator asked. One that cannot be put in force

@@ -25,6 +25,7 @@ use crate::{
     patience::Patience,
     regions::Regions,
     tally::{DECISION_SECONDS, Tally},
+    webhooks::Webhooks,
     writer::Writer,
 };
 
@@ -47,6 +48,8 @@ pub struct Shared {
     pub(crate) begun: Now,
     /// The other regions, once there is a way to them.
     pub(crate) regions: OnceLock<Arc<Regions>>,
+    /// The webhooks, once the config has had any.
+    pub(crate) webhooks: OnceLock<Webhooks>,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -72,6 +75,7 @@ impl Shared {
             writer,
             begun: clock.now(),
             regions: OnceLock::new(),
+            webhooks: OnceLock::new(),
             clock,
             key,
             workers: RwLock::default(),

@@ -113,7 +113,7 @@ pub(super) fn dialled(text: &str) -> Result<String, String> {
 
 /// RFC 1123, section 2.1, and underscores, which private networks use: labels between dots, the last of
 /// which is no number, since that would be a mistyped address.
-fn is_host_name(host: &str) -> bool {
+pub(super) fn is_host_name(host: &str) -> bool {
     let is_label = |label: &str| {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         (1..=63).contains(&label.len())

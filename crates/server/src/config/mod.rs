@@ -7,6 +7,7 @@ mod faults;
 mod limits;
 mod listen;
 mod regions;
+mod webhooks;
 mod written;
 
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
@@ -21,6 +22,7 @@ use self::{faults::Faults, written::Written};
 pub use self::{
     clock::ClockConfig,
     regions::{RegionConfig, Regions},
+    webhooks::WebhookConfig,
 };
 
 /// The largest config, 16 MiB: a hundred thousand limits fit.
@@ -83,6 +85,8 @@ pub struct Live {
     pub headers: Headers,
     /// The entry whose value appears in traces, as a keyed hash; none where absent.
     pub trace_key: Option<String>,
+    /// Who is told of events. Their URLs differ.
+    pub webhooks: Vec<WebhookConfig>,
 }
 
 /// Which headers go out where.
@@ -221,6 +225,9 @@ impl fmt::Display for Config {
         match &self.data {
             Some(data) => write!(f, ", journal in {}", data.display())?,
             None => write!(f, ", no journal")?,
+        }
+        if !live.webhooks.is_empty() {
+            write!(f, ", {} webhooks", live.webhooks.len())?;
         }
         write!(f, ", drains for {}", format_duration_ns(self.drain.as_nanos() as u64))
     }

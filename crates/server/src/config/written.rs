@@ -14,6 +14,7 @@ use super::{
     limits,
     listen::WrittenListen,
     regions::{WrittenRegion, WrittenSharing},
+    webhooks::{self, WrittenWebhook},
 };
 
 /// Memory for cells where the file sets none: some four million plain cells.
@@ -51,6 +52,7 @@ pub(super) struct Written {
     headers: Option<WrittenHeaders>,
     charges: Option<Spanned<WrittenCharges>>,
     trace_key: Option<String>,
+    webhooks: Option<Spanned<Vec<WrittenWebhook>>>,
     #[serde(default)]
     limits: Vec<Spanned<LimitSpec>>,
 }
@@ -134,6 +136,7 @@ impl Written {
         };
         let charges = self.charges(faults);
         let regions = self.regions(faults);
+        let webhooks = self.webhooks.as_ref().map(|written| webhooks::read(written, faults));
         let limits = read_limits(self.limits, regions.as_ref(), faults);
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
         let headers = Headers {
@@ -153,7 +156,7 @@ impl Written {
             charges,
             connections_max: self.connections.map_or(CONNECTIONS_DEFAULT, |c| c.value),
             drain,
-            live: Live { limits, headers, trace_key: self.trace_key },
+            live: Live { limits, headers, trace_key: self.trace_key, webhooks: webhooks.unwrap_or_default() },
         }
     }
 

@@ -1,0 +1,61 @@
+//! Carries a hook's events to it, one at a time: whoever hangs holds up only itself.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::time::{sleep_until, timeout};
+
+use super::{
+    hook::{Hook, Next, Outcome, Settings},
+    pace::verdict,
+    post::{self, Message},
+    queue::Letter,
+};
+
+/// How long the rest of an answer is waited for, once its head has said all that counts.
+const REST_WAIT: Duration = Duration::from_secs(1);
+
+/// Runs until the hook has ended.
+pub(super) async fn carry(hook: Arc<Hook>) {
+    loop {
+        match hook.next(Instant::now()) {
+            Next::Send(letter) => {
+                let outcome = send(&letter, &hook.settings()).await;
+                // A system without chance still gets a wait.
+                let random = getrandom::u64().unwrap_or(u64::MAX);
+                hook.settle(letter, outcome, random, Instant::now());
+            }
+            Next::Wait(None) => hook.changed().await,
+            Next::Wait(Some(until)) => {
+                tokio::select! {
+                    biased;
+                    () = hook.changed() => {}
+                    () = sleep_until(until.into()) => {}
+                }
+            }
+            Next::End => return,
+        }
+    }
+}
+
+async fn send(letter: &Letter, settings: &Settings) -> Outcome {
+    let Settings { secret, timeout: patience, post, .. } = settings;
+    // The time of this try, for receivers refuse what was signed too long ago; and not by the node's clock, which does
+    // not go back where the wall does: they compare it with true time.
+    let at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let signature = secret.sign(&letter.id, at_s, &letter.body);
+    let message = Message { id: &letter.id, at_s, signature, body: letter.body.clone() };
+    match timeout(*patience, post.send(message)).await {
+        Ok(Ok(answer)) => {
+            let (status, verdict) =
+                (answer.status(), verdict(answer.status(), answer.headers(), SystemTime::now()));
+            // Where it is cut short, the next try opens another connection.
+            let _ = timeout(REST_WAIT, post::discard(answer.into_body())).await;
+            Outcome::Answered(status, verdict)
+        }
+        Ok(Err(why)) => Outcome::Failed(why),
+        Err(_) => Outcome::Failed(format!("it does not answer within {patience:?}")),
+    }
+}

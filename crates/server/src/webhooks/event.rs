@@ -1,0 +1,161 @@
+//! What operators are told: a cell has passed a threshold of its limit.
+
+use std::fmt::Write as _;
+
+use ring::digest::{SHA256, digest};
+use serde::Serialize;
+
+/// Bytes of a key or a value that are told. Callers choose values; what is longer is cut there and ends with `…`.
+const TEXT_BYTES_MAX: usize = 1_024;
+/// Bytes of an id.
+const ID_BYTES_MAX: usize = 128;
+
+/// A cell has used as much of its budget as a threshold of its limit says: once for each threshold and window.
+///
+/// What a hook receives is this as a JSON object, with the fields as they are named here:
+///
+/// ```json
+/// {
+///   "id": "w-5f0c3a9d1e-80-1767225600000",
+///   "kind": "limit.warning",
+///   "region": "eu",
+///   "node": "eu-1",
+///   "domain": "shop",
+///   "limit": "monthly-credits",
+///   "percent": 80,
+///   "used": 80000,
+///   "budget": 100000,
+///   "by": [["tenant", "big-co"]],
+///   "window_ends_ms": 1767225600000,
+///   "at_ms": 1766998800123
+/// }
+/// ```
+///
+/// Fields may be added, so that receivers ignore those that they do not know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Event {
+    /// The same for the same event, whoever tells it and how often: receivers de-duplicate by it. It stands in
+    /// logs, so that it must not say the cell's values. 1 to 128 letters, digits, `-` and `_`; another is
+    /// replaced by its SHA-256.
+    pub id: String,
+    /// What has happened.
+    pub kind: Kind,
+    /// The region that tells it.
+    pub region: String,
+    /// The node that tells it.
+    pub node: String,
+    /// The limit's domain.
+    pub domain: String,
+    /// The limit's name, unique in its domain.
+    pub limit: String,
+    /// The threshold that was passed, in percent of the budget.
+    pub percent: u8,
+    /// Units that were used when it was passed.
+    pub used: u64,
+    /// Units that there are in all.
+    pub budget: u64,
+    /// What the cell counts by, and its values, in the limit's order; each is told up to 1,024 bytes.
+    pub by: Vec<(String, String)>,
+    /// When the window ends, in milliseconds since 1970; nothing where the limit has no windows.
+    pub window_ends_ms: Option<u64>,
+    /// When it happened, in milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Kind {
+    /// A cell has passed a threshold in `warn_at`.
+    #[serde(rename = "limit.warning")]
+    LimitWarning,
+}
+
+impl Event {
+    /// The limit's name with its domain, as metrics and logs have it.
+    pub fn path(&self) -> String {
+        format!("{}/{}", self.domain, self.limit)
+    }
+
+    /// The same with an id that can stand in a header, and texts that have a bound.
+    pub(super) fn bounded(mut self) -> Self {
+        let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+        // A dot would be as those between the parts that are signed.
+        if self.id.is_empty() || self.id.len() > ID_BYTES_MAX || !self.id.bytes().all(fits) {
+            self.id = hex(digest(&SHA256, self.id.as_bytes()).as_ref());
+        }
+        for (key, value) in &mut self.by {
+            cut(key);
+            cut(value);
+        }
+        self
+    }
+}
+
+fn cut(text: &mut String) {
+    if text.len() > TEXT_BYTES_MAX {
+        let end = (0..=TEXT_BYTES_MAX).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Text takes whatever is written.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::webhooks::tests::event;
+
+    #[test]
+    fn an_event_is_told_as_it_is_documented() {
+        let told = serde_json::to_value(event("w-1")).expect("JSON");
+        let documented = json!({
+            "id": "w-1",
+            "kind": "limit.warning",
+            "region": "eu",
+            "node": "eu-1",
+            "domain": "shop",
+            "limit": "monthly-credits",
+            "percent": 80,
+            "used": 80_000,
+            "budget": 100_000,
+            "by": [["tenant", "big-co"]],
+            "window_ends_ms": 1_767_225_600_000_u64,
+            "at_ms": 1_766_998_800_123_u64,
+        });
+        assert_eq!(told, documented);
+        let endless = Event { window_ends_ms: None, ..event("w-1") };
+        assert_eq!(serde_json::to_value(endless).expect("JSON")["window_ends_ms"], json!(null));
+    }
+
+    #[test]
+    fn an_id_can_stand_in_a_header_and_is_the_same_each_time() {
+        let id = |id: &str| event(id).bounded().id;
+        assert_eq!(id("w-5f_0"), "w-5f_0");
+        let long = "x".repeat(ID_BYTES_MAX + 1);
+        for text in ["", "a.b", "a b", "a\r\nx-evil: 1", "é", &long] {
+            assert_eq!(id(text).len(), 64, "{text:?}");
+            assert_eq!(id(text), id(text));
+        }
+        assert_ne!(id("a.b"), id("a b"));
+        assert_eq!(id(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    }
+
+    #[test]
+    fn what_callers_chose_is_cut_between_characters() {
+        let by =
+            vec![("k".repeat(5_000), "é".repeat(5_000)), ("key".to_owned(), format!("x{}", "é".repeat(512)))];
+        let by = Event { by, ..event("w") }.bounded().by;
+        assert_eq!((by[0].0.len(), by[0].1.len()), (TEXT_BYTES_MAX + 3, TEXT_BYTES_MAX + 3));
+        assert_eq!(by[0].1, format!("{}…", "é".repeat(512)));
+        assert_eq!(by[1].1, format!("x{}…", "é".repeat(511)));
+    }
+}

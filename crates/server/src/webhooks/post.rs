@@ -1,0 +1,132 @@
+//! The way to a hook: HTTP/1.1, and TLS by what this machine trusts.
+//!
+//! hyper's own client, as the tree has it for gRPC, with rustls and ring as the mesh uses them: `hyper-rustls` and
+//! `rustls-native-certs` are all that is new, and no OpenSSL. It follows no redirects, knows no cookies and no proxies,
+//! and reads as much of an answer as it is asked to. The machine's own roots are what operators can add theirs to:
+//! receivers of alerts often are private.
+
+use std::{error::Error as _, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, Uri, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider};
+
+use super::WebhooksError;
+
+/// Bytes of an answer that are read. What is longer costs the connection.
+const ANSWER_BYTES_MAX: usize = 4_096;
+/// Bytes of an answer's head.
+const HEAD_BYTES_MAX: usize = 16_384;
+/// Characters that are told of a fault: a certificate may name many hosts.
+const WHY_CHARS_MAX: usize = 300;
+/// How long a connection that is not used stays open.
+const IDLE: Duration = Duration::from_secs(30);
+
+const USER_AGENT: &str = concat!("acequia/", env!("CARGO_PKG_VERSION"));
+
+/// One try to deliver an event.
+#[derive(Debug)]
+pub(super) struct Message<'a> {
+    pub(super) id: &'a str,
+    /// When it is tried, in Unix seconds.
+    pub(super) at_s: u64,
+    pub(super) signature: String,
+    pub(super) body: Bytes,
+}
+
+/// A connection to a hook, made when it is needed.
+#[derive(Debug)]
+pub(super) struct Post {
+    url: Uri,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+impl Post {
+    /// A way to a URL. `patience` is how long a whole try may take.
+    pub(super) fn new(url: Uri, trust: ClientConfig, patience: Duration) -> Self {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        // Shared by a name's addresses, so that one of them that is dead does not take it all.
+        http.set_connect_timeout(Some(patience));
+        let https = HttpsConnectorBuilder::new()
+            .with_tls_config(trust)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(http);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(1)
+            .http1_max_buf_size(HEAD_BYTES_MAX)
+            .build(https);
+        Self { url, client }
+    }
+}
+
+impl Post {
+    /// Sends a message, and gives the answer when its head is there. Who stops waiting cuts the connection.
+    pub(super) async fn send(&self, message: Message<'_>) -> Result<Response<Incoming>, String> {
+        self.client.request(self.request(message)?).await.map_err(|fault| why(&fault))
+    }
+
+    fn request(&self, message: Message<'_>) -> Result<Request<Full<Bytes>>, String> {
+        let Message { id, at_s, signature, body } = message;
+        Request::post(self.url.clone())
+            .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))
+            .header(header::USER_AGENT, HeaderValue::from_static(USER_AGENT))
+            .header("webhook-id", id)
+            .header("webhook-timestamp", at_s)
+            .header("webhook-signature", signature)
+            .body(Full::new(body))
+            .map_err(|fault| fault.to_string())
+    }
+}
+
+/// Reads what else a hook says, up to a bound, and forgets it: then the connection can be used again.
+pub(super) async fn discard(body: Incoming) {
+    // A fault in it, or too much of it, ends the connection.
+    let _ = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+}
+
+/// Trusts what this machine trusts.
+pub(super) fn machine_trust() -> Result<ClientConfig, WebhooksError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    // Old ones that cannot be read are none that a hook is signed by.
+    let (_, _) = roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        let cause = found.errors.first().map_or_else(|| "there are none".to_owned(), ToString::to_string);
+        return Err(WebhooksError::Roots(cause));
+    }
+    trust(roots)
+}
+
+/// Trusts these roots.
+pub(super) fn trust(roots: RootCertStore) -> Result<ClientConfig, WebhooksError> {
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|fault| WebhooksError::Roots(fault.to_string()))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// What went wrong, from the outside in: the innermost alone may be a bare number of the system's.
+fn why(fault: &hyper_util::client::legacy::Error) -> String {
+    let mut words = fault.to_string();
+    let mut inner = fault.source();
+    while let Some(cause) = inner {
+        let text = cause.to_string();
+        if !words.contains(&text) {
+            words = format!("{words}: {text}");
+        }
+        inner = cause.source();
+    }
+    words.chars().take(WHY_CHARS_MAX).collect()
+}

@@ -1,0 +1,141 @@
+//! Events on their way to one hook, bounded in number and bytes: where there is no room, the oldest make it.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use bytes::Bytes;
+
+/// Events that wait for a hook. More are a flood, of which the latest say most.
+pub(super) const LETTERS_MAX: usize = 1_024;
+/// Bytes of them, 4 MiB: a thousand events with long values fit.
+pub(super) const BYTES_MAX: usize = 4 << 20;
+
+/// An event on its way to a hook.
+#[derive(Clone, Debug)]
+pub(super) struct Letter {
+    /// In the order in which they were offered.
+    pub(super) number: u64,
+    /// The event's id.
+    pub(super) id: String,
+    /// The event as JSON, which all hooks share.
+    pub(super) body: Bytes,
+    pub(super) offered: Instant,
+    /// When it is to be sent.
+    pub(super) due: Instant,
+    /// How often it was sent.
+    pub(super) tries: u32,
+    /// Whether the node stops, and this try is the last.
+    pub(super) is_last: bool,
+}
+
+/// The letters by their numbers.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    letters: BTreeMap<u64, Letter>,
+    bytes: usize,
+}
+
+impl Queue {
+    pub(super) fn len(&self) -> usize {
+        self.letters.len()
+    }
+
+    /// Takes a letter in at its place. Gives those that had to leave, the oldest, which may include this one.
+    pub(super) fn put(&mut self, letter: Letter) -> Vec<Letter> {
+        if letter.body.len() > BYTES_MAX {
+            return vec![letter];
+        }
+        self.bytes += letter.body.len();
+        self.letters.insert(letter.number, letter);
+        let mut left = Vec::new();
+        while self.letters.len() > LETTERS_MAX || self.bytes > BYTES_MAX {
+            let Some((_, oldest)) = self.letters.pop_first() else { break };
+            self.bytes -= oldest.body.len();
+            left.push(oldest);
+        }
+        left
+    }
+
+    /// When the next letter is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.letters.values().map(|letter| letter.due).min()
+    }
+
+    /// Takes the letter that is due first; of several, the oldest.
+    pub(super) fn take(&mut self) -> Option<Letter> {
+        let (_, number) = self.letters.values().map(|letter| (letter.due, letter.number)).min()?;
+        let letter = self.letters.remove(&number)?;
+        self.bytes -= letter.body.len();
+        Some(letter)
+    }
+
+    /// Forgets all letters, and says how many they were.
+    pub(super) fn clear(&mut self) -> usize {
+        self.bytes = 0;
+        std::mem::take(&mut self.letters).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn letter(number: u64, due: Instant, bytes: usize) -> Letter {
+        let body = Bytes::from(vec![b'x'; bytes]);
+        Letter { number, id: number.to_string(), body, offered: due, due, tries: 0, is_last: false }
+    }
+
+    /// How many leave when another comes.
+    fn put(queue: &mut Queue, letter: Letter) -> usize {
+        queue.put(letter).len()
+    }
+
+    fn numbers(queue: &mut Queue) -> Vec<u64> {
+        std::iter::from_fn(|| queue.take()).map(|letter| letter.number).collect()
+    }
+
+    #[test]
+    fn the_oldest_make_room() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        for number in 0..LETTERS_MAX as u64 {
+            assert_eq!(put(&mut queue, letter(number, now, 10)), 0);
+        }
+        assert_eq!(put(&mut queue, letter(5_000, now, 10)), 1);
+        assert_eq!(
+            put(&mut queue, letter(0, now, 10)),
+            1,
+            "an old one that comes back has no place any more"
+        );
+        assert_eq!(queue.len(), LETTERS_MAX);
+        let left = numbers(&mut queue);
+        assert_eq!((left[0], left[LETTERS_MAX - 1], left.len()), (1, 5_000, LETTERS_MAX));
+        assert_eq!((queue.len(), queue.bytes), (0, 0));
+    }
+
+    #[test]
+    fn long_ones_make_room_for_each_other() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        for number in 0..4 {
+            assert_eq!(put(&mut queue, letter(number, now, BYTES_MAX / 4)), 0);
+        }
+        assert_eq!(put(&mut queue, letter(4, now, BYTES_MAX / 2)), 2);
+        assert_eq!(put(&mut queue, letter(5, now, BYTES_MAX + 1)), 1, "what never fits takes nobody's place");
+        assert_eq!(numbers(&mut queue), [2, 3, 4]);
+        assert_eq!(queue.bytes, 0);
+    }
+
+    #[test]
+    fn what_is_due_first_is_taken_first() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let later = now + Duration::from_secs(1);
+        for (number, due) in [(0, later), (1, now), (2, later), (3, now)] {
+            queue.put(letter(number, due, 1));
+        }
+        assert_eq!(queue.due(), Some(now));
+        assert_eq!(numbers(&mut queue), [1, 3, 0, 2]);
+        assert_eq!(queue.due(), None);
+        queue.put(letter(4, now, 1));
+        assert_eq!((queue.clear(), queue.len(), queue.bytes), (1, 0, 0));
+    }
+}

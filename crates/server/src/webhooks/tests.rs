@@ -1,0 +1,32 @@
+//! Webhooks as a whole: in time that passes at will, and with real receivers on loopback.
+
+mod passing_time;
+mod receivers;
+
+use super::*;
+
+/// What every hook of these tests shares with its receiver.
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+/// A warning that one tenant has used most of what it has.
+pub(super) fn event(id: &str) -> Event {
+    Event {
+        id: id.to_owned(),
+        kind: Kind::LimitWarning,
+        region: "eu".to_owned(),
+        node: "eu-1".to_owned(),
+        domain: "shop".to_owned(),
+        limit: "monthly-credits".to_owned(),
+        percent: 80,
+        used: 80_000,
+        budget: 100_000,
+        by: vec![("tenant".to_owned(), "big-co".to_owned())],
+        window_ends_ms: Some(1_767_225_600_000),
+        at_ms: 1_766_998_800_123,
+    }
+}
+
+/// Several that differ by their ids alone.
+fn events(count: usize) -> impl Iterator<Item = Event> {
+    (0..count).map(|number| event(&format!("w-{number}")))
+}

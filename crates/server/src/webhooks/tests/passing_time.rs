@@ -1,0 +1,264 @@
+//! One hook in time that a test lets pass: nothing here waits, and nothing is sent.
+
+use std::time::{Duration, SystemTime};
+
+use acequia_limits::selector::Condition;
+use http::{HeaderMap, HeaderValue, StatusCode, header::RETRY_AFTER};
+
+use super::*;
+use crate::webhooks::{
+    hook::{Next, Outcome},
+    pace::verdict,
+    queue::LETTERS_MAX,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const HOUR_S: u64 = 3_600;
+
+/// What a receiver does with a message.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Status(u16),
+    /// With what it says after `Retry-After`.
+    Later(u16, &'static str),
+    /// The connection is refused.
+    Fault,
+    /// It never answers.
+    Hang,
+}
+
+/// What a receiver answers to an id, from how often it came before.
+type Rule = Box<dyn Fn(&str, usize) -> Answer>;
+
+/// A hook, and a receiver that answers by a rule.
+struct Story {
+    hook: Hook,
+    rule: Rule,
+    begun: Instant,
+    now: Instant,
+    /// The whole seconds at which the receiver saw messages, and their ids.
+    seen: Vec<(u64, String)>,
+}
+
+impl Story {
+    fn begin(rule: impl Fn(&str, usize) -> Answer + 'static) -> Self {
+        let now = Instant::now();
+        let hook = Hook::new("https://ops.example/s3cret".parse().expect("a URL"), settings("shop/*"));
+        Self { hook, rule: Box::new(rule), begun: now, now, seen: Vec::new() }
+    }
+
+    fn offer(&self, id: &str) {
+        self.hook.offer(id, Bytes::from_static(b"{}"), self.now);
+    }
+
+    /// Does what a courier does in this time, with the longest wait after every fault.
+    fn pass(&mut self, time_s: u64) {
+        let end = self.now + Duration::from_secs(time_s);
+        loop {
+            match self.hook.next(self.now) {
+                Next::Send(letter) => {
+                    let outcome = self.send(&letter.id);
+                    self.hook.settle(letter, outcome, u64::MAX, self.now);
+                }
+                Next::Wait(Some(until)) if until <= end => {
+                    assert!(until > self.now, "a wait for nothing");
+                    self.now = until;
+                }
+                Next::Wait(_) | Next::End => break,
+            }
+        }
+        self.now = self.now.max(end);
+    }
+
+    fn send(&mut self, id: &str) -> Outcome {
+        let times = self.seen.iter().filter(|(_, seen)| seen == id).count();
+        self.seen.push((self.now.duration_since(self.begun).as_secs(), id.to_owned()));
+        let answered = |status: u16, headers: HeaderMap| {
+            let status = StatusCode::from_u16(status).expect("a status");
+            Outcome::Answered(status, verdict(status, &headers, SystemTime::UNIX_EPOCH))
+        };
+        match (self.rule)(id, times) {
+            Answer::Status(status) => answered(status, HeaderMap::new()),
+            Answer::Later(status, wait) => {
+                answered(status, HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(wait))]))
+            }
+            Answer::Fault => Outcome::Failed("connection refused".to_owned()),
+            Answer::Hang => {
+                self.now += TIMEOUT;
+                Outcome::Failed("it does not answer".to_owned())
+            }
+        }
+    }
+
+    fn seen_at(&self) -> Vec<u64> {
+        self.seen.iter().map(|(at_s, _)| *at_s).collect()
+    }
+
+    fn ids(&self) -> Vec<&str> {
+        self.seen.iter().map(|(_, id)| id.as_str()).collect()
+    }
+}
+
+fn settings(limits: &str) -> Settings {
+    let trust = post::trust(RootCertStore::empty()).expect("a TLS config");
+    let url = "https://ops.example/s3cret".parse().expect("a URL");
+    Settings {
+        secret: Secret::new(SECRET.as_bytes()).expect("a secret"),
+        limits: Condition::new("limit", [limits]),
+        timeout: TIMEOUT,
+        post: Post::new(url, trust, TIMEOUT),
+    }
+}
+
+#[test]
+fn what_fails_is_sent_again_under_its_id_after_longer_and_longer_waits() {
+    let mut story = Story::begin(|_, times| [Answer::Status(500), Answer::Fault, Answer::Status(204)][times]);
+    story.offer("w-1");
+    story.pass(HOUR_S);
+    assert_eq!((story.seen_at(), story.ids()), (vec![0, 1, 5], vec!["w-1"; 3]));
+    assert_eq!(story.hook.counts(), Counts { delivered: 1, retried: 2, ..Counts::default() });
+}
+
+#[test]
+fn eight_tries_are_enough() {
+    let mut story = Story::begin(|_, _| Answer::Fault);
+    story.offer("w-1");
+    story.pass(HOUR_S);
+    assert_eq!(story.seen_at(), [0, 1, 5, 21, 85, 341, 641, 941]);
+    assert_eq!(story.hook.counts(), Counts { retried: 7, dropped: 1, ..Counts::default() });
+}
+
+#[test]
+fn nobody_is_warned_of_what_is_long_past() {
+    let mut story = Story::begin(|_, _| Answer::Later(503, "299"));
+    story.offer("w-1");
+    story.pass(HOUR_S);
+    // The last wait is the node's own, which is longer then than what the hook asks for.
+    assert_eq!(story.seen_at(), [0, 299, 598, 897, 1_196, 1_495, 1_795]);
+    assert_eq!(story.hook.counts(), Counts { retried: 6, dropped: 1, ..Counts::default() });
+}
+
+#[test]
+fn what_waited_behind_others_for_too_long_is_given_up_unsent() {
+    let mut story = Story::begin(|_, _| Answer::Hang);
+    for number in 0..LETTERS_MAX {
+        story.offer(&format!("w-{number}"));
+    }
+    story.pass(HOUR_S);
+    let counts = story.hook.counts();
+    assert_eq!((counts.queue, counts.dropped), (0, LETTERS_MAX as u64));
+    let last = 1_800;
+    assert_eq!(story.seen.len() as u64, last / TIMEOUT.as_secs() + 1, "one at a time");
+    assert_eq!(story.seen_at().last(), Some(&last));
+}
+
+#[test]
+fn a_hook_that_asks_for_quiet_has_it() {
+    let mut story = Story::begin(|id, times| match (id, times) {
+        ("w-1", 0) => Answer::Later(429, "60"),
+        _ => Answer::Status(200),
+    });
+    story.offer("w-1");
+    story.pass(10);
+    story.offer("w-2");
+    story.pass(HOUR_S);
+    // The second was due first.
+    assert_eq!((story.seen_at(), story.ids()), (vec![0, 60, 60], vec!["w-1", "w-2", "w-1"]));
+}
+
+#[test]
+fn a_long_quiet_is_a_short_one() {
+    let mut story = Story::begin(|_, times| [Answer::Later(503, "86400"), Answer::Status(200)][times]);
+    story.offer("w-1");
+    story.pass(HOUR_S);
+    assert_eq!(story.seen_at(), [0, 300]);
+}
+
+#[test]
+fn an_event_that_a_hook_chokes_on_does_not_hold_up_others() {
+    let mut story = Story::begin(|id, _| Answer::Status(if id == "bad" { 500 } else { 200 }));
+    story.offer("bad");
+    story.offer("good");
+    story.pass(0);
+    assert_eq!(story.ids(), ["bad", "good"]);
+    assert_eq!(story.hook.counts(), Counts { delivered: 1, retried: 1, queue: 1, ..Counts::default() });
+}
+
+#[test]
+fn what_is_refused_is_sent_once() {
+    for status in [301, 307, 400, 401, 404, 410, 413] {
+        let mut story = Story::begin(move |_, _| Answer::Status(status));
+        story.offer("w-1");
+        story.pass(HOUR_S);
+        assert_eq!(story.seen_at(), [0], "{status}");
+        assert_eq!(story.hook.counts(), Counts { refused: 1, ..Counts::default() }, "{status}");
+    }
+}
+
+#[test]
+fn a_flood_loses_its_oldest_and_says_how_many() {
+    let mut story = Story::begin(|_, _| Answer::Status(200));
+    story.offer("first");
+    let Next::Send(first) = story.hook.next(story.now) else { panic!("it is due") };
+    for number in 0..LETTERS_MAX + 10 {
+        story.offer(&format!("w-{number}"));
+    }
+    let counts = story.hook.counts();
+    assert_eq!((counts.dropped, counts.queue), (10, LETTERS_MAX as u64 + 1), "one is on its way");
+    story.hook.settle(first, Outcome::Failed("too late".to_owned()), u64::MAX, story.now);
+    assert_eq!(story.hook.counts().dropped, 11, "what came back finds no place");
+    story.pass(HOUR_S);
+    assert_eq!((story.ids()[0], story.seen.len()), ("w-10", LETTERS_MAX));
+}
+
+#[test]
+fn a_stopping_node_tries_everything_once_more() {
+    let mut story = Story::begin(|id, times| match (id, times) {
+        ("luck", 0) => Answer::Later(503, "300"),
+        ("bad", _) => Answer::Status(500),
+        _ => Answer::Status(200),
+    });
+    story.offer("bad");
+    story.offer("luck");
+    story.pass(0);
+    story.hook.drain();
+    story.offer("late");
+    story.pass(0);
+    assert_eq!(story.ids(), ["bad", "luck", "late", "bad", "luck"], "whenever they were due");
+    assert_eq!(story.hook.counts(), Counts { delivered: 2, retried: 2, dropped: 1, ..Counts::default() });
+    story.hook.end();
+    assert!(matches!(story.hook.next(story.now), Next::End));
+    assert_eq!(story.hook.abandon(), 1, "so many are said to be lost");
+    story.offer("too late");
+    assert_eq!(story.hook.counts().dropped, 2);
+}
+
+#[test]
+fn a_try_that_was_on_its_way_when_the_node_began_to_stop_is_not_the_last() {
+    let mut story = Story::begin(|_, _| Answer::Status(200));
+    story.offer("w-1");
+    let Next::Send(letter) = story.hook.next(story.now) else { panic!("it is due") };
+    story.hook.drain();
+    story.hook.settle(letter, Outcome::Failed("too slow".to_owned()), u64::MAX, story.now);
+    story.pass(0);
+    assert_eq!(story.hook.counts(), Counts { delivered: 1, retried: 1, ..Counts::default() });
+}
+
+#[test]
+fn what_is_left_at_the_end_is_counted() {
+    let story = Story::begin(|_, _| Answer::Hang);
+    story.offer("w-1");
+    story.offer("w-2");
+    let Next::Send(_cut_off) = story.hook.next(story.now) else { panic!("it is due") };
+    story.hook.end();
+    assert_eq!(story.hook.abandon(), 2);
+    assert_eq!(story.hook.counts(), Counts { dropped: 2, ..Counts::default() });
+}
+
+#[test]
+fn a_hook_hears_of_the_limits_that_it_names() {
+    let story = Story::begin(|_, _| Answer::Hang);
+    assert_eq!((story.hook.wants("shop/a"), story.hook.wants("bank/a")), (true, false));
+    story.hook.set(settings("bank/*"));
+    assert_eq!((story.hook.wants("shop/a"), story.hook.wants("bank/a")), (false, true));
+}

@@ -1,0 +1,160 @@
+//! Webhooks as an operator sets them up: what the config says, what is refused, what comes and goes while a node runs.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use acequia_tests::{Node, acequia, binary, eventually, head_lines, whole_config};
+use tempfile::TempDir;
+
+use crate::client::{Http, check, metric};
+
+/// What no line of a log and no metric may say: a URL's path is as secret as its owner wants.
+const PATH: &str = "s3cret-path";
+
+/// A folder with a key.
+struct Keys(TempDir);
+
+impl Keys {
+    fn new() -> Self {
+        let keys = Self(tempfile::tempdir().expect("a folder"));
+        std::fs::write(keys.key(), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n").expect("a file");
+        keys
+    }
+
+    fn key(&self) -> PathBuf {
+        self.0.path().join("webhook.key")
+    }
+}
+
+/// A hook where nobody listens, and a limit.
+fn config(host: &str, secret_file: &Path) -> String {
+    format!(
+        "webhooks:\n\
+         - url: http://{host}:9/{PATH}\n  \
+           secret_file: {}\n  \
+           limits: [\"shop/*\"]\n  \
+           timeout: 1s\n\
+         limits: [{{ name: b, domain: shop, token_bucket: {{ rate: 1/h, burst: 5 }} }}]\n",
+        secret_file.display()
+    )
+}
+
+/// Whether the metrics know a hook of this host.
+fn is_shown(node: &Node, host: &str) -> bool {
+    let text = Http::connect(node).get("/metrics").body;
+    text.contains(&format!("acequia_webhook_queue{{hook=\"{host}\"}} 0\n"))
+}
+
+#[test]
+fn a_node_with_webhooks_shows_them_by_their_hosts() {
+    let keys = Keys::new();
+    let mut node = Node::start(&config("127.0.0.1", &keys.key()));
+    assert!(is_shown(&node, "127.0.0.1"));
+    for outcome in ["delivered", "retried", "dropped", "refused"] {
+        let labels = [("hook", "127.0.0.1"), ("outcome", outcome)];
+        assert_eq!(metric(&node, "acequia_webhook_deliveries_total", &labels), 0.0, "{outcome}");
+    }
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 4);
+    assert!(!Http::connect(&node).get("/metrics").body.contains(PATH));
+    assert!(node.terminate().success());
+    assert!(!node.stderr().contains(PATH), "{}", node.stderr());
+}
+
+#[test]
+fn a_node_does_not_start_with_a_secret_that_is_none() {
+    let keys = Keys::new();
+    let short = keys.0.path().join("short.key");
+    std::fs::write(&short, "hunter2").expect("a file");
+    for (secret_file, word) in
+        [(&short, "at least 24"), (&keys.0.path().join("missing.key"), "`secret_file`")]
+    {
+        let path = keys.0.path().join("acequia.yaml");
+        let text = whole_config(&config("127.0.0.1", secret_file), keys.0.path());
+        std::fs::write(&path, text).expect("a file");
+        let path = path.to_str().expect("text");
+        assert_eq!(acequia(&["validate", path]).status.code(), Some(0), "it only looks at the file");
+        let ran = acequia(&["serve", "--config", path]);
+        assert_eq!(ran.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&ran.stderr);
+        let name = secret_file.to_str().expect("text");
+        assert!(said.contains(word) && said.contains(name), "{said}");
+        assert!(!said.contains("hunter2") && !said.contains(PATH), "{said}");
+    }
+}
+
+#[test]
+fn a_node_that_could_know_no_receiver_does_not_start() {
+    let keys = Keys::new();
+    let path = keys.0.path().join("acequia.yaml");
+    let secure = config("127.0.0.1", &keys.key()).replace("http://", "https://");
+    std::fs::write(&path, whole_config(&secure, keys.0.path())).expect("a file");
+    let nowhere = keys.0.path().join("nowhere");
+    let mut serve = Command::new(binary());
+    serve.args(["serve", "--config"]).arg(&path).env("SSL_CERT_FILE", &nowhere).env("SSL_CERT_DIR", &nowhere);
+    let ran = serve.stdin(Stdio::null()).output().expect("the binary starts");
+    assert_eq!(ran.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains("no root certificates") && said.contains("SSL_CERT_FILE"), "{said}");
+}
+
+#[test]
+fn webhooks_come_and_go_with_the_file() {
+    let keys = Keys::new();
+    let node = Node::start("limits: []");
+    assert!(!is_shown(&node, "127.0.0.1"));
+
+    node.write_config(&config("127.0.0.1", &keys.key()));
+    node.hup();
+    eventually("there is a hook", || is_shown(&node, "127.0.0.1"));
+
+    node.write_config(&config("127.0.0.2", &keys.0.path().join("missing.key")));
+    node.hup();
+    node.until_it_says("missing.key");
+    assert!(is_shown(&node, "127.0.0.1"), "the old one stays");
+    assert_eq!(check(&node, &[("k", "v")])["remaining"], 4);
+
+    node.write_config(&config("127.0.0.2", &keys.key()));
+    node.hup();
+    eventually("there is another hook", || is_shown(&node, "127.0.0.2"));
+    assert!(!is_shown(&node, "127.0.0.1"));
+    node.until_it_says("webhook removed");
+
+    node.write_config("limits: []");
+    node.hup();
+    eventually("there is none", || !is_shown(&node, "127.0.0.2"));
+    assert!(!node.stderr().contains(PATH), "{}", node.stderr());
+}
+
+#[test]
+fn faults_of_webhooks_are_named_with_their_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("acequia.yaml");
+    let many: String =
+        (0..15).map(|n| format!("- {{ url: \"https://ops.example/{n}\", secret_file: k }}\n")).collect();
+    let faulty = format!(
+        "webhooks:\n\
+         - {{ url: \"http://ops.example/{PATH}\", secret_file: k }}\n\
+         - {{ url: \"ops.example/{PATH}\", secret_file: k, timeout: 1h, limits: [shop] }}\n{many}"
+    );
+    std::fs::write(&path, whole_config(&faulty, folder.path())).expect("a file");
+    let path = path.to_str().expect("text");
+    let said = String::from_utf8(acequia(&["validate", path]).stderr).expect("text");
+    for (line, word) in [
+        (1, "17 webhooks: at most 16"),
+        (2, "http beyond loopback"),
+        (3, "https://ops.example/acequia"),
+        (3, "1s to 30s"),
+        (3, "domain/name"),
+    ] {
+        let begin = format!("{path}:{}: ", line + head_lines());
+        let found = said.lines().any(|said| said.starts_with(&begin) && said.contains(word));
+        assert!(found, "nothing at {begin} says {word}:\n{said}");
+    }
+    assert!(!said.contains(PATH), "{said}");
+
+    std::fs::write(path, whole_config("webhooks:\n- { link: x }\n", folder.path())).expect("a file");
+    let said = String::from_utf8(acequia(&["validate", path]).stderr).expect("text");
+    assert!(said.contains(&format!(":{}: ", 2 + head_lines())) && said.contains("link"), "{said}");
+}
