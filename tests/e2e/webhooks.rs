@@ -1,14 +1,20 @@
 //! Webhooks as an operator sets them up: what the config says, what is refused, what comes and goes while a node runs.
 
 use std::{
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use acequia_tests::{Node, acequia, binary, eventually, head_lines, whole_config};
+use acequia_tests::{Node, PATIENCE, acequia, binary, eventually, head_lines, whole_config};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::client::{Http, check, metric};
+use crate::{
+    client::{Http, check, metric},
+    windows,
+};
 
 /// What no line of a log and no metric may say: a URL's path is as secret as its owner wants.
 const PATH: &str = "s3cret-path";
@@ -157,4 +163,64 @@ fn faults_of_webhooks_are_named_with_their_lines() {
     std::fs::write(path, whole_config("webhooks:\n- { link: x }\n", folder.path())).expect("a file");
     let said = String::from_utf8(acequia(&["validate", path]).stderr).expect("text");
     assert!(said.contains(&format!(":{}: ", 2 + head_lines())) && said.contains("link"), "{said}");
+}
+
+#[test]
+fn a_cell_that_is_nearly_used_up_is_told_once_and_one_that_hangs_holds_up_nobody() {
+    let keys = Keys::new();
+    let receiver = TcpListener::bind("127.0.0.1:0").expect("a port");
+    // It takes connections, and never answers.
+    let hangs = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let hook = |listener: &TcpListener| {
+        let (address, key) = (listener.local_addr().expect("an address"), keys.key());
+        format!("- {{ url: \"http://{address}/hook\", secret_file: {}, timeout: 1s }}\n", key.display())
+    };
+    let node = Node::start(&format!(
+        "webhooks:\n{}{}\
+         limits:\n\
+         - {{ name: credits, domain: shop, by: [tenant], warn_at: [80, 100], throttle: {{ from: 90, rate: 1/h }}, \
+             fixed_window: {{ limit: 20, window: {} }} }}\n",
+        hook(&receiver),
+        hook(&hangs),
+        windows::long(),
+    ));
+    let tenant = [("tenant", "big-co")];
+    for left in (2..20).rev() {
+        assert_eq!(check(&node, &tenant)["remaining"], left, "nobody waits for a webhook");
+    }
+    let (mut stream, _) = receiver.accept().expect("the hook calls");
+    let (head, event) = read_post(&mut stream);
+    assert_eq!(
+        (&event["limit"], &event["percent"], &event["used"]),
+        (&json!("credits"), &json!(80), &json!(16))
+    );
+    assert_eq!(event["by"], json!([["tenant", "big-co"]]));
+    assert!(head.contains("webhook-signature: v1,") && head.contains("webhook-id: "), "{head}");
+    stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").expect("written");
+    // From 90 % on it goes slowly: one at once, and then one an hour.
+    assert_eq!(check(&node, &tenant)["allowed"], true);
+    let slowed = check(&node, &tenant);
+    assert_eq!((&slowed["reason"], &slowed["remaining"]), (&json!("throttled"), &json!(1)));
+    let labels = [("limit", "shop/credits"), ("percent", "80")];
+    assert_eq!(metric(&node, "acequia_warnings_total", &labels), 1.0);
+    let said = node.stderr();
+    assert!(said.contains("nearly used up") && !said.contains("big-co"), "{said}");
+}
+
+/// One request: its head, and its body as JSON.
+fn read_post(stream: &mut TcpStream) -> (String, Value) {
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4_096]);
+    loop {
+        let text = String::from_utf8_lossy(&bytes).to_lowercase();
+        if let Some((head, body)) = text.split_once("\r\n\r\n")
+            && let Some(length) = head.lines().find_map(|line| line.strip_prefix("content-length: "))
+            && body.len() >= length.parse().expect("a length")
+        {
+            return (head.to_owned(), serde_json::from_str(body).expect("JSON"));
+        }
+        let read = stream.read(&mut buffer).expect("a request");
+        assert!(read > 0, "it ends in the middle: {text}");
+        bytes.extend_from_slice(&buffer[..read]);
+    }
 }

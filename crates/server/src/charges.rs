@@ -129,6 +129,11 @@ impl Names {
         self.tagger.one(&bytes).0
     }
 
+    /// The region and the node.
+    pub(crate) fn node(&self) -> (&str, &str) {
+        self.node.split_once('/').unwrap_or((&self.node, ""))
+    }
+
     /// A charge's name as callers know it.
     pub(crate) fn text(&self, charged: Charged) -> String {
         format!("{}:{}", self.node, charged.id.to_text())

@@ -25,6 +25,7 @@ pub mod run;
 mod screen;
 mod tally;
 pub mod view;
+mod warnings;
 mod watching;
 pub mod webhooks;
 pub mod worker;

@@ -206,6 +206,16 @@ impl Out<'_> {
         let settled: Vec<(&[(&str, &str)], u64)> =
             outcomes.iter().zip(tally.settled).map(|(labels, count)| (&labels[..], count)).collect();
         self.counter("acequia_settled", "Refunds and commits, by what became of them.", &settled)?;
+        let (warned, dropped) = shared.warned.counts();
+        let help = "Cells that reached a part of their limit, in percent, once each a window.";
+        let mut metric = self.0.encode_descriptor("acequia_warnings", help, None, MetricType::Counter)?;
+        for ((limit, percent), count) in &warned {
+            let percent = percent.to_string();
+            let labels = [("limit", limit.as_str()), ("percent", percent.as_str())];
+            metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(count, None)?;
+        }
+        let help = "Warnings that there was no room for.";
+        self.counter("acequia_warnings_dropped", help, &one(dropped))?;
         let help = "Units given back by refunds and commits that callers asked for.";
         let mut metric =
             self.0.encode_descriptor("acequia_refunded_units", help, None, MetricType::Counter)?;

@@ -37,6 +37,7 @@ use crate::{
         self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError,
         admin::{self, AdminError},
     },
+    warnings,
     webhooks::{Prepared, Webhooks, WebhooksError},
     worker::Shared,
     writer::Writer,
@@ -550,7 +551,10 @@ async fn serve(
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
             _ = signals.hangup.recv() => true,
-            _ = watch.tick() => false,
+            _ = watch.tick() => {
+                warnings::tell(&service.shared);
+                false
+            }
             _ = sweep.tick() => {
                 service.shared.node.sweep(shard, service.shared.clock.now());
                 shard += 1;
@@ -589,6 +593,7 @@ async fn serve(
     }
     service.close();
     // After the journal: who is impatient may kill the process now.
+    warnings::tell(&service.shared);
     if let Some(webhooks) = service.shared.webhooks.get() {
         webhooks.finish(drained_by).await;
     }

@@ -25,6 +25,7 @@ use crate::{
     patience::Patience,
     regions::Regions,
     tally::{DECISION_SECONDS, Tally},
+    warnings::Warned,
     webhooks::Webhooks,
     writer::Writer,
 };
@@ -50,6 +51,7 @@ pub struct Shared {
     pub(crate) regions: OnceLock<Arc<Regions>>,
     /// The webhooks, once the config has had any.
     pub(crate) webhooks: OnceLock<Webhooks>,
+    pub(crate) warned: Warned,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -76,6 +78,7 @@ impl Shared {
             begun: clock.now(),
             regions: OnceLock::new(),
             webhooks: OnceLock::new(),
+            warned: Warned::default(),
             clock,
             key,
             workers: RwLock::default(),

@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{clock::SystemClock, webhooks::queue::LETTERS_MAX};
+use crate::{charges::Names, clock::SystemClock, webhooks::queue::LETTERS_MAX};
 
 /// How long anything may take that happens by itself; only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -471,7 +471,8 @@ fn a_flood_of_events_is_a_line_in_the_log() {
 fn shared() -> Shared {
     let key = HashKey([0; 16]);
     let config = NodeConfig { key, memory_bytes: 1 << 20, durable: false, empty_handed: None, home: None };
-    Shared::new(Arc::new(Node::new(config)), None, Arc::new(SystemClock::start()), key)
+    let names = Names::new("eu", "eu-1", &key, [0; 16]);
+    Shared::new(Arc::new(Node::new(config)), None, Arc::new(SystemClock::start()), (key, names))
 }
 
 /// What [`deliver`] writes to the log.
