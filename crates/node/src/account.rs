@@ -60,6 +60,8 @@ pub(crate) struct Account {
     windows: Option<Box<Windows>>,
     /// Units that the others were heard to have used of the cell, in the window that is open.
     elsewhere: u64,
+    /// Units that callers may spend until their leases end. Always of the own part: see `lease`.
+    leased: u64,
     /// When a loan ends, if none is renewed: steady clock.
     due_ns: u64,
     /// When the open window is over, and when it was last looked which is open: wall clock.
@@ -146,6 +148,7 @@ impl Account {
             book,
             windows: None,
             elsewhere: 0,
+            leased: 0,
             due_ns: u64::MAX,
             over_ns: 0,
             rolled_ns: 0,
@@ -194,6 +197,21 @@ impl Account {
         let calls = !self.flagged && (!verdict.allowed || verdict.remaining < self.low_water);
         self.flagged |= calls;
         calls
+    }
+
+    /// Units that callers may spend until their leases end.
+    #[inline]
+    pub(crate) const fn leased(&self) -> u64 {
+        self.leased
+    }
+
+    pub(crate) const fn lease(&mut self, leased: u64) {
+        self.leased = leased;
+    }
+
+    /// Whether so many units more may be leased: of the own part that is not lent, so that no loan ends before them.
+    pub(crate) fn may_lease(&self, units: u64) -> bool {
+        units <= self.spare().units
     }
 
     /// Units that the others were heard to have used.
@@ -464,12 +482,14 @@ impl Account {
     /// Whether the cell keeps to its own part: if not, the newest version cannot be acknowledged yet.
     pub(crate) fn conforms(&self, words: &[u64], now: Now) -> bool {
         let nothing_moves = self.book.lent().is_empty() && self.book.held().is_empty();
-        nothing_moves || self.book.conforms(self.standing, self.algorithm.owed(words, now))
+        let owed = self.algorithm.owed(words, now).saturating_add(self.leased);
+        nothing_moves || self.book.conforms(self.standing, owed)
     }
 
     /// What of the own part could be lent.
     pub(crate) fn spare(&self) -> Part {
-        self.book.spare(self.standing)
+        let spare = self.book.spare(self.standing);
+        Part { units: spare.units.saturating_sub(self.leased), ..spare }
     }
 
     /// Units that could be charged now. Of a window that is kept on disk, those that the disk does not
@@ -505,7 +525,11 @@ impl Account {
         session: &mut Session,
         now: Now,
     ) -> Result<Grant, Refusal> {
-        let available = self.algorithm.available(words, now, ground.salt);
+        // What is leased may still be spent, so neither it nor its capacity can be lent.
+        let available = self.algorithm.available(words, now, ground.salt).saturating_sub(self.leased);
+        if offer.part.units > self.spare().units {
+            return Err(Refusal::NotSpare { asked: offer.part, spare: self.spare() });
+        }
         let kind = self.kind();
         let lent = self.book.lend(self.standing, available, kind, offer, session, now.steady_ns);
         let (grant, change) = lent?;
@@ -545,7 +569,7 @@ impl Account {
         session: &mut Session,
         (durable, now): (bool, Now),
     ) -> Result<Return, Refusal> {
-        let available = self.algorithm.available(words, now, ground.salt);
+        let available = self.algorithm.available(words, now, ground.salt).saturating_sub(self.leased);
         let (back, change) = self.book.give_back(number, from, available, now.steady_ns)?;
         session.let_go(number);
         self.apply(words, ground, change, now);

@@ -79,6 +79,8 @@ pub(crate) struct HeapCell {
     pub(crate) bytes_counted: usize,
     /// What other regions have to do with it, if they have.
     pub(crate) account: Option<Box<Account>>,
+    /// Units that callers may spend until their leases end: see `lease`.
+    leased: u64,
 }
 
 /// What the journal is doing.
@@ -106,6 +108,20 @@ impl HeapCell {
     /// A cell that was read from the journal.
     pub(crate) fn restored(words: Vec<u64>) -> Self {
         Self { held: words.clone(), words, written: true, ..Self::default() }
+    }
+
+    /// Units that callers may spend until their leases end.
+    #[inline]
+    pub(crate) fn leased(&self) -> u64 {
+        self.leased
+    }
+
+    /// Leases so many units more, or fewer.
+    pub(crate) fn lease(&mut self, change: impl FnOnce(u64) -> u64) {
+        self.leased = change(self.leased);
+        if let Some(account) = self.account.as_deref_mut() {
+            account.lease(self.leased);
+        }
     }
 
     /// Bytes it takes, its vectors included.
@@ -170,8 +186,8 @@ impl HeapCell {
     /// Forgets what the disk holds: the numbers changed, and with them what the words mean.
     pub(crate) fn rewrite(&mut self, words: Vec<u64>) {
         let account = self.account.take();
-        let Self { written, bytes_max, bytes_counted, .. } = *self;
-        *self = Self { written, bytes_max, bytes_counted, account, ..Self::new(words) };
+        let Self { written, bytes_max, bytes_counted, leased, .. } = *self;
+        *self = Self { written, bytes_max, bytes_counted, account, leased, ..Self::new(words) };
     }
 
     /// Whether nothing of it is, or will be, on disk.

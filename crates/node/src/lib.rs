@@ -303,7 +303,7 @@ impl Node {
         self.publish(&registry);
         drop(registry);
         self.take_from_disk(taken);
-        self.restore_charges(rows(journal::CHARGES));
+        self.restore_charges(now, rows(journal::CHARGES));
     }
 
     /// The limits in force, and when: what [`Node::resume`] needs after a restart.

@@ -100,8 +100,11 @@ impl Node {
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
         *sharing = Sharing::new(home, versions, memory, born_in);
         sharing.take_up_usage(charged);
-        self.restore_charges(rows(CHARGES));
-        sharing.resume(self, schedule, now, rows)
+        let charges = rows(CHARGES);
+        sharing.resume(self, schedule, now, rows)?;
+        drop(sharing);
+        self.restore_charges(now, charges);
+        Ok(())
     }
 
     /// Adopts a version of the catalogue: on the authority, one that [`Node::propose`] made. `rows` reads the journal, for

@@ -129,6 +129,21 @@ impl Cells {
         &mut self.heap[at]
     }
 
+    /// Units of a cell that callers may spend until their leases end.
+    pub(crate) fn leased(&self, place: usize) -> u64 {
+        self.table.at(place).heap_place().map_or(0, |at| self.heap[at].leased())
+    }
+
+    /// Leases so many units more of a cell, or fewer.
+    pub(crate) fn lease(&mut self, place: usize, change: impl FnOnce(u64) -> u64) {
+        if self.table.at(place).heap_place().is_none() {
+            self.move_to_heap(place);
+        }
+        if let Some(at) = self.table.at(place).heap_place() {
+            self.with_heap_cell(at, |cell| cell.lease(change));
+        }
+    }
+
     /// What other regions have to do with a cell.
     #[inline]
     pub(crate) fn account(&self, place: usize) -> Option<&Account> {
@@ -141,7 +156,10 @@ impl Cells {
             self.move_to_heap(place);
         }
         if let Some(at) = self.table.at(place).heap_place() {
-            self.with_heap_cell(at, |cell| cell.account = Some(account));
+            self.with_heap_cell(at, |cell| {
+                cell.account = Some(account);
+                cell.lease(|leased| leased);
+            });
         }
     }
 
@@ -333,9 +351,10 @@ fn take(counts: &mut [u64]) -> impl Iterator<Item = (u16, u64)> + '_ {
 pub(crate) struct HeapCells<'a>(&'a [HeapCell]);
 
 impl HeapCells<'_> {
-    /// Whether other regions have to do with a cell: then it is not forgotten.
+    /// Whether other regions have to do with a cell, or callers hold leases of it: then it is not forgotten.
     pub(crate) fn is_shared(&self, cell: &Cell) -> bool {
-        cell.heap_place().is_some_and(|place| self.0[place].account.is_some())
+        let is_kept = |cell: &HeapCell| cell.account.is_some() || cell.leased() > 0;
+        cell.heap_place().is_some_and(|place| is_kept(&self.0[place]))
     }
 
     /// The words of a cell's state.

@@ -185,6 +185,73 @@ fn where_less_will_do_a_part_of_what_is_left_is_reserved() {
     assert_eq!(reserve(&mut asker, 100, 400), (false, None));
 }
 
+fn leased(id: u128, ttl_ns: u64) -> Recording {
+    Recording { reserve: Some(Reserve { ttl_ns, keeps: true, at_most: true }), ..named(id) }
+}
+
+/// Leases at most `cost`; says how much that was, and for how long.
+fn lease(asker: &mut Asker, id: u128, cost: u64, ttl_ns: u64, now: Now) -> (u64, u64) {
+    let mut request = Request::new("shop", &[("key", "k")]);
+    request.cost = cost;
+    let answer = asker.check_recorded(&request, now, Ask::CHECK, &leased(id, ttl_ns)).expect("a new name");
+    answer.charge.map_or((0, 0), |charge| (charge.reserved, charge.lapses_in_ns))
+}
+
+#[test]
+fn a_lease_of_a_bucket_takes_its_capacity_with_it() {
+    let node = node(&[scene::bucket("b", "10/s", 100)], START);
+    let mut asker = node.asker();
+    assert_eq!(lease(&mut asker, 1, 50, HOUR, START), (10, 10 * S), "no longer than all takes to come back");
+    assert_eq!(left(&mut asker, START), 90);
+    // It does not come back by the rate while it may be spent.
+    let later = START.later(5 * S);
+    assert_eq!(left(&mut asker, later), 90);
+    assert!(passes(&mut asker, "k", 90, later) && !passes(&mut asker, "k", 1, later));
+    // What was spent counts from when that is said, since it may have been just now.
+    assert_eq!(back(node.settle(ChargeId(1), Some(6), later)), 4);
+    assert_eq!(left(&mut asker, later), 4);
+    assert_eq!(left(&mut asker, later.later(S)), 14);
+    // Whoever does not come back has spent it all, at the last moment.
+    assert_eq!(lease(&mut asker, 2, 1, HOUR, later.later(S)), (1, 10 * S));
+    node.sweep(0, later.later(11 * S));
+    assert_eq!(left(&mut asker, later.later(11 * S)), 99);
+    // A cell of which something is leased is not forgotten.
+    assert_eq!(lease(&mut asker, 3, 9, HOUR, START.later(HOUR)).0, 9);
+    scene::sweep_all(&node, START.later(HOUR + 5 * S));
+    assert_eq!(left(&mut asker, START.later(HOUR + 5 * S)), 91);
+}
+
+#[test]
+fn a_lease_ends_with_its_window() {
+    let node = node(&[scene::window("w", 100, "1h")], START);
+    let mut asker = node.asker();
+    let late = START.later(HOUR - 3 * S);
+    assert_eq!(lease(&mut asker, 1, 50, MINUTE, late), (10, 3 * S));
+    node.sweep(0, START.later(HOUR));
+    assert_eq!(node.settle(ChargeId(1), Some(3), START.later(HOUR)), Settled::Lapsed);
+    assert_eq!(left(&mut asker, START.later(HOUR)), 100);
+}
+
+#[test]
+fn a_lease_outlives_a_crash() {
+    for spec in
+        [scene::bucket("b", "10/s", 100), scene::bucket("b", "60/h", 100), scene::sliding("b", 50, "1h")]
+    {
+        let mut journal = Journal::default();
+        let node = start(&spec, &journal, None, START);
+        let granted = lease(&mut node.asker(), 1, 5, 5 * S, START).0;
+        assert_eq!(granted, 5);
+        journal.flush(&node);
+        let now = START.later(S);
+        let node = start(&spec, &journal, Some(now), now);
+        let mut asker = node.asker();
+        let most = if spec.sliding_window.is_some() { 45 } else { 95 };
+        assert!(left(&mut asker, now) <= most, "{spec:?}");
+        assert_eq!(back(node.settle(ChargeId(1), Some(2), now)), 3);
+        assert!(left(&mut asker, now.later(S)) <= most + 10);
+    }
+}
+
 #[test]
 fn past_the_bound_the_oldest_are_forgotten() {
     let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
@@ -197,6 +264,28 @@ fn past_the_bound_the_oldest_are_forgotten() {
     }
     assert_eq!(node.settle(ChargeId(0), None, START.later(S)), Settled::Unknown);
     assert_eq!(back(node.settle(ChargeId(999), None, START.later(S))), 1);
+}
+
+#[test]
+fn reservations_have_a_bound_and_none_is_lost_to_others() {
+    let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 32 }));
+    apply(&node, &[scene::bucket("b", "1/s", 100_000)], START);
+    let mut asker = node.asker();
+    let (mut leases, mut denied) = (Vec::new(), 0);
+    for id in 0..200 {
+        match lease(&mut asker, id, 3, MINUTE, START).0 {
+            0 => denied += 1,
+            units => leases.push((id, units)),
+        }
+        node.sweep(0, START);
+    }
+    assert!(leases.len() <= 32 && denied >= 168, "{} and {denied}", leases.len());
+    let all: u64 = leases.iter().map(|(_, units)| units).sum();
+    assert_eq!(left(&mut asker, START), 100_000 - all);
+    for (id, units) in leases {
+        assert_eq!(back(node.settle(ChargeId(id), Some(0), START)), units);
+    }
+    assert_eq!(left(&mut asker, START), 100_000);
 }
 
 fn config(durable: bool, empty_handed: Option<Now>) -> Config {
@@ -326,6 +415,7 @@ fn a_region_gives_back_into_what_it_holds() {
 #[derive(Clone, Debug)]
 enum Step {
     Ask { cost: u64 },
+    Lease { cost: u64 },
     Settle { which: prop::sample::Index, cost: Option<u64> },
     Pass(u64),
     Flush,
@@ -336,6 +426,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (1..40_u64).prop_map(|cost| Step::Ask { cost }),
+        3 => (1..40_u64).prop_map(|cost| Step::Lease { cost }),
         5 => (any::<prop::sample::Index>(), prop::option::of(0..40_u64))
             .prop_map(|(which, cost)| Step::Settle { which, cost }),
         5 => select(&[MS, 100 * MS, S, 7 * S, MINUTE, 20 * MINUTE][..]).prop_map(Step::Pass),
@@ -346,12 +437,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A charge that somebody was told of: when, what it was, and what of it was not given back.
+#[derive(Clone, Copy)]
 struct Spent {
     id: u128,
     at: Now,
     cost: u64,
     net: u64,
     is_settled: bool,
+    /// Until when a lease may be spent: whoever has it spends it at the last moment. Nothing for what is no lease.
+    until: Option<Now>,
 }
 
 proptest! {
@@ -392,13 +486,36 @@ proptest! {
                         if batch > journal.committed {
                             journal.flush(&node);
                         }
-                        spent.push(Spent { id: next, at: now, cost, net: cost, is_settled: false });
+                        spent.push(Spent { id: next, at: now, cost, net: cost, is_settled: false, until: None });
+                    }
+                }
+                Step::Lease { cost } => {
+                    next += 1;
+                    let mut request = Request::new("shop", &[("key", "k")]);
+                    request.cost = cost;
+                    let recording = leased(next, 30 * S);
+                    let answer = asker.check_recorded(&request, now, Ask::CHECK, &recording).expect("a new name");
+                    if let Some(charge) = answer.charge {
+                        if answer.after_batch > journal.committed {
+                            journal.flush(&node);
+                        }
+                        let (cost, ns) = (charge.reserved, charge.lapses_in_ns);
+                        let until = Some(now.later(ns.saturating_sub(1)));
+                        spent.push(Spent { id: next, at: now, cost, net: cost, is_settled: false, until });
                     }
                 }
                 Step::Settle { which, cost } if !spent.is_empty() => {
                     let one = which.get(&spent).id;
                     let one = spent.iter_mut().find(|spent| spent.id == one).expect("there");
                     let cost = cost.filter(|cost| *cost <= one.cost);
+                    if one.is_settled && one.until.is_some() {
+                        continue;
+                    }
+                    // Until it is given back it may be spent.
+                    if let Some(until) = one.until.take_if(|until| now < *until) {
+                        one.at = now.min(until);
+                        one.until = Some(now);
+                    }
                     if let Settled::Done { after_batch, .. } = node.settle(ChargeId(one.id), cost, now) {
                         one.net = one.net.min(cost.unwrap_or(0));
                         one.is_settled = true;
@@ -412,7 +529,7 @@ proptest! {
                     now = now.later(ns);
                     (0..4).for_each(|shard| node.sweep(shard, now));
                     // Every third was a reservation, whose time may be over.
-                    for one in spent.iter_mut().filter(|one| one.id.is_multiple_of(3) && !one.is_settled) {
+                    for one in spent.iter_mut().filter(|one| one.id.is_multiple_of(3) && !one.is_settled && one.until.is_none()) {
                         if now.steady_ns >= one.at.steady_ns + 10 * S {
                             one.net = 0;
                         }
@@ -431,9 +548,18 @@ proptest! {
                     asker = node.asker();
                 }
             }
-            for (place, first) in spent.iter().enumerate() {
+            // A lease that is not given back is spent when it ends.
+            let mut history: Vec<Spent> = spent
+                .iter()
+                .map(|one| match one.until {
+                    Some(until) if !one.is_settled => Spent { at: until, ..*one },
+                    _ => *one,
+                })
+                .collect();
+            history.sort_by_key(|one| one.at);
+            for (place, first) in history.iter().enumerate() {
                 let mut sum = 0;
-                for last in &spent[place..] {
+                for last in &history[place..] {
                     let ns = last.at.steady_ns - first.at.steady_ns;
                     let is_within = match (&spec.fixed_window, &spec.sliding_window) {
                         (Some(_), _) => last.at.wall_ns / window_ns == first.at.wall_ns / window_ns,

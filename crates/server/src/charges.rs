@@ -155,7 +155,8 @@ fn read_reserve(request: &Request<'_>, wire: WireReserve) -> Result<Reserve, Bad
     if wire.at_most && request.spans.iter().any(|span| span.cost.is_some()) {
         return Err(BadRequest::AtMost);
     }
-    let keeps = Lapse::try_from(wire.on_lapse) == Ok(Lapse::Keep);
+    // A lease may have been spent by whoever does not come back.
+    let keeps = wire.at_most || Lapse::try_from(wire.on_lapse) == Ok(Lapse::Keep);
     Ok(Reserve { ttl_ns, keeps, at_most: wire.at_most })
 }
 
@@ -286,7 +287,7 @@ mod tests {
     #[test]
     fn a_charge_id_reads_back_and_names_its_node() {
         let names = names();
-        let charged = Charged { id: ChargeId(5), is_repeat: false, reserved: 0 };
+        let charged = Charged { id: ChargeId(5), is_repeat: false, reserved: 0, lapses_in_ns: 0 };
         let text = names.text(charged);
         assert_eq!(text, "eu/eu-1:00000000000000000000000000000005");
         assert_eq!(names.read(&text), Ok(ChargeId(5)));

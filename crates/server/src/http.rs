@@ -155,6 +155,8 @@ struct CheckAnswer<'a> {
     /// The cost that was reserved.
     #[serde(skip_serializing_if = "Option::is_none")]
     charged: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lapses_in_ms: Option<u64>,
     reason: &'static str,
     limits: Vec<LimitJson<'a>>,
 }
@@ -291,6 +293,7 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
         charge_id: answer.charge.map(|charged| names.text(charged)),
         is_repeat: answer.charge.is_some_and(|charged| charged.is_repeat),
         charged: answer.charge.map(|charged| charged.reserved).filter(|reserved| *reserved > 0),
+        lapses_in_ms: answer.charge.map(|charged| charged.lapses_in_ns / 1_000_000).filter(|ms| *ms > 0),
         reason: answer.reason.as_str(),
         limits: limits.collect(),
     }

@@ -38,6 +38,7 @@ pub(crate) fn with_check_out<R>(
         charge_id,
         is_repeat: charged.is_repeat,
         charged: charged.reserved,
+        lapses_in_ms: charged.lapses_in_ns / 1_000_000,
     });
     let decisive = answer.decisive.map(|number| &answer.limits[number]);
     let mut sets: SmallVec<[SmallVec<[u32; 4]>; 4]> = SmallVec::new();

@@ -130,7 +130,7 @@ fn write_check(check: &Check<'_>) {
         delay_ms: check.delay_ms,
         reason: reason(check.reason),
         limits: &limits,
-        charge: Some(ChargeOut { charge_id: check.limit, is_repeat: check.allowed, charged: check.delay_ms }),
+        charge: Some(ChargeOut { charge_id: check.limit, is_repeat: check.allowed, charged: check.delay_ms, lapses_in_ms: check.delay_ms }),
     };
     let mut bytes = Vec::new();
     write_check_response(&mut bytes, &out);
@@ -160,6 +160,7 @@ fn write_check(check: &Check<'_>) {
         charge_id: out.limit.to_owned(),
         is_repeat: out.allowed,
         charged: out.delay_ms,
+        lapses_in_ms: out.delay_ms,
     };
     assert_eq!(read, expected);
     assert_eq!(bytes, expected.encode_to_vec());

@@ -22,6 +22,7 @@ const RETURN_LOOKS: u32 = 36;
 /// Ends all faults, and looks whether all is well again.
 pub fn heal(world: &mut World) {
     mend(world);
+    world.end_leases();
     let restored = world.places.iter().any(|place| place.restored);
     if restored || world.oracle.void {
         quiet(world, 10 * S);

@@ -137,7 +137,28 @@ impl History {
                 let ns = world.random.below(ns);
                 world.pass(ns);
             }
+            Step::Charge | Step::Lease | Step::Settle => self.come_back(step),
             _ => self.fault(step),
+        }
+    }
+
+    /// Callers who come back.
+    fn come_back(&mut self, step: Step) {
+        let (place, cell) = (self.any_place(), self.any_cell());
+        let world = &mut self.world;
+        let units = world.oracle.in_force(cell.0).units;
+        match step {
+            Step::Settle => world.settle_any(),
+            Step::Lease => {
+                let cost = world.random.spread(1, units.max(2));
+                let ttl_ns = world.any_ttl_ns();
+                world.lease(place, cell, cost, ttl_ns);
+            }
+            _ => {
+                let cost =
+                    if world.random.chance(500_000) { 1 } else { world.random.spread(1, units.max(2)) };
+                world.charge(place, cell, cost);
+            }
         }
     }
 

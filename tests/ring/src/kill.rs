@@ -55,6 +55,13 @@ pub const RULES: &[(&str, Broken)] = rules![
     OverdrawnUnwritten,
     SlowedUnwritten,
     ForgottenUnwritten,
+    RefundInFull,
+    RefundTwice,
+    RefundForgotten,
+    RefundIntoOpenWindow,
+    RefundBeforeDurable,
+    RefundAfterSlowing,
+    LeaseNotSetApart,
     // Of the rights.
     NoDriftMargin,
     RenewWithoutExtending,

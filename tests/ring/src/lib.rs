@@ -58,6 +58,7 @@
 //! and deciding decides as of the reading.
 
 pub mod budget;
+mod callers;
 pub mod clock;
 pub mod disk;
 pub mod heal;

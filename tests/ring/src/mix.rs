@@ -71,6 +71,12 @@ pub enum Step {
     OldDisk,
     /// A region that is alive is evicted.
     Mistake,
+    /// A request whose caller may come back.
+    Charge,
+    /// A caller comes back.
+    Settle,
+    /// A caller takes a lease.
+    Lease,
 }
 
 /// What a history is made of.
@@ -180,6 +186,9 @@ impl Mix {
             (Step::TakeOver, 20, 200_000),
             (Step::OldDisk, 10, 40_000),
             (Step::Mistake, 10, 30_000),
+            (Step::Charge, 8_000, 350_000),
+            (Step::Settle, 6_000, 900_000),
+            (Step::Lease, 2_000, 300_000),
         ];
         // A wall that is beyond its bounds when a process starts: what a row says of time means nothing then.
         let starts = [Step::Crash, Step::Stop, Step::LoseDisk, Step::Evict, Step::OldDisk];

@@ -26,6 +26,8 @@ pub enum Event {
     Frame(usize, usize, bool),
     /// A request: place, limit, key, cost, and whether it passed.
     Ask(usize, usize, usize, u64, bool),
+    /// A caller came back: place, limit, and the real cost.
+    Settle(usize, usize, u64),
     /// An operator's command at a place, and whether it was obeyed.
     Command(usize, &'static str, bool),
     /// A process sleeps for so many milliseconds.

@@ -6,6 +6,7 @@ use acequia_rights::{Mark, Region, Writer, versions::Refused};
 
 use crate::{
     budget::Measured,
+    callers::Caller,
     network::{Flying, Network, Weather},
     operator::Operator,
     oracle::Oracle,
@@ -42,6 +43,10 @@ pub struct World {
     pub two_authorities: bool,
     /// Whether all links are up, and no fault is to come.
     pub is_mended: bool,
+    /// Those who may come back, in the order in which they came.
+    pub(crate) callers: Vec<Caller>,
+    /// Names that were given.
+    pub(crate) names: u64,
     ghosts: Vec<Ghost>,
 }
 
@@ -95,6 +100,8 @@ impl World {
             crash_after_send: 0,
             two_authorities: false,
             is_mended: false,
+            callers: Vec::new(),
+            names: 0,
             ghosts: Vec::new(),
         };
         for place in 0..plan.members {
@@ -141,6 +148,7 @@ impl World {
         at.disk.crash(whole, torn);
         at.state = State::Down;
         self.oracle.forgot(place);
+        self.unanswered(place);
     }
 
     /// As [`World::crash`], somewhere.
@@ -159,6 +167,7 @@ impl World {
         self.note(Event::Stop(place));
         // Answers that wait are given when the rows are there.
         self.oracle.committed(place, u64::MAX);
+        self.answered(place, u64::MAX);
         self.places[place].stop(self.now);
     }
 
@@ -214,6 +223,7 @@ impl World {
         }
         self.note(Event::Write(place, batch));
         self.oracle.committed(place, batch);
+        self.answered(place, batch);
         true
     }
 
@@ -227,7 +237,9 @@ impl World {
 
     /// Time passes.
     pub fn pass(&mut self, ns: u64) {
-        self.now += ns;
+        let to_ns = self.now + ns;
+        self.spend_leases(to_ns);
+        self.now = to_ns;
         self.trace.mix(ns);
     }
 

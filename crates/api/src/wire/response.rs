@@ -135,6 +135,8 @@ pub struct ChargeOut<'a> {
     pub is_repeat: bool,
     /// What was reserved; 0 for a charge that is no reservation.
     pub charged: u64,
+    /// Milliseconds until it lapses.
+    pub lapses_in_ms: u64,
 }
 
 /// An `acequia.v1.LimitResult`: the fields mean what they mean there.
@@ -292,6 +294,7 @@ impl Body for CheckOut<'_> {
                 bytes_len(charge.charge_id.as_bytes())
                     + uint_len(charge.is_repeat.into())
                     + uint_len(charge.charged)
+                    + uint_len(charge.lapses_in_ms)
             })
     }
 
@@ -311,6 +314,7 @@ impl Body for CheckOut<'_> {
         if let Some(charge) = &self.charge {
             put_uint(out, 9, charge.is_repeat.into());
             put_uint(out, 10, charge.charged);
+            put_uint(out, 11, charge.lapses_in_ms);
         }
     }
 }
@@ -581,6 +585,7 @@ mod tests {
                 charge_id: &check.charge_id,
                 is_repeat: check.is_repeat,
                 charged: check.charged,
+                lapses_in_ms: check.lapses_in_ms,
             }),
         }
     }
@@ -663,7 +668,7 @@ mod tests {
             delay_ms in integer(),
             reason in 0..=12,
             limits in vec(limit_result(), 0..4),
-            (charge_id, is_repeat, charged) in (text(), any::<bool>(), integer()),
+            (charge_id, is_repeat, charged, lapses_in_ms) in (text(), any::<bool>(), integer(), integer()),
         ) -> CheckResponse {
             CheckResponse {
                 allowed,
@@ -676,6 +681,7 @@ mod tests {
                 charge_id,
                 is_repeat,
                 charged,
+                lapses_in_ms,
             }
         }
     }

@@ -249,7 +249,12 @@ impl Keeper {
 
     /// How long the units of this answer may be spent, from when they were asked for.
     fn life(&self, answer: &CheckResponse) -> Duration {
-        let ttl = self.options.ttl;
+        // The node may let them live for less than was asked for.
+        let allowed = match answer.lapses_in_ms {
+            0 => self.options.ttl,
+            ms => Duration::from_millis(ms),
+        };
+        let ttl = self.options.ttl.min(allowed);
         let life = ttl - ttl / MARGIN_PART;
         let window = answer.limits.iter().filter(|limit| ends(limit)).map(|limit| limit.reset_after_ms).min();
         match window {
@@ -267,10 +272,10 @@ impl Keeper {
         }
     }
 
-    /// Commits what was spent. What was spent in full stays charged without that.
+    /// Commits what was spent: until then the node keeps the units' capacity apart.
     fn settle(&mut self, held: Held, spent: u64) {
         while self.settlements.try_join_next().is_some() {}
-        if held.charge_id.is_empty() || (spent == held.units && spent > 0) {
+        if held.charge_id.is_empty() {
             return;
         }
         if self.settlements.len() >= SETTLEMENTS_MAX {

@@ -84,9 +84,9 @@ pub enum Take {
 /// replaces its units, when they are about to expire and when it ends; what cannot be given back, because this process or
 /// the way to the node is gone, counts as spent. Nothing is held while nobody asks.
 ///
-/// What this costs is time: units may be spent up to [`LeaseOptions::ttl`] after they were charged, though not after the
-/// end of the fixed window or quota period that they are of. Over any interval, a token bucket or sliding window may see
-/// as many units more than its limit as leases held when the interval began. Where that matters, ask every time.
+/// Whatever it holds is set apart at the node until it is given back, with the capacity that it takes, and counts from then on; so a
+/// limit is never exceeded, over any interval. What this costs is capacity: while a lease is out, all others have so much less.
+/// A node lets a lease live no longer than it takes the whole limit to come back, and than its window lasts.
 ///
 /// A lease is for limits that deny. A leaky bucket makes requests wait, each for its turn: a lease of one stays empty,
 /// and [`Lease::check`] asks the node every time.

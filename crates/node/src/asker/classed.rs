@@ -68,15 +68,20 @@ impl Hit {
         self.classed.as_ref().is_some_and(|classed| classed.is_kept_back)
     }
 
-    /// What an algorithm says of units for this hit.
+    /// What an algorithm says of units for this hit, where so many are leased to others.
     #[inline]
-    pub(super) fn probe(&mut self, algorithm: &Algorithm, words: &[u64], now: Now, units: u64) -> Verdict {
+    pub(super) fn probe(
+        &mut self,
+        algorithm: &Algorithm,
+        words: &[u64],
+        now: Now,
+        (units, leased): (u64, u64),
+    ) -> Verdict {
         let verdict = algorithm.probe(words, now, units, self.tag.salt());
-        if self.classed.is_none() {
-            verdict
-        } else {
-            self.leave_to_others(algorithm, words, now, units, verdict)
+        if self.classed.is_none() && leased == 0 {
+            return verdict;
         }
+        self.leave_to_others(algorithm, words, now, (units, leased), verdict)
     }
 
     /// The same, where some is left to others: the units fit only if what is left to them does too.
@@ -86,10 +91,10 @@ impl Hit {
         algorithm: &Algorithm,
         words: &[u64],
         now: Now,
-        units: u64,
+        (units, leased): (u64, u64),
         verdict: Verdict,
     ) -> Verdict {
-        let leaves = self.leaves(algorithm.budget());
+        let leaves = self.leaves(algorithm.budget()).saturating_add(leased);
         if verdict.allowed && verdict.remaining >= leaves {
             return Verdict { remaining: verdict.remaining - leaves, ..verdict };
         }
@@ -97,7 +102,7 @@ impl Hit {
             return verdict;
         }
         if let Some(classed) = &mut self.classed {
-            classed.is_kept_back = verdict.allowed;
+            classed.is_kept_back = verdict.allowed && verdict.remaining >= leased;
         }
         let left = if verdict.allowed { verdict.remaining + units } else { verdict.remaining };
         let both = algorithm.probe(words, now, units.saturating_add(leaves), self.tag.salt());

@@ -1,6 +1,7 @@
 //! One question from one thread: find the limits, find the cells, decide, charge all or nothing.
 
 mod classed;
+mod lease;
 mod recorded;
 mod soft;
 
@@ -17,6 +18,7 @@ use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
 use self::classed::Classed;
+pub(crate) use self::lease::is_set_apart;
 pub use self::soft::Warning;
 use crate::{
     Active, Catalogue, ChargeId, Kept, Node, OverflowKey, Row,
@@ -45,11 +47,13 @@ pub struct Ask {
     pub can_wait: bool,
     /// Whether the same request was asked and denied a moment ago, and is no demand of its own.
     pub is_again: bool,
+    /// Whether what is charged is spent later, by whoever asks: a lease.
+    pub holds: bool,
 }
 
 impl Ask {
     /// Charges, and can wait.
-    pub const CHECK: Self = Self { charge: true, can_wait: true, is_again: false };
+    pub const CHECK: Self = Self { charge: true, can_wait: true, is_again: false, holds: false };
     /// Charges, and cannot wait.
     pub const CHECK_NOW: Self = Self { can_wait: false, ..Self::CHECK };
     /// Looks.
@@ -101,6 +105,8 @@ pub struct Charged {
     pub is_repeat: bool,
     /// The cost that was reserved; 0 where none was.
     pub reserved: u64,
+    /// Nanoseconds until the reservation lapses; 0 where it is none, or has ended.
+    pub lapses_in_ns: u64,
 }
 
 /// Another question was asked under the same name before: nothing was charged.
@@ -204,6 +210,15 @@ impl Asker {
 }
 
 impl Answer {
+    /// Turns a look into a denial: there is no room for what would have to be remembered.
+    fn deny_for_now(&mut self) {
+        self.allowed = false;
+        self.reason = Reason::Overflow;
+        self.decisive = None;
+        self.retry_after_ns = JOURNAL_RETRY_NS;
+        self.delay_ns = 0;
+    }
+
     /// Turns it into a denial, because what it charged did not reach the disk in time. The charge
     /// stands: whether it is on disk is not known.
     pub fn deny_unwritten(&mut self, catalogue: &Catalogue) {
@@ -712,11 +727,12 @@ impl<'a> Check<'a, '_> {
             Place::At(place) => {
                 let cell = cells.table.at(place);
                 match cell.heap_place() {
-                    None => hit.probe(algorithm, &cell.words, self.now, hit.units),
+                    None => hit.probe(algorithm, &cell.words, self.now, (hit.units, 0)),
                     Some(at) => {
                         let cell = cells.heap_mut(at);
+                        let leased = cell.leased();
                         match cell.account.as_deref_mut() {
-                            None => hit.probe(algorithm, &cell.words, self.now, hit.units),
+                            None => hit.probe(algorithm, &cell.words, self.now, (hit.units, leased)),
                             Some(account) => self.probe_shared(hit, account, &mut cell.words),
                         }
                     }
@@ -731,7 +747,7 @@ impl<'a> Check<'a, '_> {
                     None => self.initial(hit),
                 };
                 let units = hit.units.saturating_add(before);
-                let verdict = hit.probe(algorithm, initial.words(), self.now, units);
+                let verdict = hit.probe(algorithm, initial.words(), self.now, (units, 0));
                 state = Some(initial);
                 verdict
             }
@@ -745,6 +761,9 @@ impl<'a> Check<'a, '_> {
                 hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
             }
             (verdict, reason)
+        } else if hit.place == Place::Shared && self.is_leased(algorithm) {
+            // What new cells share is nobody's to hold.
+            (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
         } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {
             (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
         } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
@@ -812,7 +831,10 @@ impl<'a> Check<'a, '_> {
         if account.is_due(self.now) {
             self.settle_account(hit, account, words);
         }
-        let verdict = hit.probe(&account.algorithm, words, self.now, hit.units);
+        let mut verdict = hit.probe(&account.algorithm, words, self.now, (hit.units, account.leased()));
+        if self.is_leased(&account.algorithm) && !account.may_lease(hit.units) && verdict.allowed {
+            verdict = denied(verdict, hit.units, ASK_SELDOM_NS);
+        }
         // What only watches moves no rights, and neither does a look.
         let counts = self.ask.is_demand() && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
         let calls = counts && {
@@ -886,7 +908,11 @@ impl<'a> Check<'a, '_> {
         };
         let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
         let untouched = algorithm.probe(words, self.now, 0, hit.tag.salt());
-        let kept = hit.leaves(algorithm.budget());
+        let leased = match hit.place {
+            Place::At(place) => cells.leased(place),
+            Place::Absent | Place::Shared => 0,
+        };
+        let kept = hit.leaves(algorithm.budget()).saturating_add(leased);
         limit.verdict.remaining = untouched.remaining.saturating_sub(kept);
         limit.verdict.reset_after_ns = untouched.reset_after_ns;
     }
@@ -901,6 +927,10 @@ impl<'a> Check<'a, '_> {
         shared: Option<&mut Shared>,
     ) -> u64 {
         let (algorithm, salt, active) = (self.algorithm(hit), hit.tag.salt(), self.limit(hit));
+        if self.is_leased(algorithm) {
+            self.lease(hit, state, cells);
+            return 0;
+        }
         if self.node.is_shared() {
             cells.count_spent(active.slot, hit.units);
         }

@@ -2,7 +2,7 @@
 
 use acequia_limits::{Mode, Now, Request};
 
-use super::{Answer, Ask, Asker, Charged, IdReused, Outcome};
+use super::{Answer, Ask, Asker, Charged, IdReused, Outcome, lease::longest_ns};
 use crate::{
     Recording,
     charges::{ChargeId, Record},
@@ -30,27 +30,53 @@ impl Asker {
         // Held until the charge is remembered: whoever asks the same meanwhile finds it.
         let mut records = node.charges.lock(recording.id);
         let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());
+        let lapses_ns = |record: &Record| record.lapses_in_ns(now);
         if let Some(record) = records.get(recording.id, node.charges.keep(), now) {
             if !record.is_of(recording) {
                 return Err(IdReused);
             }
             self.load_catalogue();
-            let charged = Charged { id: recording.id, is_repeat: true, reserved: reserved(record) };
+            let charged = Charged {
+                id: recording.id,
+                is_repeat: true,
+                reserved: reserved(record),
+                lapses_in_ns: lapses_ns(record),
+            };
             record.answer(&mut self.answer, &self.catalogue, charged);
             let is_written = node.is_committed(record.batch) || !recording.is_repeatable;
             self.answer.after_batch = if is_written { 0 } else { record.batch };
             return Ok(&self.answer);
         }
+        if recording.reserve.is_some() && records.is_full_of_reservations(node.charges.records_max()) {
+            self.check_at(request, now, Ask { charge: false, ..ask });
+            self.answer.deny_for_now();
+            return Ok(&self.answer);
+        }
         let mut cost = request.cost;
-        if recording.reserve.is_some_and(|reserve| reserve.at_most) {
+        let is_lease = recording.reserve.is_some_and(|reserve| reserve.at_most);
+        if is_lease {
+            // The record is all that a restart knows of a lease.
+            let can_keep = !node.config.durable || !node.is_journal_down();
+            let ask = Ask { holds: true, charge: ask.charge && can_keep, ..ask };
             cost = self.check_at_most(request, now, ask);
         } else {
             self.check_at(request, now, ask);
         }
         if self.answer.limits.iter().any(|limit| limit.is_charged) {
-            let record = Record::new(recording, (&self.answer, &self.catalogue), cost, now);
-            let charged = Charged { id: recording.id, is_repeat: false, reserved: reserved(&record) };
-            let is_kept = node.config.durable && recording.is_repeatable && !node.is_journal_down();
+            let mut recording = *recording;
+            if let Some(reserve) = recording.reserve.as_mut().filter(|_| is_lease) {
+                let longest_ns = longest_ns(&self.answer, &self.catalogue, node.clock_error_ns());
+                reserve.ttl_ns = reserve.ttl_ns.min(longest_ns);
+            }
+            let record = Record::new(&recording, (&self.answer, &self.catalogue), cost, now);
+            let charged = Charged {
+                id: recording.id,
+                is_repeat: false,
+                reserved: reserved(&record),
+                lapses_in_ns: lapses_ns(&record),
+            };
+            let must_keep = recording.is_repeatable || is_lease;
+            let is_kept = node.config.durable && must_keep && !node.is_journal_down();
             let row = records.put(recording.id, record);
             if node.config.durable {
                 let batch = node.push_row(row);

@@ -92,7 +92,7 @@ impl Charges {
     }
 
     /// The most records under one lock.
-    fn records_max(&self) -> usize {
+    pub(crate) fn records_max(&self) -> usize {
         (self.keep.records / SHARDS).max(1)
     }
 
@@ -127,6 +127,11 @@ impl Records {
         row
     }
 
+    /// Whether no more reservations can be remembered.
+    pub(crate) fn is_full_of_reservations(&self, records_max: usize) -> bool {
+        self.lapses.len() >= records_max
+    }
+
     /// The batch that a record goes to the disk in.
     pub(crate) fn sent_in(&mut self, id: ChargeId, batch: u64) {
         if let Some(record) = self.all.get_mut(&id.0) {
@@ -154,8 +159,10 @@ impl Records {
             let record = self.all.get(&id).filter(|record| record.made_ns() == made_ns);
             let is_old = made_ns.saturating_add(keep.keep_ns) <= now.steady_ns || made_ns > now.steady_ns;
             let is_over = record.is_none_or(|record| record.is_over(keep, now));
-            let is_crowded = self.all.len() > records_max;
-            if !is_over && !is_old && !is_crowded {
+            // One that waits for its real cost is not dropped: its units would never come back.
+            let is_open = record.is_some_and(|record| record.lapses_ns().is_some());
+            let is_crowded = self.all.len() > records_max && !is_open;
+            if !is_over && !is_old && !is_crowded && !(is_open && self.all.len() > records_max) {
                 break;
             }
             self.by_age.pop_front();
@@ -180,7 +187,7 @@ impl Records {
 impl Node {
     /// Reads the records from the journal: once, before anything is asked. What a crash forgot of cells is forgotten of
     /// records too: it counts as spent, and is not given back.
-    pub(crate) fn restore_charges(&self, rows: impl IntoIterator<Item = Row>) {
+    pub(crate) fn restore_charges(&self, now: Now, rows: impl IntoIterator<Item = Row>) {
         let mut found: Vec<(ChargeId, Record)> = Vec::new();
         for Row { tag, state, .. } in rows {
             if let Some(record) = state.and_then(|kept| Record::read(kept.record())) {
@@ -191,6 +198,7 @@ impl Node {
         found.sort_by_key(|(id, record)| (record.made_ns(), id.0));
         for (id, record) in found {
             // It is there already.
+            self.lease_again(&record, now);
             self.charges.lock(id).put(id, record);
         }
     }

@@ -4,7 +4,7 @@ use acequia_limits::{CellTag, LimitId, Now, Reason, Verdict};
 use serde::{Deserialize, Serialize};
 
 use super::{Keep, RESERVE_NS_MAX};
-use crate::{Answer, Catalogue, Charged, LimitAnswer, Mode, Outcome};
+use crate::{Answer, Catalogue, Charged, LimitAnswer, Mode, Outcome, asker::is_set_apart};
 
 /// The name of a charge: a hash that only this node can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,6 +81,8 @@ pub(super) struct Limit {
     pub(super) tag: CellTag,
     pub(super) units: u64,
     pub(super) is_charged: bool,
+    /// Whether it was set apart rather than charged.
+    pub(super) is_leased: bool,
     outcome: u8,
     class: Option<u8>,
     allowed: bool,
@@ -118,6 +120,8 @@ impl Record {
                 tag,
                 units,
                 is_charged,
+                is_leased: recording.reserve.is_some_and(|reserve| reserve.at_most)
+                    && is_set_apart(&catalogue.limits[limit.limit as usize].limit.algorithm),
                 outcome: outcome as u8,
                 class,
                 allowed: verdict.allowed,
@@ -187,6 +191,11 @@ impl Record {
             State::Reserved { until_ns, .. } => Some(until_ns),
             _ => None,
         }
+    }
+
+    /// Nanoseconds until the reservation lapses; 0 where it is none, or has ended.
+    pub(crate) fn lapses_in_ns(&self, now: Now) -> u64 {
+        self.lapses_ns().map_or(0, |until_ns| until_ns.saturating_sub(now.steady_ns))
     }
 
     /// The request's cost.

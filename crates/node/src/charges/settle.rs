@@ -17,7 +17,12 @@ use super::{
     record::{Limit, Record, State},
 };
 use crate::{
-    Catalogue, Kept, Node, Row, account::Account, journal_tag, kept::Pledge, shard::Cells, shard_of,
+    Catalogue, Kept, Node, Row,
+    account::Account,
+    journal_tag,
+    kept::Pledge,
+    shard::{Cells, NewCell},
+    shard_of,
 };
 
 /// What became of a settlement.
@@ -81,14 +86,16 @@ impl Node {
             return Settled::TooMuch { charged };
         }
         let record = record.clone();
+        let mut refunded = self.end_leases(&record, (cost, charged), now);
         let after_batch = self.mark(records, id, State::Settled);
-        let refunded = self.give_back(&record, (cost, charged), now);
+        refunded.extend(self.give_back(&record, (cost, charged), now));
         Settled::Done { refunded, after_batch }
     }
 
     /// Ends a reservation that nobody settled.
     pub(super) fn lapse(&self, records: &mut Records, id: ChargeId, now: Now) {
         let Some(record) = records.all.get(&id.0).cloned() else { return };
+        self.end_leases(&record, (record.cost(), record.cost()), now);
         self.mark(records, id, State::Lapsed);
         if let State::Reserved { keeps: false, .. } = record.state {
             self.give_back(&record, (0, record.cost()), now);
@@ -105,23 +112,79 @@ impl Node {
     fn give_back(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
         let catalogue = self.catalogue();
         let mut refunded = Vec::new();
-        for limit in record.charged() {
+        for limit in record.charged().filter(|limit| !limit.is_leased) {
             let Some(slot) = self.slot_of(limit.id) else { continue };
             let forgotten = record.is_forgotten && !catalogue.is_durable(slot);
             if forgotten && !broken(Broken::RefundForgotten) {
                 continue;
             }
-            // Rounded up, so that no more comes back than was charged too much.
-            let spent = (u128::from(limit.units) * u128::from(cost)).div_ceil(u128::from(charged.max(1)));
-            let units = limit.units.saturating_sub(u64::try_from(spent).unwrap_or(u64::MAX));
+            let units = limit.units.saturating_sub(spent_of(limit.units, (cost, charged)));
             let back = self.refund_cell(&catalogue, slot, (record, limit), units, now);
             if back > 0 {
-                let name = catalogue.limits.iter().find(|active| active.slot == slot);
-                let name = name.map_or_else(String::new, |active| active.limit.spec.name.clone());
-                refunded.push(Refunded { name, slot, units: back });
+                refunded.push(refunded_of(&catalogue, slot, back));
             }
         }
         refunded
+    }
+
+    /// Ends a lease of units that were set apart: what was spent of them counts from now on, when at the latest it was. The disk
+    /// hears of that before it hears that the record is settled: were it the other way round, a crash in between would know of
+    /// neither.
+    fn end_leases(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
+        let catalogue = self.catalogue();
+        let mut refunded = Vec::new();
+        for limit in record.charged().filter(|limit| limit.is_leased) {
+            let Some(slot) = self.slot_of(limit.id) else { continue };
+            let spent = spent_of(limit.units, (cost, charged));
+            let mut cells = self.shards[shard_of(limit.tag)].lock();
+            let Some(place) = cells.table.find(limit.tag, slot) else { continue };
+            let numbers = cells.table.at(place).numbers();
+            let Some(local) = catalogue.local(slot, numbers) else { continue };
+            let (algorithm, salt) = (local.at(limit.tag.salt()), limit.tag.salt());
+            cells.lease(place, |leased| leased.saturating_sub(limit.units));
+            if let Some(at) = cells.table.at(place).heap_place().filter(|_| spent > 0) {
+                cells.with_heap_cell(at, |cell| {
+                    let algorithm = cell.account.as_ref().map_or(algorithm, |account| &account.algorithm);
+                    algorithm.charge_heap(&mut cell.words, now, spent, salt);
+                });
+                cells.count_spent(slot, spent);
+                if catalogue.is_durable(slot) {
+                    self.write_settled(&mut cells, (place, slot), (&catalogue, algorithm), limit, now);
+                }
+            }
+            if limit.units > spent {
+                refunded.push(refunded_of(&catalogue, slot, limit.units - spent));
+            }
+        }
+        refunded
+    }
+
+    /// Sets apart what a lease of an earlier process may still spend.
+    pub(super) fn lease_again(&self, record: &Record, now: Now) {
+        if record.lapses_ns().is_none() {
+            return;
+        }
+        let catalogue = self.catalogue();
+        for limit in record.charged().filter(|limit| limit.is_leased) {
+            let Some(slot) = self.slot_of(limit.id) else { continue };
+            let (tag, salt) = (limit.tag, limit.tag.salt());
+            let mut cells = self.shards[shard_of(tag)].lock();
+            let place = match cells.table.find(tag, slot) {
+                Some(place) => place,
+                None => {
+                    let Some(numbers) = catalogue.newest_numbers(slot) else { continue };
+                    let Some(local) = catalogue.local(slot, numbers) else { continue };
+                    let algorithm = local.at(salt);
+                    let state = self.initial(&catalogue, (slot, numbers), algorithm, salt, now);
+                    while !cells.table.has_room(1) {
+                        cells.table.grow();
+                    }
+                    let new = NewCell::new(state, algorithm, catalogue.is_durable(slot));
+                    cells.insert(tag, slot, numbers, new)
+                }
+            };
+            cells.lease(place, |leased| leased.saturating_add(limit.units));
+        }
     }
 
     /// When a charge was made, as far as can be said: of what an earlier process charged, as long ago as any of the clocks may
@@ -175,14 +238,14 @@ impl Node {
         if back > 0 {
             cells.count_refunded(slot, back);
             if catalogue.is_durable(slot) && !broken(Broken::RefundBeforeDurable) {
-                self.write_refunded(&mut cells, (place, slot), (catalogue, algorithm), limit, now);
+                self.write_settled(&mut cells, (place, slot), (catalogue, algorithm), limit, now);
             }
         }
         back
     }
 
-    /// The disk counts as spent what has come back: the cell is written anew, after the record that it is settled.
-    fn write_refunded(
+    /// The disk counts as spent what has come back, or does not know what was spent: the cell is written anew.
+    fn write_settled(
         &self,
         cells: &mut Cells,
         (place, slot): (usize, u16),
@@ -205,4 +268,17 @@ impl Node {
             cell.ask_as_is(batch);
         });
     }
+}
+
+/// Of units that were charged for a cost, those that a real cost weighs: rounded up, so that no more comes back than was charged too
+/// much.
+fn spent_of(units: u64, (cost, charged): (u64, u64)) -> u64 {
+    let spent = (u128::from(units) * u128::from(cost)).div_ceil(u128::from(charged.max(1)));
+    u64::try_from(spent).unwrap_or(u64::MAX).min(units)
+}
+
+fn refunded_of(catalogue: &Catalogue, slot: u16, units: u64) -> Refunded {
+    let active = catalogue.limits.iter().find(|active| active.slot == slot);
+    let name = active.map_or_else(String::new, |active| active.limit.spec.name.clone());
+    Refunded { name, slot, units }
 }

@@ -150,5 +150,6 @@ fn owned(check: &CheckOut<'_>) -> api::CheckResponse {
         charge_id: check.charge.map_or_else(String::new, |charge| charge.charge_id.to_owned()),
         is_repeat: check.charge.is_some_and(|charge| charge.is_repeat),
         charged: check.charge.map_or(0, |charge| charge.charged),
+        lapses_in_ms: check.charge.map_or(0, |charge| charge.lapses_in_ms),
     }
 }

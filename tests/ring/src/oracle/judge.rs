@@ -46,18 +46,30 @@ fn change(times: &mut Vec<Since>, bound: u64, at_ns: u64) {
 pub struct Bucket {
     times: Vec<Since>,
     rate: f64,
+    /// The slowest rate that was ever in force.
+    slowest: f64,
     at_ns: u64,
 }
 
 impl Bucket {
     /// A bucket that is full.
     pub fn new(units: u64, rate: f64, at_ns: u64) -> Self {
-        Self { times: vec![Since { at_ns, bound: units, debt: 0.0 }], rate, at_ns }
+        Self { times: vec![Since { at_ns, bound: units, debt: 0.0 }], rate, slowest: rate, at_ns }
+    }
+
+    /// Of a cost that was admitted at one time units come back at another: at most what the rate has not given back since, by
+    /// clocks that may be a little slow.
+    pub fn give_back(&mut self, (cost, units): (u64, u64), (made_ns, at_ns): (u64, u64)) {
+        self.drain(at_ns);
+        let since = (at_ns - made_ns) as f64 * self.slowest * 0.94;
+        let back = (cost as f64 - since).max(0.0).min(units as f64);
+        self.times.iter_mut().for_each(|time| time.debt = (time.debt - back).max(0.0));
     }
 
     /// Another budget is in force.
     pub fn change(&mut self, units: u64, rate: f64, at_ns: u64) {
         self.drain(at_ns);
+        self.slowest = self.slowest.min(rate);
         self.rate = rate;
         change(&mut self.times, units, at_ns);
     }
@@ -98,6 +110,15 @@ pub struct Trailing {
 }
 
 impl Trailing {
+    /// Of what was admitted at a time units come back.
+    pub fn give_back(&mut self, units: u64, made_ns: u64) {
+        if let Some((_, admitted)) = self.admitted.iter_mut().find(|(at, _)| *at == made_ns) {
+            let units = units.min(*admitted);
+            *admitted -= units;
+            self.sum -= units;
+        }
+    }
+
     /// Nothing was admitted.
     pub fn new(units: u64, window_ns: u64, at_ns: u64) -> Self {
         let times = vec![Since { at_ns, bound: units, debt: 0.0 }];
@@ -145,6 +166,14 @@ pub struct Windows {
 }
 
 impl Windows {
+    /// Of what was admitted at a time units come back, if its window is open.
+    pub fn give_back(&mut self, units: u64, (made_ns, at_ns): (u64, u64)) {
+        self.open(at_ns);
+        if self.window.end_after(made_ns, self.salt) == self.end_ns {
+            self.sum = self.sum.saturating_sub(units);
+        }
+    }
+
     /// Nothing was admitted.
     pub fn new(units: u64, window: FixedWindow, salt: u32, at_ns: u64) -> Self {
         let mut windows = Self { units, window, salt, end_ns: 0, bound: units, sum: 0 };
@@ -190,6 +219,13 @@ pub struct Labels {
 }
 
 impl Labels {
+    /// Of what was admitted in the window that ends then units come back.
+    pub fn give_back(&mut self, units: u64, end_ns: u64) {
+        if let Some((came, _)) = self.open.get_mut(&end_ns) {
+            *came = came.saturating_sub(units);
+        }
+    }
+
     /// Nothing was admitted.
     pub fn new(units: u64, length_ns: u64) -> Self {
         Self { units, length_ns, before: VecDeque::new(), open: BTreeMap::new() }

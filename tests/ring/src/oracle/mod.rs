@@ -26,9 +26,23 @@ struct Admission {
     batch: u64,
 }
 
+/// Units that came back of something that was admitted.
+#[derive(Clone, Copy, Debug)]
+struct Returned {
+    /// When it was admitted, and when it came back.
+    made_ns: u64,
+    at_ns: u64,
+    /// What it was, and how much came back.
+    cost: u64,
+    units: u64,
+    label_ns: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Admitted(Admission),
+    /// What was admitted was less.
+    Returned(Returned),
     /// A crash took it back.
     Forgotten,
     InForce(u64, Budget),
@@ -159,6 +173,17 @@ impl Oracle {
         self.happen(limit, key, Event::Admitted(Admission { at_ns, cost, label_ns, place, batch }));
     }
 
+    /// Of something that was admitted units came back: from then on it is as if it had been less.
+    pub fn give_back(
+        &mut self,
+        (limit, key): (usize, usize),
+        (made_ns, at_ns): (u64, u64),
+        (cost, units): (u64, u64),
+        label_ns: u64,
+    ) {
+        self.happen(limit, key, Event::Returned(Returned { made_ns, at_ns, cost, units, label_ns }));
+    }
+
     /// A region's disk has everything up to a batch.
     pub fn committed(&mut self, place: usize, batch: u64) {
         self.learn(|event| {
@@ -216,6 +241,14 @@ impl Oracle {
         let judge = &mut self.cells[limit][key].judge;
         match event {
             Event::Forgotten => {}
+            Event::Returned(Returned { made_ns, at_ns, cost, units, label_ns }) => match judge {
+                Judge::Bucket(bucket) => bucket.give_back((cost, units), (made_ns, at_ns)),
+                Judge::Trailing(trailing) => trailing.give_back(units, made_ns),
+                Judge::Windows(windows, labels) => {
+                    windows.give_back(units, (made_ns, at_ns));
+                    labels.give_back(units, label_ns);
+                }
+            },
             Event::InForce(at_ns, budget) => match judge {
                 Judge::Bucket(bucket) => bucket.change(budget.units, rate(budget), at_ns),
                 Judge::Trailing(trailing) => trailing.change(budget.units, at_ns),

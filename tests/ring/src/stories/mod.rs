@@ -1,5 +1,6 @@
 //! Scripted adversaries: what random search seldom hits, told step by step.
 
+mod charges;
 mod clocks;
 mod disks;
 mod loans;
@@ -68,6 +69,13 @@ pub const ALL: &[(&str, Story)] = &[
         "a limit that comes back while a disk cannot be read",
         disks::a_limit_that_comes_back_while_a_disk_cannot_be_read,
     ),
+    ("a refund to a bucket that has refilled", charges::a_refund_to_a_bucket_that_has_refilled),
+    ("a refund that is said twice", charges::a_refund_that_is_said_twice),
+    ("a refund after the window", charges::a_refund_after_the_window),
+    ("a crash after a refund to a bucket", charges::a_crash_after_a_refund_to_a_bucket),
+    ("a crash after a refund to a window", charges::a_crash_after_a_refund_to_a_window),
+    ("a refund after a rate was higher", charges::a_refund_after_a_rate_was_higher),
+    ("leases that are spent at their end", charges::leases_that_are_spent_at_their_end),
 ];
 
 /// Three equal regions with one limit.

@@ -1,0 +1,184 @@
+//! Callers who come back: to give a charge back, to say what it really was, or with a lease that they spend at the last moment.
+
+use acequia_limits::Request;
+use acequia_node::{Ask, ChargeId, Recording, Reserve, Settled};
+
+use crate::{budget::MS, trace::Event, world::World};
+
+/// Callers that are remembered; the oldest of those without leases go.
+const CALLERS_MAX: usize = 48;
+/// The part of a lease's time that its caller leaves unused, since clocks drift apart.
+const LEFT_UNUSED: u64 = 32;
+
+/// One charge, as its caller knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    place: usize,
+    cell: (usize, usize),
+    id: u128,
+    /// When it was charged: true time, and the window's name.
+    made_ns: u64,
+    label_ns: u64,
+    cost: u64,
+    /// Of that, what was given back.
+    returned: u64,
+    /// The batch that the answer waits for; 0 once it is there.
+    batch: u64,
+    /// Until when a lease is spent; nothing for what was admitted when it was charged.
+    until_ns: Option<u64>,
+}
+
+impl World {
+    /// A request whose charge is remembered; says whether it passed.
+    pub fn charge(&mut self, place: usize, cell: (usize, usize), cost: u64) -> bool {
+        self.ask_by_name(place, cell, cost, None)
+    }
+
+    /// A lease of at most so many units.
+    pub fn lease(&mut self, place: usize, cell: (usize, usize), cost: u64, ttl_ns: u64) -> bool {
+        self.ask_by_name(place, cell, cost, Some(Reserve { ttl_ns, keeps: true, at_most: true }))
+    }
+
+    fn ask_by_name(
+        &mut self,
+        place: usize,
+        (limit, key): (usize, usize),
+        cost: u64,
+        reserve: Option<Reserve>,
+    ) -> bool {
+        if !self.places[place].is_awake(self.now) {
+            return false;
+        }
+        self.names += 1;
+        let now = self.clock(place);
+        let measured = &self.limits[limit];
+        let (value, tag) = measured.keys[key];
+        let entries = [(measured.name, value)];
+        let mut request = Request::new("shop", &entries);
+        request.cost = cost;
+        let Some(process) = &mut self.places[place].process else { return false };
+        // As spread as hashes are.
+        let id = u128::from(self.names).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let recording = Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve };
+        let Ok(answer) = process.asker.check_recorded(&request, now, Ask::CHECK, &recording) else {
+            self.oracle.find("names", "a new name was used before".to_owned());
+            return false;
+        };
+        let (allowed, batch) = (answer.allowed, answer.after_batch);
+        let Some(charge) = answer.charge.filter(|_| allowed) else { return false };
+        let is_window = matches!(measured.algorithm, acequia_limits::Algorithm::FixedWindow(_));
+        let mut label_ns = 0;
+        if is_window {
+            label_ns = process.node.holding(measured.id, tag, now).map_or(0, |holding| holding.window_ns);
+        }
+        let batch = if batch > 0 && process.node.is_committed(batch) { 0 } else { batch };
+        let cost = if reserve.is_some() { charge.reserved } else { cost };
+        let until_ns = match reserve {
+            Some(_) if !is_window => {
+                let ns =
+                    charge.lapses_in_ns - charge.lapses_in_ns.div_ceil(LEFT_UNUSED).min(charge.lapses_in_ns);
+                Some(self.now + ns)
+            }
+            _ => None,
+        };
+        if until_ns.is_none() {
+            self.oracle.admit((limit, key), (self.now, label_ns), cost, (place, batch));
+        }
+        if self.callers.len() >= CALLERS_MAX
+            && let Some(oldest) = self.callers.iter().position(|caller| caller.until_ns.is_none())
+        {
+            self.callers.remove(oldest);
+        }
+        let made_ns = self.now;
+        let cell = (limit, key);
+        self.callers.push(Caller { place, cell, id, made_ns, label_ns, cost, returned: 0, batch, until_ns });
+        self.note(Event::Ask(place, limit, key, cost, true));
+        true
+    }
+
+    /// A caller comes back with the real cost; nothing where all shall come back.
+    pub fn settle(&mut self, which: usize, cost: Option<u64>) {
+        let Some(caller) = self.callers.get(which).copied().filter(|caller| caller.batch == 0) else {
+            return;
+        };
+        let Caller { place, cell, id, cost: charged, until_ns, .. } = caller;
+        let cost = cost.unwrap_or(0).min(charged);
+        if until_ns.is_some() {
+            // It stops here, whether or not anybody hears it.
+            self.callers.remove(which);
+            self.oracle.admit(cell, (self.now, 0), cost, (place, 0));
+        }
+        if !self.places[place].is_awake(self.now) {
+            return;
+        }
+        let now = self.clock(place);
+        let Some(node) = self.places[place].node() else { return };
+        let settled = node.settle(ChargeId(id), Some(cost), now);
+        self.note(Event::Settle(place, cell.0, cost));
+        if let (Settled::Done { refunded, .. }, None) = (settled, until_ns) {
+            let back: u64 = refunded.iter().map(|refunded| refunded.units).sum();
+            if back > charged - cost {
+                self.oracle.find("refund", format!("{back} came back of {charged} that were really {cost}"));
+            }
+            let Some(caller) = self.callers.get_mut(which) else { return };
+            let more = back.saturating_sub(caller.returned);
+            caller.returned += more;
+            let Caller { made_ns, label_ns, .. } = *caller;
+            self.oracle.give_back(cell, (made_ns, self.now), (charged, more), label_ns);
+        }
+    }
+
+    /// Leases that end before a time are spent, each at its end.
+    pub(crate) fn spend_leases(&mut self, before_ns: u64) {
+        loop {
+            let all = self.callers.iter().enumerate();
+            let next = all.filter_map(|(which, caller)| Some((caller.until_ns?, which))).min();
+            let Some((until_ns, which)) = next.filter(|(until_ns, _)| *until_ns <= before_ns) else { return };
+            let caller = self.callers.remove(which);
+            self.now = self.now.max(until_ns);
+            // One whose answer never came is nobody's.
+            if caller.batch == 0 {
+                self.oracle.admit(caller.cell, (self.now, 0), caller.cost, (caller.place, 0));
+            }
+        }
+    }
+
+    /// A disk has everything up to a batch: those answers came.
+    pub(crate) fn answered(&mut self, place: usize, batch: u64) {
+        let waiting = self.callers.iter_mut().filter(|caller| caller.place == place && caller.batch <= batch);
+        waiting.for_each(|caller| caller.batch = 0);
+    }
+
+    /// A process ended: answers that waited never came.
+    pub(crate) fn unanswered(&mut self, place: usize) {
+        self.callers.retain(|caller| caller.place != place || caller.batch == 0);
+    }
+
+    /// A caller by chance, and what it may say.
+    pub(crate) fn settle_any(&mut self) {
+        if self.callers.is_empty() {
+            return;
+        }
+        let which = self.random.index(self.callers.len());
+        let charged = self.callers[which].cost;
+        let cost = match self.random.below(4) {
+            0 | 1 => None,
+            2 => Some(self.random.below(charged + 1)),
+            _ => Some(charged / 2),
+        };
+        self.settle(which, cost);
+    }
+
+    /// A time for which a lease is wanted.
+    pub(crate) fn any_ttl_ns(&mut self) -> u64 {
+        self.random.spread(5, 120_000) * MS
+    }
+
+    /// All who hold leases give them back, unspent.
+    pub(crate) fn end_leases(&mut self) {
+        while let Some(which) = self.callers.iter().position(|caller| caller.until_ns.is_some()) {
+            self.callers[which].batch = 0;
+            self.settle(which, None);
+        }
+    }
+}
