@@ -64,7 +64,7 @@ pub use crate::{
     asker::{Answer, Ask, Asker, DESCRIPTORS_MAX, LimitAnswer, Outcome},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
     explain::Unmatched,
-    inspect::{CellView, Holding, LimitView, LoanView, Overview, PeerView, WordView},
+    inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
     journal::{Row, WALL},
     kept::Kept,
     region::ResumeFault,
