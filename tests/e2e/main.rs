@@ -14,5 +14,6 @@ mod envoy;
 mod grpc;
 mod hostile;
 mod http;
+mod operators;
 mod regions;
 mod restart;

@@ -29,11 +29,11 @@ mod stream;
 
 use std::time::Duration;
 
-use acequia_api::acequia::v1::{CheckRequest, limiter_client::LimiterClient};
 pub use acequia_api::acequia::v1::{
-    CheckResponse, Holding, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord, Reason, Share,
-    Unmatched,
+    CellOverride, CheckResponse, Holding, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord,
+    Reason, Share, Unmatched,
 };
+use acequia_api::acequia::v1::{CheckRequest, limiter_client::LimiterClient};
 use tokio::time::{Instant, timeout};
 use tonic::{
     Code, Request, Response, Status,
@@ -432,7 +432,7 @@ mod tests {
         async fn peek(&self, request: Request<CheckRequest>) -> Result<Response<PeekResponse>, Status> {
             let unmatched = Unmatched { name: "search".to_owned(), why: "no entry route".to_owned() };
             let verdict = Some(answer(request.into_inner()).await?);
-            Ok(Response::new(PeekResponse { verdict, unmatched: vec![unmatched], shares: Vec::new() }))
+            Ok(Response::new(PeekResponse { verdict, unmatched: vec![unmatched], ..PeekResponse::default() }))
         }
     }
 

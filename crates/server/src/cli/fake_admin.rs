@@ -7,9 +7,9 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    AuditEntry, Budget, Catalogue, CatalogueChange, ChangeRegionRequest, LimitStatus, ListAuditRequest,
-    ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse, NodeStatus, SetBudgetRequest, StatusRequest,
-    TakeOverRequest, WatchRequest,
+    AuditEntry, Budget, Catalogue, CatalogueChange, ChangeRegionRequest, GrantRequest, LimitStatus,
+    ListAuditRequest, ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse, NodeStatus, ResetRequest,
+    SetBudgetRequest, StatusRequest, TakeOverRequest, WatchRequest,
     admin_server::{Admin, AdminServer},
     limit_status,
 };
@@ -29,6 +29,8 @@ pub(super) enum Asked {
     Budgets,
     Audit(u32),
     Budget(SetBudgetRequest),
+    Grant(GrantRequest),
+    Reset(ResetRequest),
     Region(ChangeRegionRequest),
     TakeOver(TakeOverRequest),
 }
@@ -75,6 +77,8 @@ impl FakeAdmin {
         let asked = self.asked();
         let orders = asked.iter().filter(|asked| match asked {
             Asked::Budget(request) => !request.dry_run,
+            Asked::Grant(request) => !request.dry_run,
+            Asked::Reset(request) => !request.dry_run,
             Asked::Region(request) => !request.dry_run,
             Asked::TakeOver(request) => !request.dry_run,
             Asked::Status | Asked::Budgets | Asked::Audit(_) => false,
@@ -185,6 +189,18 @@ impl Admin for FakeAdmin {
     ) -> Result<Response<CatalogueChange>, Status> {
         let dry_run = request.get_ref().dry_run;
         self.take(request, Asked::Budget)?;
+        self.change(dry_run)
+    }
+
+    async fn grant(&self, request: Request<GrantRequest>) -> Result<Response<CatalogueChange>, Status> {
+        let dry_run = request.get_ref().dry_run;
+        self.take(request, Asked::Grant)?;
+        self.change(dry_run)
+    }
+
+    async fn reset(&self, request: Request<ResetRequest>) -> Result<Response<CatalogueChange>, Status> {
+        let dry_run = request.get_ref().dry_run;
+        self.take(request, Asked::Reset)?;
         self.change(dry_run)
     }
 

@@ -16,6 +16,7 @@ mod entries;
 mod explain;
 #[cfg(test)]
 mod fake_admin;
+mod grant;
 mod limit_path;
 pub(crate) mod operator;
 mod order;
@@ -40,7 +41,7 @@ use clap::{Args, value_parser};
 
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, certs::Certs, check::Check,
-    explain::Explain, regions::Regions, top::Top,
+    explain::Explain, grant::Grant, grant::Reset, regions::Regions, top::Top,
 };
 use self::{
     entries::{Word, groups, read_word},

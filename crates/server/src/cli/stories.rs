@@ -3,14 +3,15 @@
 use std::{collections::HashMap, net::SocketAddr};
 
 use acequia_api::acequia::v1::{
-    ChangeRegionRequest, SetBudgetRequest, TakeOverRequest, change_region_request::Change,
+    ChangeRegionRequest, GrantRequest, ResetRequest, SetBudgetRequest, TakeOverRequest,
+    change_region_request::Change,
 };
 use clap::{Parser, Subcommand};
 use rcgen::{CertificateParams, Issuer, KeyPair};
 use tonic::{Status, transport::Identity};
 
 use super::{
-    Audit, Authority, Budget, Regions,
+    Audit, Authority, Budget, Grant, Regions, Reset,
     console::Console,
     fake_admin::{Asked, FakeAdmin},
 };
@@ -24,6 +25,8 @@ struct Line {
 #[derive(Debug, Subcommand)]
 enum Command {
     Budget(Budget),
+    Grant(Grant),
+    Reset(Reset),
     Regions(Regions),
     Authority(Authority),
     Audit(Audit),
@@ -50,6 +53,8 @@ async fn run_with(line: &str, more: &[&str], typed: Option<&str>) -> Left {
     let mut console = Console::new(&mut answers, &mut remarks, &mut input, typed.is_some());
     let result = match command {
         Command::Budget(command) => command.carry_out(&mut console).await,
+        Command::Grant(command) => command.carry_out(&mut console).await,
+        Command::Reset(command) => command.carry_out(&mut console).await,
         Command::Regions(command) => command.carry_out(&mut console).await,
         Command::Authority(command) => command.carry_out(&mut console).await,
         Command::Audit(command) => command.carry_out(&mut console).await,
@@ -78,6 +83,7 @@ fn budget(dry_run: bool) -> Asked {
         author: "ana".to_owned(),
         reason: "launch".to_owned(),
         dry_run,
+        ..SetBudgetRequest::default()
     })
 }
 
@@ -99,6 +105,69 @@ async fn a_budget_is_looked_at_then_set_then_reported() {
     let (address, node) = FakeAdmin { looks_until_effective: 9, ..FakeAdmin::default() }.serve(None).await;
     assert_eq!(run(address, SET, None).await, left(0, &format!("{PLAN}{PENDING}"), ""));
     assert_eq!(node.asked(), [budget(true), budget(false), Asked::Status]);
+}
+
+#[tokio::test]
+async fn cells_get_more_and_budgets_end() {
+    let (address, node) = FakeAdmin::default().serve(None).await;
+    let key = HashMap::from([("tenant".to_owned(), "big-co".to_owned())]);
+    let (domain, name, dry_run) = ("shop".to_owned(), "credits".to_owned(), true);
+    let (author, reason) = ("ana".to_owned(), "x".to_owned());
+    for (line, asked) in [
+        (
+            "grant shop/credits[tenant=big-co] 5000 --for 2h",
+            Asked::Grant(GrantRequest {
+                domain: domain.clone(),
+                name: name.clone(),
+                key: key.clone(),
+                units: 5_000,
+                for_ms: 7_200_000,
+                author: author.clone(),
+                reason: reason.clone(),
+                dry_run,
+            }),
+        ),
+        (
+            "reset shop/credits[tenant=big-co]",
+            Asked::Reset(ResetRequest {
+                domain: domain.clone(),
+                name: name.clone(),
+                key: key.clone(),
+                author: author.clone(),
+                reason: reason.clone(),
+                dry_run,
+            }),
+        ),
+        (
+            "budget set shop/credits[tenant=big-co] limit=7 --until 2027-01-01",
+            Asked::Budget(SetBudgetRequest {
+                domain,
+                name,
+                key,
+                numbers: HashMap::from([("limit".to_owned(), "7".to_owned())]),
+                author,
+                reason,
+                dry_run,
+                until: "2027-01-01".to_owned(),
+                for_ms: 0,
+            }),
+        ),
+    ] {
+        let line = format!("{line} --author ana --reason x --dry-run");
+        assert_eq!(run(address, &line, None).await, left(0, PLAN, ""));
+        assert_eq!(node.asked().last(), Some(&asked), "{line}");
+    }
+    for (line, why) in [
+        ("grant shop/credits[tenant=a] 0", "1.."),
+        ("grant shop/credits[tenant=a]", "<UNITS>"),
+        ("reset credits", "no slash"),
+        ("budget set shop/credits[tenant=a] limit=7 --until soon", "2027-01-01"),
+        ("budget set shop/credits[tenant=a] limit=7 --until 2027-01-01 --for 2h", "cannot be used with"),
+    ] {
+        let words = ["acequia"].into_iter().chain(line.split_whitespace());
+        let fault = Line::try_parse_from(words).expect_err(line).to_string();
+        assert!(fault.contains(why), "{line}: {fault}");
+    }
 }
 
 #[tokio::test]

@@ -56,7 +56,8 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
         });
         let verdict = with_check_out(answer, catalogue, true, owned);
         let unmatched = unmatched.collect();
-        let response = api::PeekResponse { verdict: Some(verdict), unmatched, shares: Vec::new() };
+        let overrides = overrides(answer, catalogue);
+        let response = api::PeekResponse { verdict: Some(verdict), unmatched, shares: Vec::new(), overrides };
         (response, answer.clone(), Arc::clone(catalogue))
     });
     // Whoever looks keeps nobody from asking.
@@ -66,6 +67,21 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
     }
     // A vector grows as it needs to, so encoding cannot fail.
     Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
+}
+
+/// The cells that have numbers of their own, and why.
+fn overrides(answer: &Answer, catalogue: &Catalogue) -> Vec<api::CellOverride> {
+    let cell = |(place, limit)| {
+        let found = catalogue.override_of(limit)?;
+        Some(api::CellOverride {
+            limit: place,
+            until_wall_ns: found.until_ns,
+            granted: found.granted.unwrap_or(0),
+            why: found.why.clone().unwrap_or_default(),
+            author: found.author.clone().unwrap_or_default(),
+        })
+    };
+    (0..).zip(&answer.limits).filter_map(cell).collect()
 }
 
 fn owned(check: &CheckOut<'_>) -> api::CheckResponse {

@@ -7,6 +7,7 @@ use acequia_api::acequia::v1::{
     admin_server::{Admin, AdminServer},
     change_region_request::Change,
 };
+use acequia_limits::limit::parse_instant_ns;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
 use tonic::{
@@ -18,6 +19,7 @@ use tracing::warn;
 use super::{
     Order, OrderFault, Outcome, Regions,
     authority::{Ordered, specs_of},
+    order::End,
     status,
 };
 use crate::{config::Config, worker::Shared};
@@ -167,15 +169,8 @@ impl Service {
     }
 
     /// Versions are written to the disk: not on the thread that answers others.
-    async fn order(
-        &self,
-        order: Order,
-        author: String,
-        reason: String,
-        is_dry: bool,
-    ) -> Result<Response<api::CatalogueChange>, Status> {
+    async fn order(&self, order: Order, ordered: Ordered) -> Result<Response<api::CatalogueChange>, Status> {
         let regions = Arc::clone(self.regions()?);
-        let ordered = Ordered { author, reason, is_dry };
         let done = tokio::task::spawn_blocking(move || regions.order(&order, &ordered)).await;
         let outcome = done.map_err(|fault| Status::internal(fault.to_string()))?.map_err(refusal)?;
         let Outcome { before, after, changes, warnings } = outcome;
@@ -201,10 +196,24 @@ fn refusal(fault: OrderFault) -> Status {
     }
 }
 
-/// Who orders, with where from.
-fn author(said: &str, from: Option<SocketAddr>) -> String {
-    let said = if said.trim().is_empty() { "somebody" } else { said.trim() };
-    from.map_or_else(|| said.to_owned(), |from| format!("{said} from {from}"))
+/// Who orders, with where from, and why.
+fn ordered(said: String, reason: String, is_dry: bool, from: Option<SocketAddr>) -> Ordered {
+    let name = said.trim().to_owned();
+    let who = if name.is_empty() { "somebody" } else { name.as_str() };
+    let author = from.map_or_else(|| who.to_owned(), |from| format!("{who} from {from}"));
+    Ordered { author, name, reason, is_dry }
+}
+
+/// When numbers end, or why that is no time.
+fn end(until: &str, for_ms: u64) -> Result<Option<End>, Status> {
+    match (until, for_ms) {
+        ("", 0) => Ok(None),
+        ("", ms) => Ok(Some(End::After(ms.saturating_mul(1_000_000)))),
+        (until, 0) => {
+            parse_instant_ns(until).map(|at_ns| Some(End::At(at_ns))).map_err(Status::invalid_argument)
+        }
+        _ => Err(Status::invalid_argument("until and for_ms both say when it ends: leave one out")),
+    }
 }
 
 #[tonic::async_trait]
@@ -256,7 +265,7 @@ impl Admin for Service {
                 specs.iter().any(|spec| spec.domain == budget.domain && spec.name == budget.name)
             };
             response.budgets.retain(named);
-            response.catalogue = Some(status::catalogue_of(regions, &version, &membership));
+            response.catalogue = Some(status::catalogue_of(regions, &version, &membership, now));
         }
         Ok(Response::new(response))
     }
@@ -272,8 +281,36 @@ impl Admin for Service {
             name: said.name,
             key: said.key.into_iter().collect(),
             numbers: said.numbers.into_iter().collect(),
+            end: end(&said.until, said.for_ms)?,
         };
-        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
+    }
+
+    async fn grant(
+        &self,
+        request: Request<api::GrantRequest>,
+    ) -> Result<Response<api::CatalogueChange>, Status> {
+        let from = request.remote_addr();
+        let said = request.into_inner();
+        let order = Order::Grant {
+            domain: said.domain,
+            name: said.name,
+            key: said.key.into_iter().collect(),
+            units: said.units,
+            for_ns: (said.for_ms > 0).then(|| said.for_ms.saturating_mul(1_000_000)),
+        };
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
+    }
+
+    async fn reset(
+        &self,
+        request: Request<api::ResetRequest>,
+    ) -> Result<Response<api::CatalogueChange>, Status> {
+        let from = request.remote_addr();
+        let said = request.into_inner();
+        let key = said.key.into_iter().collect();
+        let order = Order::Reset { domain: said.domain, name: said.name, key };
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
     }
 
     async fn change_region(
@@ -294,7 +331,7 @@ impl Admin for Service {
                 return Err(Status::invalid_argument("no change: add, recover, evict, remove or weight"));
             }
         };
-        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
     }
 
     async fn take_over(
@@ -304,7 +341,7 @@ impl Admin for Service {
         let from = request.remote_addr();
         let said = request.into_inner();
         let order = Order::TakeOver { is_fenced: said.is_fenced };
-        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
     }
 
     async fn list_audit(

@@ -13,6 +13,7 @@ mod authority;
 mod driver;
 mod names;
 mod order;
+mod overrides;
 mod status;
 
 use std::{
