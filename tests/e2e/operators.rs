@@ -211,3 +211,44 @@ fn a_file_may_say_until_when_and_who_said_so() {
     assert!(text.contains("note: 1 of the overrides of shop/credits have ended"), "{text}");
     assert_eq!(body(&[]), r#"{"descriptors":[{}],"domain":"shop"}"#);
 }
+
+/// A node that stands alone, and that operators can ask.
+fn alone(limits: &str) -> Node {
+    let listen = r#"{ grpc: "127.0.0.1:0", http: "127.0.0.1:0", admin: "127.0.0.1:0" }"#;
+    Node::start_whole(&format!("region: eu\nnode: eu-1\nlisten: {listen}\nworkers: 2\n{limits}"))
+}
+
+#[test]
+fn who_is_denied_most_is_named_to_operators_and_nowhere_else() {
+    let node = alone(&format!(
+        "limits: [{{ name: per-key, domain: shop, by: [api_key], fixed_window: {{ limit: 1, window: {} }} }}]\n",
+        windows::long()
+    ));
+    // Somebody who does not stop, in a crowd of others of whom each was denied once.
+    for number in 0..200 {
+        let other = format!("other-{number}");
+        allowed(&node, &[("api_key", &other)], 2);
+        allowed(&node, &[("api_key", "greedy, 100%")], 2);
+    }
+    let seen: Value =
+        serde_json::from_str(&done(&node, &["top", "--limit", "shop/per-key", "--json"])).expect("JSON");
+    let worst = &seen["cells"]["offenders"][0];
+    assert_eq!(worst["key"], "api_key=greedy%2C 100%25", "{seen}");
+    let (count, error) =
+        (worst["count"].as_u64().expect("a count"), worst["error"].as_u64().expect("an error"));
+    assert!(count >= 399 && count - error <= 399, "it was denied 399 times: {worst}");
+    let hottest = &seen["cells"]["hottest"][0];
+    assert!(hottest["count"].as_u64().is_some_and(|count| count % 64 == 0), "{seen}");
+
+    let text = done(&node, &["top", "--limit", "shop/per-key"]);
+    assert!(
+        text.contains("shop/per-key, denied most") && text.contains("api_key=greedy%2C 100%25"),
+        "{text}"
+    );
+    refused(&node, &["top", "--limit", "shop/nothing", "--json"], "no node has a limit shop/nothing");
+    let metrics = crate::client::Http::connect(&node).get("/metrics").body;
+    assert!(metrics.contains("acequia_hottest_cell_remaining"), "{metrics}");
+    for hidden in [metrics, node.stderr()] {
+        assert!(!hidden.contains("greedy"), "{hidden}");
+    }
+}

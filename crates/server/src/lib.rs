@@ -7,6 +7,7 @@
 //! write. [`regions`] connects the node to
 //! other regions.
 
+mod cells;
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -22,6 +23,7 @@ pub mod regions;
 mod respond;
 pub mod run;
 mod screen;
+mod sketch;
 mod tally;
 pub mod view;
 mod watching;

@@ -15,6 +15,7 @@ use prometheus_client::{
 };
 
 use crate::{
+    cells::Hottest,
     regions::Regions,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, Tally},
     worker::Shared,
@@ -50,12 +51,14 @@ impl Collector for Counts {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let shared = &self.0;
         let mut tally = Tally::default();
+        let (mut hottest, now) = (Vec::new(), shared.clock.now());
         for worker in shared.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            tally.add(&worker.tally());
+            tally.add(&worker.counted());
+            worker.add_hottest(&mut hottest, now);
         }
         let mut out = Out(encoder);
         let catalogue = shared.node.catalogue();
-        out.of_limits(&tally, &catalogue)?;
+        out.of_limits(&tally, &hottest, &catalogue)?;
         out.counter(
             "acequia_requests",
             "Requests by verdict.",
@@ -152,7 +155,12 @@ type Values<'a> = &'a [(&'a [(&'a str, &'a str)], u64)];
 struct Out<'a>(DescriptorEncoder<'a>);
 
 impl Out<'_> {
-    fn of_limits(&mut self, tally: &Tally, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
+    fn of_limits(
+        &mut self,
+        tally: &Tally,
+        hottest: &[Hottest],
+        catalogue: &Catalogue,
+    ) -> Result<(), std::fmt::Error> {
         let help = "What limits said of the requests they matched.";
         let mut metric = self.0.encode_descriptor("acequia_decisions", help, None, MetricType::Counter)?;
         for active in &catalogue.limits {
@@ -167,9 +175,9 @@ impl Out<'_> {
         let name = "acequia_hottest_cell_remaining";
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for active in &catalogue.limits {
-            let Some(counts) = tally.limits.get(usize::from(active.slot())) else { continue };
+            let Some(hot) = hottest.get(usize::from(active.slot())) else { continue };
             let path = active.limit.path();
-            let mut hot = counts.hot.clone();
+            let mut hot = hot.clone();
             hot.sort_by_key(|cell| (std::cmp::Reverse(cell.count), cell.tag));
             for (rank, cell) in (1..=HOT_SHOWN).zip(&hot) {
                 let rank = rank.to_string();

@@ -1,7 +1,7 @@
 //! What a worker counts: plain numbers under the worker's own lock, added up when somebody looks.
 
-use acequia_limits::{CellTag, verdict::NEVER};
-use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
+use acequia_limits::verdict::NEVER;
+use acequia_node::{Answer, Catalogue, Outcome};
 
 /// Upper bounds of the buckets for waits, in seconds.
 pub(crate) const RETRY_SECONDS: [f64; 12] =
@@ -10,9 +10,7 @@ pub(crate) const RETRY_SECONDS: [f64; 12] =
 pub(crate) const DECISION_SECONDS: [f64; 12] =
     [2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1];
 /// One decision in so many is timed and looked at for hot cells.
-const SAMPLE: u64 = 64;
-/// Hot cells that are followed for each limit.
-const HOT_CELLS: usize = 8;
+pub(crate) const SAMPLE: u64 = 64;
 
 /// Everything that one worker has counted since it started.
 #[derive(Clone, Debug, Default)]
@@ -42,15 +40,6 @@ pub(crate) struct LimitTally {
     pub(crate) outcomes: [u64; 4],
     /// Units of the requests that it allowed.
     pub(crate) units: u64,
-    pub(crate) hot: Vec<HotCell>,
-}
-
-/// A cell that is asked for often: a space-saving sketch (Metwally et al., ICDT 2005) of samples.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HotCell {
-    pub(crate) tag: CellTag,
-    pub(crate) count: u64,
-    pub(crate) remaining: u64,
 }
 
 /// Counts by bucket; the last is for what is above every bound.
@@ -107,7 +96,6 @@ impl Tally {
     /// Counts an answer.
     #[inline]
     pub(crate) fn record(&mut self, answer: &Answer, catalogue: &Catalogue) {
-        let sampled = self.is_sampled();
         self.seen += 1;
         if answer.allowed {
             self.allowed += 1;
@@ -128,9 +116,6 @@ impl Tally {
             if answer.allowed && limit.outcome == Outcome::Allow {
                 tally.units += limit.units;
             }
-            if sampled {
-                tally.sample(limit);
-            }
         }
     }
 
@@ -144,15 +129,6 @@ impl Tally {
                 *ours += theirs;
             }
             ours.units += theirs.units;
-            for hot in &theirs.hot {
-                match ours.hot.iter_mut().find(|cell| cell.tag == hot.tag) {
-                    Some(cell) => {
-                        cell.count += hot.count;
-                        cell.remaining = cell.remaining.min(hot.remaining);
-                    }
-                    None => ours.hot.push(*hot),
-                }
-            }
         }
         self.retry_after.add(&other.retry_after);
         self.decision.add(&other.decision);
@@ -162,28 +138,5 @@ impl Tally {
         self.unmatched += other.unmatched;
         self.waited.iter_mut().zip(other.waited).for_each(|(ours, theirs)| *ours += theirs);
         self.crowded += other.crowded;
-    }
-
-    /// Halves what is known of hot cells, so that cells which cooled down give way.
-    pub(crate) fn cool(&mut self) {
-        for limit in &mut self.limits {
-            limit.hot.iter_mut().for_each(|cell| cell.count /= 2);
-            limit.hot.retain(|cell| cell.count > 0);
-        }
-    }
-}
-
-impl LimitTally {
-    fn sample(&mut self, limit: &LimitAnswer) {
-        let LimitAnswer { tag, verdict, .. } = limit;
-        let remaining = verdict.remaining;
-        if let Some(cell) = self.hot.iter_mut().find(|cell| cell.tag == *tag) {
-            cell.count += 1;
-            cell.remaining = remaining;
-        } else if self.hot.len() < HOT_CELLS {
-            self.hot.push(HotCell { tag: *tag, count: 1, remaining });
-        } else if let Some(coldest) = self.hot.iter_mut().min_by_key(|cell| cell.count) {
-            *coldest = HotCell { tag: *tag, count: coldest.count + 1, remaining };
-        }
     }
 }

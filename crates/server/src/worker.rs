@@ -17,6 +17,7 @@ use arc_swap::ArcSwap;
 use tracing::{debug, debug_span, enabled};
 
 use crate::{
+    cells::{Cells, Hottest, LimitCells},
     clock::Clock,
     config::{Headers, Live},
     metrics::Reloads,
@@ -73,7 +74,7 @@ impl Shared {
 
     /// Adds a worker.
     pub fn worker(self: &Arc<Self>) -> Arc<Worker> {
-        let inner = Inner { asker: self.node.asker(), tally: Tally::default() };
+        let inner = Inner { asker: self.node.asker(), tally: Tally::default(), cells: Cells::default() };
         let worker = Arc::new(Worker { shared: Arc::clone(self), inner: Mutex::new(inner) });
         self.workers.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&worker));
         worker
@@ -141,6 +142,7 @@ pub struct Held<'a> {
 struct Inner {
     asker: Asker,
     tally: Tally,
+    cells: Cells,
 }
 
 /// A response, and what it waits for.
@@ -227,12 +229,14 @@ impl Worker {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.clone()
     }
 
-    /// The same for a look that comes every now and then: cells that cooled down give way.
-    pub(crate) fn tally(&self) -> Tally {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let tally = inner.tally.clone();
-        inner.tally.cool();
-        tally
+    /// The cells of one limit, by its slot, as they were counted so far.
+    pub(crate) fn cells_of(&self, slot: u16, now: Now) -> LimitCells {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).cells.of(slot, now)
+    }
+
+    /// Adds what the hottest cells of every limit have left, by its slot.
+    pub(crate) fn add_hottest(&self, all: &mut Vec<Hottest>, now: Now) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).cells.add_hottest(all, now);
     }
 }
 
@@ -314,7 +318,7 @@ impl Held<'_> {
 
     #[inline]
     fn decide(&mut self, request: &Request<'_>, ask: Ask) {
-        let Inner { asker, tally } = &mut *self.inner;
+        let Inner { asker, tally, .. } = &mut *self.inner;
         let timed = tally.is_sampled().then(std::time::Instant::now);
         asker.check(request, self.now, ask);
         if let Some(begun) = timed {
@@ -330,9 +334,10 @@ impl Held<'_> {
         ask: Ask,
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
-        let Inner { asker, tally } = &mut *self.inner;
+        let Inner { asker, tally, cells } = &mut *self.inner;
         let (answer, catalogue) = asker.last();
         if ask.charge {
+            cells.record(answer, catalogue, request, tally.is_sampled(), self.now);
             tally.record(answer, catalogue);
         }
         if enabled!(tracing::Level::DEBUG) {

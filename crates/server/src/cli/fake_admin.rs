@@ -7,9 +7,10 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    AuditEntry, Budget, Catalogue, CatalogueChange, ChangeRegionRequest, GrantRequest, LimitStatus,
-    ListAuditRequest, ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse, NodeStatus, ResetRequest,
-    SetBudgetRequest, StatusRequest, TakeOverRequest, WatchRequest,
+    AuditEntry, Budget, Catalogue, CatalogueChange, CellCount, ChangeRegionRequest, GrantRequest,
+    LimitStatus, ListAuditRequest, ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse,
+    ListCellsRequest, ListCellsResponse, NodeStatus, ResetRequest, SetBudgetRequest, StatusRequest,
+    TakeOverRequest, WatchRequest,
     admin_server::{Admin, AdminServer},
     limit_status,
 };
@@ -28,6 +29,7 @@ pub(super) enum Asked {
     Status,
     Budgets,
     Audit(u32),
+    Cells(ListCellsRequest),
     Budget(SetBudgetRequest),
     Grant(GrantRequest),
     Reset(ResetRequest),
@@ -81,7 +83,7 @@ impl FakeAdmin {
             Asked::Reset(request) => !request.dry_run,
             Asked::Region(request) => !request.dry_run,
             Asked::TakeOver(request) => !request.dry_run,
-            Asked::Status | Asked::Budgets | Asked::Audit(_) => false,
+            Asked::Status | Asked::Budgets | Asked::Audit(_) | Asked::Cells(_) => false,
         });
         orders.count() as u64
     }
@@ -220,6 +222,21 @@ impl Admin for FakeAdmin {
         let dry_run = request.get_ref().dry_run;
         self.take(request, Asked::TakeOver)?;
         self.change(dry_run)
+    }
+
+    async fn list_cells(
+        &self,
+        request: Request<ListCellsRequest>,
+    ) -> Result<Response<ListCellsResponse>, Status> {
+        self.take(request, Asked::Cells)?;
+        let cell =
+            |key: &str, count| CellCount { key: key.to_owned(), count, error: 1, ..CellCount::default() };
+        Ok(Response::new(ListCellsResponse {
+            hottest: vec![cell("api_key=k1", 640), cell("api_key=k2", 64)],
+            offenders: vec![cell("api_key=k3", 7)],
+            sample: 64,
+            half_life_ms: 60_000,
+        }))
     }
 
     async fn list_audit(

@@ -9,6 +9,7 @@ mod authority;
 mod bench;
 mod budget;
 mod catalogue;
+mod cells;
 mod certs;
 mod check;
 mod console;

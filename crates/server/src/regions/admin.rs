@@ -1,6 +1,12 @@
 //! `acequia.v1.Admin`: what operators ask and order, on a listener of its own.
 
-use std::{net::SocketAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use acequia_api::acequia::v1::{
     self as api,
@@ -8,6 +14,7 @@ use acequia_api::acequia::v1::{
     change_region_request::Change,
 };
 use acequia_limits::limit::parse_instant_ns;
+use acequia_node::Active;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
 use tonic::{
@@ -22,7 +29,13 @@ use super::{
     order::End,
     status,
 };
-use crate::{config::Config, worker::Shared};
+use crate::{
+    cells::{HALF_LIFE_NS, LimitCells},
+    config::Config,
+    sketch::{Counted, Sketch},
+    tally::SAMPLE,
+    worker::Shared,
+};
 
 /// Milliseconds between two answers of a watch.
 const EVERY_MS: std::ops::RangeInclusive<u32> = 50..=60_000;
@@ -35,6 +48,9 @@ const CALL_MAX: Duration = Duration::from_secs(10);
 const WATCHES_MAX: usize = 64;
 /// The longest token, in bytes.
 const TOKEN_BYTES_MAX: u64 = 4_096;
+/// Cells of each kind where the caller does not say, and at most.
+const CELLS_DEFAULT: u32 = 10;
+const CELLS_MOST: u32 = 64;
 /// Entries of the audit log where the caller does not say.
 const AUDIT_DEFAULT: u32 = 100;
 
@@ -168,6 +184,29 @@ impl Service {
         })
     }
 
+    /// The limit of that name that is in force.
+    fn slot_of(&self, domain: &str, name: &str) -> Result<u16, Status> {
+        let wall_ns = self.shared.clock.now().wall_ns;
+        let catalogue = self.shared.node.catalogue();
+        let is_it = |active: &&Active| {
+            let spec = &active.limit.spec;
+            spec.domain == domain && spec.name == name && active.is_in_force(wall_ns)
+        };
+        catalogue.limits.iter().find(is_it).map(Active::slot).ok_or_else(|| {
+            Status::not_found(format!("no limit {domain}/{name} in force here: see `acequia budget list`"))
+        })
+    }
+
+    /// The cells of a limit, over all workers.
+    fn cells_of(&self, domain: &str, name: &str) -> Result<LimitCells, Status> {
+        let (slot, now) = (self.slot_of(domain, name)?, self.shared.clock.now());
+        let mut cells = LimitCells::default();
+        for worker in self.shared.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            cells.merge(&worker.cells_of(slot, now));
+        }
+        Ok(cells)
+    }
+
     /// Versions are written to the disk: not on the thread that answers others.
     async fn order(&self, order: Order, ordered: Ordered) -> Result<Response<api::CatalogueChange>, Status> {
         let regions = Arc::clone(self.regions()?);
@@ -194,6 +233,18 @@ fn refusal(fault: OrderFault) -> Status {
         OrderFault::Refused(_) | OrderFault::Adopt(_) => Status::failed_precondition(what),
         OrderFault::Audit(_) => Status::unavailable(what),
     }
+}
+
+/// The cells that came most often, `times` as often as they were counted.
+fn counts(sketch: &Sketch, most: usize, times: u64) -> Vec<api::CellCount> {
+    let cell = |cell: &Counted| api::CellCount {
+        key: cell.key.text.clone(),
+        is_cut: cell.key.is_cut,
+        count: cell.count.saturating_mul(times),
+        error: cell.error.saturating_mul(times),
+        remaining: cell.remaining,
+    };
+    sketch.sorted().into_iter().take(most).map(cell).collect()
 }
 
 /// Who orders, with where from, and why.
@@ -342,6 +393,21 @@ impl Admin for Service {
         let said = request.into_inner();
         let order = Order::TakeOver { is_fenced: said.is_fenced };
         self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
+    }
+
+    async fn list_cells(
+        &self,
+        request: Request<api::ListCellsRequest>,
+    ) -> Result<Response<api::ListCellsResponse>, Status> {
+        let api::ListCellsRequest { domain, name, most } = request.into_inner();
+        let most = if most == 0 { CELLS_DEFAULT } else { most.min(CELLS_MOST) } as usize;
+        let cells = self.cells_of(&domain, &name)?;
+        Ok(Response::new(api::ListCellsResponse {
+            hottest: counts(&cells.hottest, most, SAMPLE),
+            offenders: counts(&cells.offenders, most, 1),
+            sample: SAMPLE as u32,
+            half_life_ms: HALF_LIFE_NS / 1_000_000,
+        }))
     }
 
     async fn list_audit(
