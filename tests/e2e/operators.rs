@@ -252,3 +252,74 @@ fn who_is_denied_most_is_named_to_operators_and_nowhere_else() {
         assert!(!hidden.contains("greedy"), "{hidden}");
     }
 }
+
+#[test]
+fn a_candidate_is_compared_with_the_limit_that_it_may_replace() {
+    let limits = |candidate: u64, live: &str| {
+        let window = windows::long();
+        format!(
+            "limits:\n\
+             - {{ name: live, domain: shop, by: [user], fixed_window: {{ limit: 10, window: {window} }} }}\n\
+             - name: other\n  domain: shop\n  when: {{ route: /other }}\n  fixed_window: {{ limit: 0, window: 1h }}\n\
+             - name: stricter\n  domain: shop\n  by: [user]\n  mode: shadow\n  candidate_for: {live}\n  \
+             fixed_window: {{ limit: {candidate}, window: {window} }}\n\
+             - name: looser\n  domain: shop\n  by: [user]\n  mode: shadow\n  candidate_for: {live}\n  \
+             fixed_window: {{ limit: 12, window: {window} }}\n"
+        )
+    };
+    let node = alone(&limits(4, "live"));
+    assert_eq!(allowed(&node, &[("user", "ann")], 20), 10);
+    assert_eq!(allowed(&node, &[("user", "bob")], 5), 5);
+    // What another limit denies counts in neither.
+    assert_eq!(allowed(&node, &[("user", "cleo"), ("route", "/other")], 20), 0);
+
+    let report = |name: &str| -> Value {
+        serde_json::from_str(&done(&node, &["candidate", &format!("shop/{name}"), "--json"])).expect("JSON")
+    };
+    let counts = |name: &str| {
+        let report = report(name);
+        ["both_allow", "only_candidate_denies", "only_live_denies", "both_deny"]
+            .map(|what| report[what].clone())
+    };
+    // Ann: 4, 6, 0, 10. Bob: 4, 1. Cleo: 20, of which no limit of hers had a unit charged.
+    assert_eq!(counts("stricter"), [28, 7, 0, 10].map(|count| json!(count)));
+    // It is charged as if it stood in the other's place: ann has 12 of it, and no more.
+    assert_eq!(counts("looser"), [35, 0, 2, 8].map(|count| json!(count)));
+    let denied = report("stricter")["denied"].clone();
+    assert_eq!((&denied[0]["key"], &denied[0]["count"]), (&json!("user=ann"), &json!(6)));
+    assert_eq!((&denied[1]["key"], &denied[1]["count"]), (&json!("user=bob"), &json!(1)));
+    let text = done(&node, &["candidate", "shop/stricter"]);
+    assert!(text.contains("45 requests hit both here since") && text.contains("user=ann"), "{text}");
+
+    let verdicts = |verdict| {
+        let labels = [("candidate", "shop/looser"), ("live", "shop/live"), ("verdict", verdict)];
+        crate::client::metric(&node, "acequia_candidate_verdicts_total", &labels)
+    };
+    assert_eq!(
+        (verdicts("both_allow"), verdicts("only_live_denies"), verdicts("both_deny")),
+        (35.0, 2.0, 8.0)
+    );
+    let seen = explained(&node, &["user=bob"]);
+    assert_eq!(
+        seen["candidates"][0],
+        json!({"candidate": "stricter", "live": "live", "candidate_denies": true, "live_denies": false}),
+        "{seen}"
+    );
+    refused(&node, &["candidate", "shop/live"], "is no candidate");
+    refused(&node, &["candidate", "shop/nothing"], "no limit shop/nothing");
+
+    // With other numbers it begins anew; without a live limit there is nothing to compare it with.
+    node.write_whole_config(
+        &std::fs::read_to_string(node.config()).expect("a config").replace("limit: 4", "limit: 5"),
+    );
+    eventually("it has other numbers", || {
+        report("stricter")["candidate_budget"].to_string().contains(" 5 in")
+    });
+    assert_eq!(allowed(&node, &[("user", "dan")], 6), 6);
+    assert_eq!(counts("stricter"), [5, 1, 0, 0].map(|count| json!(count)));
+    let elsewhere = node.data().with_extension("yaml");
+    std::fs::write(&elsewhere, format!("region: eu\nnode: eu-1\n{}", limits(4, "gone"))).expect("a config");
+    let said = acequia(&["validate", elsewhere.to_str().expect("text")]);
+    let text = String::from_utf8(said.stderr).expect("text");
+    assert!(said.status.code() == Some(2) && text.contains("there is no limit shop/gone"), "{text}");
+}

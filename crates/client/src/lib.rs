@@ -30,8 +30,8 @@ mod stream;
 use std::time::Duration;
 
 pub use acequia_api::acequia::v1::{
-    CellOverride, CheckResponse, Holding, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord,
-    Reason, Share, Unmatched,
+    CandidateVerdict, CellOverride, CheckResponse, Holding, LimitResult, Loan, Outcome, PeekResponse,
+    PeerShare, PeerWord, Reason, Share, Unmatched,
 };
 use acequia_api::acequia::v1::{CheckRequest, limiter_client::LimiterClient};
 use tokio::time::{Instant, timeout};

@@ -74,6 +74,9 @@ pub struct LimitSpec {
     /// Enforce, watch, or neither.
     #[serde(default)]
     pub mode: Mode,
+    /// The limit of the same domain that this one may replace: it watches, and is compared with that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidate_for: Option<String>,
     /// What is charged when another limit denies the request.
     #[serde(default)]
     pub charge: Charge,
@@ -355,6 +358,20 @@ impl Limit {
                 "cost",
                 format!("a cost of {cost} can never pass a limit of {budget}: lower one or raise the other"),
             );
+        }
+        if let Some(live) = &spec.candidate_for {
+            if spec.mode == Mode::Enforce {
+                faults.add(
+                    "candidate_for",
+                    "a candidate only watches: write mode: shadow, or leave `candidate_for` out".to_owned(),
+                );
+            }
+            if *live == spec.name {
+                faults.add(
+                    "candidate_for",
+                    format!("{live} cannot be a candidate for itself: name the limit it may replace"),
+                );
+            }
         }
         let sharing = spec.sharing.as_ref().map_or_else(Sharing::default, |spec| faults.sharing(spec));
         let mut overrides = Vec::new();
@@ -1015,6 +1032,7 @@ mod tests {
             sliding_window: None,
             quota: None,
             mode: Mode::Enforce,
+            candidate_for: None,
             charge: Charge::Together,
             sharing: None,
             unlimited: BTreeMap::new(),
@@ -1078,6 +1096,16 @@ mod tests {
         let many: Vec<String> = (0..=PRIORITIES_MAX).map(|n| format!("r{n}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         refused(sharing(None, None, &many), "priority", "more than 64");
+    }
+
+    #[test]
+    fn candidates_watch_and_are_for_another_limit() {
+        let candidate =
+            |name: &str, mode| LimitSpec { candidate_for: Some(name.into()), mode, ..bucket("1/s", 1) };
+        assert!(Limit::new(candidate("live", Mode::Shadow)).is_ok());
+        assert!(Limit::new(candidate("live", Mode::Off)).is_ok());
+        refused(candidate("live", Mode::Enforce), "candidate_for", "mode: shadow");
+        refused(candidate("per-key", Mode::Shadow), "candidate_for", "itself");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a worker knows of single cells: who asks most, and who is denied most. Their names are told to operators who ask for
 //! them, and to nobody else: never to logs, never to metrics.
 
-use acequia_limits::{CellTag, Now, Request};
+use acequia_limits::{CellTag, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
 
 use crate::sketch::{CellKeyText, Sketch};
@@ -24,7 +24,28 @@ pub(crate) struct LimitCells {
     pub(crate) hottest: Sketch,
     /// Of every request that the limit denied, or would deny if it did not only watch.
     pub(crate) offenders: Sketch,
+    /// Of a candidate, how it compares with the limit that it may replace.
+    pub(crate) candidate: Option<Box<Comparison>>,
 }
+
+/// What a candidate and the limit that it may replace said of the requests that hit both.
+#[derive(Clone, Debug)]
+pub(crate) struct Comparison {
+    /// The numbers of both: a comparison begins anew with others.
+    between: (LimitSpec, LimitSpec),
+    /// The catalogue in which they were seen to be so.
+    version: u64,
+    /// When it began: wall clock.
+    pub(crate) since_wall_ns: u64,
+    /// By [`VERDICTS`].
+    pub(crate) verdicts: [u64; 4],
+    /// The candidate's cells of which it alone denied something, all of the time.
+    pub(crate) denied: Sketch,
+}
+
+/// What both say, in the order of [`Comparison::verdicts`]; also the words in metrics.
+pub(crate) const VERDICTS: [&str; 4] =
+    ["both_allow", "only_candidate_denies", "only_live_denies", "both_deny"];
 
 impl Cells {
     /// Counts an answer. Of most that are allowed nothing is counted: those that are not `sampled`.
@@ -38,11 +59,40 @@ impl Cells {
         now: Now,
     ) {
         for limit in &answer.limits {
-            let is_denied = matches!(limit.outcome, Outcome::Deny | Outcome::ShadowDeny);
+            let is_denied = is_denied(&limit);
             if sampled || is_denied {
                 self.count(limit, catalogue, request, (sampled, is_denied), now);
             }
         }
+        if catalogue.has_candidates {
+            self.compare(answer, catalogue, request, now);
+        }
+    }
+
+    /// Counts what candidates and their live limits say of a request that hits both.
+    #[cold]
+    fn compare(&mut self, answer: &Answer, catalogue: &Catalogue, request: &Request<'_>, now: Now) {
+        for BothSides { candidate, live, candidate_denies, live_denies } in both_sides(answer, catalogue) {
+            let active = &catalogue.limits[candidate as usize];
+            let between = [&active.limit, &catalogue.limits[live as usize].limit];
+            let cells = self.of_slot(active.slot());
+            let comparison = cells.comparison(between, catalogue.version(), now);
+            comparison.verdicts[usize::from(candidate_denies) + 2 * usize::from(live_denies)] += 1;
+            if candidate_denies && !live_denies {
+                for limit in hits_of(answer, candidate).filter(is_denied) {
+                    let name = |key: &mut CellKeyText| write_key(key, limit, &active.limit, request);
+                    comparison.denied.count(limit.tag, limit.verdict.remaining, name);
+                }
+            }
+        }
+    }
+
+    fn of_slot(&mut self, slot: u16) -> &mut LimitCells {
+        let slot = usize::from(slot);
+        if self.limits.len() <= slot {
+            self.limits.resize_with(slot + 1, LimitCells::default);
+        }
+        &mut self.limits[slot]
     }
 
     fn count(
@@ -55,18 +105,8 @@ impl Cells {
     ) {
         self.cool(now);
         let active = &catalogue.limits[limit.limit as usize];
-        let slot = usize::from(active.slot());
-        if self.limits.len() <= slot {
-            self.limits.resize_with(slot + 1, LimitCells::default);
-        }
-        let cells = &mut self.limits[slot];
-        let name = |key: &mut CellKeyText| {
-            // Any of those that hit the cell: it counts the same of each.
-            let first = limit.descriptors.trailing_zeros() as usize;
-            if let Some(descriptor) = request.descriptors().nth(first) {
-                key.write(&active.limit, &descriptor);
-            }
-        };
+        let cells = self.of_slot(active.slot());
+        let name = |key: &mut CellKeyText| write_key(key, limit, &active.limit, request);
         let remaining = limit.verdict.remaining;
         if sampled {
             cells.hottest.count(limit.tag, remaining, name);
@@ -130,10 +170,82 @@ pub(crate) struct Hot {
     pub(crate) remaining: u64,
 }
 
+/// A candidate and its live limit, of a request that hits both: a limit denies it if one of its cells does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BothSides {
+    /// Its place in [`Catalogue::limits`].
+    pub(crate) candidate: u32,
+    /// Its place.
+    pub(crate) live: u32,
+    pub(crate) candidate_denies: bool,
+    pub(crate) live_denies: bool,
+}
+
+/// Every candidate that a request hits together with its live limit, once.
+pub(crate) fn both_sides<'a>(
+    answer: &'a Answer,
+    catalogue: &'a Catalogue,
+) -> impl Iterator<Item = BothSides> + 'a {
+    answer.limits.iter().enumerate().filter_map(|(place, first)| {
+        let candidate = first.limit;
+        let live = catalogue.limits[candidate as usize].live?;
+        let is_first = answer.limits[..place].iter().all(|limit| limit.limit != candidate);
+        hits_of(answer, live).next().filter(|_| is_first)?;
+        let denies = |limit| hits_of(answer, limit).any(|hit| is_denied(&hit));
+        Some(BothSides { candidate, live, candidate_denies: denies(candidate), live_denies: denies(live) })
+    })
+}
+
+fn hits_of(answer: &Answer, limit: u32) -> impl Iterator<Item = &LimitAnswer> {
+    answer.limits.iter().filter(move |hit| hit.limit == limit)
+}
+
+fn is_denied(hit: &&LimitAnswer) -> bool {
+    matches!(hit.outcome, Outcome::Deny | Outcome::ShadowDeny)
+}
+
+fn write_key(key: &mut CellKeyText, hit: &LimitAnswer, limit: &Limit, request: &Request<'_>) {
+    // Any of the descriptors that hit the cell: it counts the same of each.
+    if let Some(descriptor) = request.descriptors().nth(hit.descriptors.trailing_zeros() as usize) {
+        key.write(limit, &descriptor);
+    }
+}
+
 impl LimitCells {
-    /// Adds what another worker has counted.
+    /// The comparison of these two, a candidate and its live limit.
+    fn comparison(&mut self, [candidate, live]: [&Limit; 2], version: u64, now: Now) -> &mut Comparison {
+        if let Some(known) = self.candidate.as_deref_mut()
+            && known.version != version
+        {
+            known.version = version;
+            if known.between.0 != candidate.spec || known.between.1 != live.spec {
+                self.candidate = None;
+            }
+        }
+        self.candidate.get_or_insert_with(|| {
+            Box::new(Comparison {
+                between: (candidate.spec.clone(), live.spec.clone()),
+                version,
+                since_wall_ns: now.wall_ns,
+                verdicts: [0; 4],
+                denied: Sketch::default(),
+            })
+        })
+    }
+
+    /// Adds what another worker has counted. Of comparisons the one of newer numbers counts, where they differ.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.hottest.merge(&other.hottest);
         self.offenders.merge(&other.offenders);
+        match (&mut self.candidate, &other.candidate) {
+            (Some(ours), Some(theirs)) if ours.between == theirs.between => {
+                ours.since_wall_ns = ours.since_wall_ns.min(theirs.since_wall_ns);
+                ours.verdicts.iter_mut().zip(theirs.verdicts).for_each(|(ours, theirs)| *ours += theirs);
+                ours.denied.merge(&theirs.denied);
+            }
+            (Some(ours), Some(theirs)) if ours.since_wall_ns >= theirs.since_wall_ns => {}
+            (ours, Some(theirs)) => *ours = Some(theirs.clone()),
+            (_, None) => {}
+        }
     }
 }

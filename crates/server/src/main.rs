@@ -54,6 +54,8 @@ enum Command {
     Grant(cli::Grant),
     /// Give one cell as many units more as it is known to have used.
     Reset(cli::Reset),
+    /// Compare a candidate with the limit that it may replace.
+    Candidate(cli::Candidate),
     /// The regions: how they stand, as a node sees it; let one in, or out.
     Regions(cli::Regions),
     /// Which node makes the versions of the catalogue; hand that over.
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Command::Budget(budget) => wait_for(budget.run()),
         Command::Grant(grant) => wait_for(grant.run()),
         Command::Reset(reset) => wait_for(reset.run()),
+        Command::Candidate(candidate) => wait_for(candidate.run()),
         Command::Regions(regions) => wait_for(regions.run()),
         Command::Authority(authority) => wait_for(authority.run()),
         Command::Audit(audit) => wait_for(audit.run()),

@@ -15,7 +15,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    cells::Hottest,
+    cells::{Hottest, VERDICTS},
     regions::Regions,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, Tally},
     worker::Shared,
@@ -59,6 +59,9 @@ impl Collector for Counts {
         let mut out = Out(encoder);
         let catalogue = shared.node.catalogue();
         out.of_limits(&tally, &hottest, &catalogue)?;
+        if catalogue.has_candidates {
+            out.of_candidates(shared, &catalogue)?;
+        }
         out.counter(
             "acequia_requests",
             "Requests by verdict.",
@@ -183,6 +186,25 @@ impl Out<'_> {
                 let rank = rank.to_string();
                 let labels = [("limit", path.as_str()), ("rank", rank.as_str())];
                 metric.encode_family(&labels)?.encode_gauge(&signed(cell.remaining))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What candidates and their live limits said of the requests that hit both.
+    fn of_candidates(&mut self, shared: &Shared, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
+        let help = "Requests that hit a candidate and its live limit, by what both said.";
+        let mut metric =
+            self.0.encode_descriptor("acequia_candidate_verdicts", help, None, MetricType::Counter)?;
+        for active in &catalogue.limits {
+            let Some(live) = active.live else { continue };
+            let counts =
+                shared.cells_of(active.slot()).candidate.map_or([0; 4], |compared| compared.verdicts);
+            let (candidate, live) = (active.limit.path(), catalogue.limits[live as usize].limit.path());
+            for (verdict, count) in VERDICTS.iter().zip(counts) {
+                let labels =
+                    [("candidate", candidate.as_str()), ("live", live.as_str()), ("verdict", verdict)];
+                metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&count, None)?;
             }
         }
         Ok(())

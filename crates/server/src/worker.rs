@@ -110,6 +110,15 @@ impl Shared {
         self.draining.store(true, Ordering::Release);
     }
 
+    /// The cells of one limit, by its slot, over all workers.
+    pub(crate) fn cells_of(&self, slot: u16) -> LimitCells {
+        let (mut cells, now) = (LimitCells::default(), self.clock.now());
+        for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            cells.merge(&worker.cells_of(slot, now));
+        }
+        cells
+    }
+
     /// Takes every worker and never gives it back: from now on nothing is asked any more.
     pub(crate) fn stop_asking(&self) {
         for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -230,7 +239,7 @@ impl Worker {
     }
 
     /// The cells of one limit, by its slot, as they were counted so far.
-    pub(crate) fn cells_of(&self, slot: u16, now: Now) -> LimitCells {
+    fn cells_of(&self, slot: u16, now: Now) -> LimitCells {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).cells.of(slot, now)
     }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use acequia_client::{
-    CellOverride, CheckResponse, ClientError, LimitResult, Outcome, PeekResponse, Unmatched,
+    CandidateVerdict, CellOverride, CheckResponse, ClientError, LimitResult, Outcome, PeekResponse, Unmatched,
 };
 use clap::Args;
 use serde::Serialize;
@@ -57,6 +57,16 @@ struct ExplainJson<'a> {
     unmatched: Vec<UnmatchedJson<'a>>,
     shares: Vec<ShareJson<'a>>,
     overrides: Vec<OverrideJson<'a>>,
+    candidates: Vec<CandidateJson<'a>>,
+}
+
+/// What a candidate says, beside the limit that it may replace.
+#[derive(Debug, Serialize)]
+struct CandidateJson<'a> {
+    candidate: &'a str,
+    live: &'a str,
+    candidate_denies: bool,
+    live_denies: bool,
 }
 
 /// Why a cell has other numbers than its limit.
@@ -86,11 +96,18 @@ impl<'a> ExplainJson<'a> {
             why: &cell.why,
             author: &cell.author,
         };
+        let candidate = |both: &'a CandidateVerdict| CandidateJson {
+            candidate: &both.candidate,
+            live: &both.live,
+            candidate_denies: both.candidate_denies,
+            live_denies: both.live_denies,
+        };
         Self {
             verdict: VerdictJson::new(verdict),
             unmatched: peek.unmatched.iter().map(unmatched).collect(),
             shares: peek.shares.iter().map(|share| ShareJson::new(&names, share)).collect(),
             overrides: peek.overrides.iter().map(other).collect(),
+            candidates: peek.candidates.iter().map(candidate).collect(),
         }
     }
 }
@@ -104,11 +121,15 @@ fn name_at<'a>(names: &[&'a str], place: u32) -> &'a str {
 }
 
 fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint: Paint) -> String {
-    let PeekResponse { unmatched, shares, overrides, .. } = peek;
+    let PeekResponse { unmatched, shares, overrides, candidates, .. } = peek;
     let mut text = headline(verdict, paint);
     if !verdict.limits.is_empty() {
         text.push('\n');
         text.push_str(&limits(&verdict.limits, paint));
+    }
+    if !candidates.is_empty() {
+        text.push('\n');
+        text.push_str(&side_by_side(candidates, paint));
     }
     if !overrides.is_empty() {
         text.push('\n');
@@ -129,6 +150,24 @@ fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint:
         text.push_str(&format!("\nThe node has no limits for the domain {domain}.\n"));
     }
     text
+}
+
+/// Candidates, and the limits that they may replace.
+fn side_by_side(candidates: &[CandidateVerdict], paint: Paint) -> String {
+    let title = ["candidate", "says", "live", "says"].map(|title| Cell::new(title).coloured(Colour::Bold));
+    let says = |denies: bool| {
+        if denies {
+            Cell::new("deny").coloured(Colour::Red)
+        } else {
+            Cell::new("allow").coloured(Colour::Green)
+        }
+    };
+    let row = |both: &CandidateVerdict| {
+        let (candidate, live) = (Cell::new(&both.candidate), Cell::new(&both.live));
+        [candidate, says(both.candidate_denies), live, says(both.live_denies)]
+    };
+    let rows: Vec<_> = std::iter::once(title).chain(candidates.iter().map(row)).collect();
+    table(&rows, [Align::Left; 4], 0, paint)
 }
 
 /// Why a cell has numbers of its own, and until when.
@@ -238,6 +277,26 @@ mod tests {
     }
 
     #[test]
+    fn a_candidate_stands_beside_its_live_limit() {
+        let both = CandidateVerdict {
+            candidate: "search-new".to_owned(),
+            live: "search".to_owned(),
+            candidate_denies: false,
+            live_denies: true,
+        };
+        let peek = PeekResponse { candidates: vec![both], ..PeekResponse::default() };
+        let text = for_people("shop", &denied(), &peek, Paint::OFF);
+        assert!(
+            text.ends_with("\n\ncandidate   says   live    says\nsearch-new  allow  search  deny\n"),
+            "{text}"
+        );
+        let json = json_line(&ExplainJson::new(&denied(), &peek));
+        assert!(json.contains(
+            r#"{"candidate":"search-new","live":"search","candidate_denies":false,"live_denies":true}"#
+        ));
+    }
+
+    #[test]
     fn every_limit_has_a_line_and_those_that_do_not_apply_a_reason() {
         let exports = LimitResult {
             name: "exports".to_owned(),
@@ -321,7 +380,7 @@ Do not apply, of the limits of shop:
             concat!(
                 r#"{"verdict":{"allowed":true,"limit":"per-key","remaining":59,"retry_after_ms":null,"#,
                 r#""delay_ms":0,"reason":"within-limit","limits":[]},"#,
-                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[],"overrides":[]}"#,
+                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[],"overrides":[],"candidates":[]}"#,
                 "\n"
             )
         );

@@ -7,10 +7,10 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    AuditEntry, Budget, Catalogue, CatalogueChange, CellCount, ChangeRegionRequest, GrantRequest,
-    LimitStatus, ListAuditRequest, ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse,
-    ListCellsRequest, ListCellsResponse, NodeStatus, ResetRequest, SetBudgetRequest, StatusRequest,
-    TakeOverRequest, WatchRequest,
+    AuditEntry, Budget, CandidateReport, Catalogue, CatalogueChange, CellCount, ChangeRegionRequest,
+    CompareCandidateRequest, GrantRequest, LimitStatus, ListAuditRequest, ListAuditResponse,
+    ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, ResetRequest,
+    SetBudgetRequest, StatusRequest, TakeOverRequest, WatchRequest,
     admin_server::{Admin, AdminServer},
     limit_status,
 };
@@ -30,6 +30,7 @@ pub(super) enum Asked {
     Budgets,
     Audit(u32),
     Cells(ListCellsRequest),
+    Candidate(CompareCandidateRequest),
     Budget(SetBudgetRequest),
     Grant(GrantRequest),
     Reset(ResetRequest),
@@ -83,7 +84,7 @@ impl FakeAdmin {
             Asked::Reset(request) => !request.dry_run,
             Asked::Region(request) => !request.dry_run,
             Asked::TakeOver(request) => !request.dry_run,
-            Asked::Status | Asked::Budgets | Asked::Audit(_) | Asked::Cells(_) => false,
+            Asked::Status | Asked::Budgets | Asked::Audit(_) | Asked::Cells(_) | Asked::Candidate(_) => false,
         });
         orders.count() as u64
     }
@@ -237,6 +238,15 @@ impl Admin for FakeAdmin {
             sample: 64,
             half_life_ms: 60_000,
         }))
+    }
+
+    async fn compare_candidate(
+        &self,
+        request: Request<CompareCandidateRequest>,
+    ) -> Result<Response<CandidateReport>, Status> {
+        let name = request.get_ref().name.clone();
+        self.take(request, Asked::Candidate)?;
+        Ok(Response::new(CandidateReport { candidate: name, both_allow: 7, ..CandidateReport::default() }))
     }
 
     async fn list_audit(

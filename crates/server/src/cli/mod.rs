@@ -8,6 +8,7 @@ mod audit;
 mod authority;
 mod bench;
 mod budget;
+mod candidate;
 mod catalogue;
 mod cells;
 mod certs;
@@ -41,8 +42,8 @@ use acequia_limits::notation::parse_duration_ns;
 use clap::{Args, value_parser};
 
 pub use self::{
-    audit::Audit, authority::Authority, bench::Bench, budget::Budget, certs::Certs, check::Check,
-    explain::Explain, grant::Grant, grant::Reset, regions::Regions, top::Top,
+    audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
+    check::Check, explain::Explain, grant::Grant, grant::Reset, regions::Regions, top::Top,
 };
 use self::{
     entries::{Word, groups, read_word},

@@ -5,8 +5,9 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    AuditEntry, ListAuditRequest, ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest,
-    ListCellsResponse, NodeStatus, StatusRequest, admin_client::AdminClient,
+    AuditEntry, CandidateReport, CompareCandidateRequest, ListAuditRequest, ListBudgetsRequest,
+    ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, StatusRequest,
+    admin_client::AdminClient,
 };
 use clap::Args;
 use tonic::{
@@ -206,6 +207,15 @@ impl Admin {
     pub(super) async fn list_cells(&mut self, limit: &LimitPath) -> Result<ListCellsResponse, Fault> {
         let LimitPath { domain, name, .. } = limit.clone();
         let call = self.client.list_cells(ListCellsRequest { domain, name, most: 0 });
+        wait(&self.address, self.deadline, call).await
+    }
+
+    /// What a candidate and its live limit said.
+    pub(super) async fn compare(
+        &mut self,
+        request: CompareCandidateRequest,
+    ) -> Result<CandidateReport, Fault> {
+        let call = self.client.compare_candidate(request);
         wait(&self.address, self.deadline, call).await
     }
 

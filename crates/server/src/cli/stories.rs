@@ -3,15 +3,15 @@
 use std::{collections::HashMap, net::SocketAddr};
 
 use acequia_api::acequia::v1::{
-    ChangeRegionRequest, GrantRequest, ResetRequest, SetBudgetRequest, TakeOverRequest,
-    change_region_request::Change,
+    ChangeRegionRequest, CompareCandidateRequest, GrantRequest, ResetRequest, SetBudgetRequest,
+    TakeOverRequest, change_region_request::Change,
 };
 use clap::{Parser, Subcommand};
 use rcgen::{CertificateParams, Issuer, KeyPair};
 use tonic::{Status, transport::Identity};
 
 use super::{
-    Audit, Authority, Budget, Grant, Regions, Reset,
+    Audit, Authority, Budget, Candidate, Grant, Regions, Reset,
     console::Console,
     fake_admin::{Asked, FakeAdmin},
 };
@@ -25,6 +25,7 @@ struct Line {
 #[derive(Debug, Subcommand)]
 enum Command {
     Budget(Budget),
+    Candidate(Candidate),
     Grant(Grant),
     Reset(Reset),
     Regions(Regions),
@@ -53,6 +54,7 @@ async fn run_with(line: &str, more: &[&str], typed: Option<&str>) -> Left {
     let mut console = Console::new(&mut answers, &mut remarks, &mut input, typed.is_some());
     let result = match command {
         Command::Budget(command) => command.carry_out(&mut console).await,
+        Command::Candidate(command) => command.carry_out(&mut console).await,
         Command::Grant(command) => command.carry_out(&mut console).await,
         Command::Reset(command) => command.carry_out(&mut console).await,
         Command::Regions(command) => command.carry_out(&mut console).await,
@@ -168,6 +170,20 @@ async fn cells_get_more_and_budgets_end() {
         let fault = Line::try_parse_from(words).expect_err(line).to_string();
         assert!(fault.contains(why), "{line}: {fault}");
     }
+}
+
+#[tokio::test]
+async fn a_candidate_is_asked_about_by_its_name() {
+    let (address, node) = FakeAdmin::default().serve(None).await;
+    let text = run(address, "candidate shop/new --json", None).await.answers;
+    assert!(text.contains(r#""candidate":"new""#) && text.contains(r#""both_allow":7"#), "{text}");
+    let asked = CompareCandidateRequest { domain: "shop".to_owned(), name: "new".to_owned() };
+    assert_eq!(node.asked(), [Asked::Candidate(asked)]);
+    let left = run(address, "candidate shop/new[a=b]", None).await;
+    assert_eq!(
+        (left.code, left.remarks.as_str()),
+        (2, "acequia: a whole limit is compared: write shop/new\n")
+    );
 }
 
 #[tokio::test]

@@ -15,7 +15,12 @@ use super::{
     body::{Status, framed},
     call::{Reply, reply},
 };
-use crate::{question::from_check, respond::with_check_out, worker::Worker};
+use crate::{
+    cells::{BothSides, both_sides},
+    question::from_check,
+    respond::with_check_out,
+    worker::Worker,
+};
 
 pub(super) const SERVICE: &str = "acequia.v1.Limiter";
 pub(super) const CHECK: &str = "/acequia.v1.Limiter/Check";
@@ -57,7 +62,14 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
         let verdict = with_check_out(answer, catalogue, true, owned);
         let unmatched = unmatched.collect();
         let overrides = overrides(answer, catalogue);
-        let response = api::PeekResponse { verdict: Some(verdict), unmatched, shares: Vec::new(), overrides };
+        let candidates = candidates(answer, catalogue);
+        let response = api::PeekResponse {
+            verdict: Some(verdict),
+            unmatched,
+            shares: Vec::new(),
+            overrides,
+            candidates,
+        };
         (response, answer.clone(), Arc::clone(catalogue))
     });
     // Whoever looks keeps nobody from asking.
@@ -82,6 +94,18 @@ fn overrides(answer: &Answer, catalogue: &Catalogue) -> Vec<api::CellOverride> {
         })
     };
     (0..).zip(&answer.limits).filter_map(cell).collect()
+}
+
+/// What candidates say beside the limits that they may replace.
+fn candidates(answer: &Answer, catalogue: &Catalogue) -> Vec<api::CandidateVerdict> {
+    let name = |limit: u32| catalogue.limits[limit as usize].limit.spec.name.clone();
+    let verdict = |hits: BothSides| api::CandidateVerdict {
+        candidate: name(hits.candidate),
+        live: name(hits.live),
+        candidate_denies: hits.candidate_denies,
+        live_denies: hits.live_denies,
+    };
+    both_sides(answer, catalogue).map(verdict).collect()
 }
 
 fn owned(check: &CheckOut<'_>) -> api::CheckResponse {

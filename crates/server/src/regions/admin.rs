@@ -1,12 +1,6 @@
 //! `acequia.v1.Admin`: what operators ask and order, on a listener of its own.
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    pin::Pin,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 use acequia_api::acequia::v1::{
     self as api,
@@ -14,7 +8,7 @@ use acequia_api::acequia::v1::{
     change_region_request::Change,
 };
 use acequia_limits::limit::parse_instant_ns;
-use acequia_node::Active;
+use acequia_node::{Active, Catalogue};
 use tokio::{net::TcpListener, sync::watch};
 use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
 use tonic::{
@@ -30,7 +24,7 @@ use super::{
     status,
 };
 use crate::{
-    cells::{HALF_LIFE_NS, LimitCells},
+    cells::HALF_LIFE_NS,
     config::Config,
     sketch::{Counted, Sketch},
     tally::SAMPLE,
@@ -184,27 +178,23 @@ impl Service {
         })
     }
 
-    /// The limit of that name that is in force.
-    fn slot_of(&self, domain: &str, name: &str) -> Result<u16, Status> {
+    /// What is found of the limit of that name that is in force.
+    fn of_limit<T>(
+        &self,
+        domain: &str,
+        name: &str,
+        find: impl FnOnce(&Catalogue, &Active) -> T,
+    ) -> Result<T, Status> {
         let wall_ns = self.shared.clock.now().wall_ns;
         let catalogue = self.shared.node.catalogue();
         let is_it = |active: &&Active| {
             let spec = &active.limit.spec;
             spec.domain == domain && spec.name == name && active.is_in_force(wall_ns)
         };
-        catalogue.limits.iter().find(is_it).map(Active::slot).ok_or_else(|| {
+        let found = catalogue.limits.iter().find(is_it).map(|active| find(&catalogue, active));
+        found.ok_or_else(|| {
             Status::not_found(format!("no limit {domain}/{name} in force here: see `acequia budget list`"))
         })
-    }
-
-    /// The cells of a limit, over all workers.
-    fn cells_of(&self, domain: &str, name: &str) -> Result<LimitCells, Status> {
-        let (slot, now) = (self.slot_of(domain, name)?, self.shared.clock.now());
-        let mut cells = LimitCells::default();
-        for worker in self.shared.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            cells.merge(&worker.cells_of(slot, now));
-        }
-        Ok(cells)
     }
 
     /// Versions are written to the disk: not on the thread that answers others.
@@ -401,12 +391,48 @@ impl Admin for Service {
     ) -> Result<Response<api::ListCellsResponse>, Status> {
         let api::ListCellsRequest { domain, name, most } = request.into_inner();
         let most = if most == 0 { CELLS_DEFAULT } else { most.min(CELLS_MOST) } as usize;
-        let cells = self.cells_of(&domain, &name)?;
+        let slot = self.of_limit(&domain, &name, |_, active| active.slot())?;
+        let cells = self.shared.cells_of(slot);
         Ok(Response::new(api::ListCellsResponse {
             hottest: counts(&cells.hottest, most, SAMPLE),
             offenders: counts(&cells.offenders, most, 1),
             sample: SAMPLE as u32,
             half_life_ms: HALF_LIFE_NS / 1_000_000,
+        }))
+    }
+
+    async fn compare_candidate(
+        &self,
+        request: Request<api::CompareCandidateRequest>,
+    ) -> Result<Response<api::CandidateReport>, Status> {
+        let api::CompareCandidateRequest { domain, name } = request.into_inner();
+        let found = self.of_limit(&domain, &name, |catalogue, active| {
+            let live = &catalogue.limits[active.live? as usize];
+            let live = (live.limit.spec.name.clone(), status::budget(live));
+            Some((active.slot(), status::budget(active), live))
+        })?;
+        let Some((slot, candidate_budget, (live, live_budget))) = found else {
+            return Err(Status::failed_precondition(format!(
+                "{domain}/{name} is no candidate for a limit that is enforced: give it `mode: shadow` and `candidate_for: \
+                 NAME` in the file"
+            )));
+        };
+        let compared = self.shared.cells_of(slot).candidate;
+        let [both_allow, only_candidate_denies, only_live_denies, both_deny] =
+            compared.as_ref().map_or([0; 4], |compared| compared.verdicts);
+        Ok(Response::new(api::CandidateReport {
+            domain,
+            candidate: name,
+            live,
+            candidate_budget,
+            live_budget,
+            since_wall_ns: compared.as_ref().map_or(0, |compared| compared.since_wall_ns),
+            both_allow,
+            only_candidate_denies,
+            only_live_denies,
+            both_deny,
+            denied: compared
+                .map_or_else(Vec::new, |compared| counts(&compared.denied, CELLS_DEFAULT as usize, 1)),
         }))
     }
 
