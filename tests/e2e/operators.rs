@@ -254,6 +254,32 @@ fn who_is_denied_most_is_named_to_operators_and_nowhere_else() {
 }
 
 #[test]
+fn a_node_that_stands_alone_says_what_to_write_into_its_file() {
+    let yaml = format!(
+        "limits:\n- name: credits\n  domain: shop\n  by: [tenant]\n  quota: {{ limit: 3, per: day, time_zone: {} }}\n",
+        windows::zone()
+    );
+    let node = alone(&yaml);
+    let tenant = [("tenant", "a")];
+    assert_eq!(allowed(&node, &tenant, 5), 3);
+    refused(&node, &["grant", "shop/credits[tenant=a]", "0"], "1..");
+    refused(&node, &["reset", "shop/credits[tenant=b]"], "nothing to reset");
+    refused(
+        &node,
+        &["budget", "set", "shop/credits", "limit=5"],
+        "Write the numbers into shop/credits there",
+    );
+    let (code, text) =
+        order(&node, &["reset", "shop/credits[tenant=a]", "--author", "ana", "--reason", "a: loop"]);
+    assert!(code == Some(2) && text.contains("is known to have used 3 of 3 (this node 3)"), "{text}");
+    let (_, line) = text.split_once(" there: ").unwrap_or_else(|| panic!("{text}"));
+    let whole = std::fs::read_to_string(node.config()).expect("a config");
+    node.write_whole_config(&format!("{whole}  overrides: {line}"));
+    eventually("what it said works", || check(&node, &tenant)["allowed"] == true);
+    assert_eq!(allowed(&node, &tenant, 5), 2);
+}
+
+#[test]
 fn a_candidate_is_compared_with_the_limit_that_it_may_replace() {
     let limits = |candidate: u64, live: &str| {
         let window = windows::long();

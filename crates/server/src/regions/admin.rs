@@ -18,7 +18,7 @@ use tonic::{
 use tracing::warn;
 
 use super::{
-    Order, OrderFault, Outcome, Regions,
+    Order, OrderFault, Outcome, Regions, alone,
     authority::{Ordered, specs_of},
     order::End,
     status,
@@ -199,7 +199,9 @@ impl Service {
 
     /// Versions are written to the disk: not on the thread that answers others.
     async fn order(&self, order: Order, ordered: Ordered) -> Result<Response<api::CatalogueChange>, Status> {
-        let regions = Arc::clone(self.regions()?);
+        let Some(regions) = self.regions.clone() else {
+            return Err(refusal(alone::refuse(&self.shared, &order, &ordered)));
+        };
         let done = tokio::task::spawn_blocking(move || regions.order(&order, &ordered)).await;
         let outcome = done.map_err(|fault| Status::internal(fault.to_string()))?.map_err(refusal)?;
         let Outcome { before, after, changes, warnings } = outcome;

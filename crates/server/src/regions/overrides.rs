@@ -353,6 +353,20 @@ pub(super) fn changes(before: &LimitSpec, after: &LimitSpec) -> Vec<String> {
     all
 }
 
+/// The overrides that are only in `after`, as they are written in a config.
+pub(super) fn written_new(before: &LimitSpec, after: &LimitSpec) -> Vec<String> {
+    let line = |fields: &Fields| {
+        let value = |values: &OneOrMany| match values.0.as_slice() {
+            [text] => serde_json::Value::from(text.as_str()),
+            all => serde_json::Value::from(all),
+        };
+        let fields = fields.iter().map(|(name, values)| (name.clone(), value(values)));
+        serde_json::Value::Object(fields.collect()).to_string()
+    };
+    let new = after.overrides.iter().filter(|fields| !before.overrides.contains(fields));
+    new.map(line).collect()
+}
+
 /// An override: whose, which numbers, until when, and why.
 fn words(spec: &LimitSpec, fields: &Fields) -> String {
     let text = |values: &OneOrMany| values.0.join(" or ");
