@@ -15,6 +15,7 @@ mod envoy;
 mod grpc;
 mod hostile;
 mod http;
+mod operators;
 mod regions;
 mod restart;
 mod webhooks;

@@ -42,11 +42,11 @@ mod stream;
 
 use std::{sync::Arc, time::Duration};
 
-use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest};
 pub use acequia_api::acequia::v1::{
-    CheckResponse, Holding, Lapse, LimitResult, Loan, Outcome, PeekResponse, PeerShare, PeerWord, Reason,
-    Refunded, SettleResponse, Settled, Share, Unmatched,
+    CandidateVerdict, CellOverride, CheckResponse, Holding, Lapse, LimitResult, Loan, Outcome, PeekResponse,
+    PeerShare, PeerWord, Reason, Refunded, SettleResponse, Settled, Share, Unmatched,
 };
+use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest};
 use tokio::time::{Instant, timeout};
 use tonic::{
     Code, Request, Response, Status,
@@ -504,7 +504,7 @@ mod tests {
         async fn peek(&self, request: Request<CheckRequest>) -> Result<Response<PeekResponse>, Status> {
             let unmatched = Unmatched { name: "search".to_owned(), why: "no entry route".to_owned() };
             let verdict = Some(answer(request.into_inner()).await?);
-            Ok(Response::new(PeekResponse { verdict, unmatched: vec![unmatched], shares: Vec::new() }))
+            Ok(Response::new(PeekResponse { verdict, unmatched: vec![unmatched], ..PeekResponse::default() }))
         }
     }
 

@@ -80,6 +80,9 @@ pub struct LimitSpec {
     /// Enforce, watch, or neither.
     #[serde(default)]
     pub mode: Mode,
+    /// The limit of the same domain that this one may replace: it watches, and is compared with that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidate_for: Option<String>,
     /// What is charged when another limit denies the request.
     #[serde(default)]
     pub charge: Charge,
@@ -217,6 +220,16 @@ pub enum BySpec {
     Key(String),
     /// Addresses, by prefix.
     Address(AddressSpec),
+}
+
+impl BySpec {
+    /// The entry's key.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Key(key) => key,
+            Self::Address(address) => &address.ip,
+        }
+    }
 }
 
 /// `{ ip: remote_address, v4: 32, v6: 64 }`
@@ -366,6 +379,17 @@ pub struct Override {
     pub until_ns: Option<u64>,
     /// Why it is there.
     pub why: Option<String>,
+    /// Who says so.
+    pub author: Option<String>,
+    /// Units that an operator granted on top, until the override ends.
+    pub granted: Option<u64>,
+}
+
+impl Override {
+    /// Whether it counts no more, and never will again.
+    pub fn is_over(&self, wall_ns: u64) -> bool {
+        self.until_ns.is_some_and(|until| wall_ns >= until)
+    }
 }
 
 impl Limit {
@@ -394,6 +418,20 @@ impl Limit {
                 "cost",
                 format!("a cost of {cost} can never pass a limit of {budget}: lower one or raise the other"),
             );
+        }
+        if let Some(live) = &spec.candidate_for {
+            if spec.mode == Mode::Enforce {
+                faults.add(
+                    "candidate_for",
+                    "a candidate only watches: write mode: shadow, or leave `candidate_for` out".to_owned(),
+                );
+            }
+            if *live == spec.name {
+                faults.add(
+                    "candidate_for",
+                    format!("{live} cannot be a candidate for itself: name the limit it may replace"),
+                );
+            }
         }
         let sharing = spec.sharing.as_ref().map_or_else(Sharing::default, |spec| faults.sharing(spec));
         let mut overrides = Vec::new();
@@ -463,10 +501,9 @@ impl Limit {
 
     /// The numbers for a descriptor: the index into `overrides`, or nothing for the limit's own.
     pub fn override_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Option<usize> {
-        self.overrides.iter().position(|o| {
-            o.until_ns.is_none_or(|until| wall_ns < until)
-                && o.when.iter().all(|c| self.holds_for_cell(c, descriptor))
-        })
+        self.overrides
+            .iter()
+            .position(|o| !o.is_over(wall_ns) && o.when.iter().all(|c| self.holds_for_cell(c, descriptor)))
     }
 
     /// Whether an override's condition holds. An address counts as it is written canonically: a cell
@@ -900,6 +937,8 @@ impl Faults {
         let mut numbers = spec.clone();
         let mut when = BTreeMap::new();
         let (mut until_ns, mut why, mut changed) = (None, None, false);
+        let (mut author, mut granted) = (None, None);
+        let counts_by = |name: &str| spec.by.iter().any(|by| by.key() == name);
         let before = self.0.len();
         for (key, values) in fields {
             let [text] = values.0.as_slice() else {
@@ -909,6 +948,11 @@ impl Faults {
             match (key.as_str(), numbers.number(key)) {
                 ("until", _) => until_ns = self.take("until", parse_instant_ns(text)),
                 ("why", _) => why = Some(text.clone()),
+                ("author", _) if !counts_by("author") => author = Some(text.clone()),
+                ("granted", _) if !counts_by("granted") => {
+                    let units = text.parse().map_err(|_| format!("granted is a whole number, not {text:?}"));
+                    granted = self.take("granted", units);
+                }
                 (_, Some(number)) => {
                     changed = true;
                     if let Some(fault) = number.set(key, text) {
@@ -921,10 +965,7 @@ impl Faults {
             }
         }
         for key in when.keys() {
-            let by = spec.by.iter().find(|by| match by {
-                BySpec::Key(by) => by == key,
-                BySpec::Address(address) => address.ip == *key,
-            });
+            let by = spec.by.iter().find(|by| by.key() == key);
             match by {
                 None => self.add(
                     key,
@@ -941,10 +982,16 @@ impl Faults {
                 Some(_) => {}
             }
         }
-        if when.is_empty() {
+        if when.is_empty() && !spec.by.is_empty() {
             self.add(
                 "overrides",
                 "an override must say whose: name at least one entry of `by`, such as tenant: big-co"
+                    .to_owned(),
+            );
+        } else if when.is_empty() && until_ns.is_none() {
+            self.add(
+                "overrides",
+                "an override of a limit without `by`, which has one cell, needs an `until`: or change the limit's numbers"
                     .to_owned(),
             );
         }
@@ -964,12 +1011,12 @@ impl Faults {
         }
         let when = self.conditions("overrides", &when);
         let algorithm = if self.0.len() == before { self.algorithm(&numbers) } else { None };
-        Some(Override { when, algorithm: algorithm?, until_ns, why })
+        Some(Override { when, algorithm: algorithm?, until_ns, why, author, granted })
     }
 }
 
 /// An address in its one canonical form.
-fn canonical_address(text: &str) -> Option<String> {
+pub fn canonical_address(text: &str) -> Option<String> {
     text.parse::<std::net::IpAddr>().ok().map(|address| address.to_canonical().to_string())
 }
 
@@ -1008,6 +1055,20 @@ impl Number<'_> {
 }
 
 impl LimitSpec {
+    /// Takes out the overrides that count no more at `wall_ns`: no cell has them any more.
+    pub fn forget_ended(&mut self, wall_ns: u64) {
+        let is_over = |fields: &BTreeMap<String, OneOrMany>| {
+            let until = fields.get("until").and_then(|until| until.0.first());
+            until.and_then(|until| parse_instant_ns(until).ok()).is_some_and(|until| wall_ns >= until)
+        };
+        self.overrides.retain(|fields| !is_over(fields));
+    }
+
+    /// The number of units that an override replaces, and a grant raises: `burst`, `queue` or `limit`.
+    pub fn units_name(&self) -> Option<&'static str> {
+        self.number_names().into_iter().find(|name| *name != "rate")
+    }
+
     fn number(&mut self, key: &str) -> Option<Number<'_>> {
         match key {
             "rate" => match (&mut self.token_bucket, &mut self.leaky_bucket) {
@@ -1027,7 +1088,8 @@ impl LimitSpec {
         }
     }
 
-    fn number_names(&self) -> Vec<&'static str> {
+    /// The numbers that an override may replace, by their names in a config.
+    pub fn number_names(&self) -> Vec<&'static str> {
         let mut spec = self.clone();
         ["rate", "burst", "queue", "limit"].into_iter().filter(|name| spec.number(name).is_some()).collect()
     }
@@ -1054,7 +1116,10 @@ impl LimitSpec {
 }
 
 /// A date (its midnight in UTC) or an RFC 3339 instant, in nanoseconds since the epoch.
-fn parse_instant_ns(text: &str) -> Result<u64, String> {
+///
+/// # Errors
+/// What would do.
+pub fn parse_instant_ns(text: &str) -> Result<u64, String> {
     let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| {
         let date = text.parse::<jiff::civil::Date>().ok()?;
         date.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
@@ -1145,6 +1210,7 @@ mod tests {
             sliding_window: None,
             quota: None,
             mode: Mode::Enforce,
+            candidate_for: None,
             charge: Charge::Together,
             sharing: None,
             classes: None,
@@ -1214,6 +1280,16 @@ mod tests {
     }
 
     #[test]
+    fn candidates_watch_and_are_for_another_limit() {
+        let candidate =
+            |name: &str, mode| LimitSpec { candidate_for: Some(name.into()), mode, ..bucket("1/s", 1) };
+        assert!(Limit::new(candidate("live", Mode::Shadow)).is_ok());
+        assert!(Limit::new(candidate("live", Mode::Off)).is_ok());
+        refused(candidate("live", Mode::Enforce), "candidate_for", "mode: shadow");
+        refused(candidate("per-key", Mode::Shadow), "candidate_for", "itself");
+    }
+
+    #[test]
     fn contradictions_are_refused() {
         refused(LimitSpec { token_bucket: None, ..bucket("1/s", 1) }, "name", "no algorithm");
         let two = LimitSpec {
@@ -1259,6 +1335,54 @@ mod tests {
             limit.overrides[0].algorithm,
             Algorithm::TokenBucket(Meter::new(Rate::parse("600/s").expect("a rate"), 120))
         );
+    }
+
+    #[test]
+    fn an_override_says_who_made_it_and_what_was_granted() {
+        let fields = [
+            ("api_key", "x"),
+            ("burst", "125"),
+            ("granted", "5"),
+            ("author", "ana"),
+            ("until", "2027-01-01"),
+        ];
+        let limit = Limit::new(override_with(&fields)).expect("a limit");
+        let made = &limit.overrides[0];
+        assert_eq!((made.author.as_deref(), made.granted, made.when.len()), (Some("ana"), Some(5), 1));
+        assert!(made.is_over(made.until_ns.expect("an end")) && !made.is_over(0));
+        refused(
+            override_with(&[("api_key", "x"), ("burst", "5"), ("granted", "-1")]),
+            "granted",
+            "whole number",
+        );
+
+        // Where it is what the limit counts by, it says whose.
+        let by = vec![BySpec::Key("author".into())];
+        let limit = Limit::new(LimitSpec { by, ..override_with(&[("author", "ana"), ("burst", "9")]) });
+        let made = &limit.expect("a limit").overrides[0];
+        assert_eq!((made.author.as_deref(), made.when.len()), (None, 1));
+    }
+
+    #[test]
+    fn overrides_that_ended_are_forgotten() {
+        let mut spec = override_with(&[("api_key", "x"), ("burst", "9"), ("until", "2027-01-01T00:00:01Z")]);
+        let end_ns = parse_instant_ns("2027-01-01T00:00:01Z").expect("an instant");
+        spec.forget_ended(end_ns - 1);
+        assert_eq!(spec.overrides.len(), 1);
+        spec.forget_ended(end_ns);
+        assert!(spec.overrides.is_empty());
+        let mut lasting = override_with(&[("api_key", "x"), ("burst", "9")]);
+        lasting.forget_ended(u64::MAX);
+        assert_eq!(lasting.overrides.len(), 1);
+    }
+
+    #[test]
+    fn the_one_cell_of_a_limit_has_other_numbers_for_a_time() {
+        let one = |fields: &[(&str, &str)]| LimitSpec { by: vec![], ..override_with(fields) };
+        let limit = Limit::new(one(&[("burst", "9"), ("until", "2027-01-01")])).expect("a limit");
+        let any = Descriptor { entries: &[], cost: None };
+        assert_eq!((limit.override_for(&any, 0), limit.override_for(&any, u64::MAX)), (Some(0), None));
+        refused(one(&[("burst", "9")]), "overrides", "needs an `until`");
     }
 
     #[test]

@@ -121,6 +121,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         sliding_window: None,
         quota: None,
         mode: Mode::Enforce,
+        candidate_for: None,
         charge: Charge::Together,
         sharing: None,
         classes: None,

@@ -40,6 +40,8 @@ pub(crate) const NUMBERS_MAX: usize = 1 << 15;
 pub struct Catalogue {
     /// Every limit, in the order of the file; what [`crate::LimitAnswer::limit`] counts in.
     pub limits: Vec<Active>,
+    /// Whether there is a candidate among them.
+    pub has_candidates: bool,
     /// Counts up with every change.
     pub(crate) version: u64,
     domains: BTreeMap<Box<[u8]>, Domain>,
@@ -69,6 +71,8 @@ pub struct Active {
     pub until_ns: Option<u64>,
     /// Whether its cells are kept in the journal.
     pub durable: bool,
+    /// Of a candidate, the limit that it may replace: its place in [`Catalogue::limits`], where that is enforced now.
+    pub live: Option<u32>,
     pub(crate) slot: u16,
     pub(crate) tagger: Tagger,
     pub(crate) numbers: u16,
@@ -232,6 +236,11 @@ pub enum CatalogueFault {
 impl Catalogue {
     pub(crate) fn domain(&self, domain: &[u8]) -> Option<&Domain> {
         self.domains.get(domain)
+    }
+
+    /// A number that counts up with every change.
+    pub const fn version(&self) -> u64 {
+        self.version
     }
 
     /// The limits of a domain, by their number in [`Catalogue::limits`].
@@ -730,10 +739,27 @@ impl Registry {
                 .filter(|(_, limit)| limit.spec.mode != Mode::Off);
             (domain.as_bytes().into(), Domain { index: Index::new(on), limits: limits.clone() })
         });
+        let mut limits = self.active.clone();
+        for candidate in &mut limits {
+            let spec = &candidate.limit.spec;
+            let is_live = |other: &&Active| {
+                let live = &other.limit.spec;
+                // One that ends soon has a successor, which goes on after it.
+                spec.candidate_for.as_ref() == Some(&live.name)
+                    && live.domain == spec.domain
+                    && live.mode == Mode::Enforce
+                    && other.until_ns.is_none()
+            };
+            if spec.mode == Mode::Shadow && spec.candidate_for.is_some() {
+                candidate.live =
+                    self.active.iter().position(|other| is_live(&other)).map(|place| place as u32);
+            }
+        }
         Catalogue {
             version,
             domains: domains.collect(),
-            limits: self.active.clone(),
+            has_candidates: limits.iter().any(|active| active.live.is_some()),
+            limits,
             active: self.active.iter().map(|active| active.slot).collect(),
             slots: self.slots.clone(),
         }
@@ -972,6 +998,7 @@ impl Registry {
             from_ns,
             until_ns,
             durable,
+            live: None,
             slot,
             tagger,
             numbers: used[0],

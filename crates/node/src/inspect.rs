@@ -1,12 +1,12 @@
 //! What a region has of one cell at one instant, for tests and for operators who ask why.
 
-use acequia_limits::{Algorithm, CellTag, LimitId, Now, Part};
+use acequia_limits::{Algorithm, CellTag, Descriptor, LimitId, Now, Override, Part};
 
 use std::collections::BTreeMap;
 
 use acequia_rights::{Held, Lent, Mark, Region, Sessions, Writer};
 
-use crate::{Catalogue, LimitAnswer, Node, journal_tag, shard_of, sharing::CellKey};
+use crate::{Active, Catalogue, LimitAnswer, Node, journal_tag, shard_of, sharing::CellKey};
 
 /// What a region has of one cell. Nothing changes by looking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -203,14 +203,64 @@ impl Node {
     }
 }
 
+impl Catalogue {
+    /// The override whose numbers a cell has that an answer tells of; none where it has the limit's own.
+    pub fn override_of(&self, answer: &LimitAnswer) -> Option<&Override> {
+        let active = &self.limits[answer.limit as usize];
+        let set = active.all_numbers().position(|numbers| numbers == answer.numbers)?;
+        // The limit's own sets come first.
+        let place = (set / active.limit.sets_each()).checked_sub(1)?;
+        active.limit.overrides.get(place)
+    }
+}
+
+/// What [`Node::cell_named`] shows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedCell {
+    /// As [`Node::cell`] shows it.
+    pub view: CellView,
+    /// When the window ends that is open: wall clock; 0 where it has none.
+    pub window_ends_ns: u64,
+}
+
 impl Node {
     /// What this region has of a cell that an answer tells of, and what it knows of the others' parts. Nothing where the
     /// limit is not in force any more.
     pub fn cell(&self, answer: &LimitAnswer, of: &Catalogue, now: Now) -> Option<CellView> {
-        let (slot, tag) = (of.limits[answer.limit as usize].slot, answer.tag);
-        let algorithm = of.global(slot, answer.numbers)?.clone();
+        let slot = of.limits[answer.limit as usize].slot;
+        self.view_of((slot, answer.tag), answer.numbers, of, now)
+    }
+
+    /// The same of the cell that counts these values of a limit's `by`. Nothing where the limit is not in force, or where a
+    /// value is missing.
+    pub fn cell_named(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> Option<NamedCell> {
+        let catalogue = self.catalogue();
+        let now = self.not_before(now);
+        let is_it = |active: &&Active| active.limit.id == limit && active.is_in_force(now.wall_ns);
+        let active = catalogue.limits.iter().find(is_it)?;
+        let by = active.limit.by.iter();
+        let all: Option<Vec<_>> = by.map(|by| Some(by.canonical(values.value(by.key.as_bytes())?))).collect();
+        let tag = match all?.as_slice() {
+            [one] => active.tagger.one(one.bytes()),
+            all => active.tagger.all(all.iter().map(|value| value.bytes())),
+        };
+        if active.limit.separate().is_some() {
+            // There is a cell for each class.
+            return None;
+        }
+        let numbers = active.numbers_of(active.limit.override_for(values, now.wall_ns), 0);
+        let view = self.view_of((active.slot, tag), numbers, &catalogue, now)?;
+        let window_ends_ns = match &view.algorithm {
+            Algorithm::FixedWindow(window) => window.end_after(now.wall_ns, tag.salt()),
+            _ => 0,
+        };
+        Some(NamedCell { view, window_ends_ns })
+    }
+
+    fn view_of(&self, (slot, tag): CellKey, numbers: u16, of: &Catalogue, now: Now) -> Option<CellView> {
+        let algorithm = of.global(slot, numbers)?.clone();
         let has_rate = algorithm.has_rate();
-        let holding = self.holding_of((slot, tag), Some(answer.numbers), now)?;
+        let holding = self.holding_of((slot, tag), Some(numbers), now)?;
         let (demand_milli, loans, words) = Default::default();
         let mut view = CellView { algorithm, holding, demand_milli, loans, words };
         if let Some(sharing) = self.lock_sharing() {

@@ -69,7 +69,7 @@ pub use crate::{
         ChargeId, ChargesView, KEEP_NS, Keep, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve, Settled,
     },
     explain::Unmatched,
-    inspect::{CellView, Holding, LimitView, LoanView, Overview, PeerView, WordView},
+    inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
     journal::{CHARGES, Row, WALL},
     kept::Kept,
     region::ResumeFault,

@@ -49,9 +49,12 @@ impl Visit<'_> {
             }
         };
         let numbers = cells.table.at(place).numbers();
-        // Which of an override's numbers a cell has is known to the requests that hit it: one that was written
-        // under replaced numbers goes by the least of today's until it is next hit.
-        let heir = self.catalogue.heir(slot, numbers, salt, self.now)?;
+        // Which of an override's numbers a cell has is known to the requests that hit it, and to the peers that they hit:
+        // one that was written under replaced numbers goes by the least of today's until it is next hit, or told.
+        let heir = match told {
+            Some(told) => told,
+            None => self.catalogue.heir(slot, numbers, salt, self.now)?,
+        };
         let ground = Ground {
             global: self.catalogue.global(slot, heir)?,
             local: self.catalogue.local(slot, heir)?,

@@ -632,6 +632,7 @@ fn spec() -> impl Strategy<Value = LimitSpec> {
                 by,
                 unlimited,
                 mode,
+                candidate_for: None,
                 charge,
                 cost,
                 overrides: overrides.collect(),

@@ -7,6 +7,7 @@
 //! write. [`regions`] connects the node to
 //! other regions, [`webhooks`] tells operators.
 
+mod cells;
 pub mod charges;
 pub mod cli;
 pub mod clock;
@@ -23,6 +24,7 @@ pub mod regions;
 mod respond;
 pub mod run;
 mod screen;
+mod sketch;
 mod tally;
 pub mod view;
 mod warnings;

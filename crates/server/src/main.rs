@@ -2,7 +2,13 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use acequia_server::{cli, config::Config, demo::Demo, run};
+use acequia_server::{
+    cli,
+    clock::{Clock as _, SystemClock},
+    config::Config,
+    demo::Demo,
+    run,
+};
 use clap::{Parser, Subcommand};
 
 /// mimalloc: a request makes a handful of short-lived allocations, and this is what serves them fastest.
@@ -44,6 +50,12 @@ enum Command {
     },
     /// The global budgets: list them, look at one, change one.
     Budget(cli::Budget),
+    /// Give one cell so many units more, until its window ends.
+    Grant(cli::Grant),
+    /// Give one cell as many units more as it is known to have used.
+    Reset(cli::Reset),
+    /// Compare a candidate with the limit that it may replace.
+    Candidate(cli::Candidate),
     /// The regions: how they stand, as a node sees it; let one in, or out.
     Regions(cli::Regions),
     /// Which node makes the versions of the catalogue; hand that over.
@@ -71,6 +83,9 @@ fn main() -> ExitCode {
         Command::Explain(explain) => wait_for(explain.run()),
         Command::Validate { file } => validate(&file),
         Command::Budget(budget) => wait_for(budget.run()),
+        Command::Grant(grant) => wait_for(grant.run()),
+        Command::Reset(reset) => wait_for(reset.run()),
+        Command::Candidate(candidate) => wait_for(candidate.run()),
         Command::Regions(regions) => wait_for(regions.run()),
         Command::Authority(authority) => wait_for(authority.run()),
         Command::Audit(audit) => wait_for(audit.run()),
@@ -113,6 +128,7 @@ fn validate(path: &std::path::Path) -> ExitCode {
     match Config::parse(&name, &text) {
         Ok(config) => {
             say(&format!("{name} is sound: {config}"));
+            config.notes(SystemClock::start().now().wall_ns).iter().for_each(|note| say(note));
             ExitCode::SUCCESS
         }
         Err(faults) => complain(&faults.to_string()),

@@ -18,6 +18,7 @@ use prometheus_client::{
 };
 
 use crate::{
+    cells::{Hottest, VERDICTS},
     charges::settled_word,
     regions::Regions,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, SETTLED, Tally},
@@ -55,12 +56,17 @@ impl Collector for Counts {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let shared = &self.0;
         let mut tally = Tally::default();
+        let (mut hottest, now) = (Vec::new(), shared.clock.now());
         for worker in shared.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
-            tally.add(&worker.tally());
+            tally.add(&worker.counted());
+            worker.add_hottest(&mut hottest, now);
         }
         let mut out = Out(encoder);
         let catalogue = shared.node.catalogue();
-        out.of_limits(&tally, &catalogue)?;
+        out.of_limits(&tally, &hottest, &catalogue)?;
+        if catalogue.has_candidates {
+            out.of_candidates(shared, &catalogue)?;
+        }
         out.counter(
             "acequia_requests",
             "Requests by verdict.",
@@ -161,7 +167,12 @@ type Values<'a> = &'a [(&'a [(&'a str, &'a str)], u64)];
 struct Out<'a>(DescriptorEncoder<'a>);
 
 impl Out<'_> {
-    fn of_limits(&mut self, tally: &Tally, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
+    fn of_limits(
+        &mut self,
+        tally: &Tally,
+        hottest: &[Hottest],
+        catalogue: &Catalogue,
+    ) -> Result<(), std::fmt::Error> {
         let help = "What limits said of the requests they matched.";
         let mut metric = self.0.encode_descriptor("acequia_decisions", help, None, MetricType::Counter)?;
         for active in &catalogue.limits {
@@ -176,9 +187,9 @@ impl Out<'_> {
         let name = "acequia_hottest_cell_remaining";
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for active in &catalogue.limits {
-            let Some(counts) = tally.limits.get(usize::from(active.slot())) else { continue };
+            let Some(hot) = hottest.get(usize::from(active.slot())) else { continue };
             let path = active.limit.path();
-            let mut hot = counts.hot.clone();
+            let mut hot = hot.clone();
             hot.sort_by_key(|cell| (std::cmp::Reverse(cell.count), cell.tag));
             for (rank, cell) in (1..=HOT_SHOWN).zip(&hot) {
                 let rank = rank.to_string();
@@ -224,6 +235,25 @@ impl Out<'_> {
             let path = active.limit.path();
             let labels = [("limit", path.as_str())];
             metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&counts.refunded, None)?;
+        }
+        Ok(())
+    }
+
+    /// What candidates and their live limits said of the requests that hit both.
+    fn of_candidates(&mut self, shared: &Shared, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
+        let help = "Requests that hit a candidate and its live limit, by what both said.";
+        let mut metric =
+            self.0.encode_descriptor("acequia_candidate_verdicts", help, None, MetricType::Counter)?;
+        for active in &catalogue.limits {
+            let Some(live) = active.live else { continue };
+            let counts =
+                shared.cells_of(active.slot()).candidate.map_or([0; 4], |compared| compared.verdicts);
+            let (candidate, live) = (active.limit.path(), catalogue.limits[live as usize].limit.path());
+            for (verdict, count) in VERDICTS.iter().zip(counts) {
+                let labels =
+                    [("candidate", candidate.as_str()), ("live", live.as_str()), ("verdict", verdict)];
+                metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&count, None)?;
+            }
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! What a worker counts: plain numbers under the worker's own lock, added up when somebody looks.
 
 use acequia_api::acequia::v1::Settled;
-use acequia_limits::{CellTag, verdict::NEVER};
-use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome, Refunded};
+use acequia_limits::verdict::NEVER;
+use acequia_node::{Answer, Catalogue, Outcome, Refunded};
 
 /// Upper bounds of the buckets for waits, in seconds.
 pub(crate) const RETRY_SECONDS: [f64; 12] =
@@ -11,9 +11,7 @@ pub(crate) const RETRY_SECONDS: [f64; 12] =
 pub(crate) const DECISION_SECONDS: [f64; 12] =
     [2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1];
 /// One decision in so many is timed and looked at for hot cells.
-const SAMPLE: u64 = 64;
-/// Hot cells that are followed for each limit.
-const HOT_CELLS: usize = 8;
+pub(crate) const SAMPLE: u64 = 64;
 
 /// Everything that one worker has counted since it started.
 #[derive(Clone, Debug, Default)]
@@ -49,15 +47,6 @@ pub(crate) struct LimitTally {
     pub(crate) units: u64,
     /// Units that were given back.
     pub(crate) refunded: u64,
-    pub(crate) hot: Vec<HotCell>,
-}
-
-/// A cell that is asked for often: a space-saving sketch (Metwally et al., ICDT 2005) of samples.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HotCell {
-    pub(crate) tag: CellTag,
-    pub(crate) count: u64,
-    pub(crate) remaining: u64,
 }
 
 /// Counts by bucket; the last is for what is above every bound.
@@ -118,7 +107,6 @@ impl Tally {
     /// Counts an answer.
     #[inline]
     pub(crate) fn record(&mut self, answer: &Answer, catalogue: &Catalogue) {
-        let sampled = self.is_sampled();
         self.seen += 1;
         if answer.allowed {
             self.allowed += 1;
@@ -138,9 +126,6 @@ impl Tally {
             tally.outcomes[outcome_place(limit.outcome)] += 1;
             if answer.allowed && limit.outcome == Outcome::Allow {
                 tally.units += limit.units;
-            }
-            if sampled {
-                tally.sample(limit);
             }
         }
     }
@@ -170,15 +155,6 @@ impl Tally {
             }
             ours.units += theirs.units;
             ours.refunded += theirs.refunded;
-            for hot in &theirs.hot {
-                match ours.hot.iter_mut().find(|cell| cell.tag == hot.tag) {
-                    Some(cell) => {
-                        cell.count += hot.count;
-                        cell.remaining = cell.remaining.min(hot.remaining);
-                    }
-                    None => ours.hot.push(*hot),
-                }
-            }
         }
         self.retry_after.add(&other.retry_after);
         self.decision.add(&other.decision);
@@ -190,28 +166,5 @@ impl Tally {
         self.crowded += other.crowded;
         self.repeats += other.repeats;
         self.settled.iter_mut().zip(other.settled).for_each(|(ours, theirs)| *ours += theirs);
-    }
-
-    /// Halves what is known of hot cells, so that cells which cooled down give way.
-    pub(crate) fn cool(&mut self) {
-        for limit in &mut self.limits {
-            limit.hot.iter_mut().for_each(|cell| cell.count /= 2);
-            limit.hot.retain(|cell| cell.count > 0);
-        }
-    }
-}
-
-impl LimitTally {
-    fn sample(&mut self, limit: &LimitAnswer) {
-        let LimitAnswer { tag, verdict, .. } = limit;
-        let remaining = verdict.remaining;
-        if let Some(cell) = self.hot.iter_mut().find(|cell| cell.tag == *tag) {
-            cell.count += 1;
-            cell.remaining = remaining;
-        } else if self.hot.len() < HOT_CELLS {
-            self.hot.push(HotCell { tag: *tag, count: 1, remaining });
-        } else if let Some(coldest) = self.hot.iter_mut().min_by_key(|cell| cell.count) {
-            *coldest = HotCell { tag: *tag, count: coldest.count + 1, remaining };
-        }
     }
 }

@@ -18,6 +18,7 @@ use arc_swap::ArcSwap;
 use tracing::{debug, debug_span, enabled};
 
 use crate::{
+    cells::{Cells, Hottest, LimitCells},
     charges::Names,
     clock::Clock,
     config::{Headers, Live},
@@ -90,7 +91,7 @@ impl Shared {
 
     /// Adds a worker.
     pub fn worker(self: &Arc<Self>) -> Arc<Worker> {
-        let inner = Inner { asker: self.node.asker(), tally: Tally::default() };
+        let inner = Inner { asker: self.node.asker(), tally: Tally::default(), cells: Cells::default() };
         let worker = Arc::new(Worker { shared: Arc::clone(self), inner: Mutex::new(inner) });
         self.workers.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&worker));
         worker
@@ -126,6 +127,15 @@ impl Shared {
         self.draining.store(true, Ordering::Release);
     }
 
+    /// The cells of one limit, by its slot, over all workers.
+    pub(crate) fn cells_of(&self, slot: u16) -> LimitCells {
+        let (mut cells, now) = (LimitCells::default(), self.clock.now());
+        for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            cells.merge(&worker.cells_of(slot, now));
+        }
+        cells
+    }
+
     /// Takes every worker and never gives it back: from now on nothing is asked any more.
     pub(crate) fn stop_asking(&self) {
         for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -158,6 +168,7 @@ pub struct Held<'a> {
 struct Inner {
     asker: Asker,
     tally: Tally,
+    cells: Cells,
 }
 
 /// How a request is asked, and how its charge is remembered.
@@ -269,12 +280,14 @@ impl Worker {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.clone()
     }
 
-    /// The same for a look that comes every now and then: cells that cooled down give way.
-    pub(crate) fn tally(&self) -> Tally {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let tally = inner.tally.clone();
-        inner.tally.cool();
-        tally
+    /// The cells of one limit, by its slot, as they were counted so far.
+    fn cells_of(&self, slot: u16, now: Now) -> LimitCells {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).cells.of(slot, now)
+    }
+
+    /// Adds what the hottest cells of every limit have left, by its slot.
+    pub(crate) fn add_hottest(&self, all: &mut Vec<Hottest>, now: Now) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).cells.add_hottest(all, now);
     }
 }
 
@@ -361,7 +374,7 @@ impl Held<'_> {
 
     #[inline]
     fn decide(&mut self, request: &Request<'_>, how: How) -> Result<(), IdReused> {
-        let Inner { asker, tally } = &mut *self.inner;
+        let Inner { asker, tally, .. } = &mut *self.inner;
         let timed = tally.is_sampled().then(std::time::Instant::now);
         match &how.recording {
             None => {
@@ -385,11 +398,12 @@ impl Held<'_> {
         ask: Ask,
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
-        let Inner { asker, tally } = &mut *self.inner;
+        let Inner { asker, tally, cells } = &mut *self.inner;
         let (answer, catalogue) = asker.last();
         if answer.charge.is_some_and(|charge| charge.is_repeat) {
             tally.repeats += 1;
         } else if ask.charge {
+            cells.record(answer, catalogue, request, tally.is_sampled(), self.now);
             tally.record(answer, catalogue);
         }
         if enabled!(tracing::Level::DEBUG) {

@@ -117,6 +117,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         sliding_window: None,
         quota: None,
         mode: Mode::Enforce,
+        candidate_for: None,
         charge: Charge::Together,
         sharing: None,
         classes: None,

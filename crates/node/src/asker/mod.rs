@@ -499,7 +499,9 @@ impl<'a> Check<'a, '_> {
             && hit.charges
             && !hit.exempt
             && answer.limits[number].verdict.allowed
-            && (answer.allowed || self.limit(hit).limit.spec.charge == Charge::Each)
+            && (answer.allowed
+                || self.limit(hit).limit.spec.charge == Charge::Each
+                || self.limit(hit).live.is_some_and(|live| denied_only_by(answer, live)))
     }
 
     /// Every cell that the request hits, once; gives the descriptors that hit none.
@@ -1088,6 +1090,12 @@ impl<'a> Check<'a, '_> {
         let is_shared = hit.place == Place::Shared && local.owns_any(hit.tag.salt());
         if is_shared { local.least() } else { local.in_place(hit.variant) }
     }
+}
+
+/// Whether a request would pass but for one limit. Its candidate is charged then, as it would be in its place.
+#[cold]
+fn denied_only_by(answer: &Answer, live: u32) -> bool {
+    answer.limits.iter().all(|limit| limit.outcome != Outcome::Deny || limit.limit == live)
 }
 
 /// As [`decide`], where one limit has spoken.

@@ -1,7 +1,7 @@
 //! One cell that other regions have to do with: what is known of it here, and what is done about it.
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
-use acequia_rights::Region;
+use acequia_rights::{Mark, Region};
 use smallvec::SmallVec;
 
 use super::{
@@ -98,6 +98,8 @@ pub(crate) struct Warm {
     pub(crate) regive: bool,
     /// Which of its limit's numbers it has.
     pub(crate) which: u16,
+    /// The version of the catalogue in which the others were told so; any for a limit's own numbers.
+    pub(crate) which_of: Mark,
     /// When this region was last asked for it, or another region said anything of note.
     pub(crate) busy_ns: u64,
 }
@@ -131,6 +133,7 @@ impl Warm {
             received: 0,
             regive: false,
             which: 0,
+            which_of: Mark::default(),
             busy_ns: now_ns,
         }
     }

@@ -60,6 +60,20 @@ impl Sharing {
         }
     }
 
+    /// Where a cell has an override's numbers, the others are to hear which, and again when that changes: unless they are
+    /// asked themselves, they cannot know.
+    fn name_again(&mut self, warm: &mut Warm, key: CellKey, which: u16) {
+        let mark = self.mark();
+        if (warm.which, warm.which_of) == (which, mark) {
+            return;
+        }
+        let is_news = which > 0 || warm.which != which;
+        (warm.which, warm.which_of) = (which, mark);
+        if is_news {
+            self.peers.values_mut().for_each(|peer| peer.outbox.names.forget(key));
+        }
+    }
+
     /// Gives whether the cell stays warm, and when to look again.
     fn look_at(
         &mut self,
@@ -82,7 +96,7 @@ impl Sharing {
             account.freeze_refused(&mut sessions);
             account.look()
         };
-        warm.which = ground.which;
+        self.name_again(warm, key, ground.which);
         if let Some(account) = cell.account.as_deref_mut() {
             account.hear_used(warm.used_elsewhere(ground.global));
         }

@@ -42,6 +42,7 @@ fn nothing(name: &str) -> LimitSpec {
         sliding_window: None,
         quota: None,
         mode: Mode::Enforce,
+        candidate_for: None,
         charge: Charge::Together,
         sharing: None,
         classes: None,

@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use acequia_api::acequia::v1::AuditEntry;
 use clap::{Args, value_parser};
-use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{
@@ -13,7 +12,7 @@ use super::{
     console::Console,
     json_line,
     operator::{AdminAddress, Fault, operate},
-    people::{Colour, Paint, plain},
+    people::{Colour, Paint, at, plain},
 };
 
 /// Every change of the catalogue that the node made or carried out, oldest first.
@@ -78,13 +77,6 @@ fn paragraph(entry: &AuditEntry, paint: Paint) -> String {
     text
 }
 
-/// A reading of a wall clock, RFC 3339 in UTC, to the second.
-fn at(wall_ns: u64) -> String {
-    let seconds = i64::try_from(wall_ns / 1_000_000_000).unwrap_or(i64::MAX);
-    // 64 bits of nanoseconds end in 2554, and jiff in 9999.
-    Timestamp::from_second(seconds).map_or_else(|_| format!("{seconds} s"), |at| at.to_string())
-}
-
 /// A change for programs.
 #[derive(Debug, Serialize)]
 struct AuditJson<'a> {
@@ -143,11 +135,6 @@ mod tests {
 "
         );
         assert_eq!(for_people(&[], Paint::OFF), "This node has made and carried out no change.\n");
-    }
-
-    #[test]
-    fn every_clock_reading_can_be_written() {
-        assert_eq!(at(u64::MAX), "2554-07-21T23:34:33Z");
     }
 
     #[test]

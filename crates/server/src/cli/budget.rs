@@ -1,8 +1,9 @@
 //! `acequia budget`: the global budgets, how far a change of them has come, and changing them.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use acequia_api::acequia::v1::{Budget as Listed, Catalogue, ListBudgetsResponse, SetBudgetRequest};
+use acequia_limits::limit::parse_instant_ns;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
@@ -11,11 +12,13 @@ use super::{
     SUCCESS,
     catalogue::{CatalogueJson, lines, standing},
     console::Console,
+    grant::whole_ms,
     json_line,
     limit_path::{LimitPath, Number, by_name, read_limit_path, read_number},
     operator::{AdminAddress, Fault, operate},
     order::{Caution, Order, OrderArguments, Request},
     people::{Align, Cell, Colour, Paint, plain, table},
+    read_duration,
 };
 
 /// How many limits are named where the one that was asked for does not exist.
@@ -30,7 +33,8 @@ const NAMES_MAX: usize = 20;
   acequia budget list
   acequia budget show shop/per-key
   acequia budget set shop/per-key rate=100/s burst=200 --reason launch --wait
-  acequia budget set 'shop/per-key[api_key=k1]' rate=20/s --dry-run")]
+  acequia budget set 'shop/per-key[api_key=k1]' rate=20/s --until 2027-01-01 --reason trial
+  acequia budget set 'shop/per-key[api_key=k1]' rate=20/s --for 2h --dry-run")]
 pub struct Budget {
     #[command(flatten)]
     address: AdminAddress,
@@ -66,6 +70,14 @@ struct Set {
     /// The new numbers: rate, burst, limit, queue, window. What is not named stays.
     #[arg(required = true, value_name = "NAME=NUMBER", value_parser = read_number)]
     numbers: Vec<Number>,
+
+    /// When the key has its old numbers again: a date, or an instant such as 2027-01-01T12:00:00Z.
+    #[arg(long, value_name = "TIME", conflicts_with = "time", value_parser = read_instant)]
+    until: Option<String>,
+
+    /// For how long the key has them, such as 30m or 2h.
+    #[arg(long = "for", id = "time", value_name = "TIME", value_parser = read_duration)]
+    time: Option<Duration>,
 
     #[command(flatten)]
     order: OrderArguments,
@@ -109,9 +121,22 @@ impl Set {
         let LimitPath { domain, name, key } = self.limit.clone();
         let key = key.into_iter().collect();
         let numbers = by_name(&self.numbers).map_err(Fault::new)?;
-        let request = SetBudgetRequest { domain, name, key, numbers, ..SetBudgetRequest::default() };
+        let request = SetBudgetRequest {
+            domain,
+            name,
+            key,
+            numbers,
+            until: self.until.clone().unwrap_or_default(),
+            for_ms: self.time.map_or(0, whole_ms),
+            ..SetBudgetRequest::default()
+        };
         Ok(Order { request: Request::Budget(request), caution: Caution::Warned, danger: String::new() })
     }
+}
+
+/// The text, if it is a time of day.
+fn read_instant(text: &str) -> Result<String, String> {
+    parse_instant_ns(text).map(|_| text.to_owned())
 }
 
 /// The limit that is asked for, or which there are.
@@ -165,12 +190,44 @@ fn list(budgets: &ListBudgetsResponse, paint: Paint) -> String {
 fn show(listed: &Listed, catalogue: Option<&Catalogue>, paint: Paint) -> String {
     let pretty = limit(listed).and_then(|limit| serde_json::to_string_pretty(&limit).ok());
     format!(
-        "{}  {}\n{}\n\n{}",
+        "{}  {}\n{}\n{}\n{}",
         paint.word(Colour::Bold, &path(listed)),
         plain(&listed.budget),
         pretty.unwrap_or_else(|| plain(&listed.limit_json)),
+        table_of_overrides(listed, paint),
         lines(&standing(catalogue), paint)
     )
+}
+
+/// A line for each key with numbers of its own: until when, what of it was granted, why, and who says so.
+fn table_of_overrides(listed: &Listed, paint: Paint) -> String {
+    const TITLES: [&str; 6] = ["whose", "has", "granted", "until", "why", "by"];
+    const ABOUT: [&str; 8] = ["rate", "burst", "queue", "limit", "granted", "until", "why", "author"];
+    let Some(Value::Array(all)) = limit(listed).map(|mut limit| limit["overrides"].take()) else {
+        return String::new();
+    };
+    let text = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Array(all) => all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or "),
+        other => other.to_string(),
+    };
+    let row = |fields: &serde_json::Map<String, Value>| {
+        let of = |name: &str| fields.get(name).map(text).unwrap_or_default();
+        let pairs = |wanted: &dyn Fn(&str) -> bool, between: &str| {
+            let pairs = fields.iter().filter(|(name, _)| wanted(name));
+            pairs
+                .map(|(name, value)| format!("{name}{between}{}", text(value)))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let whose = pairs(&|name| !ABOUT.contains(&name), "=");
+        let has = pairs(&|name| ABOUT[..4].contains(&name), " ");
+        [whose, has, of("granted"), of("until"), of("why"), of("author")].map(Cell::new)
+    };
+    let title = TITLES.map(|title| Cell::new(title).coloured(Colour::Bold));
+    let rows: Vec<_> =
+        std::iter::once(title).chain(all.iter().filter_map(Value::as_object).map(row)).collect();
+    format!("\n{}", table(&rows, [Align::Left; 6], 0, paint))
 }
 
 /// All budgets for programs.
@@ -285,6 +342,9 @@ waits for  us: not heard for 12 s; it goes on when us is heard, or is evicted
     }
   ]
 }
+
+whose       has        granted  until  why  by
+api_key=k1  rate 20/s
 
 authority  eu/eu-1, this node
 version    1.7, effective everywhere

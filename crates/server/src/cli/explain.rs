@@ -2,13 +2,15 @@
 
 use std::process::ExitCode;
 
-use acequia_client::{CheckResponse, ClientError, LimitResult, Outcome, PeekResponse, Share, Unmatched};
+use acequia_client::{
+    CandidateVerdict, CellOverride, CheckResponse, ClientError, LimitResult, Outcome, PeekResponse, Unmatched,
+};
 use clap::Args;
 use serde::Serialize;
 
 use super::{
     ALLOWED, Asking, DENIED, Output, complain, json_line, mend,
-    people::{Align, Cell, Colour, Paint, duration, table},
+    people::{Align, Cell, Colour, Paint, at, duration, plain, table},
     shares::{self, ShareJson},
     verdict::{VerdictJson, come_back, headline, left, outcome_colour, outcome_word, reason_word},
 };
@@ -28,18 +30,18 @@ pub struct Explain {
 impl Explain {
     /// Asks, prints, and gives the exit code.
     pub async fn run(self) -> ExitCode {
-        let PeekResponse { verdict, unmatched, shares } = match self.ask().await {
+        let peek = match self.ask().await {
             Ok(peek) => peek,
             Err(error) => return complain(&mend(&error)),
         };
-        let Some(verdict) = verdict else {
+        let Some(verdict) = &peek.verdict else {
             return complain(&format!("{} gave no verdict: is it a node?", self.asking.address.address));
         };
         let output = Output::new();
         let text = if self.asking.json {
-            json_line(&ExplainJson::new(&verdict, &unmatched, &shares))
+            json_line(&ExplainJson::new(verdict, &peek))
         } else {
-            for_people(&self.asking.domain, &verdict, &unmatched, &shares, output.paint)
+            for_people(&self.asking.domain, verdict, &peek, output.paint)
         };
         output.end(&text, if verdict.allowed { ALLOWED } else { DENIED })
     }
@@ -54,6 +56,27 @@ struct ExplainJson<'a> {
     verdict: VerdictJson<'a>,
     unmatched: Vec<UnmatchedJson<'a>>,
     shares: Vec<ShareJson<'a>>,
+    overrides: Vec<OverrideJson<'a>>,
+    candidates: Vec<CandidateJson<'a>>,
+}
+
+/// What a candidate says, beside the limit that it may replace.
+#[derive(Debug, Serialize)]
+struct CandidateJson<'a> {
+    candidate: &'a str,
+    live: &'a str,
+    candidate_denies: bool,
+    live_denies: bool,
+}
+
+/// Why a cell has other numbers than its limit.
+#[derive(Debug, Serialize)]
+struct OverrideJson<'a> {
+    limit: &'a str,
+    until: Option<String>,
+    granted: u64,
+    why: &'a str,
+    author: &'a str,
 }
 
 #[derive(Debug, Serialize)]
@@ -63,11 +86,29 @@ struct UnmatchedJson<'a> {
 }
 
 impl<'a> ExplainJson<'a> {
-    fn new(verdict: &'a CheckResponse, unmatched: &'a [Unmatched], shares: &'a [Share]) -> Self {
-        let unmatched = unmatched.iter().map(|limit| UnmatchedJson { name: &limit.name, why: &limit.why });
+    fn new(verdict: &'a CheckResponse, peek: &'a PeekResponse) -> Self {
+        let unmatched = |limit: &'a Unmatched| UnmatchedJson { name: &limit.name, why: &limit.why };
         let names = names(verdict);
-        let shares = shares.iter().map(|share| ShareJson::new(&names, share));
-        Self { verdict: VerdictJson::new(verdict), unmatched: unmatched.collect(), shares: shares.collect() }
+        let other = |cell: &'a CellOverride| OverrideJson {
+            limit: name_at(&names, cell.limit),
+            until: cell.until_wall_ns.map(at),
+            granted: cell.granted,
+            why: &cell.why,
+            author: &cell.author,
+        };
+        let candidate = |both: &'a CandidateVerdict| CandidateJson {
+            candidate: &both.candidate,
+            live: &both.live,
+            candidate_denies: both.candidate_denies,
+            live_denies: both.live_denies,
+        };
+        Self {
+            verdict: VerdictJson::new(verdict),
+            unmatched: peek.unmatched.iter().map(unmatched).collect(),
+            shares: peek.shares.iter().map(|share| ShareJson::new(&names, share)).collect(),
+            overrides: peek.overrides.iter().map(other).collect(),
+            candidates: peek.candidates.iter().map(candidate).collect(),
+        }
     }
 }
 
@@ -75,17 +116,25 @@ fn names(verdict: &CheckResponse) -> Vec<&str> {
     verdict.limits.iter().map(|limit| limit.name.as_str()).collect()
 }
 
-fn for_people(
-    domain: &str,
-    verdict: &CheckResponse,
-    unmatched: &[Unmatched],
-    shares: &[Share],
-    paint: Paint,
-) -> String {
+fn name_at<'a>(names: &[&'a str], place: u32) -> &'a str {
+    names.get(place as usize).copied().unwrap_or("a limit")
+}
+
+fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint: Paint) -> String {
+    let PeekResponse { unmatched, shares, overrides, candidates, .. } = peek;
     let mut text = headline(verdict, paint);
     if !verdict.limits.is_empty() {
         text.push('\n');
         text.push_str(&limits(&verdict.limits, paint));
+    }
+    if !candidates.is_empty() {
+        text.push('\n');
+        text.push_str(&side_by_side(candidates, paint));
+    }
+    if !overrides.is_empty() {
+        text.push('\n');
+        let names = names(verdict);
+        overrides.iter().for_each(|cell| text.push_str(&other_numbers(name_at(&names, cell.limit), cell)));
     }
     if !shares.is_empty() {
         text.push('\n');
@@ -101,6 +150,41 @@ fn for_people(
         text.push_str(&format!("\nThe node has no limits for the domain {domain}.\n"));
     }
     text
+}
+
+/// Candidates, and the limits that they may replace.
+fn side_by_side(candidates: &[CandidateVerdict], paint: Paint) -> String {
+    let title = ["candidate", "says", "live", "says"].map(|title| Cell::new(title).coloured(Colour::Bold));
+    let says = |denies: bool| {
+        if denies {
+            Cell::new("deny").coloured(Colour::Red)
+        } else {
+            Cell::new("allow").coloured(Colour::Green)
+        }
+    };
+    let row = |both: &CandidateVerdict| {
+        let (candidate, live) = (Cell::new(&both.candidate), Cell::new(&both.live));
+        [candidate, says(both.candidate_denies), live, says(both.live_denies)]
+    };
+    let rows: Vec<_> = std::iter::once(title).chain(candidates.iter().map(row)).collect();
+    table(&rows, [Align::Left; 4], 0, paint)
+}
+
+/// Why a cell has numbers of its own, and until when.
+fn other_numbers(name: &str, cell: &CellOverride) -> String {
+    let mut line = format!("{name}: this cell has numbers of its own");
+    if cell.granted > 0 {
+        line.push_str(&format!(", {} of them granted", cell.granted));
+    }
+    if let Some(until_ns) = cell.until_wall_ns {
+        line.push_str(&format!(", until {}", at(until_ns)));
+    }
+    for (said, before) in [(&cell.why, ": "), (&cell.author, ", by ")] {
+        if !said.is_empty() {
+            line.push_str(&format!("{before}{said}"));
+        }
+    }
+    plain(&line) + "\n"
 }
 
 fn limits(limits: &[LimitResult], paint: Paint) -> String {
@@ -158,6 +242,60 @@ mod tests {
         Unmatched { name: name.to_owned(), why: why.to_owned() }
     }
 
+    fn unmatched_only(unmatched: Vec<Unmatched>) -> PeekResponse {
+        PeekResponse { unmatched, ..PeekResponse::default() }
+    }
+
+    #[test]
+    fn a_cell_with_other_numbers_says_why_until_when_and_by_whom() {
+        let granted = CellOverride {
+            limit: 0,
+            until_wall_ns: Some(1_795_305_353_000_000_000),
+            granted: 5_000,
+            why: "launch\x07".to_owned(),
+            author: "ana".to_owned(),
+        };
+        let peek = PeekResponse {
+            overrides: vec![granted, CellOverride { limit: 1, ..CellOverride::default() }],
+            ..PeekResponse::default()
+        };
+        let text = for_people("shop", &denied(), &peek, Paint::OFF);
+        assert!(
+            text.ends_with(
+                "\n\nper-key: this cell has numbers of its own, 5000 of them granted, until 2026-11-21T23:55:53Z: \
+                 launch\\u{7}, by ana\nsearch: this cell has numbers of its own\n"
+            ),
+            "{text}"
+        );
+        let json = json_line(&ExplainJson::new(&denied(), &peek));
+        assert!(
+            json.contains(
+                r#""overrides":[{"limit":"per-key","until":"2026-11-21T23:55:53Z","granted":5000,"#
+            ),
+            "{json}"
+        );
+    }
+
+    #[test]
+    fn a_candidate_stands_beside_its_live_limit() {
+        let both = CandidateVerdict {
+            candidate: "search-new".to_owned(),
+            live: "search".to_owned(),
+            candidate_denies: false,
+            live_denies: true,
+        };
+        let peek = PeekResponse { candidates: vec![both], ..PeekResponse::default() };
+        let text = for_people("shop", &denied(), &peek, Paint::OFF);
+        assert!(
+            text.ends_with("\n\ncandidate   says   live    says\nsearch-new  allow  search  deny\n"),
+            "{text}"
+        );
+        let json = json_line(&ExplainJson::new(&denied(), &peek));
+        assert!(json.contains(
+            r#"{"candidate":"search-new","live":"search","candidate_denies":false,"live_denies":true}"#
+        ));
+    }
+
     #[test]
     fn every_limit_has_a_line_and_those_that_do_not_apply_a_reason() {
         let exports = LimitResult {
@@ -182,12 +320,12 @@ mod tests {
         };
         let mut verdict = denied();
         verdict.limits.extend([exports, reports, internal]);
-        let others = [
+        let others = vec![
             unmatched("monthly-credits", "no entry tenant"),
             unmatched("plans", "route is /search, wanted route=/plans"),
         ];
         assert_eq!(
-            for_people("shop", &verdict, &others, &[], Paint::OFF),
+            for_people("shop", &verdict, &unmatched_only(others), Paint::OFF),
             "\
 denied   by search: 0 left, come back in 840 ms (over-limit)
 
@@ -210,18 +348,18 @@ Do not apply, of the limits of shop:
         let verdict =
             CheckResponse { allowed: true, reason: Reason::NoMatch.into(), ..CheckResponse::default() };
         assert_eq!(
-            for_people("shpo", &verdict, &[], &[], Paint::OFF),
+            for_people("shpo", &verdict, &PeekResponse::default(), Paint::OFF),
             "allowed  no limit matches (no-match)\n\nThe node has no limits for the domain shpo.\n"
         );
     }
 
     #[test]
     fn among_regions_it_says_what_this_one_may_spend() {
-        let share = shares::tests::bucket();
-        let text = for_people("shop", &allowed(), &[], std::slice::from_ref(&share), Paint::OFF);
+        let peek = PeekResponse { shares: vec![shares::tests::bucket()], ..PeekResponse::default() };
+        let text = for_people("shop", &allowed(), &peek, Paint::OFF);
         assert!(text.contains("\n\nper-key: eu may use 33/s + 66; 7 left now, asked for 41/s\n"), "{text}");
         let verdict = allowed();
-        let json = json_line(&ExplainJson::new(&verdict, &[], std::slice::from_ref(&share)));
+        let json = json_line(&ExplainJson::new(&verdict, &peek));
         let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
         let of = |pointer: &str| json.pointer(pointer).unwrap_or_else(|| panic!("no {pointer}: {json}"));
         assert_eq!(of("/shares/0/limit"), "per-key");
@@ -235,11 +373,14 @@ Do not apply, of the limits of shop:
     fn json_is_the_peek() {
         let verdict = CheckResponse { limits: Vec::new(), ..allowed() };
         assert_eq!(
-            json_line(&ExplainJson::new(&verdict, &[unmatched("search", "no entry route")], &[])),
+            json_line(&ExplainJson::new(
+                &verdict,
+                &unmatched_only(vec![unmatched("search", "no entry route")])
+            )),
             concat!(
                 r#"{"verdict":{"allowed":true,"limit":"per-key","remaining":59,"retry_after_ms":null,"#,
                 r#""delay_ms":0,"reason":"within-limit","limits":[]},"#,
-                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[]}"#,
+                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[],"overrides":[],"candidates":[]}"#,
                 "\n"
             )
         );

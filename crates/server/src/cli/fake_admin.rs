@@ -7,9 +7,10 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    AuditEntry, Budget, Catalogue, CatalogueChange, ChangeRegionRequest, LimitStatus, ListAuditRequest,
-    ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse, NodeStatus, SetBudgetRequest, StatusRequest,
-    TakeOverRequest, WatchRequest,
+    AuditEntry, Budget, CandidateReport, Catalogue, CatalogueChange, CellCount, ChangeRegionRequest,
+    CompareCandidateRequest, GrantRequest, LimitStatus, ListAuditRequest, ListAuditResponse,
+    ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, ResetRequest,
+    SetBudgetRequest, StatusRequest, TakeOverRequest, WatchRequest,
     admin_server::{Admin, AdminServer},
     limit_status,
 };
@@ -28,7 +29,11 @@ pub(super) enum Asked {
     Status,
     Budgets,
     Audit(u32),
+    Cells(ListCellsRequest),
+    Candidate(CompareCandidateRequest),
     Budget(SetBudgetRequest),
+    Grant(GrantRequest),
+    Reset(ResetRequest),
     Region(ChangeRegionRequest),
     TakeOver(TakeOverRequest),
 }
@@ -75,9 +80,11 @@ impl FakeAdmin {
         let asked = self.asked();
         let orders = asked.iter().filter(|asked| match asked {
             Asked::Budget(request) => !request.dry_run,
+            Asked::Grant(request) => !request.dry_run,
+            Asked::Reset(request) => !request.dry_run,
             Asked::Region(request) => !request.dry_run,
             Asked::TakeOver(request) => !request.dry_run,
-            Asked::Status | Asked::Budgets | Asked::Audit(_) => false,
+            Asked::Status | Asked::Budgets | Asked::Audit(_) | Asked::Cells(_) | Asked::Candidate(_) => false,
         });
         orders.count() as u64
     }
@@ -188,6 +195,18 @@ impl Admin for FakeAdmin {
         self.change(dry_run)
     }
 
+    async fn grant(&self, request: Request<GrantRequest>) -> Result<Response<CatalogueChange>, Status> {
+        let dry_run = request.get_ref().dry_run;
+        self.take(request, Asked::Grant)?;
+        self.change(dry_run)
+    }
+
+    async fn reset(&self, request: Request<ResetRequest>) -> Result<Response<CatalogueChange>, Status> {
+        let dry_run = request.get_ref().dry_run;
+        self.take(request, Asked::Reset)?;
+        self.change(dry_run)
+    }
+
     async fn change_region(
         &self,
         request: Request<ChangeRegionRequest>,
@@ -204,6 +223,30 @@ impl Admin for FakeAdmin {
         let dry_run = request.get_ref().dry_run;
         self.take(request, Asked::TakeOver)?;
         self.change(dry_run)
+    }
+
+    async fn list_cells(
+        &self,
+        request: Request<ListCellsRequest>,
+    ) -> Result<Response<ListCellsResponse>, Status> {
+        self.take(request, Asked::Cells)?;
+        let cell =
+            |key: &str, count| CellCount { key: key.to_owned(), count, error: 1, ..CellCount::default() };
+        Ok(Response::new(ListCellsResponse {
+            hottest: vec![cell("api_key=k1", 640), cell("api_key=k2", 64)],
+            offenders: vec![cell("api_key=k3", 7)],
+            sample: 64,
+            half_life_ms: 60_000,
+        }))
+    }
+
+    async fn compare_candidate(
+        &self,
+        request: Request<CompareCandidateRequest>,
+    ) -> Result<Response<CandidateReport>, Status> {
+        let name = request.get_ref().name.clone();
+        self.take(request, Asked::Candidate)?;
+        Ok(Response::new(CandidateReport { candidate: name, both_allow: 7, ..CandidateReport::default() }))
     }
 
     async fn list_audit(

@@ -8,7 +8,9 @@ mod audit;
 mod authority;
 mod bench;
 mod budget;
+mod candidate;
 mod catalogue;
+mod cells;
 mod certs;
 mod check;
 mod console;
@@ -16,6 +18,7 @@ mod entries;
 mod explain;
 #[cfg(test)]
 mod fake_admin;
+mod grant;
 mod limit_path;
 pub(crate) mod operator;
 mod order;
@@ -39,8 +42,8 @@ use acequia_limits::notation::parse_duration_ns;
 use clap::{Args, value_parser};
 
 pub use self::{
-    audit::Audit, authority::Authority, bench::Bench, budget::Budget, certs::Certs, check::Check,
-    explain::Explain, regions::Regions, top::Top,
+    audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
+    check::Check, explain::Explain, grant::Grant, grant::Reset, regions::Regions, top::Top,
 };
 use self::{
     entries::{Word, groups, read_word},

@@ -5,7 +5,8 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    AuditEntry, ListAuditRequest, ListBudgetsRequest, ListBudgetsResponse, NodeStatus, StatusRequest,
+    AuditEntry, CandidateReport, CompareCandidateRequest, ListAuditRequest, ListBudgetsRequest,
+    ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, StatusRequest,
     admin_client::AdminClient,
 };
 use clap::Args;
@@ -16,7 +17,7 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Uri},
 };
 
-use super::{complain, console::Console, people::plain, read_duration};
+use super::{complain, console::Console, limit_path::LimitPath, people::plain, read_duration};
 
 /// The name in every node's certificate, whatever its address.
 const SERVER_NAME: &str = "acequia.internal";
@@ -200,6 +201,22 @@ impl Admin {
     pub(super) async fn list_audit(&mut self, newest: u32) -> Result<Vec<AuditEntry>, Fault> {
         let call = self.client.list_audit(ListAuditRequest { newest });
         Ok(wait(&self.address, self.deadline, call).await?.entries)
+    }
+
+    /// The cells of a limit that the node is asked for most, and those that it denies most.
+    pub(super) async fn list_cells(&mut self, limit: &LimitPath) -> Result<ListCellsResponse, Fault> {
+        let LimitPath { domain, name, .. } = limit.clone();
+        let call = self.client.list_cells(ListCellsRequest { domain, name, most: 0 });
+        wait(&self.address, self.deadline, call).await
+    }
+
+    /// What a candidate and its live limit said.
+    pub(super) async fn compare(
+        &mut self,
+        request: CompareCandidateRequest,
+    ) -> Result<CandidateReport, Fault> {
+        let call = self.client.compare_candidate(request);
+        wait(&self.address, self.deadline, call).await
     }
 
     /// Whom this asks, and for how long at most.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use acequia_api::acequia::v1::{
-    Catalogue, CatalogueChange, ChangeRegionRequest, Mark, SetBudgetRequest, TakeOverRequest,
+    Catalogue, CatalogueChange, ChangeRegionRequest, GrantRequest, Mark, ResetRequest, SetBudgetRequest,
+    TakeOverRequest,
 };
 use clap::Args;
 use serde::Serialize;
@@ -25,11 +26,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// What every order takes.
 #[derive(Args, Clone, Debug)]
 pub(super) struct OrderArguments {
-    /// Who orders it, for the audit log. The node adds the address.
+    /// Who orders it, for the audit log, which adds the address, and for the override of a cell.
     #[arg(long, env = "USER", default_value = "", hide_default_value = true, value_name = "NAME")]
     author: String,
 
-    /// Why, for the audit log.
+    /// Why, for the audit log, and for the override of a cell.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
     reason: String,
 
@@ -54,6 +55,8 @@ pub(super) struct OrderArguments {
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     Budget(SetBudgetRequest),
+    Grant(GrantRequest),
+    Reset(ResetRequest),
     Region(ChangeRegionRequest),
     TakeOver(TakeOverRequest),
 }
@@ -162,6 +165,14 @@ impl Admin {
             Request::Budget(request) => {
                 let request = SetBudgetRequest { author, reason, dry_run, ..request };
                 wait(&address, deadline, self.client.set_budget(request)).await
+            }
+            Request::Grant(request) => {
+                let request = GrantRequest { author, reason, dry_run, ..request };
+                wait(&address, deadline, self.client.grant(request)).await
+            }
+            Request::Reset(request) => {
+                let request = ResetRequest { author, reason, dry_run, ..request };
+                wait(&address, deadline, self.client.reset(request)).await
             }
             Request::Region(request) => {
                 let request = ChangeRegionRequest { author, reason, dry_run, ..request };

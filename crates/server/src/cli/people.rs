@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use acequia_api::acequia::v1::Holding;
+use jiff::Timestamp;
 
 const SECOND: u64 = 1_000;
 const MINUTE: u64 = 60 * SECOND;
@@ -48,6 +49,13 @@ pub(super) fn measured(us: u64) -> String {
         100_000..1_000_000 => format!("{} ms", us / 1_000),
         _ => format!("{}.{} s", us / 1_000_000, us % 1_000_000 / 100_000),
     }
+}
+
+/// A reading of a wall clock, RFC 3339 in UTC, to the second.
+pub(super) fn at(wall_ns: u64) -> String {
+    let seconds = i64::try_from(wall_ns / 1_000_000_000).unwrap_or(i64::MAX);
+    // 64 bits of nanoseconds end in 2554, and jiff in 9999.
+    Timestamp::from_second(seconds).map_or_else(|_| format!("{seconds} s"), |at| at.to_string())
 }
 
 /// A part of a limit: a rate and a burst, or units.
@@ -203,6 +211,11 @@ mod tests {
             assert_eq!(duration(ms), text, "{ms}");
         }
         assert!(duration(u64::MAX).ends_with(" h"), "no overflow");
+    }
+
+    #[test]
+    fn every_clock_reading_can_be_written() {
+        assert_eq!(at(u64::MAX), "2554-07-21T23:34:33Z");
     }
 
     #[test]

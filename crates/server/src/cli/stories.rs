@@ -3,14 +3,15 @@
 use std::{collections::HashMap, net::SocketAddr};
 
 use acequia_api::acequia::v1::{
-    ChangeRegionRequest, SetBudgetRequest, TakeOverRequest, change_region_request::Change,
+    ChangeRegionRequest, CompareCandidateRequest, GrantRequest, ResetRequest, SetBudgetRequest,
+    TakeOverRequest, change_region_request::Change,
 };
 use clap::{Parser, Subcommand};
 use rcgen::{CertificateParams, Issuer, KeyPair};
 use tonic::{Status, transport::Identity};
 
 use super::{
-    Audit, Authority, Budget, Regions,
+    Audit, Authority, Budget, Candidate, Grant, Regions, Reset,
     console::Console,
     fake_admin::{Asked, FakeAdmin},
 };
@@ -24,6 +25,9 @@ struct Line {
 #[derive(Debug, Subcommand)]
 enum Command {
     Budget(Budget),
+    Candidate(Candidate),
+    Grant(Grant),
+    Reset(Reset),
     Regions(Regions),
     Authority(Authority),
     Audit(Audit),
@@ -50,6 +54,9 @@ async fn run_with(line: &str, more: &[&str], typed: Option<&str>) -> Left {
     let mut console = Console::new(&mut answers, &mut remarks, &mut input, typed.is_some());
     let result = match command {
         Command::Budget(command) => command.carry_out(&mut console).await,
+        Command::Candidate(command) => command.carry_out(&mut console).await,
+        Command::Grant(command) => command.carry_out(&mut console).await,
+        Command::Reset(command) => command.carry_out(&mut console).await,
         Command::Regions(command) => command.carry_out(&mut console).await,
         Command::Authority(command) => command.carry_out(&mut console).await,
         Command::Audit(command) => command.carry_out(&mut console).await,
@@ -78,6 +85,7 @@ fn budget(dry_run: bool) -> Asked {
         author: "ana".to_owned(),
         reason: "launch".to_owned(),
         dry_run,
+        ..SetBudgetRequest::default()
     })
 }
 
@@ -99,6 +107,83 @@ async fn a_budget_is_looked_at_then_set_then_reported() {
     let (address, node) = FakeAdmin { looks_until_effective: 9, ..FakeAdmin::default() }.serve(None).await;
     assert_eq!(run(address, SET, None).await, left(0, &format!("{PLAN}{PENDING}"), ""));
     assert_eq!(node.asked(), [budget(true), budget(false), Asked::Status]);
+}
+
+#[tokio::test]
+async fn cells_get_more_and_budgets_end() {
+    let (address, node) = FakeAdmin::default().serve(None).await;
+    let key = HashMap::from([("tenant".to_owned(), "big-co".to_owned())]);
+    let (domain, name, dry_run) = ("shop".to_owned(), "credits".to_owned(), true);
+    let (author, reason) = ("ana".to_owned(), "x".to_owned());
+    for (line, asked) in [
+        (
+            "grant shop/credits[tenant=big-co] 5000 --for 2h",
+            Asked::Grant(GrantRequest {
+                domain: domain.clone(),
+                name: name.clone(),
+                key: key.clone(),
+                units: 5_000,
+                for_ms: 7_200_000,
+                author: author.clone(),
+                reason: reason.clone(),
+                dry_run,
+            }),
+        ),
+        (
+            "reset shop/credits[tenant=big-co]",
+            Asked::Reset(ResetRequest {
+                domain: domain.clone(),
+                name: name.clone(),
+                key: key.clone(),
+                author: author.clone(),
+                reason: reason.clone(),
+                dry_run,
+            }),
+        ),
+        (
+            "budget set shop/credits[tenant=big-co] limit=7 --until 2027-01-01",
+            Asked::Budget(SetBudgetRequest {
+                domain,
+                name,
+                key,
+                numbers: HashMap::from([("limit".to_owned(), "7".to_owned())]),
+                author,
+                reason,
+                dry_run,
+                until: "2027-01-01".to_owned(),
+                for_ms: 0,
+            }),
+        ),
+    ] {
+        let line = format!("{line} --author ana --reason x --dry-run");
+        assert_eq!(run(address, &line, None).await, left(0, PLAN, ""));
+        assert_eq!(node.asked().last(), Some(&asked), "{line}");
+    }
+    for (line, why) in [
+        ("grant shop/credits[tenant=a] 0", "1.."),
+        ("grant shop/credits[tenant=a]", "<UNITS>"),
+        ("reset credits", "no slash"),
+        ("budget set shop/credits[tenant=a] limit=7 --until soon", "2027-01-01"),
+        ("budget set shop/credits[tenant=a] limit=7 --until 2027-01-01 --for 2h", "cannot be used with"),
+    ] {
+        let words = ["acequia"].into_iter().chain(line.split_whitespace());
+        let fault = Line::try_parse_from(words).expect_err(line).to_string();
+        assert!(fault.contains(why), "{line}: {fault}");
+    }
+}
+
+#[tokio::test]
+async fn a_candidate_is_asked_about_by_its_name() {
+    let (address, node) = FakeAdmin::default().serve(None).await;
+    let text = run(address, "candidate shop/new --json", None).await.answers;
+    assert!(text.contains(r#""candidate":"new""#) && text.contains(r#""both_allow":7"#), "{text}");
+    let asked = CompareCandidateRequest { domain: "shop".to_owned(), name: "new".to_owned() };
+    assert_eq!(node.asked(), [Asked::Candidate(asked)]);
+    let left = run(address, "candidate shop/new[a=b]", None).await;
+    assert_eq!(
+        (left.code, left.remarks.as_str()),
+        (2, "acequia: a whole limit is compared: write shop/new\n")
+    );
 }
 
 #[tokio::test]

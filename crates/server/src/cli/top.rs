@@ -10,12 +10,20 @@ use clap::Args;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::{COULD_NOT_ASK, Output, SUCCESS, complain, operator::Credentials};
+use serde::Serialize;
+
+use super::{
+    COULD_NOT_ASK, Output, SUCCESS,
+    cells::{self, CellsJson, CellsWatch},
+    complain, json_line,
+    limit_path::read_limit_path,
+    operator::{Admin, Credentials},
+};
 use crate::{
     screen::{Interrupts, Keyboard, Screen},
     view::{
         overview::{self, Asked},
-        picture::{Column, HISTORY_MAX, Picture},
+        picture::{Column, Condition, HISTORY_MAX, Picture, Region, Row},
         snapshot,
     },
     watching::Watcher,
@@ -34,13 +42,14 @@ const FIRST_ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
 /// Nodes that can be watched at once.
 const ADDRESSES_MAX: usize = 64;
 
-/// Show the regions of a cluster, live: shares, loans, what is admitted and denied.
+/// Show the regions of a cluster, live: shares, loans, what is admitted and denied, and by whom.
 ///
-/// Without a terminal, prints one snapshot. Exits with 2 where nobody answers.
+/// Without a terminal, and with --json, prints one snapshot. Exits with 2 where nobody answers.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   acequia top
-  acequia top --address 10.0.0.1:8082 --address 10.1.0.1:8082    both sides of each link")]
+  acequia top --address 10.0.0.1:8082 --address 10.1.0.1:8082    both sides of each link
+  acequia top --limit shop/per-key --json | jq .cells.offenders  who is denied most")]
 pub struct Top {
     /// A node's admin address (listen.admin); several show what each of them sees.
     #[arg(
@@ -54,6 +63,22 @@ pub struct Top {
 
     #[command(flatten)]
     credentials: Credentials,
+
+    /// The limit that is looked at; the busiest where none is named.
+    #[arg(long, value_name = "DOMAIN/NAME", value_parser = read_whole_limit)]
+    limit: Option<String>,
+
+    /// Print one snapshot as a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The name of a limit, without a key.
+fn read_whole_limit(text: &str) -> Result<String, String> {
+    match read_limit_path(text)?.key.is_empty() {
+        true => Ok(text.to_owned()),
+        false => Err("a whole limit is looked at, with all its cells: leave the brackets out".to_owned()),
+    }
 }
 
 impl Top {
@@ -62,15 +87,20 @@ impl Top {
         if self.address.len() > ADDRESSES_MAX {
             return complain(&format!("at most {ADDRESSES_MAX} nodes can be watched at once: name fewer"));
         }
-        let admins = self.address.iter().map(|address| self.credentials.connect(address));
-        let watchers = match admins.collect::<Result<Vec<_>, _>>() {
-            Ok(admins) => admins.into_iter().map(|admin| Watcher::start(admin, REPORTS_EVERY)).collect(),
-            Err(fault) => return complain(&fault.to_string()),
+        let connect = || {
+            let admins = self.address.iter().map(|address| self.credentials.connect(address));
+            admins.collect::<Result<Vec<_>, _>>()
         };
-        let mut cluster = Cluster::new(watchers);
-        if !io::stdout().is_terminal() {
-            return cluster.snapshot().await;
+        let (watched, asked) = match (connect(), connect()) {
+            (Ok(watched), Ok(asked)) => (watched, asked),
+            (Err(fault), _) | (_, Err(fault)) => return complain(&fault.to_string()),
+        };
+        let watchers = watched.into_iter().map(|admin| Watcher::start(admin, REPORTS_EVERY)).collect();
+        let mut cluster = Cluster::new(watchers, self.limit);
+        if self.json || !io::stdout().is_terminal() {
+            return cluster.snapshot(asked, self.json).await;
         }
+        cluster.cells = Some(CellsWatch::start(asked));
         match cluster.show().await {
             Ok(()) => ExitCode::from(SUCCESS),
             Err(fault) => complain(&format!("the terminal cannot be drawn on: {fault}")),
@@ -88,10 +118,14 @@ struct Cluster {
     /// The limit that was chosen, by name; the busiest where none was.
     chosen: Option<String>,
     is_paused: bool,
+    /// Asks who is hot; nobody does for a snapshot.
+    cells: Option<CellsWatch>,
+    /// Whether cells are shown instead of limits.
+    shows_cells: bool,
 }
 
 impl Cluster {
-    fn new(watchers: Vec<Watcher>) -> Self {
+    fn new(watchers: Vec<Watcher>, chosen: Option<String>) -> Self {
         let node = |watcher: &Watcher| Asked { address: watcher.address.clone(), ..Asked::default() };
         let began = Instant::now();
         Self {
@@ -100,8 +134,10 @@ impl Cluster {
             history: Vec::new(),
             columns_until: began + COLUMN,
             began,
-            chosen: None,
+            chosen,
             is_paused: false,
+            cells: None,
+            shows_cells: false,
         }
     }
 
@@ -126,7 +162,12 @@ impl Cluster {
         picture.elapsed = self.began.elapsed();
         picture.history = self.history.clone();
         picture.column = COLUMN;
-        picture.keys = vec![("↑/↓", "limit"), ("b", "busiest"), ("space", "pause"), ("q", "quit")];
+        picture.keys =
+            vec![("↑/↓", "limit"), ("b", "busiest"), ("c", "cells"), ("space", "pause"), ("q", "quit")];
+        if let Some(cells) = self.cells.as_ref().filter(|_| self.shows_cells) {
+            cells.want(Some(&picture.budget.name).filter(|name| !name.is_empty()).map(String::as_str));
+            picture.cells = Some(cells.of(&picture.budget.name));
+        }
         picture
     }
 
@@ -192,6 +233,12 @@ impl Cluster {
             KeyCode::Up | KeyCode::Char('k') => self.choose(picture, usize::checked_sub),
             KeyCode::Down | KeyCode::Char('j') => self.choose(picture, usize::checked_add),
             KeyCode::Char('b') => self.chosen = None,
+            KeyCode::Char('c') => {
+                self.shows_cells = !self.shows_cells;
+                if let Some(cells) = self.cells.as_ref().filter(|_| !self.shows_cells) {
+                    cells.want(None);
+                }
+            }
             KeyCode::Char(' ') => self.is_paused = !self.is_paused,
             _ => {}
         }
@@ -208,7 +255,7 @@ impl Cluster {
     }
 
     /// Prints how it stands.
-    async fn snapshot(&mut self) -> ExitCode {
+    async fn snapshot(&mut self, mut admins: Vec<Admin>, is_json: bool) -> ExitCode {
         let answered = timeout(FIRST_ANSWER_TIME_MAX, async {
             loop {
                 self.listen();
@@ -228,8 +275,80 @@ impl Cluster {
             looks.tick().await;
             self.listen();
         }
+        let mut picture = self.picture();
+        if let Some(chosen) = self.chosen.as_ref().filter(|chosen| **chosen != picture.budget.name) {
+            return complain(&format!("no node has a limit {chosen} in force: see `acequia budget list`"));
+        }
+        let cells = if picture.budget.name.is_empty() {
+            None
+        } else {
+            Some(cells::ask(&mut admins, &picture.budget.name).await)
+        };
+        picture.cells = cells;
         let code = if self.nodes.iter().all(|node| node.fault.is_empty()) { SUCCESS } else { COULD_NOT_ASK };
-        Output::new().end(&snapshot::text(&self.picture()), code)
+        let text = if is_json { json_line(&TopJson::new(&picture)) } else { snapshot::text(&picture) };
+        Output::new().end(&text, code)
+    }
+}
+
+/// A snapshot for programs.
+#[derive(Debug, Serialize)]
+struct TopJson<'a> {
+    /// The limit that regions and cells are about.
+    limit: &'a str,
+    budget: &'a str,
+    regions: Vec<RegionJson<'a>>,
+    limits: Vec<LimitJson<'a>>,
+    cells: Option<CellsJson<'a>>,
+}
+
+/// Units and requests a second, and what the region has, in the budget's units.
+#[derive(Debug, Serialize)]
+struct RegionJson<'a> {
+    region: &'a str,
+    /// Whether its node answers and decides by its own rights.
+    is_up: bool,
+    admitted: u64,
+    denied: u64,
+    demand: Option<u64>,
+    standing: u64,
+    lent: u64,
+    borrowed: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct LimitJson<'a> {
+    limit: &'a str,
+    budget: &'a str,
+    admitted: u64,
+    denied: u64,
+}
+
+impl<'a> TopJson<'a> {
+    fn new(picture: &'a Picture) -> Self {
+        let region = |region: &'a Region| RegionJson {
+            region: &region.name,
+            is_up: region.condition == Condition::Up,
+            admitted: region.admitted,
+            denied: region.denied,
+            demand: region.demand,
+            standing: region.share.standing,
+            lent: region.share.lent,
+            borrowed: region.share.borrowed,
+        };
+        let limit = |row: &'a Row| LimitJson {
+            limit: &row.name,
+            budget: &row.budget,
+            admitted: row.admitted,
+            denied: row.denied,
+        };
+        Self {
+            limit: &picture.budget.name,
+            budget: &picture.budget.words,
+            regions: picture.regions.iter().map(region).collect(),
+            limits: picture.limits.iter().map(limit).collect(),
+            cells: picture.cells.as_ref().map(|cells| CellsJson::new(&picture.budget.name, cells)),
+        }
     }
 }
 
@@ -238,7 +357,10 @@ const ANOTHER_NODE: &str = "Is `acequia serve` running there, and is this its ad
 
 #[cfg(test)]
 mod tests {
-    use super::{super::fake_admin::FakeAdmin, *};
+    use super::{
+        super::fake_admin::{Asked, FakeAdmin},
+        *,
+    };
 
     /// Listens until every node has answered or failed.
     async fn heard(addresses: &[String]) -> Cluster {
@@ -246,7 +368,7 @@ mod tests {
         let watchers = addresses
             .iter()
             .map(|address| Watcher::start(credentials.connect(address).expect("an address"), REPORTS_EVERY));
-        let mut cluster = Cluster::new(watchers.collect());
+        let mut cluster = Cluster::new(watchers.collect(), None);
         for place in 0..addresses.len() {
             cluster.watchers[place].changed().await;
         }
@@ -263,6 +385,42 @@ mod tests {
         assert_eq!(picture.budget.name, "shop/per-key");
         assert_eq!((picture.regions[0].name.as_str(), picture.regions[0].is_authority), ("eu", true));
         assert!(snapshot::text(&picture).contains("token_bucket 60/s burst 120"));
+    }
+
+    #[tokio::test]
+    async fn cells_of_the_chosen_limit_are_asked_for_when_somebody_looks() {
+        let (address, node) = FakeAdmin::default().serve(None).await;
+        let mut cluster = heard(&[address.to_string()]).await;
+        let admin =
+            || Credentials::none(Duration::from_secs(60)).connect(&address.to_string()).expect("an address");
+        cluster.cells = Some(CellsWatch::start(vec![admin()]));
+        let picture = cluster.picture();
+        assert_eq!(picture.cells, None);
+        assert!(!cluster.press(KeyEvent::from(KeyCode::Char('c')), &picture));
+        assert_eq!(cluster.picture().cells, Some(Default::default()), "nobody has answered yet");
+        let mut seen = cluster.cells.as_ref().expect("a watch").seen();
+        seen.changed().await.expect("an answer");
+        let cells = cluster.picture().cells.expect("cells");
+        assert_eq!((cells.hottest[0].key.as_str(), cells.offenders[0].count), ("api_key=k1", 7));
+        assert!(
+            node.asked().iter().any(|asked| matches!(asked, Asked::Cells(asked) if asked.name == "per-key"))
+        );
+
+        let mut picture = cluster.picture();
+        picture.cells = Some(cells::ask(&mut [admin()], "shop/per-key").await);
+        let json: serde_json::Value =
+            serde_json::from_str(&json_line(&TopJson::new(&picture))).expect("JSON");
+        assert_eq!(json["limit"], "shop/per-key");
+        assert_eq!(
+            json["cells"]["offenders"][0],
+            serde_json::json!({"key": "api_key=k3", "is_cut": false, "count": 7, "error": 1})
+        );
+        assert!(read_whole_limit("shop/per-key").is_ok());
+        assert!(
+            read_whole_limit("shop/per-key[api_key=k1]")
+                .expect_err("a cell")
+                .contains("leave the brackets out")
+        );
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{Fault, Limit, limit::LimitSpec, notation::format_duration_ns};
+use acequia_limits::{Fault, Limit, Mode, limit::LimitSpec, notation::format_duration_ns};
 use acequia_node::sharing::limits_to_bytes;
 use acequia_rights::versions::LIMITS_BYTES_MAX;
 use serde_saphyr::Spanned;
@@ -97,6 +97,24 @@ pub(super) fn check_priorities<'a>(
     }
 }
 
+/// Notes candidates for limits that are not there, or that deny nothing themselves.
+pub(super) fn check_candidates(limits: &[Placed], faults: &mut Faults<'_>) {
+    for Placed { limit, begin, end } in limits {
+        let Some(live) = &limit.spec.candidate_for else { continue };
+        let domain = &limit.spec.domain;
+        let is_it = |other: &&Placed| other.limit.spec.domain == *domain && other.limit.spec.name == *live;
+        let what = match limits.iter().find(is_it).map(|found| found.limit.spec.mode) {
+            Some(Mode::Enforce) => continue,
+            Some(_) => format!("{domain}/{live} denies nothing itself: name one that is enforced"),
+            None => {
+                format!("there is no limit {domain}/{live}: name one of the same domain that is enforced")
+            }
+        };
+        let line = faults.line_of("candidate_for", *begin, *end);
+        faults.add(line, format!("limit {} is a candidate, and {what}", limit.spec.name));
+    }
+}
+
 /// Notes limits that together do not fit in the one message in which regions tell each other.
 pub(super) fn check_size(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) {
     let Some(first) = specs.first() else { return };
@@ -166,6 +184,21 @@ mod tests {
         );
         refused_once(&limits("wait: 5s"), 18, "at most 1s");
         refused_once(&limits("flor: 20%"), 18, "flor");
+    }
+
+    #[test]
+    fn candidates_have_a_live_limit_in_their_domain() {
+        let limits = |mode: &str, domain: &str, live: &str| {
+            format!(
+                "region: eu\nnode: a\nlimits:\n  - {{ name: old, domain: shop, mode: {mode}, token_bucket: {{ rate: 1/s, burst: 9 }} }}\n  \
+                 - name: new\n    domain: {domain}\n    mode: shadow\n    candidate_for: {live}\n    token_bucket: {{ rate: 2/s, burst: 9 }}\n"
+            )
+        };
+        assert_eq!(accepted(&limits("enforce", "shop", "old")).live.limits.len(), 2);
+        refused_once(&limits("enforce", "shop", "oold"), 8, "no limit shop/oold");
+        refused_once(&limits("enforce", "bank", "old"), 8, "no limit bank/old");
+        refused_once(&limits("shadow", "shop", "old"), 8, "denies nothing itself");
+        refused_once(&limits("enforce", "shop", "new"), 8, "itself");
     }
 
     #[test]

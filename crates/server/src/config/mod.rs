@@ -175,6 +175,20 @@ impl Config {
         (Region::named(&self.region), node_named(&self.node))
     }
 
+    /// What is sound and has no effect at this time, by a wall clock, a line each.
+    pub fn notes(&self, wall_ns: u64) -> Vec<String> {
+        let note = |limit: &Limit| {
+            let over = limit.overrides.iter().filter(|one| one.is_over(wall_ns)).count();
+            (over > 0).then(|| {
+                format!(
+                    "note: {over} of the overrides of {} have ended and change nothing: leave them out",
+                    limit.path()
+                )
+            })
+        };
+        self.live.limits.iter().filter_map(note).collect()
+    }
+
     /// What of a new config needs a restart to take effect.
     pub fn needs_restart(&self, new: &Self) -> Vec<&'static str> {
         let (old, other) = (self.regions.as_ref(), new.regions.as_ref());

@@ -268,6 +268,7 @@ fn read_limits(
         limits::check_size(&specs, faults);
     }
     let placed = limits::read(specs, faults);
+    limits::check_candidates(&placed, faults);
     if let Some(regions) = regions {
         limits::check_windows(&placed, regions.clock, faults);
         limits::check_priorities(&placed, regions.members.keys().map(String::as_str), faults);

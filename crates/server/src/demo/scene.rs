@@ -25,6 +25,7 @@ pub fn picture(state: &State, ledger: &Ledger, elapsed: Duration) -> Picture {
         column: BIN * BINS_IN_COLUMN as u32,
         limits: (0..KINDS).map(|kind| row(state, &second, kind)).collect(),
         chosen_limit: None,
+        cells: None,
         events: state.story.events().cloned().collect(),
         verdict: Verdict::Counted {
             units_over: ledger.units_over().iter().sum(),

@@ -16,6 +16,7 @@ use super::{
     call::{Reply, reply},
 };
 use crate::{
+    cells::{BothSides, both_sides},
     charges::{SettleFault, Settlement, settle},
     question::from_check,
     respond::with_check_out,
@@ -80,7 +81,15 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
         });
         let verdict = with_check_out(answer, catalogue, (true, &worker.shared.names), owned);
         let unmatched = unmatched.collect();
-        let response = api::PeekResponse { verdict: Some(verdict), unmatched, shares: Vec::new() };
+        let overrides = overrides(answer, catalogue);
+        let candidates = candidates(answer, catalogue);
+        let response = api::PeekResponse {
+            verdict: Some(verdict),
+            unmatched,
+            shares: Vec::new(),
+            overrides,
+            candidates,
+        };
         (response, answer.clone(), Arc::clone(catalogue))
     });
     // Whoever looks keeps nobody from asking.
@@ -119,6 +128,33 @@ fn settle_later(worker: &Arc<Worker>, charge_id: String, cost: Option<u64>) -> R
         let response = api::SettleResponse { settled: word.into(), refunded: refunded.collect() };
         Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))
     }))
+}
+
+/// The cells that have numbers of their own, and why.
+fn overrides(answer: &Answer, catalogue: &Catalogue) -> Vec<api::CellOverride> {
+    let cell = |(place, limit)| {
+        let found = catalogue.override_of(limit)?;
+        Some(api::CellOverride {
+            limit: place,
+            until_wall_ns: found.until_ns,
+            granted: found.granted.unwrap_or(0),
+            why: found.why.clone().unwrap_or_default(),
+            author: found.author.clone().unwrap_or_default(),
+        })
+    };
+    (0..).zip(&answer.limits).filter_map(cell).collect()
+}
+
+/// What candidates say beside the limits that they may replace.
+fn candidates(answer: &Answer, catalogue: &Catalogue) -> Vec<api::CandidateVerdict> {
+    let name = |limit: u32| catalogue.limits[limit as usize].limit.spec.name.clone();
+    let verdict = |hits: BothSides| api::CandidateVerdict {
+        candidate: name(hits.candidate),
+        live: name(hits.live),
+        candidate_denies: hits.candidate_denies,
+        live_denies: hits.live_denies,
+    };
+    both_sides(answer, catalogue).map(verdict).collect()
 }
 
 fn owned(check: &CheckOut<'_>) -> api::CheckResponse {

@@ -7,6 +7,8 @@ use acequia_api::acequia::v1::{
     admin_server::{Admin, AdminServer},
     change_region_request::Change,
 };
+use acequia_limits::limit::parse_instant_ns;
+use acequia_node::{Active, Catalogue};
 use tokio::{net::TcpListener, sync::watch};
 use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
 use tonic::{
@@ -16,11 +18,18 @@ use tonic::{
 use tracing::warn;
 
 use super::{
-    Order, OrderFault, Outcome, Regions,
+    Order, OrderFault, Outcome, Regions, alone,
     authority::{Ordered, specs_of},
+    order::End,
     status,
 };
-use crate::{config::Config, worker::Shared};
+use crate::{
+    cells::HALF_LIFE_NS,
+    config::Config,
+    sketch::{Counted, Sketch},
+    tally::SAMPLE,
+    worker::Shared,
+};
 
 /// Milliseconds between two answers of a watch.
 const EVERY_MS: std::ops::RangeInclusive<u32> = 50..=60_000;
@@ -33,6 +42,9 @@ const CALL_MAX: Duration = Duration::from_secs(10);
 const WATCHES_MAX: usize = 64;
 /// The longest token, in bytes.
 const TOKEN_BYTES_MAX: u64 = 4_096;
+/// Cells of each kind where the caller does not say, and at most.
+const CELLS_DEFAULT: u32 = 10;
+const CELLS_MOST: u32 = 64;
 /// Entries of the audit log where the caller does not say.
 const AUDIT_DEFAULT: u32 = 100;
 
@@ -166,16 +178,30 @@ impl Service {
         })
     }
 
-    /// Versions are written to the disk: not on the thread that answers others.
-    async fn order(
+    /// What is found of the limit of that name that is in force.
+    fn of_limit<T>(
         &self,
-        order: Order,
-        author: String,
-        reason: String,
-        is_dry: bool,
-    ) -> Result<Response<api::CatalogueChange>, Status> {
-        let regions = Arc::clone(self.regions()?);
-        let ordered = Ordered { author, reason, is_dry };
+        domain: &str,
+        name: &str,
+        find: impl FnOnce(&Catalogue, &Active) -> T,
+    ) -> Result<T, Status> {
+        let wall_ns = self.shared.clock.now().wall_ns;
+        let catalogue = self.shared.node.catalogue();
+        let is_it = |active: &&Active| {
+            let spec = &active.limit.spec;
+            spec.domain == domain && spec.name == name && active.is_in_force(wall_ns)
+        };
+        let found = catalogue.limits.iter().find(is_it).map(|active| find(&catalogue, active));
+        found.ok_or_else(|| {
+            Status::not_found(format!("no limit {domain}/{name} in force here: see `acequia budget list`"))
+        })
+    }
+
+    /// Versions are written to the disk: not on the thread that answers others.
+    async fn order(&self, order: Order, ordered: Ordered) -> Result<Response<api::CatalogueChange>, Status> {
+        let Some(regions) = self.regions.clone() else {
+            return Err(refusal(alone::refuse(&self.shared, &order, &ordered)));
+        };
         let done = tokio::task::spawn_blocking(move || regions.order(&order, &ordered)).await;
         let outcome = done.map_err(|fault| Status::internal(fault.to_string()))?.map_err(refusal)?;
         let Outcome { before, after, changes, warnings } = outcome;
@@ -201,10 +227,36 @@ fn refusal(fault: OrderFault) -> Status {
     }
 }
 
-/// Who orders, with where from.
-fn author(said: &str, from: Option<SocketAddr>) -> String {
-    let said = if said.trim().is_empty() { "somebody" } else { said.trim() };
-    from.map_or_else(|| said.to_owned(), |from| format!("{said} from {from}"))
+/// The cells that came most often, `times` as often as they were counted.
+fn counts(sketch: &Sketch, most: usize, times: u64) -> Vec<api::CellCount> {
+    let cell = |cell: &Counted| api::CellCount {
+        key: cell.key.text.clone(),
+        is_cut: cell.key.is_cut,
+        count: cell.count.saturating_mul(times),
+        error: cell.error.saturating_mul(times),
+        remaining: cell.remaining,
+    };
+    sketch.sorted().into_iter().take(most).map(cell).collect()
+}
+
+/// Who orders, with where from, and why.
+fn ordered(said: String, reason: String, is_dry: bool, from: Option<SocketAddr>) -> Ordered {
+    let name = said.trim().to_owned();
+    let who = if name.is_empty() { "somebody" } else { name.as_str() };
+    let author = from.map_or_else(|| who.to_owned(), |from| format!("{who} from {from}"));
+    Ordered { author, name, reason, is_dry }
+}
+
+/// When numbers end, or why that is no time.
+fn end(until: &str, for_ms: u64) -> Result<Option<End>, Status> {
+    match (until, for_ms) {
+        ("", 0) => Ok(None),
+        ("", ms) => Ok(Some(End::After(ms.saturating_mul(1_000_000)))),
+        (until, 0) => {
+            parse_instant_ns(until).map(|at_ns| Some(End::At(at_ns))).map_err(Status::invalid_argument)
+        }
+        _ => Err(Status::invalid_argument("until and for_ms both say when it ends: leave one out")),
+    }
 }
 
 #[tonic::async_trait]
@@ -256,7 +308,7 @@ impl Admin for Service {
                 specs.iter().any(|spec| spec.domain == budget.domain && spec.name == budget.name)
             };
             response.budgets.retain(named);
-            response.catalogue = Some(status::catalogue_of(regions, &version, &membership));
+            response.catalogue = Some(status::catalogue_of(regions, &version, &membership, now));
         }
         Ok(Response::new(response))
     }
@@ -272,8 +324,36 @@ impl Admin for Service {
             name: said.name,
             key: said.key.into_iter().collect(),
             numbers: said.numbers.into_iter().collect(),
+            end: end(&said.until, said.for_ms)?,
         };
-        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
+    }
+
+    async fn grant(
+        &self,
+        request: Request<api::GrantRequest>,
+    ) -> Result<Response<api::CatalogueChange>, Status> {
+        let from = request.remote_addr();
+        let said = request.into_inner();
+        let order = Order::Grant {
+            domain: said.domain,
+            name: said.name,
+            key: said.key.into_iter().collect(),
+            units: said.units,
+            for_ns: (said.for_ms > 0).then(|| said.for_ms.saturating_mul(1_000_000)),
+        };
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
+    }
+
+    async fn reset(
+        &self,
+        request: Request<api::ResetRequest>,
+    ) -> Result<Response<api::CatalogueChange>, Status> {
+        let from = request.remote_addr();
+        let said = request.into_inner();
+        let key = said.key.into_iter().collect();
+        let order = Order::Reset { domain: said.domain, name: said.name, key };
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
     }
 
     async fn change_region(
@@ -294,7 +374,7 @@ impl Admin for Service {
                 return Err(Status::invalid_argument("no change: add, recover, evict, remove or weight"));
             }
         };
-        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
     }
 
     async fn take_over(
@@ -304,7 +384,58 @@ impl Admin for Service {
         let from = request.remote_addr();
         let said = request.into_inner();
         let order = Order::TakeOver { is_fenced: said.is_fenced };
-        self.order(order, author(&said.author, from), said.reason, said.dry_run).await
+        self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await
+    }
+
+    async fn list_cells(
+        &self,
+        request: Request<api::ListCellsRequest>,
+    ) -> Result<Response<api::ListCellsResponse>, Status> {
+        let api::ListCellsRequest { domain, name, most } = request.into_inner();
+        let most = if most == 0 { CELLS_DEFAULT } else { most.min(CELLS_MOST) } as usize;
+        let slot = self.of_limit(&domain, &name, |_, active| active.slot())?;
+        let cells = self.shared.cells_of(slot);
+        Ok(Response::new(api::ListCellsResponse {
+            hottest: counts(&cells.hottest, most, SAMPLE),
+            offenders: counts(&cells.offenders, most, 1),
+            sample: SAMPLE as u32,
+            half_life_ms: HALF_LIFE_NS / 1_000_000,
+        }))
+    }
+
+    async fn compare_candidate(
+        &self,
+        request: Request<api::CompareCandidateRequest>,
+    ) -> Result<Response<api::CandidateReport>, Status> {
+        let api::CompareCandidateRequest { domain, name } = request.into_inner();
+        let found = self.of_limit(&domain, &name, |catalogue, active| {
+            let live = &catalogue.limits[active.live? as usize];
+            let live = (live.limit.spec.name.clone(), status::budget(live));
+            Some((active.slot(), status::budget(active), live))
+        })?;
+        let Some((slot, candidate_budget, (live, live_budget))) = found else {
+            return Err(Status::failed_precondition(format!(
+                "{domain}/{name} is no candidate for a limit that is enforced: give it `mode: shadow` and `candidate_for: \
+                 NAME` in the file"
+            )));
+        };
+        let compared = self.shared.cells_of(slot).candidate;
+        let [both_allow, only_candidate_denies, only_live_denies, both_deny] =
+            compared.as_ref().map_or([0; 4], |compared| compared.verdicts);
+        Ok(Response::new(api::CandidateReport {
+            domain,
+            candidate: name,
+            live,
+            candidate_budget,
+            live_budget,
+            since_wall_ns: compared.as_ref().map_or(0, |compared| compared.since_wall_ns),
+            both_allow,
+            only_candidate_denies,
+            only_live_denies,
+            both_deny,
+            denied: compared
+                .map_or_else(Vec::new, |compared| counts(&compared.denied, CELLS_DEFAULT as usize, 1)),
+        }))
     }
 
     async fn list_audit(

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{Limit, Now, limit::LimitSpec};
-use acequia_node::sharing::{limits_from_bytes, limits_to_bytes};
+use acequia_limits::{Descriptor, Limit, Now, RATE_PARTS, limit::LimitSpec};
+use acequia_node::{
+    NamedCell,
+    sharing::{limits_from_bytes, limits_to_bytes},
+};
 use acequia_rights::{
     Mark, Region, Version, Writer,
     standing::WEIGHT_MAX,
@@ -15,7 +18,8 @@ use tracing::info;
 use super::{
     Regions,
     audit::{Audit, AuditEntry, clean},
-    order::{Order, OrderFault, Outcome, compare, with_numbers},
+    order::{Order, OrderFault, Outcome, Use, compare, ordered_limit},
+    overrides::keep_grants,
     status::of_mark,
 };
 use crate::run::{SCHEDULE, schedule_bytes};
@@ -36,6 +40,8 @@ pub(super) struct Authority {
 pub struct Ordered {
     /// Who says to order it, and from where.
     pub author: String,
+    /// Who says so, as they write it.
+    pub name: String,
     /// Why.
     pub reason: String,
     /// Only say what would change.
@@ -74,7 +80,7 @@ impl Regions {
         if version.authority != self.me && !takes_over {
             return Err(OrderFault::NotAuthority(self.names.of_writer(version.authority, Some(&version))));
         }
-        let plan = self.plan(order, &version, now)?;
+        let plan = self.plan(order, ordered, &version, now)?;
         let outcome =
             self.carry_out(&mut authority, plan, &order.to_string(), ordered, (version.mark, now))?;
         if takes_over && !ordered.is_dry {
@@ -210,7 +216,8 @@ impl Regions {
             return Ok(());
         }
         let before = specs_of(&version)?;
-        if compare(&before, &merged(&before, &changed)).0.is_empty() {
+        let wall_ns = self.clock.now().wall_ns;
+        if compare(&before, &merged(&before, &changed), wall_ns).0.is_empty() {
             // An operator has ordered the same, or a crash came after the order and before this was written down.
             return self.keep_applied(&mut self.authority(), file);
         }
@@ -230,7 +237,13 @@ impl Regions {
         Ok(())
     }
 
-    fn plan(&self, order: &Order, version: &Version, now: Now) -> Result<Plan, OrderFault> {
+    fn plan(
+        &self,
+        order: &Order,
+        ordered: &Ordered,
+        version: &Version,
+        now: Now,
+    ) -> Result<Plan, OrderFault> {
         let mut plan = Plan {
             draft: Draft {
                 members: version.members.clone(),
@@ -245,7 +258,9 @@ impl Regions {
             warnings: Vec::new(),
         };
         match order {
-            Order::Budget { domain, name, key, numbers } => {
+            Order::Budget { domain, name, .. }
+            | Order::Grant { domain, name, .. }
+            | Order::Reset { domain, name, .. } => {
                 let before = specs_of(version)?;
                 let mut after = before.clone();
                 let found = after.iter_mut().find(|spec| spec.domain == *domain && spec.name == *name);
@@ -254,12 +269,17 @@ impl Regions {
                         format!("no limit {domain}/{name} in the catalogue: see `acequia budget list`");
                     return Err(OrderFault::NotFound(what));
                 };
-                *spec = with_numbers(spec, key, numbers)?;
-                plan.limits(&before, &after)?;
+                let used = |limit: &Limit, cell: &Descriptor<'_>| self.known_use(limit, cell, version, now);
+                let about = (ordered.reason.as_str(), ordered.name.as_str());
+                let said;
+                (*spec, said) = ordered_limit(order, spec, about, &used, now.wall_ns)?;
+                plan.changes.extend(said.changes);
+                plan.warnings.extend(said.warnings);
+                plan.limits(&before, &after, now)?;
             }
             Order::File(changed) => {
                 let before = specs_of(version)?;
-                plan.limits(&before, &merged(&before, changed))?;
+                plan.limits(&before, &merged(&before, changed), now)?;
             }
             Order::TakeOver { is_fenced } => self.plan_take_over(&mut plan, version, *is_fenced)?,
             Order::Add { region, weight } => self.plan_add(&mut plan, region, *weight, now)?,
@@ -287,6 +307,36 @@ impl Regions {
             return Err(OrderFault::Invalid("nothing would change".to_owned()));
         }
         Ok(plan)
+    }
+
+    /// What is known to be used of a cell: here, and elsewhere by the regions' last words.
+    fn known_use(&self, limit: &Limit, cell: &Descriptor<'_>, version: &Version, now: Now) -> Option<Use> {
+        let found = self.node.cell_named(limit.id, cell, now)?;
+        let NamedCell { view, window_ends_ns } = found;
+        let burst = view.algorithm.budget();
+        let own = view.holding.effective.units.saturating_sub(view.holding.left);
+        let mut words = vec![format!("{} {own}", self.names.of_region(self.me.region, Some(version)))];
+        let mut units = own;
+        for region in version.members.keys().filter(|region| **region != self.me.region) {
+            let name = self.names.of_region(*region, Some(version));
+            let word = view.words.iter().find(|word| word.of == *region);
+            words.push(match word.and_then(|word| Some((word, word.left?))) {
+                Some((word, left)) => {
+                    // Of a bucket's burst a region has as much as of its rate.
+                    let holds = match view.algorithm.has_rate() {
+                        true => u128::from(burst) * u128::from(word.holds.rate) / u128::from(RATE_PARTS),
+                        false => u128::from(word.holds.units),
+                    };
+                    let used = u64::try_from(holds).unwrap_or(u64::MAX).saturating_sub(left);
+                    units = units.saturating_add(used);
+                    let ago_ms = now.steady_ns.saturating_sub(word.said_ns) / 1_000_000;
+                    format!("{name} {used}, said {ago_ms} ms ago")
+                }
+                None => format!("{name} said nothing"),
+            });
+        }
+        let units = units.min(burst);
+        Some(Use { algorithm: view.algorithm, window_ends_ns, units, words: words.join("; ") })
     }
 
     fn plan_take_over(&self, plan: &mut Plan, version: &Version, is_fenced: bool) -> Result<(), OrderFault> {
@@ -430,8 +480,8 @@ impl Regions {
 }
 
 impl Plan {
-    fn limits(&mut self, before: &[LimitSpec], after: &[LimitSpec]) -> Result<(), OrderFault> {
-        let (changes, warnings) = compare(before, after);
+    fn limits(&mut self, before: &[LimitSpec], after: &[LimitSpec], now: Now) -> Result<(), OrderFault> {
+        let (changes, warnings) = compare(before, after, now.wall_ns);
         self.changes.extend(changes);
         self.warnings.extend(warnings);
         self.draft.limits = bytes_of(after)?;
@@ -478,7 +528,7 @@ fn merged(before: &[LimitSpec], changed: &[(String, Option<Box<LimitSpec>>)]) ->
     for (name, spec) in changed {
         let at = all.iter().position(|other| path(other) == *name);
         match (spec, at) {
-            (Some(spec), Some(at)) => all[at] = (**spec).clone(),
+            (Some(spec), Some(at)) => all[at] = keep_grants(&all[at], spec),
             (Some(spec), None) => all.push((**spec).clone()),
             (None, Some(at)) => {
                 all.remove(at);

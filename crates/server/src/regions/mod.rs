@@ -8,11 +8,13 @@
 //! Nothing in here decides what may be spent: that is the node's, and its promise does not depend on this.
 
 pub mod admin;
+mod alone;
 pub mod audit;
 mod authority;
 mod driver;
 mod names;
 mod order;
+mod overrides;
 mod status;
 
 use std::{

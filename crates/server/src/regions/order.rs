@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use acequia_limits::{
-    Algorithm, Limit,
-    limit::{BySpec, LimitSpec, OneOrMany},
-    selector::Condition,
+    Algorithm, Descriptor, Limit, limit::LimitSpec, notation::format_duration_ns, selector::Condition,
 };
 use acequia_node::difference::{Difference, differences};
 use acequia_rights::{Mark, versions::Refused};
+
+use super::overrides::{self, About, Key, brackets, instant};
 
 /// An order to change the catalogue.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +23,30 @@ pub enum Order {
         key: BTreeMap<String, String>,
         /// By their names in a config.
         numbers: BTreeMap<String, String>,
+        /// When the cell has its old numbers again.
+        end: Option<End>,
+    },
+    /// So many units more for one cell, for the time being.
+    Grant {
+        /// The limit's domain.
+        domain: String,
+        /// Its name.
+        name: String,
+        /// The cell's keys and values, all of them.
+        key: BTreeMap<String, String>,
+        /// How many.
+        units: u64,
+        /// For how long, of a bucket, in nanoseconds; the time in which it refills where nothing is said.
+        for_ns: Option<u64>,
+    },
+    /// As many units more for one cell as it is known to have used.
+    Reset {
+        /// The limit's domain.
+        domain: String,
+        /// Its name.
+        name: String,
+        /// The cell's keys and values, all of them.
+        key: BTreeMap<String, String>,
     },
     /// What changed in the authority's file, by `domain/name`: a limit that it has now, or none.
     File(Vec<(String, Option<Box<LimitSpec>>)>),
@@ -63,6 +87,50 @@ pub enum Order {
         is_fenced: bool,
     },
 }
+
+/// When numbers end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// At this time: wall clock, in nanoseconds.
+    At(u64),
+    /// So many nanoseconds from now on.
+    After(u64),
+}
+
+impl End {
+    /// The time, by a wall clock, to the millisecond.
+    fn at_ns(self, wall_ns: u64) -> u64 {
+        match self {
+            Self::At(at_ns) => at_ns,
+            Self::After(ns) => wall_ns.saturating_add(ns).div_ceil(1_000_000).saturating_mul(1_000_000),
+        }
+    }
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::At(at_ns) => write!(f, "--until {}", instant(*at_ns)),
+            Self::After(ns) => write!(f, "--for {}", format_duration_ns(*ns)),
+        }
+    }
+}
+
+/// What is known of the use of a cell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Use {
+    /// The numbers that it has, of all regions together.
+    pub(super) algorithm: Algorithm,
+    /// When the window ends that is open: wall clock; 0 where it has none.
+    pub(super) window_ends_ns: u64,
+    /// Units that are used, at least.
+    pub(super) units: u64,
+    /// Where, in words.
+    pub(super) words: String,
+}
+
+/// Says what is known of the use of a cell; nothing where its limit is not in force.
+pub(super) type Used<'a> = dyn Fn(&Limit, &Descriptor<'_>) -> Option<Use> + 'a;
 
 /// What came of an order, or would.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,12 +180,15 @@ impl std::fmt::Display for Order {
             map.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(between)
         };
         match self {
-            Self::Budget { domain, name, key, numbers } if key.is_empty() => {
-                write!(f, "budget set {domain}/{name} {}", pairs(numbers, " "))
+            Self::Budget { domain, name, key, numbers, end } => {
+                write!(f, "budget set {domain}/{name}{} {}", brackets(key), pairs(numbers, " "))?;
+                end.map_or(Ok(()), |end| write!(f, " {end}"))
             }
-            Self::Budget { domain, name, key, numbers } => {
-                write!(f, "budget set {domain}/{name}[{}] {}", pairs(key, ","), pairs(numbers, " "))
+            Self::Grant { domain, name, key, units, for_ns } => {
+                write!(f, "grant {domain}/{name}{} {units}", brackets(key))?;
+                for_ns.map_or(Ok(()), |ns| write!(f, " {}", End::After(ns)))
             }
+            Self::Reset { domain, name, key } => write!(f, "reset {domain}/{name}{}", brackets(key)),
             Self::File(limits) => write!(f, "{} limits changed in the file", limits.len()),
             Self::Add { region, weight } => write!(f, "regions add {region} --weight {weight}"),
             Self::Recover { region } => write!(f, "regions recover {region}"),
@@ -130,21 +201,30 @@ impl std::fmt::Display for Order {
     }
 }
 
-/// A limit with other numbers; or what is wrong with them.
+/// A limit with other numbers; or what is wrong with them. What is granted in it stays granted.
 pub(super) fn with_numbers(
     spec: &LimitSpec,
-    key: &BTreeMap<String, String>,
+    key: &Key,
     numbers: &BTreeMap<String, String>,
+    about: About<'_>,
 ) -> Result<LimitSpec, OrderFault> {
     if numbers.is_empty() {
         return Err(OrderFault::Invalid("no numbers: write some, such as rate=100/s burst=200".to_owned()));
     }
-    let spec = if key.is_empty() { own_numbers(spec, numbers)? } else { override_of(spec, key, numbers) };
-    Limit::new(spec.clone()).map_err(|faults| {
-        let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        OrderFault::Invalid(faults.join("; "))
-    })?;
-    Ok(spec)
+    let is_for_all = key.is_empty() && (about.until_ns.is_none() || !spec.by.is_empty());
+    if is_for_all && about.until_ns.is_some() {
+        return Err(OrderFault::Invalid(format!(
+            "a limit's own numbers have no end, since there are none before them to fall back on: name one of its cells, as in \
+             {0}/{1}[{2}=...], or set them now, and back when it is time",
+            spec.domain,
+            spec.name,
+            spec.by.first().map_or("", |by| by.key()),
+        )));
+    }
+    let spec =
+        if is_for_all { own_numbers(spec, numbers)? } else { overrides::set(spec, key, numbers, about)? };
+    overrides::read(&spec)?;
+    overrides::regrant(&spec)
 }
 
 fn own_numbers(spec: &LimitSpec, numbers: &BTreeMap<String, String>) -> Result<LimitSpec, OrderFault> {
@@ -176,44 +256,95 @@ fn own_numbers(spec: &LimitSpec, numbers: &BTreeMap<String, String>) -> Result<L
     serde_json::from_value(value).map_err(|fault| invalid(fault.to_string()))
 }
 
-/// The override of exactly these keys gets the numbers; a new one comes first, so that it counts.
-fn override_of(
-    spec: &LimitSpec,
-    key: &BTreeMap<String, String>,
-    numbers: &BTreeMap<String, String>,
-) -> LimitSpec {
-    let one = |text: &String| OneOrMany(vec![text.clone()]);
-    let is_same = |fields: &BTreeMap<String, OneOrMany>| {
-        let by = |name: &String| {
-            spec.by.iter().any(|by| match by {
-                BySpec::Key(key) => key == name,
-                BySpec::Address(address) => address.ip == *name,
-            })
-        };
-        let whose = fields.iter().filter(|(name, _)| by(name));
-        whose.count() == key.len() && key.iter().all(|(name, value)| fields.get(name) == Some(&one(value)))
-    };
-    let mut spec = spec.clone();
-    let set = |fields: &mut BTreeMap<String, OneOrMany>| {
-        fields.extend(numbers.iter().map(|(name, text)| (name.clone(), one(text))));
-    };
-    match spec.overrides.iter().position(is_same) {
-        Some(at) => set(&mut spec.overrides[at]),
-        None => {
-            let mut fields = key.iter().map(|(name, value)| (name.clone(), one(value))).collect();
-            set(&mut fields);
-            spec.overrides.insert(0, fields);
+/// What an order changes in a limit, beside its numbers: lines to say first, and what to think of twice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) changes: Vec<String>,
+    pub(super) warnings: Vec<String>,
+}
+
+/// How long a grant should last at least, so that regions far away have some of it.
+const GRANT_NS_MIN: u64 = 2_000_000_000;
+
+/// A limit after an order about its numbers, and what there is to say of that. What has ended in it is forgotten.
+pub(super) fn ordered_limit(
+    order: &Order,
+    before: &LimitSpec,
+    (why, author): (&str, &str),
+    used: &Used<'_>,
+    wall_ns: u64,
+) -> Result<(LimitSpec, Said), OrderFault> {
+    let about = About { until_ns: None, why, author };
+    let mut spec = before.clone();
+    spec.forget_ended(wall_ns);
+    let mut said = Said::default();
+    let (key, units, for_ns) = match order {
+        Order::Budget { key, numbers, end, .. } => {
+            let until_ns = end.map(|end| end.at_ns(wall_ns));
+            overrides::check_end(until_ns, wall_ns)?;
+            let spec = with_numbers(&spec, key, numbers, About { until_ns, ..about })?;
+            return Ok((spec, said));
         }
+        Order::Grant { key, units, for_ns, .. } => (key, Some(*units), *for_ns),
+        Order::Reset { key, .. } => (key, None, None),
+        _ => return Ok((spec, said)),
+    };
+    let exact = overrides::exact(&spec, key)?;
+    let limit = overrides::read(&spec)?;
+    let path = format!("{}{}", limit.path(), brackets(key));
+    let Some(cell) = used(&limit, &Descriptor { entries: &overrides::values(&exact), cost: None }) else {
+        return Err(OrderFault::NotYet(format!(
+            "{} is not in force here yet: its change is coming, so ask again when its window has ended",
+            limit.path()
+        )));
+    };
+    let until_ns = overrides::grant_ends_ns(&cell.algorithm, cell.window_ends_ns, for_ns, wall_ns)?;
+    let units = match units {
+        Some(units) => units,
+        None => {
+            // What was granted before for the same use is not granted again.
+            let before = overrides::granted(&spec, &exact);
+            let units = cell.units.saturating_sub(before);
+            let budget = cell.algorithm.budget().saturating_sub(before);
+            let granted = if before > 0 { format!(", {before} were granted") } else { String::new() };
+            if units == 0 {
+                return Err(OrderFault::NotFound(format!(
+                    "{path} is known to have used {} of {budget} now ({}{granted}): there is nothing to reset. Is it written \
+                     as callers send it? `acequia top` and `acequia explain` show cells",
+                    cell.units, cell.words
+                )));
+            }
+            said.changes.push(format!(
+                "{path} is known to have used {} of {budget} ({}{granted}): {units} are granted until {}",
+                cell.units,
+                cell.words,
+                instant(until_ns)
+            ));
+            units
+        }
+    };
+    if until_ns.saturating_sub(wall_ns) < GRANT_NS_MIN {
+        said.warnings
+            .push(format!("it ends at {}: other regions may hear of it too late", instant(until_ns)));
     }
-    spec
+    Ok((overrides::grant(&spec, key, units, until_ns, about)?, said))
 }
 
 /// What another set of limits changes, and what of it needs a second thought.
-pub(super) fn compare(before: &[LimitSpec], after: &[LimitSpec]) -> (Vec<String>, Vec<String>) {
+pub(super) fn compare(before: &[LimitSpec], after: &[LimitSpec], wall_ns: u64) -> (Vec<String>, Vec<String>) {
     let mut changes = Vec::new();
+    let named = |specs: &[LimitSpec], path: &str| {
+        specs.iter().find(|spec| format!("{}/{}", spec.domain, spec.name) == path).cloned()
+    };
     let none = || "none".to_owned();
     for difference in differences(after, before) {
         changes.push(match difference {
+            Difference::Field { limit, field, .. } if field == "overrides" => {
+                if let (Some(before), Some(after)) = (named(before, &limit), named(after, &limit)) {
+                    changes.extend(overrides::changes(&before, &after));
+                }
+                continue;
+            }
             Difference::OnlyInFile { limit } => format!("{limit}: new"),
             Difference::OnlyInCatalogue { limit } => format!("{limit}: removed"),
             Difference::Field { limit, field, file, catalogue } => {
@@ -233,18 +364,18 @@ pub(super) fn compare(before: &[LimitSpec], after: &[LimitSpec]) -> (Vec<String>
         if new != old
             && let (Ok(old), Ok(new)) = (Limit::new(old.clone()), Limit::new(new.clone()))
         {
-            warn_of(&path, &old, &new, &mut warnings);
+            warn_of(&path, (&old, &new), wall_ns, &mut warnings);
         }
     }
     (changes, warnings)
 }
 
-fn warn_of(path: &str, old: &Limit, new: &Limit, warnings: &mut Vec<String>) {
+fn warn_of(path: &str, (old, new): (&Limit, &Limit), wall_ns: u64, warnings: &mut Vec<String>) {
     if old.id != new.id {
         warnings.push(format!(
             "{path} counts or measures differently: it becomes another limit, from the next window on"
         ));
-    } else if is_lower(&old.algorithm, &new.algorithm) || lowers_some(old, new) {
+    } else if is_lower(&old.algorithm, &new.algorithm) || lowers_some(old, new, wall_ns) {
         warnings.push(format!(
             "{path} is lowered: it holds in each region as soon as that has acknowledged the version; a region that \
              cannot be reached keeps its old share until it is reached or evicted"
@@ -254,12 +385,13 @@ fn warn_of(path: &str, old: &Limit, new: &Limit, warnings: &mut Vec<String>) {
 
 /// Whether cells with numbers of their own have less than before: an override is lower, or new and lower than the
 /// limit's own numbers, or gone and was higher.
-fn lowers_some(old: &Limit, new: &Limit) -> bool {
+fn lowers_some(old: &Limit, new: &Limit, wall_ns: u64) -> bool {
     let of = |limit: &Limit, whose: &[Condition]| {
-        let found = limit.overrides.iter().find(|other| other.when == whose);
+        let found = limit.overrides.iter().find(|other| other.when == whose && !other.is_over(wall_ns));
         found.map_or_else(|| limit.algorithm.clone(), |found| found.algorithm.clone())
     };
-    let all = old.overrides.iter().chain(&new.overrides).map(|one| &one.when);
+    let all = old.overrides.iter().chain(&new.overrides).filter(|one| !one.is_over(wall_ns));
+    let all = all.map(|one| &one.when);
     let mut changed = all.map(|whose| (of(old, whose), of(new, whose)));
     changed.any(|(old, new)| is_lower(&old, &new))
 }
@@ -278,7 +410,21 @@ pub(super) fn rate_milli(algorithm: &Algorithm) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use acequia_limits::limit::OneOrMany;
+
     use super::*;
+
+    fn with_numbers(
+        spec: &LimitSpec,
+        key: &Key,
+        numbers: &BTreeMap<String, String>,
+    ) -> Result<LimitSpec, OrderFault> {
+        super::with_numbers(spec, key, numbers, About::default())
+    }
+
+    fn compare(before: &[LimitSpec], after: &[LimitSpec]) -> (Vec<String>, Vec<String>) {
+        super::compare(before, after, 0)
+    }
 
     fn spec(json: &str) -> LimitSpec {
         serde_json::from_str(json).expect("a limit")
@@ -334,6 +480,75 @@ mod tests {
         assert_eq!(twice.overrides[0].get("rate"), Some(&OneOrMany(vec!["9/s".to_owned()])));
         assert_eq!(twice.overrides[0].get("burst"), Some(&OneOrMany(vec!["7".to_owned()])));
         assert_eq!(twice.overrides[1], bucket().overrides[0]);
+    }
+
+    fn order(text: &str, key: &Key) -> Order {
+        let (domain, name, key) = ("shop".to_owned(), "per-key".to_owned(), key.clone());
+        match text {
+            "reset" => Order::Reset { domain, name, key },
+            "past" => {
+                let numbers = map(&[("rate", "9/s")]);
+                Order::Budget { domain, name, key, numbers, end: Some(End::At(5)) }
+            }
+            units => Order::Grant { domain, name, key, units: units.parse().expect("units"), for_ns: None },
+        }
+    }
+
+    #[test]
+    fn a_reset_grants_what_is_known_to_be_used_and_says_so() {
+        const NOW_NS: u64 = 1_000_000_000_000;
+        let used = |units: u64| {
+            move |limit: &Limit, _: &Descriptor<'_>| {
+                let (algorithm, words) = (limit.algorithm.clone(), "eu 7".to_owned());
+                Some(Use { algorithm, window_ends_ns: 0, units, words })
+            }
+        };
+        let k1 = map(&[("api_key", "k1")]);
+        let after = |text: &str, key: &Key, used: &Used<'_>| {
+            ordered_limit(&order(text, key), &bucket(), ("why", "ana"), used, NOW_NS)
+        };
+        let (spec, said) = after("reset", &k1, &used(7)).expect("sound");
+        assert_eq!(spec.overrides[0].get("burst"), Some(&OneOrMany(vec!["127".to_owned()])));
+        assert_eq!(
+            said.changes,
+            ["shop/per-key[api_key=k1] is known to have used 7 of 120 (eu 7): 7 are granted until \
+              1970-01-01T00:16:42Z"]
+        );
+        assert_eq!(said.warnings, Vec::<String>::new(), "the bucket refills in two seconds");
+        let again = |units: u64| ordered_limit(&order("reset", &k1), &spec, ("", ""), &used(units), NOW_NS);
+        let (spec, said) = again(9).expect("two more were used");
+        assert_eq!(spec.overrides[0].get("burst"), Some(&OneOrMany(vec!["129".to_owned()])));
+        assert!(said.changes[0].contains("7 were granted): 2 are granted"), "{:?}", said.changes);
+        assert!(again(7).expect_err("done").to_string().contains("7 were granted"));
+        for (text, key, used, why) in [
+            ("reset", &k1, &used(0) as &Used<'_>, "nothing to reset"),
+            ("reset", &map(&[]), &used(1), "[api_key=...]"),
+            ("0", &k1, &used(1), "1 at least"),
+            ("7", &k1, &|_, _| None, "not in force here yet"),
+            ("18446744073709551615", &k1, &used(1), "more than can be counted"),
+            ("9000000000000000", &k1, &used(1), "400d"),
+            ("past", &k1, &used(1), "is past"),
+        ] {
+            let fault = after(text, key, used).expect_err(why).to_string();
+            assert!(fault.contains(why), "{fault}");
+        }
+    }
+
+    #[test]
+    fn only_cells_have_numbers_that_end() {
+        let about = About { until_ns: Some(9), ..About::default() };
+        let numbers = map(&[("rate", "9/s")]);
+        let fault = super::with_numbers(&bucket(), &map(&[]), &numbers, about).expect_err("no end");
+        assert!(fault.to_string().contains("shop/per-key[api_key=...]"), "{fault}");
+        let key = map(&[("api_key", "k2")]);
+        let after = super::with_numbers(&bucket(), &key, &numbers, about).expect("sound");
+        assert_eq!(after.overrides.len(), 1, "it was there before");
+        assert!(after.overrides[0].contains_key("until"));
+        let mut later = after.clone();
+        later.forget_ended(9);
+        assert!(later.overrides.is_empty());
+        let (_, warnings) = super::compare(&[after], &[later], 9);
+        assert!(warnings.is_empty(), "what ended is not lowered: {warnings:?}");
     }
 
     #[test]

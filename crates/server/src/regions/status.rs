@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use acequia_api::acequia::v1 as api;
-use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
+use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, limit::LimitSpec};
 use acequia_node::{
     Active, Answer, Catalogue, Holding, LimitAnswer, LimitView, Membership, Outcome, PeerView,
     difference::{Difference, differences},
@@ -14,7 +14,7 @@ use acequia_rights::{
     versions::{Progress, Waiting},
 };
 
-use super::{Regions, authority::specs_of, order::rate_milli};
+use super::{Regions, authority::specs_of, order::rate_milli, overrides::lasting};
 use crate::{
     tally::{LimitTally, Tally},
     worker::Shared,
@@ -95,7 +95,7 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
     status.incarnation = regions.me.incarnation;
     status.clock_is_suspect = membership.clock_is_suspect;
     status.warm_cells = membership.warm_cells as u64;
-    status.catalogue = version.as_ref().map(|version| catalogue_of(regions, version, &membership));
+    status.catalogue = version.as_ref().map(|version| catalogue_of(regions, version, &membership, now));
     status.members = version.iter().flat_map(members).collect();
     status.peers = peers(regions, &overview.peers, version.as_ref(), now);
     if let Some(traffic) = &mut status.traffic {
@@ -121,7 +121,12 @@ pub(super) fn api_mark(mark: Mark) -> Option<api::Mark> {
     Some(api::Mark { epoch: mark.epoch, number: mark.number })
 }
 
-pub(super) fn catalogue_of(regions: &Regions, version: &Version, membership: &Membership) -> api::Catalogue {
+pub(super) fn catalogue_of(
+    regions: &Regions,
+    version: &Version,
+    membership: &Membership,
+    now: Now,
+) -> api::Catalogue {
     let progress = membership.progress.as_ref();
     api::Catalogue {
         authority: regions.names.of_writer(version.authority, Some(version)),
@@ -129,7 +134,7 @@ pub(super) fn catalogue_of(regions: &Regions, version: &Version, membership: &Me
         requested: api_mark(version.mark),
         effective: api_mark(progress.map_or(Mark::default(), |progress| progress.effective)),
         pending: progress.map_or_else(Vec::new, |progress| pending(regions, version, progress)),
-        differences: differences_of(regions, version),
+        differences: differences_of(regions, version, now),
         clock_error_ns: version.clock_error_ns,
         drift_ppm: version.drift_ppm,
     }
@@ -155,8 +160,12 @@ fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api
     waits.collect()
 }
 
-fn differences_of(regions: &Regions, version: &Version) -> Vec<String> {
+/// Where the file and the catalogue differ in what lasts: grants and what has ended are no difference.
+fn differences_of(regions: &Regions, version: &Version, now: Now) -> Vec<String> {
     let Ok(specs) = specs_of(version) else { return Vec::new() };
+    let lasting = |specs: Vec<LimitSpec>| -> Vec<LimitSpec> {
+        specs.iter().map(|spec| lasting(spec, now.wall_ns)).collect()
+    };
     let none = || "none".to_owned();
     let words = |difference| match difference {
         Difference::OnlyInFile { limit } => format!("{limit} is only in the file: it is not enforced"),
@@ -169,7 +178,7 @@ fn differences_of(regions: &Regions, version: &Version) -> Vec<String> {
             catalogue.unwrap_or_else(none)
         ),
     };
-    differences(&regions.file(), &specs).into_iter().map(words).collect()
+    differences(&lasting(regions.file()), &lasting(specs)).into_iter().map(words).collect()
 }
 
 fn members(version: &Version) -> impl Iterator<Item = api::Member> + '_ {

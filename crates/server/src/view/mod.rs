@@ -42,7 +42,9 @@ pub fn draw(picture: &Picture, is_plain: bool, area: Rect, buffer: &mut Buffer) 
     panels::heading(picture, places.heading, buffer);
     chart::draw(picture, places.chart, buffer);
     panels::verdict(picture, places.verdict, buffer);
-    if picture.events.is_empty() {
+    if let Some(cells) = &picture.cells {
+        panels::cells(cells, places.bottom, buffer);
+    } else if picture.events.is_empty() {
         panels::limits(picture, places.bottom, buffer);
     } else {
         let [limits, events] = split(places.bottom);

@@ -9,7 +9,7 @@ use ratatui::{
 
 use super::{
     palette,
-    picture::{Event, Picture, Row, Tone, Verdict},
+    picture::{Cells, Event, Picture, Row, Tone, Verdict},
     words::{clock, count, percent},
 };
 
@@ -103,6 +103,35 @@ pub(super) fn limits(picture: &Picture, area: Rect, buffer: &mut Buffer) {
             let digits = count(row.denied).len() as u16;
             let red = Rect { x: end.saturating_sub(digits), y, width: digits, height: 1 };
             buffer.set_style(red.intersection(area), palette::BAD);
+        }
+    }
+}
+
+/// The cells of a limit that come most often: by requests on the left, by denials on the right.
+pub(super) fn cells(cells: &Cells, area: Rect, buffer: &mut Buffer) {
+    if area.height == 0 {
+        return;
+    }
+    if !cells.fault.is_empty() {
+        let fault: String = cells.fault.chars().filter(|letter| !letter.is_control()).collect();
+        buffer.set_stringn(area.x, area.y, fault, usize::from(area.width), palette::BAD);
+        return;
+    }
+    let half = area.width.saturating_sub(2) / 2;
+    let sides = [
+        (area.x, "asked for most", &cells.hottest, Style::new()),
+        (area.x + half + 2, "denied most", &cells.offenders, palette::BAD),
+    ];
+    for (x, title, rows, style) in sides {
+        let width = usize::from(half);
+        buffer.set_stringn(x, area.y, title, width, palette::FAINT);
+        for (row, y) in rows.iter().zip(area.y + 1..area.bottom()) {
+            let counted = row.counted();
+            let room = width.saturating_sub(counted.chars().count() + 2);
+            let name: String = row.name().chars().filter(|letter| !letter.is_control()).collect();
+            let text = format!("{:room$}  ", cut_off(&name, room));
+            let end = buffer.set_stringn(x, y, text, width, Style::new()).0;
+            buffer.set_stringn(end, y, counted, usize::from((x + half).saturating_sub(end)), style);
         }
     }
 }

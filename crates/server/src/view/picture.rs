@@ -33,6 +33,8 @@ pub struct Picture {
     pub limits: Vec<Row>,
     /// Which of the limits the boxes are about, by its place in the list.
     pub chosen_limit: Option<usize>,
+    /// The cells of the chosen limit, in place of the limits; nothing where nobody wants to see them.
+    pub cells: Option<Cells>,
     /// What happened, the oldest first.
     pub events: Vec<Event>,
     /// Whether the promise held.
@@ -173,6 +175,49 @@ pub struct Row {
     pub admitted: u64,
     /// Requests a second.
     pub denied: u64,
+}
+
+/// The cells of a limit that come most often.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cells {
+    /// Why there is less than there should be; empty where nothing is wrong.
+    pub fault: String,
+    /// By requests.
+    pub hottest: Vec<CellRow>,
+    /// By denials.
+    pub offenders: Vec<CellRow>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CellRow {
+    /// Its values, as in the brackets of a limit's path.
+    pub key: String,
+    /// Whether there is more of it.
+    pub is_cut: bool,
+    /// How often it came of late, at most.
+    pub count: u64,
+    /// By how much that may be too high.
+    pub error: u64,
+}
+
+impl CellRow {
+    /// What it is called on a screen.
+    pub fn name(&self) -> String {
+        match (self.key.as_str(), self.is_cut) {
+            ("", _) => "its one cell".to_owned(),
+            (key, false) => key.to_owned(),
+            (key, true) => format!("{key}…"),
+        }
+    }
+
+    /// How often it came, and by how much that may be too high.
+    pub fn counted(&self) -> String {
+        match self.error {
+            0 => self.count.to_string(),
+            error => format!("{} (-{error})", self.count),
+        }
+    }
 }
 
 /// Something that happened.

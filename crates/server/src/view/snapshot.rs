@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     map,
-    picture::{Condition, Picture, Region},
+    picture::{Cells, Condition, Picture, Region},
     words::count,
 };
 
@@ -37,6 +37,28 @@ pub fn text(picture: &Picture) -> String {
             [row.name.clone(), row.budget.clone(), row.admitted.to_string(), row.denied.to_string()]
         }));
         table(&mut text, &limits, 2);
+    }
+    if let Some(cells) = &picture.cells {
+        text.push_str(&cells_text(&picture.budget.name, cells));
+    }
+    text
+}
+
+/// Who asks most of a limit, and who is denied most, of late.
+fn cells_text(limit: &str, cells: &Cells) -> String {
+    let mut text = String::new();
+    for (title, rows) in [("asked for most", &cells.hottest), ("denied most", &cells.offenders)] {
+        let mut lines = vec![[format!("{limit}, {title}"), "of late, at most".to_owned()]];
+        lines.extend(rows.iter().map(|row| [row.name(), row.counted()]));
+        if rows.is_empty() {
+            lines.push(["nobody".to_owned(), String::new()]);
+        }
+        text.push('\n');
+        table(&mut text, &lines, 1);
+    }
+    if !cells.fault.is_empty() {
+        let fault: String = cells.fault.chars().filter(|letter| !letter.is_control()).collect();
+        text.push_str(&format!("\n{fault}\n"));
     }
     text
 }
@@ -90,7 +112,38 @@ fn table<const COLUMNS: usize>(text: &mut String, rows: &[[String; COLUMNS]], wo
 
 #[cfg(test)]
 mod tests {
-    use super::{super::examples, *};
+    use super::{
+        super::{examples, picture},
+        *,
+    };
+
+    #[test]
+    fn cells_are_listed_with_how_far_counts_may_be_off() {
+        let row = |key: &str, count, error| picture::CellRow {
+            key: key.to_owned(),
+            is_cut: error > 8,
+            count,
+            error,
+        };
+        let cells = Cells {
+            fault: "no answer from us".to_owned(),
+            hottest: vec![row("user=ann", 640, 0), row("user=bob", 64, 9)],
+            offenders: Vec::new(),
+        };
+        assert_eq!(
+            cells_text("demo/per-user", &cells),
+            "
+demo/per-user, asked for most  of late, at most
+user=ann                                    640
+user=bob…                               64 (-9)
+
+demo/per-user, denied most  of late, at most
+nobody
+
+no answer from us
+"
+        );
+    }
 
     #[test]
     fn everything_is_a_line() {
