@@ -46,30 +46,43 @@ fn change(times: &mut Vec<Since>, bound: u64, at_ns: u64) {
 pub struct Bucket {
     times: Vec<Since>,
     rate: f64,
-    /// The slowest rate that was ever in force.
-    slowest: f64,
+    /// Every rate that was ever in force: since when, and what had flowed by then.
+    rates: Vec<(u64, f64, f64)>,
     at_ns: u64,
 }
 
 impl Bucket {
     /// A bucket that is full.
     pub fn new(units: u64, rate: f64, at_ns: u64) -> Self {
-        Self { times: vec![Since { at_ns, bound: units, debt: 0.0 }], rate, slowest: rate, at_ns }
+        Self {
+            times: vec![Since { at_ns, bound: units, debt: 0.0 }],
+            rate,
+            rates: vec![(at_ns, 0.0, rate)],
+            at_ns,
+        }
     }
 
     /// Of a cost that was admitted at one time units come back at another: at most what the rate has not given back since, by
     /// clocks that may be a little slow.
     pub fn give_back(&mut self, (cost, units): (u64, u64), (made_ns, at_ns): (u64, u64)) {
         self.drain(at_ns);
-        let since = (at_ns - made_ns) as f64 * self.slowest * 0.94;
+        let since = (self.flowed(at_ns) - self.flowed(made_ns)) * 0.94;
         let back = (cost as f64 - since).max(0.0).min(units as f64);
         self.times.iter_mut().for_each(|time| time.debt = (time.debt - back).max(0.0));
+    }
+
+    /// Units that the rates in force have given back by a time.
+    fn flowed(&self, at_ns: u64) -> f64 {
+        let last = self.rates.iter().rev().find(|(since_ns, ..)| *since_ns <= at_ns);
+        last.map_or(0.0, |(since_ns, flowed, rate)| flowed + (at_ns - since_ns) as f64 * rate)
     }
 
     /// Another budget is in force.
     pub fn change(&mut self, units: u64, rate: f64, at_ns: u64) {
         self.drain(at_ns);
-        self.slowest = self.slowest.min(rate);
+        if rate != self.rate {
+            self.rates.push((at_ns, self.flowed(at_ns), rate));
+        }
         self.rate = rate;
         change(&mut self.times, units, at_ns);
     }

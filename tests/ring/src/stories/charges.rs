@@ -60,8 +60,11 @@ fn crash_after_a_refund(world: World) -> Option<Finding> {
     for place in 0..3 {
         world.drain(place, CELL);
         world.crash(place, 0, 0);
-        world.start(place, false);
     }
+    (0..3).for_each(|place| world.start(place, false));
+    // So that there are cells.
+    quiet(&mut world, 50 * MS);
+    (0..3).for_each(|place| drop(world.ask(place, CELL, 1)));
     give_all_back(&mut world);
     drain_all(&mut world);
     found(world)
@@ -88,6 +91,12 @@ pub(super) fn a_refund_after_a_rate_was_higher() -> Option<Finding> {
     put(&mut world, 300, 1);
     quiet(&mut world, 2 * S);
     drain_all(&mut world);
+    // A process that saw the higher rate knows it.
+    for place in 0..3 {
+        world.stop(place);
+        world.start(place, true);
+    }
+    quiet(&mut world, S);
     give_all_back(&mut world);
     drain_all(&mut world);
     found(world)
