@@ -229,14 +229,18 @@ fn refusal(fault: OrderFault) -> Status {
 
 /// The cells that came most often, `times` as often as they were counted.
 fn counts(sketch: &Sketch, most: usize, times: u64) -> Vec<api::CellCount> {
-    let cell = |cell: &Counted| api::CellCount {
-        key: cell.key.text.clone(),
-        is_cut: cell.key.is_cut,
-        count: cell.count.saturating_mul(times),
-        error: cell.error.saturating_mul(times),
-        remaining: cell.remaining,
+    // Of those that came once it is not known who they are.
+    let cell = |cell: &Counted| {
+        let key = cell.key.as_ref()?;
+        Some(api::CellCount {
+            key: key.text.clone(),
+            is_cut: key.is_cut,
+            count: cell.count.saturating_mul(times),
+            error: cell.error.saturating_mul(times),
+            remaining: cell.remaining,
+        })
     };
-    sketch.sorted().into_iter().take(most).map(cell).collect()
+    sketch.sorted().into_iter().filter_map(cell).take(most).collect()
 }
 
 /// Who orders, with where from, and why.
