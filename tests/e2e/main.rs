@@ -16,6 +16,7 @@ mod grpc;
 mod hostile;
 mod http;
 mod operators;
+mod recipes;
 mod regions;
 mod restart;
 mod webhooks;

@@ -208,7 +208,7 @@ fn a_cell_that_is_nearly_used_up_is_told_once_and_one_that_hangs_holds_up_nobody
 }
 
 /// One request: its head, and its body as JSON.
-fn read_post(stream: &mut TcpStream) -> (String, Value) {
+pub(crate) fn read_post(stream: &mut TcpStream) -> (String, Value) {
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4_096]);
     loop {
