@@ -500,7 +500,13 @@ impl Limit {
     }
 
     /// The numbers for a descriptor: the index into `overrides`, or nothing for the limit's own.
+    #[inline]
     pub fn override_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Option<usize> {
+        if self.overrides.is_empty() { None } else { self.first_override(descriptor, wall_ns) }
+    }
+
+    #[cold]
+    fn first_override(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Option<usize> {
         self.overrides
             .iter()
             .position(|o| !o.is_over(wall_ns) && o.when.iter().all(|c| self.holds_for_cell(c, descriptor)))

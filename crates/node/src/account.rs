@@ -224,6 +224,11 @@ impl Account {
         self.elsewhere = units;
     }
 
+    /// Whether anything was asked for since the last look.
+    pub(crate) const fn was_asked(&self) -> bool {
+        self.offered.events > 0
+    }
+
     /// A look is waiting.
     pub(crate) const fn flag(&mut self) {
         self.flagged = true;

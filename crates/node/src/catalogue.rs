@@ -101,6 +101,11 @@ impl Active {
     /// The numbers of a cell with an override, or none, and of a role where classes have cells of their own.
     #[inline]
     pub(crate) fn numbers_of(&self, number: Option<usize>, role: usize) -> u16 {
+        if number.is_none() && role == 0 { self.numbers } else { self.numbers_beside(number, role) }
+    }
+
+    #[cold]
+    fn numbers_beside(&self, number: Option<usize>, role: usize) -> u16 {
         let each = if self.limit.classes.is_none() { 1 } else { self.limit.sets_each() };
         match number.map_or(0, |number| number + 1) * each + role {
             0 => self.numbers,

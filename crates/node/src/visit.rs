@@ -51,7 +51,8 @@ impl Visit<'_> {
         let numbers = cells.table.at(place).numbers();
         // Which of an override's numbers a cell has is known to the requests that hit it, and to the peers that they hit:
         // one that was written under replaced numbers goes by the least of today's until it is next hit, or told.
-        let heir = match told {
+        let is_asked = cells.account(place).is_some_and(Account::was_asked);
+        let heir = match told.filter(|_| !is_asked) {
             Some(told) => told,
             None => self.catalogue.heir(slot, numbers, salt, self.now)?,
         };

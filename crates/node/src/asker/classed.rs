@@ -7,33 +7,58 @@
 use acequia_limits::{Algorithm, CellTag, Descriptor, Now, Verdict, algorithm::State, selector::Canonical};
 use smallvec::SmallVec;
 
-use super::{Answer, Called, Check, Guards, HITS_INLINE, Hit, cells_of, merge};
-use crate::Active;
+use super::{Answer, Called, Check, Found, Guards, HITS_INLINE, Hit, Place, cells_of, merge};
+use crate::{Active, shard::Cells};
 
-/// What classes make of a hit.
+/// What classes make of a hit. Plain numbers: a hit is moved about for every request, and hardly any limit has classes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Classed {
+    of: Of,
     /// The class; of several, the one that draws last.
     class: u8,
     /// What of the cell it leaves to others.
     leaves_percent: u8,
-    of: Of,
     /// Whether it was denied for the sake of others.
     is_kept_back: bool,
+    /// Of a class's own cell: the half of the tag of what is beside it; 0 where there is nothing.
+    beside: u64,
 }
 
 /// Whose cell it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
+    /// The limit has no classes.
+    Nobody,
     /// That of all classes.
     All,
-    /// The class's own, and beside it what all share, if they do.
-    Own(Option<CellTag>),
+    /// The class's own.
+    Own,
     /// What all share beside their own.
     Remainder,
 }
 
+/// What tells the cells of one limit apart that are beside others: half of a tag, and never 0.
+const fn half(tag: CellTag) -> u64 {
+    tag.0 as u64 | 1
+}
+
 impl Classed {
+    /// Of a limit without classes.
+    pub(super) const NONE: Self =
+        Self { of: Of::Nobody, class: 0, leaves_percent: 0, is_kept_back: false, beside: 0 };
+
+    /// Whether some is left to others.
+    #[inline]
+    pub(super) const fn leaves_some(&self) -> bool {
+        self.leaves_percent != 0
+    }
+
+    /// Whether the limit has classes.
+    #[inline]
+    const fn is_some(&self) -> bool {
+        !matches!(self.of, Of::Nobody)
+    }
+
     /// Two descriptors of one request in one cell: the class that draws last counts.
     pub(super) fn join(&mut self, other: &Self) {
         self.class = self.class.max(other.class);
@@ -44,28 +69,28 @@ impl Classed {
 impl Hit {
     /// The class that the request counts in.
     pub(super) fn class(&self) -> Option<u8> {
-        self.classed.as_ref().map(|classed| classed.class)
+        self.classed.is_some().then_some(self.classed.class)
     }
 
     /// Of so many units, those that the class leaves to others.
     #[inline]
     pub(super) fn leaves(&self, units: u64) -> u64 {
-        match &self.classed {
-            None => 0,
+        match self.classed.leaves_percent {
+            0 => 0,
             // At most the units.
-            Some(classed) => (u128::from(units) * u128::from(classed.leaves_percent) / 100) as u64,
+            percent => (u128::from(units) * u128::from(percent) / 100) as u64,
         }
     }
 
     /// Whether it is of what classes share beside their own.
     #[inline]
     pub(super) fn is_remainder(&self) -> bool {
-        self.classed.as_ref().is_some_and(|classed| classed.of == Of::Remainder)
+        self.classed.of == Of::Remainder
     }
 
     /// Whether it was denied for the sake of classes that draw first.
     pub(super) fn is_kept_back(&self) -> bool {
-        self.classed.as_ref().is_some_and(|classed| classed.is_kept_back)
+        self.classed.is_kept_back
     }
 
     /// What an algorithm says of units for this hit, where so many are leased to others.
@@ -78,10 +103,10 @@ impl Hit {
         (units, leased): (u64, u64),
     ) -> Verdict {
         let verdict = algorithm.probe(words, now, units, self.tag.salt());
-        if self.classed.is_none() && leased == 0 {
-            return verdict;
+        if self.classed.leaves_some() || leased != 0 {
+            return self.leave_to_others(algorithm, words, now, (units, leased), verdict);
         }
-        self.leave_to_others(algorithm, words, now, (units, leased), verdict)
+        verdict
     }
 
     /// The same, where some is left to others: the units fit only if what is left to them does too.
@@ -101,9 +126,7 @@ impl Hit {
         if leaves == 0 {
             return verdict;
         }
-        if let Some(classed) = &mut self.classed {
-            classed.is_kept_back = verdict.allowed && verdict.remaining >= leased;
-        }
+        self.classed.is_kept_back = verdict.allowed && verdict.remaining >= leased;
         let left = if verdict.allowed { verdict.remaining + units } else { verdict.remaining };
         let both = algorithm.probe(words, now, units.saturating_add(leaves), self.tag.salt());
         Verdict { allowed: false, remaining: left.saturating_sub(leaves), delay_ns: 0, ..both }
@@ -111,43 +134,60 @@ impl Hit {
 }
 
 impl Check<'_, '_> {
+    /// What is said of a hit where some of its cell is left to others, or leased. `before`: as in [`Check::probe`].
+    #[cold]
+    pub(super) fn keep_back(
+        &self,
+        hit: &mut Hit,
+        (before, leased): (u64, u64),
+        verdict: Verdict,
+        (cells, state): (&Cells, Option<&State>),
+    ) -> Verdict {
+        let words = match (state, hit.place) {
+            (Some(state), _) => state.words(),
+            (None, Place::At(place)) => cells.words(cells.table.at(place)),
+            (None, Place::Absent | Place::Shared) => return verdict,
+        };
+        let units = hit.units.saturating_add(before);
+        hit.leave_to_others(self.algorithm(hit), words, self.now, (units, leased), verdict)
+    }
+
     /// Adds a hit of a limit that has classes.
     #[cold]
-    pub(super) fn merge_classed(&self, hits: &mut Vec<Hit>, hit: Hit, descriptor: &Descriptor<'_>) {
-        let active = self.limit(&hit);
-        let Some(classes) = active.limit.classes.as_ref().filter(|_| !hit.exempt) else {
-            return merge(hits, hit);
+    pub(super) fn merge_classed(&self, hits: &mut Vec<Hit>, found: Found, descriptor: &Descriptor<'_>) {
+        let active = &self.catalogue.limits[found.limit as usize];
+        let Some(classes) = active.limit.classes.as_ref().filter(|_| !found.exempt) else {
+            return merge_seldom(hits, found.hit());
         };
         let number = classes.of(descriptor);
         let class = &classes.all[number];
         let leaves_percent = class.leaves_percent.unwrap_or(0);
         // There are few classes.
-        let classed = |of, leaves_percent| {
-            Some(Box::new(Classed { class: number as u8, leaves_percent, of, is_kept_back: false }))
-        };
+        let classed =
+            |of, leaves_percent| Classed { class: number as u8, leaves_percent, of, ..Classed::NONE };
         if !classes.is_separate() {
-            return merge(hits, Hit { classed: classed(Of::All, leaves_percent), ..hit });
+            return merge_seldom(hits, Hit { classed: classed(Of::All, leaves_percent), ..found.hit() });
         }
         let own_numbers = active.limit.override_for(descriptor, self.now.wall_ns);
         let of_role = |role: usize, classed, units| {
             let tag = tag_of_role(active, descriptor, classes.role_name(classes.roles[role]))?;
             let numbers = active.numbers_of(own_numbers, role);
             let variant = self.local(active, numbers).place_of(tag.salt());
-            Some(Hit { tag, numbers, variant, classed, units, ..hit.fresh() })
+            Some(Hit { tag, numbers, variant, classed, units, ..found.hit() })
         };
         let mut remainder = None;
         if let Some(role) = classes.remainder() {
             // What its own cell lacks is known later.
-            let (leaves, units) = if class.own > 0 { (0, 0) } else { (leaves_percent, hit.units) };
+            let (leaves, units) = if class.own > 0 { (0, 0) } else { (leaves_percent, found.units) };
             remainder = of_role(role, classed(Of::Remainder, leaves), units);
         }
         if class.own > 0 {
-            let beside = remainder.as_ref().map(|hit| hit.tag);
+            let beside = remainder.as_ref().map_or(0, |hit| half(hit.tag));
             // Own cells come first among the roles, one for each class.
-            let own = of_role(number, classed(Of::Own(beside), 0), hit.units);
-            own.into_iter().for_each(|own| merge(hits, own));
+            let own = of_role(number, Classed { beside, ..classed(Of::Own, 0) }, found.units);
+            own.into_iter().for_each(|own| merge_seldom(hits, own));
         }
-        remainder.into_iter().for_each(|remainder| merge(hits, remainder));
+        remainder.into_iter().for_each(|remainder| merge_seldom(hits, remainder));
     }
 
     /// Whether any class needs what they share beside their own: those of `earlier` whose own cells have too little, as the answer
@@ -164,9 +204,7 @@ impl Check<'_, '_> {
                 hit.units = hit.units.max(own.units);
             }
             hit.descriptors |= own.descriptors;
-            if let Some(beside) = &mut hit.classed {
-                beside.join(&Classed { leaves_percent: leaves, ..classed });
-            }
+            hit.classed.join(&Classed { leaves_percent: leaves, ..classed });
         }
         hit.units > 0
     }
@@ -216,11 +254,17 @@ impl Check<'_, '_> {
     }
 }
 
+/// As [`merge`], which is in one piece with what every request does.
+#[inline(never)]
+fn merge_seldom(hits: &mut Vec<Hit>, hit: Hit) {
+    merge(hits, hit);
+}
+
 /// What classes make of an own cell that has too little, beside which `beside` is.
 fn lacking(own: &Hit, beside: &Hit, answer: &Answer, place: usize) -> Option<Classed> {
-    let classed = own.classed.as_deref().filter(|classed| classed.of == Of::Own(Some(beside.tag)))?;
-    let lacks = own.limit == beside.limit && !answer.limits[place].verdict.allowed;
-    lacks.then_some(*classed)
+    let is_beside = own.classed.of == Of::Own && own.classed.beside == half(beside.tag);
+    let lacks = is_beside && own.limit == beside.limit && !answer.limits[place].verdict.allowed;
+    lacks.then_some(own.classed)
 }
 
 /// The tag of a role's cell.

@@ -185,6 +185,7 @@ impl Asker {
     }
 
     /// May it pass? At most [`DESCRIPTORS_MAX`] descriptors are looked at; callers refuse more.
+    #[inline(always)]
     pub fn check(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
         let now = self.node.not_before(now);
         self.check_at(request, now, ask)
@@ -196,6 +197,8 @@ impl Asker {
         }
     }
 
+    /// The same at a time that is as the node goes by it.
+    #[inline(always)]
     fn check_at(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
         loop {
             self.load_catalogue();
@@ -276,19 +279,40 @@ struct Hit {
     /// For how long units that are missed may still come, in nanoseconds, as its account says.
     hope_ns: Option<u64>,
     /// What classes of consumers make of it, where its limit has any.
-    classed: Option<Box<Classed>>,
+    classed: Classed,
 }
 
-impl Hit {
-    /// The same before anything was found of its cell.
-    fn fresh(&self) -> Self {
-        Self {
+/// What a hit is before anything is known of its cell.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    limit: u32,
+    tag: CellTag,
+    units: u64,
+    charges: bool,
+    exempt: bool,
+    numbers: u16,
+    variant: u8,
+    descriptors: u64,
+}
+
+impl Found {
+    #[inline(always)]
+    fn hit(self) -> Hit {
+        let Self { limit, tag, units, charges, exempt, numbers, variant, descriptors } = self;
+        Hit {
+            limit,
+            tag,
+            units,
+            charges,
+            exempt,
+            numbers,
+            variant,
+            descriptors,
             place: Place::Absent,
             account: Called::None,
             has_lent: false,
             hope_ns: None,
-            classed: None,
-            ..*self
+            classed: Classed::NONE,
         }
     }
 }
@@ -327,6 +351,7 @@ struct Check<'a, 'r> {
 }
 
 impl<'a> Check<'a, '_> {
+    #[inline(always)]
     fn answer(&self, hits: &mut Vec<Hit>, answer: &mut Answer) -> Result<(), Stale> {
         answer.unmatched = self.gather(self.request, hits);
         answer.limits.clear();
@@ -441,6 +466,10 @@ impl<'a> Check<'a, '_> {
     }
 
     fn answer_all(&self, hits: &mut Vec<Hit>, answer: &mut Answer) -> Result<(), Stale> {
+        // By then it is known what the classes' own cells lack.
+        if hits.iter().any(Hit::is_remainder) {
+            hits.sort_by_key(Hit::is_remainder);
+        }
         let mut guards = self.lock_shards(hits);
         self.locate(hits, &mut guards)?;
         let mut shared = self.lock_shared(hits);
@@ -463,7 +492,7 @@ impl<'a> Check<'a, '_> {
                 states.push(self.probe(hit, before, cells, shared.as_deref_mut(), answer));
             }
         }
-        if hits.iter().any(Hit::is_remainder) {
+        if hits.last().is_some_and(Hit::is_remainder) {
             self.fall_back(hits, &mut states, &mut guards, answer);
         }
         decide(answer, self.catalogue);
@@ -514,27 +543,22 @@ impl<'a> Check<'a, '_> {
             let mut matched = false;
             if let Some(domain) = domain {
                 domain.index.candidates(&descriptor, |limit| {
-                    if let Some(hit) = self.hit(limit, &descriptor, request.cost, bit) {
-                        matched = true;
-                        if self.limit(&hit).limit.classes.is_some() {
-                            self.merge_classed(hits, hit, &descriptor);
-                        } else {
-                            merge(hits, hit);
-                        }
-                    }
+                    matched |= self.hit(limit, &descriptor, (request.cost, bit), hits).is_some();
                 });
             }
             unmatched |= if matched { 0 } else { bit };
-        }
-        if hits.iter().any(Hit::is_remainder) {
-            // By then it is known what the classes' own cells lack.
-            hits.sort_by_key(Hit::is_remainder);
         }
         unmatched
     }
 
     #[inline]
-    fn hit(&self, number: u32, descriptor: &Descriptor<'_>, cost: u64, bit: u64) -> Option<Hit> {
+    fn hit(
+        &self,
+        number: u32,
+        descriptor: &Descriptor<'_>,
+        (cost, bit): (u64, u64),
+        hits: &mut Vec<Hit>,
+    ) -> Option<()> {
         let active = &self.catalogue.limits[number as usize];
         let limit = &active.limit;
         if !active.is_in_force(self.now.wall_ns) || !limit.when.iter().all(|c| c.holds(descriptor)) {
@@ -553,7 +577,7 @@ impl<'a> Check<'a, '_> {
         let cost = descriptor.cost.unwrap_or(cost);
         let numbers = active.numbers_of(limit.override_for(descriptor, self.now.wall_ns), 0);
         let variant = self.local(active, numbers).place_of(tag.salt());
-        Some(Hit {
+        let found = Found {
             limit: number,
             tag,
             // A look asks whether the least request would pass.
@@ -563,12 +587,13 @@ impl<'a> Check<'a, '_> {
             numbers,
             variant,
             descriptors: bit,
-            place: Place::Absent,
-            account: Called::None,
-            has_lent: false,
-            hope_ns: None,
-            classed: None,
-        })
+        };
+        if limit.classes.is_none() {
+            merge(hits, found.hit());
+        } else {
+            self.merge_classed(hits, found, descriptor);
+        }
+        Some(())
     }
 
     fn lock_shards(&self, hits: &[Hit]) -> Guards<'a> {
@@ -725,16 +750,19 @@ impl<'a> Check<'a, '_> {
         let active = self.limit(hit);
         let mut state = None;
         let mut over = Reason::OverLimit;
-        let verdict = match hit.place {
+        let mut leased = 0;
+        let mut verdict = match hit.place {
             Place::At(place) => {
                 let cell = cells.table.at(place);
                 match cell.heap_place() {
-                    None => hit.probe(algorithm, &cell.words, self.now, (hit.units, 0)),
+                    None => algorithm.probe(&cell.words, self.now, hit.units, hit.tag.salt()),
                     Some(at) => {
                         let cell = cells.heap_mut(at);
-                        let leased = cell.leased();
                         match cell.account.as_deref_mut() {
-                            None => hit.probe(algorithm, &cell.words, self.now, (hit.units, leased)),
+                            None => {
+                                leased = cell.leased();
+                                algorithm.probe(&cell.words, self.now, hit.units, hit.tag.salt())
+                            }
                             Some(account) => self.probe_shared(hit, account, &mut cell.words),
                         }
                     }
@@ -749,11 +777,14 @@ impl<'a> Check<'a, '_> {
                     None => self.initial(hit),
                 };
                 let units = hit.units.saturating_add(before);
-                let verdict = hit.probe(algorithm, initial.words(), self.now, (units, 0));
+                let verdict = algorithm.probe(initial.words(), self.now, units, hit.tag.salt());
                 state = Some(initial);
                 verdict
             }
         };
+        if (leased != 0 || hit.classed.leaves_some()) && hit.account == Called::None {
+            verdict = self.keep_back(hit, (before, leased), verdict, (cells, state.as_ref()));
+        }
         let mut hope_ns = 0;
         let (verdict, reason) = if !verdict.allowed {
             let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
@@ -1165,16 +1196,14 @@ const UNLIMITED: Verdict =
     Verdict { allowed: true, remaining: u64::MAX, retry_after_ns: 0, delay_ns: 0, reset_after_ns: 0 };
 
 /// Descriptors that hit one cell charge it once, with the sum of their costs.
-#[inline]
+#[inline(always)]
 fn merge(hits: &mut Vec<Hit>, hit: Hit) {
     let same = |h: &&mut Hit| h.tag == hit.tag && h.limit == hit.limit && h.exempt == hit.exempt;
     match hits.iter_mut().find(same) {
         None => hits.push(hit),
         Some(first) => {
             first.descriptors |= hit.descriptors;
-            if let (Some(first), Some(other)) = (&mut first.classed, &hit.classed) {
-                first.join(other);
-            }
+            first.classed.join(&hit.classed);
             if hit.charges {
                 first.units = if first.charges { first.units.saturating_add(hit.units) } else { hit.units };
                 first.charges = true;

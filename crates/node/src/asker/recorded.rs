@@ -48,7 +48,7 @@ impl Asker {
             return Ok(&self.answer);
         }
         if recording.reserve.is_some() && records.is_full_of_reservations(node.charges.records_max()) {
-            self.check_at(request, now, Ask { charge: false, ..ask });
+            self.check_seldom(request, now, Ask { charge: false, ..ask });
             self.answer.deny_for_now();
             return Ok(&self.answer);
         }
@@ -60,7 +60,7 @@ impl Asker {
             let ask = Ask { holds: true, charge: ask.charge && can_keep, ..ask };
             cost = self.check_at_most(request, now, ask);
         } else {
-            self.check_at(request, now, ask);
+            self.check_seldom(request, now, ask);
         }
         if self.answer.limits.iter().any(|limit| limit.is_charged) {
             let mut recording = *recording;
@@ -90,10 +90,16 @@ impl Asker {
         Ok(&self.answer)
     }
 
+    /// As every check, apart from those that nobody remembers: they are to stay in one piece.
+    #[inline(never)]
+    fn check_seldom(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
+        self.check_at(request, now, ask)
+    }
+
     /// Asks for as much of a request's cost as can be spared, at least 1; gives how much that was.
     fn check_at_most(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> u64 {
         let least = Request { cost: 1, ..request.clone() };
-        self.check_at(&least, now, Ask { charge: false, ..ask });
+        self.check_seldom(&least, now, Ask { charge: false, ..ask });
         let enforced = self.answer.limits.iter().filter(|limit| {
             let active = &self.catalogue.limits[limit.limit as usize];
             active.limit.spec.mode == Mode::Enforce && limit.outcome != Outcome::Unlimited
@@ -104,14 +110,14 @@ impl Asker {
         });
         let cost = spared.min().unwrap_or(request.cost).clamp(1, request.cost.max(1));
         let most = Request { cost, ..request.clone() };
-        if cost == 1 || self.check_at(&most, now, ask).allowed {
+        if cost == 1 || self.check_seldom(&most, now, ask).allowed {
             if cost == 1 {
-                self.check_at(&least, now, ask);
+                self.check_seldom(&least, now, ask);
             }
             return cost;
         }
         // Others were quicker.
-        self.check_at(&least, now, ask);
+        self.check_seldom(&least, now, ask);
         1
     }
 }

@@ -162,7 +162,7 @@ impl Records {
             // One that waits for its real cost is not dropped: its units would never come back.
             let is_open = record.is_some_and(|record| record.lapses_ns().is_some());
             let is_crowded = self.all.len() > records_max && !is_open;
-            if !is_over && !is_old && !is_crowded && !(is_open && self.all.len() > records_max) {
+            if !is_over && !is_old && self.all.len() <= records_max {
                 break;
             }
             self.by_age.pop_front();

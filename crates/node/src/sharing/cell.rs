@@ -100,6 +100,8 @@ pub(crate) struct Warm {
     pub(crate) which: u16,
     /// The version of the catalogue in which the others were told so; any for a limit's own numbers.
     pub(crate) which_of: Mark,
+    /// The newest version of the catalogue in which this region was asked for it itself: then it knows which.
+    pub(crate) asked_of: Option<Mark>,
     /// When this region was last asked for it, or another region said anything of note.
     pub(crate) busy_ns: u64,
 }
@@ -134,6 +136,7 @@ impl Warm {
             regive: false,
             which: 0,
             which_of: Mark::default(),
+            asked_of: None,
             busy_ns: now_ns,
         }
     }

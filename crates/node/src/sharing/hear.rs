@@ -316,7 +316,8 @@ impl Sharing {
         let from = header.writer;
         let owned = self.owns_nothing().is_none();
         let catalogue = node.catalogue();
-        let visit = Visit { node, catalogue: &catalogue, key, now, which: self.told.get(&key).copied() };
+        let which = self.told_of(key, self.cells.get(key).and_then(Option::as_ref).map(|warm| &**warm));
+        let visit = Visit { node, catalogue: &catalogue, key, now, which };
         let beats = &self.beats;
         let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
         let brings = matches!(entry, Entry::Grant { .. } | Entry::Give { .. } | Entry::Return { .. });

@@ -40,7 +40,8 @@ impl Sharing {
         warm.is_called = false;
         warm.looked_ns = now.steady_ns;
         let owned = self.owns_nothing().is_none();
-        let visit = Visit { node, catalogue, key, now, which: self.told.get(&key).copied() };
+        let which = self.told_of(key, Some(&warm));
+        let visit = Visit { node, catalogue, key, now, which };
         let none = Preference::default();
         let preference = catalogue.preference(key.0).unwrap_or(&none);
         let again = visit
@@ -58,6 +59,13 @@ impl Sharing {
                 peer.outbox.names.forget(key);
             }
         }
+    }
+
+    /// Which of its limit's numbers a cell has, as a peer said that is asked for it: unless this region is asked itself, and
+    /// knows.
+    pub(super) fn told_of(&self, key: CellKey, warm: Option<&Warm>) -> Option<u16> {
+        let is_asked = warm.is_some_and(|warm| warm.asked_of == Some(self.mark()));
+        self.told.get(&key).copied().filter(|_| !is_asked)
     }
 
     /// Where a cell has an override's numbers, the others are to hear which, and again when that changes: unless they are
@@ -96,7 +104,13 @@ impl Sharing {
             account.freeze_refused(&mut sessions);
             account.look()
         };
-        self.name_again(warm, key, ground.which);
+        let told = self.told_of(key, Some(warm)).is_some();
+        if offered.events > 0 {
+            warm.asked_of = Some(self.mark());
+        }
+        // What is guessed is not told: others would take it for known.
+        let is_known = told || warm.asked_of == Some(self.mark());
+        self.name_again(warm, key, if is_known { ground.which } else { 0 });
         if let Some(account) = cell.account.as_deref_mut() {
             account.hear_used(warm.used_elsewhere(ground.global));
         }

@@ -1,0 +1,71 @@
+//! Instructions that a check takes, counted by valgrind: the same in every run, whatever else the machine does.
+//!
+//! `cargo bench -p acequia-node --bench instructions` counts runs of two lengths of each kind; their difference is free of the start.
+//! To compare two commits, run it in both.
+
+#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
+
+use std::{hint::black_box, process::Command, sync::Arc};
+
+use acequia_limits::{HashKey, Limit, Now, Request};
+use acequia_node::{Ask, Asker, Config, Node};
+
+/// Checks of the shorter and of the longer run.
+const COUNTED: [u64; 2] = [2_000, 12_000];
+const KINDS: [&str; 5] = ["one hot cell", "a thousand cells", "two limits", "denied", "a window"];
+
+const BUCKET: &str =
+    r#"{"name":"b","domain":"shop","by":["key"],"token_bucket":{"rate":"10/s","burst":300000000}}"#;
+const OTHER: &str =
+    r#"{"name":"o","domain":"shop","by":["route"],"token_bucket":{"rate":"10/s","burst":300000000}}"#;
+const EMPTY: &str = r#"{"name":"e","domain":"shop","by":["key"],"token_bucket":{"rate":"1/h","burst":1}}"#;
+const WINDOW: &str =
+    r#"{"name":"w","domain":"shop","by":["key"],"fixed_window":{"limit":300000000,"window":"1s"}}"#;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    if let [kind, checks] = arguments.as_slice() {
+        return run(kind, checks.parse().unwrap());
+    }
+    println!("{:<20}{:>16}", "instructions a check", "");
+    for kind in KINDS {
+        let [short, long] = COUNTED.map(|checks| count(kind, checks));
+        let each = (long - short) as f64 / (COUNTED[1] - COUNTED[0]) as f64;
+        println!("{kind:<20}{each:>16.1}");
+    }
+}
+
+/// The instructions of a process that does so many checks.
+fn count(kind: &str, checks: u64) -> u64 {
+    let own = std::env::current_exe().unwrap();
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(own);
+    let output = valgrind.args([kind, &checks.to_string()]).output().expect("valgrind is installed");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let counted = said.lines().find_map(|line| line.split_once("Collected : "));
+    counted.unwrap_or_else(|| panic!("{said}")).1.trim().parse().unwrap()
+}
+
+fn run(kind: &str, checks: u64) {
+    let specs: &[&str] = match kind {
+        "two limits" => &[BUCKET, OTHER],
+        "denied" => &[EMPTY],
+        "a window" => &[WINDOW],
+        _ => &[BUCKET],
+    };
+    let limits = specs.iter().map(|spec| Limit::new(serde_json::from_str(spec).unwrap()).unwrap());
+    let key = HashKey(*b"a bench, no more");
+    let config = Config { key, memory_bytes: 64 << 20, durable: false, empty_handed: None, home: None };
+    let node = Arc::new(Node::new(config));
+    let mut now = Now::at(1_800_000_000_000_000_000);
+    node.apply(limits.collect(), now, |_| Vec::new()).unwrap();
+    let mut asker: Asker = node.asker();
+    let keys: Vec<String> = (0..1_000).map(|number| format!("customer-{number:08}")).collect();
+    let cells = if kind == "a thousand cells" { keys.len() } else { 1 };
+    // The first check of a cell makes it.
+    for number in 0..checks as usize + 2 * cells {
+        now = now.later(100);
+        let request = Request::new("shop", &[("key", &keys[number % cells]), ("route", "/search")]);
+        black_box(asker.check(black_box(&request), now, Ask::CHECK));
+    }
+}
