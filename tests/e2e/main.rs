@@ -18,4 +18,5 @@ mod http;
 mod operators;
 mod regions;
 mod restart;
+mod settlements;
 mod webhooks;
