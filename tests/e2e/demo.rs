@@ -97,6 +97,21 @@ fn a_taken_port_is_named_with_ports_that_may_be_free() {
     assert!(why.contains(&first.base_port.to_string()) && why.contains("--base-port"), "{why}");
 }
 
+#[test]
+fn the_study_of_classes_takes_no_ports_and_comes_out_the_same_every_time() {
+    let study = |more: &[&str]| {
+        let out = Command::new(binary()).args(["demo", "--classes"]).args(more).output().expect("it starts");
+        (out.status.code(), String::from_utf8_lossy(&out.stdout).into_owned())
+    };
+    let (code, page) = study(&[]);
+    assert_eq!(code, Some(0), "{page}");
+    assert!(page.contains("gold bursts") && page.contains("The lowest class starves first"), "{page}");
+    assert_eq!(study(&[]).1, page);
+    for other in [&["--seconds", "24"][..], &["--script"], &["--base-port", "14000"]] {
+        assert_eq!(study(other), (Some(2), String::new()), "{other:?}");
+    }
+}
+
 impl Drop for Demo {
     fn drop(&mut self) {
         // It may have ended by itself.

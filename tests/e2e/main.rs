@@ -19,4 +19,5 @@ mod operators;
 mod recipes;
 mod regions;
 mod restart;
+mod settlements;
 mod webhooks;

@@ -43,6 +43,10 @@ enum Command {
     Check(cli::Check),
     /// The same question, charging nothing: every limit that matches, and why others do not.
     Explain(cli::Explain),
+    /// Give back what a check charged.
+    Refund(cli::Refund),
+    /// End a reservation with its real cost.
+    Commit(cli::Commit),
     /// Check a config file: every fault with its line.
     Validate {
         /// The config file.
@@ -81,6 +85,8 @@ fn main() -> ExitCode {
         }
         Command::Check(check) => wait_for(check.run()),
         Command::Explain(explain) => wait_for(explain.run()),
+        Command::Refund(refund) => wait_for(refund.run()),
+        Command::Commit(commit) => wait_for(commit.run()),
         Command::Validate { file } => validate(&file),
         Command::Budget(budget) => wait_for(budget.run()),
         Command::Grant(grant) => wait_for(grant.run()),

@@ -1,14 +1,18 @@
 //! `acequia check`: ask, charge, and say it with the exit code.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
-use acequia_client::{CheckResponse, ClientError, LimitResult, Outcome};
-use clap::Args;
+use acequia_client::{CheckResponse, ClientError, Lapse, LimitResult, Outcome, Question};
+use clap::{Args, builder::NonEmptyStringValueParser};
 
 use super::{
     ALLOWED, Asking, DENIED, Output, complain, json_line, mend,
     people::{Align, Cell, Paint, duration, table},
-    verdict::{VerdictJson, come_back, headline, left, outcome_colour, outcome_word, reason_word},
+    read_duration,
+    verdict::{
+        VerdictJson, charge_id, class, come_back, headline, left, line, outcome_colour, outcome_word,
+        reason_word,
+    },
 };
 
 /// May this request pass? What is allowed is charged.
@@ -18,14 +22,41 @@ use super::{
 #[command(after_help = "Examples:
   acequia check --domain shop api_key=k1 route=/search
   acequia check --domain shop --cost 10 tenant=t1
-  acequia check --domain shop api_key=k1 + ip=192.0.2.7    two descriptors: both must pass")]
+  acequia check --domain shop api_key=k1 + ip=192.0.2.7    two descriptors: both must pass
+  acequia check --domain shop --id order-17 tenant=t1      may be asked again: charged once
+  acequia check --domain shop --refundable tenant=t1       then: acequia refund CHARGE_ID
+  acequia check --domain shop --reserve 5m --cost 60 tenant=t1    then: acequia commit CHARGE_ID COST")]
 pub struct Check {
     #[command(flatten)]
     asking: Asking,
 
+    #[command(flatten)]
+    charging: Charging,
+
     /// Also print what each limit says where the request is allowed.
     #[arg(long, short)]
     verbose: bool,
+}
+
+/// What is remembered of the charge.
+#[derive(Args, Clone, Debug, Default)]
+struct Charging {
+    /// Your own name for this request, unique in the domain: asked again under it, it is charged once.
+    // An empty one would be none: who has an unset variable there believes to be charged once.
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    id: Option<String>,
+
+    /// Say the charge_id, by which it can be given back.
+    #[arg(long)]
+    refundable: bool,
+
+    /// Charge for so long, 1ms to 1h, until the real cost is committed; then it lapses and is given back.
+    #[arg(long, value_name = "TTL", value_parser = read_duration)]
+    reserve: Option<Duration>,
+
+    /// What is reserved stays charged when it lapses.
+    #[arg(long, requires = "reserve")]
+    keep: bool,
 }
 
 impl Check {
@@ -39,18 +70,72 @@ impl Check {
         let text = if self.asking.json {
             json_line(&VerdictJson::new(&verdict))
         } else {
-            for_people(&verdict, self.verbose, output.paint)
+            for_people(&verdict, &self.charging, self.verbose, output.paint)
         };
         output.end(&text, if verdict.allowed { ALLOWED } else { DENIED })
     }
 
     async fn ask(&self) -> Result<CheckResponse, ClientError> {
-        self.asking.client()?.check(self.asking.question()?).await
+        let question = self.charging.name(self.asking.question()?);
+        self.asking.client()?.check(question).await
     }
 }
 
-fn for_people(verdict: &CheckResponse, verbose: bool, paint: Paint) -> String {
+impl Charging {
+    /// The question, with what is to be remembered of its charge.
+    fn name(&self, question: Question) -> Question {
+        let question = match &self.id {
+            Some(id) => question.id(id),
+            None => question,
+        };
+        let question = if self.refundable { question.refundable() } else { question };
+        let on_lapse = if self.keep { Lapse::Keep } else { Lapse::Release };
+        match self.reserve {
+            Some(ttl) => question.reserve(ttl, on_lapse),
+            None => question,
+        }
+    }
+
+    fn is_asked_for(&self) -> bool {
+        self.id.is_some() || self.refundable || self.reserve.is_some()
+    }
+
+    /// What is known of the charge: a line for each.
+    fn says(&self, verdict: &CheckResponse) -> String {
+        let Some(id) = charge_id(verdict) else {
+            let is_free = self.is_asked_for() && verdict.allowed;
+            return if is_free {
+                line("nothing was charged, so there is no charge_id")
+            } else {
+                String::new()
+            };
+        };
+        let mut says = line(&format!("charge_id {id}"));
+        if verdict.is_repeat {
+            says.push_str(&line("repeat: this id was charged before, and is not charged again"));
+        }
+        if verdict.charged > 0 {
+            let then = if self.keep { "stays charged" } else { "is given back" };
+            let time = duration(rounded_down(verdict.lapses_in_ms));
+            says.push_str(&line(&format!("reserved {}, lapses in {time} and then {then}", verdict.charged)));
+        }
+        says
+    }
+}
+
+/// Milliseconds that [`duration`] says as they are: who commits in that time does not come too late.
+fn rounded_down(ms: u64) -> u64 {
+    let step = match ms {
+        0..1_000 => 1,
+        1_000..10_000 => 100,
+        _ => 1_000,
+    };
+    ms - ms % step
+}
+
+fn for_people(verdict: &CheckResponse, charging: &Charging, verbose: bool, paint: Paint) -> String {
     let mut text = headline(verdict, paint);
+    text.push_str(&charging.says(verdict));
     if verbose || !verdict.allowed {
         let rows: Vec<_> = verdict.limits.iter().map(row).collect();
         text.push_str(&table(&rows, [Align::Left; 3], 2, paint));
@@ -68,6 +153,9 @@ fn row(limit: &LimitResult) -> [Cell; 3] {
 fn says(limit: &LimitResult) -> String {
     let Some(left) = left(limit) else { return "exempt".to_owned() };
     let mut says = format!("{left} of {} left", limit.budget);
+    if let Some(class) = class(limit) {
+        says.push_str(&format!(", class {class}"));
+    }
     if limit.cost != 1 {
         says.push_str(&format!(", costs {}", limit.cost));
     }
@@ -84,18 +172,84 @@ fn says(limit: &LimitResult) -> String {
 
 #[cfg(test)]
 mod tests {
+    use acequia_api::acequia::v1::{CheckRequest, Reserve};
     use acequia_client::Reason;
+    use clap::Parser;
 
     use super::{
-        super::verdict::examples::{allowed, denied, per_key, search},
+        super::verdict::examples::{allowed, denied, per_key, plans, reserved, search},
         *,
     };
 
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        check: Check,
+    }
+
+    fn read(line: &str) -> Result<Check, clap::Error> {
+        let words = "check --domain shop a=b".split(' ').chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.check)
+    }
+
+    fn shown(verdict: &CheckResponse, verbose: bool) -> String {
+        for_people(verdict, &Charging::default(), verbose, Paint::OFF)
+    }
+
+    #[test]
+    fn what_is_to_be_remembered_is_asked_for() {
+        let request = |line: &str| {
+            let check = read(line).expect(line);
+            CheckRequest::from(check.charging.name(check.asking.question().expect("a question")))
+        };
+        let plain = request("");
+        assert_eq!((plain.id.as_str(), plain.refundable, plain.reserve), ("", false, None));
+        let named = request("--id order-17 --refundable");
+        assert_eq!((named.id.as_str(), named.refundable), ("order-17", true));
+        let reserve = |lapse: Lapse| Some(Reserve { ttl_ms: 90_000, on_lapse: lapse.into(), at_most: false });
+        assert_eq!(request("--reserve 90s").reserve, reserve(Lapse::Release));
+        assert_eq!(request("--reserve 90s --keep").reserve, reserve(Lapse::Keep));
+        for (line, why) in [("--keep", "--reserve"), ("--reserve soon", "250ms"), ("--id=", "--id")] {
+            let error = read(line).expect_err(line).to_string();
+            assert!(error.contains(why), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_charge_with_a_name_says_what_is_known_of_it() {
+        let charging = Charging { reserve: Some(Duration::from_secs(600)), ..Charging::default() };
+        assert_eq!(
+            for_people(&reserved(), &charging, false, Paint::OFF),
+            "\
+allowed  59 left in per-key
+         charge_id eu/eu-1:00000000000000000000000000000005
+         repeat: this id was charged before, and is not charged again
+         reserved 60, lapses in 9 min 59 s and then is given back
+"
+        );
+        let keeping = Charging { keep: true, ..charging.clone() };
+        assert!(keeping.says(&reserved()).ends_with("and then stays charged\n"));
+        assert_eq!(charging.says(&allowed()), "         nothing was charged, so there is no charge_id\n");
+        assert_eq!(charging.says(&denied()), "");
+    }
+
+    #[test]
+    fn a_lapse_is_never_told_too_late() {
+        for (ms, said) in [(1, 1), (999, 999), (1_999, 1_900), (59_999, 59_000), (3_600_000, 3_600_000)] {
+            assert_eq!(rounded_down(ms), said);
+        }
+    }
+
+    #[test]
+    fn a_limit_with_classes_says_as_which_the_request_counts() {
+        assert_eq!(says(&plans()), "0 of 10 left, class free, come back in 840 ms (class-reserve)");
+    }
+
     #[test]
     fn allowed_is_one_line_unless_more_is_asked_for() {
-        assert_eq!(for_people(&allowed(), false, Paint::OFF), "allowed  59 left in per-key\n");
+        assert_eq!(shown(&allowed(), false), "allowed  59 left in per-key\n");
         assert_eq!(
-            for_people(&allowed(), true, Paint::OFF),
+            shown(&allowed(), true),
             "allowed  59 left in per-key\n  per-key  allow  59 of 120 left\n"
         );
     }
@@ -120,7 +274,7 @@ mod tests {
         let mut verdict = denied();
         verdict.limits.extend([exports, internal, reports]);
         assert_eq!(
-            for_people(&verdict, false, Paint::OFF),
+            shown(&verdict, false),
             "\
 denied   by search: 0 left, come back in 840 ms (over-limit)
   per-key   allow        59 of 120 left

@@ -12,7 +12,7 @@ use super::{
     ALLOWED, Asking, DENIED, Output, complain, json_line, mend,
     people::{Align, Cell, Colour, Paint, at, duration, plain, table},
     shares::{self, ShareJson},
-    verdict::{VerdictJson, come_back, headline, left, outcome_colour, outcome_word, reason_word},
+    verdict::{VerdictJson, class, come_back, headline, left, outcome_colour, outcome_word, reason_word},
 };
 
 /// Why would this request pass or not? Charges nothing.
@@ -220,12 +220,13 @@ fn row(limit: &LimitResult) -> [Cell; 8] {
 }
 
 fn why(limit: &LimitResult) -> String {
-    let reason = reason_word(limit.reason());
+    let class = class(limit).map(|class| format!("class {class}, ")).unwrap_or_default();
+    let reason = class + reason_word(limit.reason());
     match limit.outcome() {
         Outcome::Deny => format!("{reason}, {}", come_back(limit.retry_after_ms)),
         Outcome::ShadowDeny => format!("{reason}, only watches"),
         _ if limit.delay_ms > 0 => format!("{reason}, wait {}", duration(limit.delay_ms)),
-        _ => reason.to_owned(),
+        _ => reason,
     }
 }
 
@@ -234,7 +235,7 @@ mod tests {
     use acequia_client::Reason;
 
     use super::{
-        super::verdict::examples::{allowed, denied, per_key, search},
+        super::verdict::examples::{allowed, denied, per_key, plans, search},
         *,
     };
 
@@ -344,6 +345,12 @@ Do not apply, of the limits of shop:
     }
 
     #[test]
+    fn a_limit_with_classes_says_as_which_the_request_counts() {
+        assert_eq!(why(&plans()), "class free, class-reserve, come back in 840 ms");
+        assert_eq!(why(&LimitResult { class: "gold".to_owned(), ..per_key() }), "class gold, within-limit");
+    }
+
+    #[test]
     fn a_domain_without_limits_is_said_to_have_none() {
         let verdict =
             CheckResponse { allowed: true, reason: Reason::NoMatch.into(), ..CheckResponse::default() };
@@ -379,7 +386,7 @@ Do not apply, of the limits of shop:
             )),
             concat!(
                 r#"{"verdict":{"allowed":true,"limit":"per-key","remaining":59,"retry_after_ms":null,"#,
-                r#""delay_ms":0,"reason":"within-limit","limits":[]},"#,
+                r#""delay_ms":0,"charge_id":null,"reason":"within-limit","limits":[]},"#,
                 r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[],"overrides":[],"candidates":[]}"#,
                 "\n"
             )

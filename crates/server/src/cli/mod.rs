@@ -24,6 +24,7 @@ pub(crate) mod operator;
 mod order;
 mod people;
 mod regions;
+mod settlement;
 mod shares;
 #[cfg(test)]
 mod stories;
@@ -43,7 +44,8 @@ use clap::{Args, value_parser};
 
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
-    check::Check, explain::Explain, grant::Grant, grant::Reset, regions::Regions, top::Top,
+    check::Check, explain::Explain, grant::Grant, grant::Reset, regions::Regions, settlement::Commit,
+    settlement::Refund, top::Top,
 };
 use self::{
     entries::{Word, groups, read_word},

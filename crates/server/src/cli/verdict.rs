@@ -3,7 +3,7 @@
 use acequia_client::{CheckResponse, LimitResult, Outcome, Reason};
 use serde::Serialize;
 
-use super::people::{Colour, Paint, duration};
+use super::people::{Colour, Paint, duration, plain};
 
 /// The width of "allowed" and "denied", so that what follows lines up.
 const VERDICT_WIDTH: usize = 9;
@@ -17,6 +17,14 @@ pub(super) struct VerdictJson<'a> {
     remaining: Option<u64>,
     retry_after_ms: Option<u64>,
     delay_ms: u64,
+    /// Null unless the charge has a name.
+    charge_id: Option<&'a str>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_repeat: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    charged: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lapses_in_ms: Option<u64>,
     reason: &'static str,
     limits: Vec<LimitJson<'a>>,
 }
@@ -35,6 +43,8 @@ struct LimitJson<'a> {
     reason: &'static str,
     cost: u64,
     descriptors: &'a [u32],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<&'a str>,
 }
 
 impl<'a> VerdictJson<'a> {
@@ -45,6 +55,10 @@ impl<'a> VerdictJson<'a> {
             remaining: verdict.remaining,
             retry_after_ms: verdict.retry_after_ms,
             delay_ms: verdict.delay_ms,
+            charge_id: charge_id(verdict),
+            is_repeat: verdict.is_repeat,
+            charged: Some(verdict.charged).filter(|units| *units > 0),
+            lapses_in_ms: Some(verdict.lapses_in_ms).filter(|ms| *ms > 0),
             reason: reason_word(verdict.reason()),
             limits: verdict.limits.iter().map(LimitJson::new).collect(),
         }
@@ -65,6 +79,7 @@ impl<'a> LimitJson<'a> {
             reason: reason_word(limit.reason()),
             cost: limit.cost,
             descriptors: &limit.descriptors,
+            class: class(limit),
         }
     }
 }
@@ -74,18 +89,18 @@ pub(super) fn headline(verdict: &CheckResponse, paint: Paint) -> String {
     let (word, colour) = if verdict.allowed { ("allowed", Colour::Green) } else { ("denied", Colour::Red) };
     let padding = " ".repeat(VERDICT_WIDTH - word.len());
     let mut text = format!("{}{padding}{}\n", paint.word(colour, word), decision(verdict));
-    let mut line = |more: &str| {
-        text.push_str(&" ".repeat(VERDICT_WIDTH));
-        text.push_str(more);
-        text.push('\n');
-    };
     if verdict.delay_ms > 0 {
-        line(&format!("wait {} before going on", duration(verdict.delay_ms)));
+        text.push_str(&line(&format!("wait {} before going on", duration(verdict.delay_ms))));
     }
     if let Some(meaning) = meaning(verdict.reason()) {
-        line(meaning);
+        text.push_str(&line(meaning));
     }
     text
+}
+
+/// One more line below the verdict.
+pub(super) fn line(more: &str) -> String {
+    format!("{}{}\n", " ".repeat(VERDICT_WIDTH), plain(more))
 }
 
 fn decision(verdict: &CheckResponse) -> String {
@@ -108,6 +123,16 @@ fn decision(verdict: &CheckResponse) -> String {
 /// The limit that decided.
 fn decisive(verdict: &CheckResponse) -> Option<&str> {
     Some(verdict.limit.as_str()).filter(|name| !name.is_empty())
+}
+
+/// By what name the charge can be settled.
+pub(super) fn charge_id(verdict: &CheckResponse) -> Option<&str> {
+    Some(verdict.charge_id.as_str()).filter(|id| !id.is_empty())
+}
+
+/// The class of consumers that the request counts in, where the limit has classes.
+pub(super) fn class(limit: &LimitResult) -> Option<&str> {
+    Some(limit.class.as_str()).filter(|class| !class.is_empty())
 }
 
 /// What is left in a limit; nothing where it exempts the request, for that has no bound.
@@ -236,6 +261,26 @@ pub(super) mod examples {
         }
     }
 
+    /// Of a limit with classes.
+    pub(in crate::cli) fn plans() -> LimitResult {
+        LimitResult {
+            name: "plans".to_owned(),
+            reason: Reason::ClassReserve.into(),
+            class: "free".to_owned(),
+            ..search()
+        }
+    }
+
+    pub(in crate::cli) fn reserved() -> CheckResponse {
+        CheckResponse {
+            charge_id: "eu/eu-1:00000000000000000000000000000005".to_owned(),
+            is_repeat: true,
+            charged: 60,
+            lapses_in_ms: 599_950,
+            ..allowed()
+        }
+    }
+
     pub(in crate::cli) fn denied() -> CheckResponse {
         CheckResponse {
             limit: "search".to_owned(),
@@ -312,7 +357,7 @@ mod tests {
             json_line(&VerdictJson::new(&denied())),
             concat!(
                 r#"{"allowed":false,"limit":"search","remaining":0,"retry_after_ms":840,"delay_ms":0,"#,
-                r#""reason":"over-limit","limits":["#,
+                r#""charge_id":null,"reason":"over-limit","limits":["#,
                 r#"{"name":"per-key","algorithm":"token_bucket","budget":120,"remaining":59,"#,
                 r#""retry_after_ms":null,"reset_after_ms":1017,"delay_ms":0,"outcome":"allow","#,
                 r#""reason":"within-limit","cost":1,"descriptors":[0]},"#,
@@ -337,5 +382,19 @@ mod tests {
         let line = json_line(&VerdictJson::new(&verdict));
         assert!(line.starts_with(r#"{"allowed":true,"limit":null,"remaining":null,"#), "{line}");
         assert!(line.contains(r#""budget":120,"remaining":null,"#), "{line}");
+    }
+
+    #[test]
+    fn json_has_what_is_known_of_a_charge_and_of_a_class() {
+        let verdict = CheckResponse { limits: vec![examples::plans()], ..examples::reserved() };
+        let line = json_line(&VerdictJson::new(&verdict));
+        assert!(
+            line.contains(concat!(
+                r#""delay_ms":0,"charge_id":"eu/eu-1:00000000000000000000000000000005","#,
+                r#""is_repeat":true,"charged":60,"lapses_in_ms":599950,"reason":"within-limit","#
+            )),
+            "{line}"
+        );
+        assert!(line.ends_with("\"descriptors\":[0],\"class\":\"free\"}]}\n"), "{line}");
     }
 }

@@ -3,6 +3,7 @@
 //! The nodes are processes of this binary and speak QUIC to each other, through relays that delay or cut what they
 //! send. Whether more was ever admitted than the limits allow is told by who asks ([`oracle`]), not by the nodes.
 
+mod classes;
 pub mod keys;
 pub mod ledger;
 pub mod lines;
@@ -49,6 +50,7 @@ const HEALINGS: usize = 2;
 #[command(after_help = "Examples:
   acequia demo
   acequia demo --seconds 60                               a line a second, for scripts
+  acequia demo --classes                                  what classes of consumers do to each other
   acequia check --domain demo route=/api --address 127.0.0.1:8181    ask one of its regions")]
 pub struct Demo {
     /// Print lines for so many seconds (16, which its script takes, to 86400), and break and heal things without being asked.
@@ -63,6 +65,10 @@ pub struct Demo {
     #[arg(long, default_value_t = plan::BASE_PORT, value_name = "PORT",
           value_parser = value_parser!(u16).range(1..=i64::from(plan::BASE_PORT_MAX)))]
     base_port: u16,
+
+    /// Study classes of consumers under one limit instead: shared, separate, or both. In simulated time, at once.
+    #[arg(long, conflicts_with_all = ["seconds", "script", "base_port"])]
+    classes: bool,
 }
 
 /// Why there is no demonstration.
@@ -108,6 +114,9 @@ pub enum DemoError {
     /// The system refuses something.
     #[error("cannot go on: {0}")]
     System(#[source] io::Error),
+    /// The study cannot be made.
+    #[error("{0}")]
+    Classes(String),
 }
 
 impl Demo {
@@ -125,6 +134,11 @@ impl Demo {
     }
 
     async fn play(self) -> Result<Outcome, DemoError> {
+        if self.classes {
+            let page = classes::page().map_err(|fault| DemoError::Classes(fault.to_string()))?;
+            print(&page);
+            return Ok(Outcome::Kept);
+        }
         let mut interrupts = Interrupts::open().map_err(DemoError::System)?;
         let mut stage = Stage::start(self.base_port)?;
         tokio::select! {
