@@ -521,6 +521,11 @@ impl Account {
         }
     }
 
+    /// Units that could be charged now, apart from those that are leased.
+    pub(crate) fn unleased(&self, words: &[u64], now: Now, salt: u32) -> u64 {
+        self.algorithm.available(words, now, salt).saturating_sub(self.leased)
+    }
+
     /// Lends. The grant may leave when the account is on disk.
     pub(crate) fn lend(
         &mut self,
@@ -531,7 +536,7 @@ impl Account {
         now: Now,
     ) -> Result<Grant, Refusal> {
         // What is leased may still be spent, so neither it nor its capacity can be lent.
-        let available = self.algorithm.available(words, now, ground.salt).saturating_sub(self.leased);
+        let available = self.unleased(words, now, ground.salt);
         if offer.part.units > self.spare().units {
             return Err(Refusal::NotSpare { asked: offer.part, spare: self.spare() });
         }

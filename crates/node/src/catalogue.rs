@@ -25,6 +25,7 @@ use acequia_rights::{
 };
 
 use crate::{
+    asker::spent_for_ns,
     index::Index,
     local::{Local, Shares},
     preference::Preference,
@@ -555,7 +556,7 @@ impl Terms {
             let horizon_ns = u64::try_from(slowest).unwrap_or(u64::MAX);
             Kind::Bucket { steady_ns: now.steady_ns, horizon_ns }
         } else {
-            Kind::Sliding { steady_ns: now.steady_ns, horizon_ns }
+            Kind::Sliding { steady_ns: now.steady_ns, horizon_ns: spent_for_ns(horizon_ns) }
         }
     }
 }
@@ -978,10 +979,9 @@ impl Registry {
                 let of = numbers.iter().map(|n| &list[usize::from(*n)]);
                 fastest(of)
             };
-            if let (Some(old), Some(new)) = (of(&live), of(&used))
-                && new.is_slower(old)
-                && !broken(Broken::RefundAfterSlowing)
-            {
+            // What an earlier process or an earlier limit of this name went by is not known.
+            let is_slowed = of(&used).is_some_and(|new| of(&live).is_none_or(|old| new.is_slower(old)));
+            if is_slowed && limit.algorithm.has_rate() && !broken(Broken::RefundAfterSlowing) {
                 self.unwritten.slowed.push(limit.id);
             }
             if self.durable && limit.algorithm.has_rate() {

@@ -76,7 +76,7 @@ impl Node {
                     None => 0,
                 };
                 patience_ns = patience_ns.min(wait_ns).min(limit.hope_ns);
-            } else if of.spec.charge == Charge::Each {
+            } else if of.spec.charge == Charge::Each || limit.is_charged {
                 return 0;
             }
         }

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use crate::{
     Catalogue, CatalogueFault, ChargeId, Kept, Node, Row, Scheduled,
     catalogue::Terms,
-    journal::{CHARGES, HeapCell, MEMORY, USAGE, VERSIONS},
+    journal::{HeapCell, MEMORY, USAGE, VERSIONS},
     journal_tag, lock,
     shard::Cells,
     sharing::{AdoptFault, CellKey, FrameFault, Membership, Memory, Sharing, Timekeeper, Traffic},
@@ -100,11 +100,7 @@ impl Node {
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
         *sharing = Sharing::new(home, versions, memory, born_in);
         sharing.take_up_usage(charged);
-        let charges = rows(CHARGES);
-        sharing.resume(self, schedule, now, rows)?;
-        drop(sharing);
-        self.restore_charges(now, charges);
-        Ok(())
+        sharing.resume(self, schedule, now, rows)
     }
 
     /// Adopts a version of the catalogue: on the authority, one that [`Node::propose`] made. `rows` reads the journal, for

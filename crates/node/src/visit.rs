@@ -8,7 +8,7 @@ use crate::{
     Catalogue, Node,
     account::{Account, Ground},
     journal::HeapCell,
-    shard::NewCell,
+    shard::{Cells, NewCell},
     shard_of,
     sharing::CellKey,
 };
@@ -30,7 +30,6 @@ impl Visit<'_> {
     /// be opened, where there is no room for one, or where the limit is not known any more.
     pub(crate) fn at<R>(&self, open: bool, look: impl FnOnce(&Ground<'_>, &mut HeapCell) -> R) -> Option<R> {
         let (slot, tag) = self.key;
-        let salt = tag.salt();
         let mut cells = self.node.shards[shard_of(tag)].lock();
         let told = self.which.and_then(|which| self.catalogue.numbers_of(slot, which, self.now));
         let newest = match told {
@@ -42,12 +41,30 @@ impl Visit<'_> {
             None if !open || !self.node.has_room_for_accounts(&mut cells, self.now) => return None,
             None => {
                 let local = self.catalogue.local(slot, newest)?;
-                let algorithm = local.at(salt);
+                let (algorithm, salt) = (local.at(tag.salt()), tag.salt());
                 let state = self.node.initial(self.catalogue, (slot, newest), algorithm, salt, self.now);
                 let durable = self.catalogue.is_durable(slot);
                 cells.insert(tag, slot, newest, NewCell::new(state, algorithm, durable))
             }
         };
+        let is_new = cells.account(place).is_none();
+        if is_new && !open {
+            return None;
+        }
+        let ground = self.renew(&mut cells, place, told)?;
+        if is_new {
+            cells.share(place, Box::new(Account::new(&ground)));
+        }
+        let at = cells.table.at(place).heap_place()?;
+        Some(cells.with_heap_cell(at, |cell| look(&ground, cell)))
+    }
+
+    /// Brings the cell at a place to the numbers that its limit has now, of which `told` are those that a peer says it has; gives
+    /// what it is kept by. Whoever charges it, or gives units back, must do so by those: charged under numbers that were replaced
+    /// before, it would be dated back to then.
+    pub(crate) fn renew(&self, cells: &mut Cells, place: usize, told: Option<u16>) -> Option<Ground<'_>> {
+        let (slot, tag) = self.key;
+        let salt = tag.salt();
         let numbers = cells.table.at(place).numbers();
         // Which of an override's numbers a cell has is known to the requests that hit it, and to the peers that they hit:
         // one that was written under replaced numbers goes by the least of today's until it is next hit, or told.
@@ -63,26 +80,22 @@ impl Visit<'_> {
             which: self.catalogue.which(slot, heir).unwrap_or(0),
             in_force: self.catalogue.is_active(slot),
         };
+        if numbers == heir {
+            return Some(ground);
+        }
+        let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
         if cells.account(place).is_none() {
-            if !open {
-                return None;
-            }
-            if numbers != heir {
-                let words = cells.words(cells.table.at(place)).to_vec();
-                let old = self.catalogue.local(slot, numbers)?.at(salt);
-                let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
-                let (late, early) = (
-                    ground.local.at(salt).resize(old, &words, self.now),
-                    ground.local.at(salt).resize(old, &words, began.min(self.now)),
-                );
-                let covers = ground.local.at(salt).covers(early.words(), late.words(), self.now);
-                let state = if covers { early } else { late };
-                let state = self.not_less_than_forgotten((slot, heir), ground.local.at(salt), salt, state);
-                cells.rewrite(place, heir, state);
-            }
-            cells.share(place, Box::new(Account::new(&ground)));
-        } else if numbers != heir && !broken(Broken::ReshareWithoutRenumber) {
-            let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
+            let words = cells.words(cells.table.at(place)).to_vec();
+            let old = self.catalogue.local(slot, numbers)?.at(salt);
+            let (late, early) = (
+                ground.local.at(salt).resize(old, &words, self.now),
+                ground.local.at(salt).resize(old, &words, began.min(self.now)),
+            );
+            let covers = ground.local.at(salt).covers(early.words(), late.words(), self.now);
+            let state = if covers { early } else { late };
+            let state = self.not_less_than_forgotten((slot, heir), ground.local.at(salt), salt, state);
+            cells.rewrite(place, heir, state);
+        } else if !broken(Broken::ReshareWithoutRenumber) {
             if let Some(cell) = cells.shared_mut(place) {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return None };
                 let before = self.ground_of(slot, numbers, salt);
@@ -95,8 +108,7 @@ impl Visit<'_> {
             }
             cells.table.at_mut(place).set_numbers(heir);
         }
-        let at = cells.table.at(place).heap_place()?;
-        Some(cells.with_heap_cell(at, |cell| look(&ground, cell)))
+        Some(ground)
     }
 
     fn ground_of(&self, slot: u16, numbers: u16, salt: u32) -> Option<Ground<'_>> {

@@ -5,7 +5,7 @@ mod scene;
 
 use std::sync::Arc;
 
-use acequia_limits::{Now, Request, limit::LimitSpec};
+use acequia_limits::{Charge, Mode, Now, Reason, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Asker, CHARGES, ChargeId, Config, IdReused, Keep, Node, Recording, Refunded, Reserve, Settled,
 };
@@ -92,7 +92,7 @@ fn a_charge_is_given_back_once_into_the_window_that_was_charged() {
         let done = Settled::Done { refunded, after_batch: 0 };
         assert_eq!(node.settle(ChargeId(1), None, START.later(2 * S)), done);
         assert_eq!(left(&mut asker, START.later(2 * S)), 5);
-        assert_eq!(node.settle(ChargeId(1), None, START.later(2 * S)), Settled::Before);
+        assert_eq!(node.settle(ChargeId(1), None, START.later(2 * S)), Settled::Before { after_batch: 0 });
         assert_eq!(node.settle(ChargeId(9), None, START), Settled::Unknown);
         assert_eq!(left(&mut asker, START.later(2 * S)), 5);
     }
@@ -145,7 +145,7 @@ fn a_reservation_is_settled_with_its_real_cost_or_lapses() {
     assert_eq!(node.settle(ChargeId(1), Some(51), START), Settled::TooMuch { charged: 50 });
     assert_eq!(back(node.settle(ChargeId(1), Some(20), START)), 30);
     assert_eq!(left(&mut asker, START), 80);
-    assert_eq!(node.settle(ChargeId(1), Some(10), START), Settled::Before);
+    assert_eq!(node.settle(ChargeId(1), Some(10), START), Settled::Before { after_batch: 0 });
     // One that nobody settles comes back when its time is over, or stays charged, as was said.
     ask(&mut asker, &reserved(2, 30 * S, false), 40, START);
     ask(&mut asker, &reserved(3, 30 * S, true), 40, START);
@@ -288,6 +288,228 @@ fn reservations_have_a_bound_and_none_is_lost_to_others() {
     assert_eq!(left(&mut asker, START), 100_000);
 }
 
+#[test]
+fn what_is_spent_of_a_lease_counts_by_the_numbers_that_there_are_by_then() {
+    // The rate grew tenfold meanwhile; nobody asked since.
+    let node_ = node(&[scene::bucket("b", "1/s", 100)], START);
+    let mut asker = node_.asker();
+    assert_eq!(lease(&mut asker, 1, 50, HOUR, START).0, 10);
+    apply(&node_, &[scene::bucket("b", "10/s", 100)], START.later(S));
+    assert_eq!(back(node_.settle(ChargeId(1), Some(10), START.later(5 * S))), 0);
+    assert_eq!(left(&mut asker, START.later(5 * S)), 90, "it was not spent four seconds ago");
+    // A sliding window with other numbers.
+    let node = node(&[scene::slots("w", 100, "1h", 60)], START);
+    let mut asker = node.asker();
+    assert_eq!(lease(&mut asker, 1, 50, HOUR, START), (10, 61 * MINUTE / 8));
+    apply(&node, &[scene::slots("w", 101, "1h", 60)], START.later(S));
+    node.settle(ChargeId(1), Some(10), START.later(6 * MINUTE));
+    assert_eq!(left(&mut asker, START.later(HOUR + 3 * MINUTE)), 91);
+    assert_eq!(left(&mut asker, START.later(HOUR + 8 * MINUTE)), 101);
+}
+
+#[test]
+fn a_lease_ends_exactly_under_a_slower_rate() {
+    let (fast, slow) = (scene::bucket("b", "4/s", 100), scene::bucket("b", "2/s", 100));
+    for restarts in [false, true] {
+        let mut journal = Journal::default();
+        let mut node = start(&fast, &journal, None, START);
+        assert_eq!(lease(&mut node.asker(), 1, 50, HOUR, START).0, 10);
+        apply(&node, std::slice::from_ref(&slow), START);
+        journal.flush(&node);
+        let now = START.later(S);
+        if restarts {
+            stop(&node, &mut journal, now);
+            node = start(&slow, &journal, None, now);
+        }
+        assert_eq!(left(&mut node.asker(), now), 90, "{restarts}");
+        assert_eq!(back(node.settle(ChargeId(1), Some(4), now)), 6);
+        assert_eq!(left(&mut node.asker(), now), 96);
+    }
+}
+
+#[test]
+fn a_lease_lasts_as_long_though_the_steady_clock_is_anchored_anew() {
+    let spec = scene::bucket("b", "1/s", 100);
+    let mut journal = Journal::default();
+    let behind = Now { steady_ns: START.steady_ns - 40 * S, ..START };
+    let node = start(&spec, &journal, None, behind);
+    assert_eq!(lease(&mut node.asker(), 1, 50, 30 * S, behind), (10, 30 * S));
+    journal.flush(&node);
+    let now = START.later(2 * S);
+    stop(&node, &mut journal, Now { steady_ns: now.steady_ns - 40 * S, ..now });
+    let node = start(&spec, &journal, None, now);
+    scene::sweep_all(&node, now.later(27 * S));
+    assert_eq!(left(&mut node.asker(), now.later(27 * S)), 90, "its holder may still spend it");
+    scene::sweep_all(&node, now.later(28 * S));
+    assert_eq!(node.settle(ChargeId(1), Some(0), now.later(28 * S)), Settled::Lapsed);
+}
+
+#[test]
+fn without_a_disk_nothing_is_leased() {
+    let node = start(&scene::bucket("b", "10/s", 100), &Journal::default(), None, START);
+    node.journal_failed();
+    let mut asker = node.asker();
+    let request = Request::new("shop", &[("key", "k")]);
+    let answer = asker.check_recorded(&request, START, Ask::CHECK, &leased(1, S)).expect("a new name");
+    assert!(!answer.allowed && answer.charge.is_none() && answer.reason == Reason::Journal);
+    assert!(passes(&mut asker, "k", 1, START), "what is decided at once still is");
+}
+
+#[test]
+fn a_denied_lease_takes_nothing() {
+    let each = LimitSpec { charge: Charge::Each, ..scene::bucket("each", "1/s", 100) };
+    let node = node(&[each, scene::window("w", 3, "1h")], START);
+    let mut asker = node.asker();
+    assert!(passes(&mut asker, "k", 3, START));
+    let before = left(&mut asker, START);
+    (0..20).for_each(|id| assert_eq!(lease(&mut asker, id, 50, MINUTE, START).0, 0));
+    assert_eq!((left(&mut asker, START), node.charges().records), (before, 0));
+}
+
+#[test]
+fn a_denial_is_never_remembered() {
+    let live = scene::bucket("live", "1/s", 10);
+    let candidate = LimitSpec { candidate_for: Some("live".into()), ..scene::bucket("next", "1/s", 20) };
+    let candidate = LimitSpec { mode: Mode::Shadow, ..candidate };
+    let each = LimitSpec { charge: Charge::Each, ..scene::bucket("each", "1/s", 100) };
+    for other in [candidate, each] {
+        let node = node(&[live.clone(), other], START);
+        let mut asker = node.asker();
+        let mut ask = |id, cost, now| ask(&mut asker, &named(id), cost, now);
+        assert!(ask(1, 10, START).0);
+        assert!(!ask(2, 5, START).0);
+        let (allowed, _, is_repeat) = ask(2, 5, START.later(6 * S));
+        assert!(allowed && !is_repeat, "asked anew");
+        assert!(ask(2, 5, START.later(7 * S)).2);
+    }
+}
+
+#[test]
+fn what_came_back_does_not_pass_again_uncharged() {
+    let node = node(&[scene::window("w", 100, "1h")], START);
+    let mut asker = node.asker();
+    let request = Request { cost: 4, ..Request::new("shop", &[("key", "k")]) };
+    let mut again = |name: &Recording, now| asker.check_recorded(&request, now, Ask::CHECK, name).is_err();
+    for (id, cost, is_over) in [(1, None, true), (2, Some(1), true), (3, Some(4), false)] {
+        let name = reserved(id, MINUTE, true);
+        assert!(!again(&name, START));
+        back(node.settle(ChargeId(id), cost, START));
+        assert_eq!(again(&name, START.later(S)), is_over, "{cost:?}");
+    }
+    for (id, keeps) in [(4, true), (5, false)] {
+        let name = reserved(id, S, keeps);
+        assert!(!again(&name, START));
+        node.sweep(0, START.later(S));
+        assert_eq!(again(&name, START.later(S)), !keeps);
+    }
+}
+
+#[test]
+fn a_settlement_is_remembered_for_as_long_as_a_charge() {
+    let node = node(&[scene::window("w", 10, "1h")], START);
+    ask(&mut node.asker(), &reserved(1, 20 * MINUTE, false), 4, START);
+    back(node.settle(ChargeId(1), Some(3), START.later(12 * MINUTE)));
+    for (minutes, settled) in [(13, Settled::Before { after_batch: 0 }), (23, Settled::Unknown)] {
+        let now = START.later(minutes * MINUTE);
+        node.sweep(0, now);
+        assert_eq!(node.settle(ChargeId(1), Some(3), now), settled);
+    }
+}
+
+#[test]
+fn whoever_settles_again_waits_for_the_disk_too() {
+    let spec = scene::bucket("b", "1/s", 100);
+    let mut journal = Journal::default();
+    let node = start(&spec, &journal, None, START);
+    ask(&mut node.asker(), &reserved(1, MINUTE, false), 10, START);
+    journal.flush(&node);
+    let Settled::Done { after_batch, .. } = node.settle(ChargeId(1), Some(3), START) else {
+        panic!("not settled")
+    };
+    assert!(after_batch > 0);
+    assert_eq!(node.settle(ChargeId(1), Some(3), START), Settled::Before { after_batch });
+    journal.flush(&node);
+    assert_eq!(node.settle(ChargeId(1), Some(3), START), Settled::Before { after_batch: 0 });
+}
+
+#[test]
+fn what_a_crash_forgot_no_later_process_gives_back() {
+    let spec = scene::bucket("b", "1/s", 50);
+    let mut journal = Journal::default();
+    let node = start(&spec, &journal, None, START);
+    ask(&mut node.asker(), &named(1), 40, START);
+    journal.flush(&node);
+    let node = start(&spec, &journal, Some(START.later(S)), START.later(S));
+    stop(&node, &mut journal, START.later(2 * S));
+    let now = START.later(3 * S);
+    let node = start(&spec, &journal, None, now);
+    assert_eq!(back(node.settle(ChargeId(1), None, now)), 0);
+}
+
+#[test]
+fn a_lease_of_a_region_is_set_apart_once_after_a_restart() {
+    let mut world = regions::World::new(2, &[regions::bucket("b", "1/s", 100)], 40 * regions::MS);
+    world.run(2 * regions::S, |_, _| 0);
+    let before = left(&mut world.places[0].node.asker(), world.now_of(0));
+    let now = world.now_of(0);
+    let leased = lease(&mut world.places[0].node.asker(), 1, 50, HOUR, now).0;
+    assert!(leased > 3);
+    world.run(regions::S, |_, _| 0);
+    world.restart(0, None, regions::writer(0));
+    let now = world.now_of(0);
+    let node = Arc::clone(&world.places[0].node);
+    // What the crash forgot comes back by the rate.
+    let after = left(&mut node.asker(), now);
+    assert_eq!(back(node.settle(ChargeId(1), Some(0), now)), leased);
+    assert_eq!(left(&mut node.asker(), now) - after, leased.min(before - after));
+    world.run(300 * regions::S, |_, _| 0);
+    assert!(left(&mut node.asker(), world.now_of(0)) >= before, "nothing is set apart any more");
+}
+
+#[test]
+fn a_share_grows_only_when_what_was_leased_of_it_elsewhere_counts_no_more() {
+    let spec = regions::sliding("w", 100, "1m");
+    let mut world = regions::World::new(2, std::slice::from_ref(&spec), 40 * regions::MS);
+    world.run(2 * regions::S, |_, _| 0);
+    let node = Arc::clone(&world.places[0].node);
+    let mut asker = node.asker();
+    let now = world.now_of(0);
+    let leases: Vec<(u128, u64)> = (1..=20).map(|id| (id, lease(&mut asker, id, 50, HOUR, now).0)).collect();
+    let leased: u64 = leases.iter().map(|(_, units)| units).sum();
+    assert!(leased > 40);
+    let ttl_ns = MINUTE / 8;
+    world.change(0, &[spec], &[(regions::writer(0), 1), (regions::writer(1), 9)], &[], 0);
+    world.run(ttl_ns - 500 * regions::MS, |_, _| 0);
+    // At the last moment all of it is spent.
+    for (id, units) in leases {
+        assert_eq!(back(node.settle(ChargeId(id), Some(units), world.now_of(0))), 0);
+    }
+    for _ in 0..58 {
+        world.run(regions::S, |_, _| 0);
+        let now = world.now_of(1);
+        assert!(left(&mut world.places[1].node.asker(), now) + leased <= 100);
+    }
+    world.run(20 * regions::S, |_, _| 0);
+    assert!(left(&mut world.places[1].node.asker(), world.now_of(1)) >= 85);
+}
+
+#[test]
+fn a_region_lends_what_it_has_beside_its_leases() {
+    let mut world = regions::World::new(2, &[regions::bucket("b", "10/s", 200)], 40 * regions::MS);
+    world.run(2 * regions::S, |_, _| 0);
+    let node = Arc::clone(&world.places[0].node);
+    let mut asker = node.asker();
+    let now = world.now_of(0);
+    let leased: u64 = (1..=8).map(|id| lease(&mut asker, id, 90, HOUR, now).0).sum();
+    assert!((40..=80).contains(&leased));
+    world.run(4 * regions::S, |_, _| 0);
+    world.run(3 * regions::S, |region, ms| u64::from(region == 1 && ms < 1_000));
+    assert!(world.traffic()[0].lent > 0, "{:?}", world.traffic());
+    assert!(world.places[1].admitted > 100, "{}", world.places[1].admitted);
+    // What is leased may still be spent: nobody had it.
+    assert!(world.admitted() + leased <= 200 + 10 * 9);
+}
+
 fn config(durable: bool, empty_handed: Option<Now>) -> Config {
     Config { key: KEY, memory_bytes: ROOMY, durable, empty_handed, home: None }
 }
@@ -329,7 +551,7 @@ fn a_name_and_a_refund_outlive_a_restart() {
             let node = start(&spec, &journal, crashes.then_some(now), now);
             let mut asker = node.asker();
             assert_eq!(ask(&mut asker, &named(1), 4, now), (true, 6, true), "{spec:?} {crashes}");
-            assert_eq!(node.settle(ChargeId(2), None, now), Settled::Before);
+            assert_eq!(node.settle(ChargeId(2), None, now), Settled::Before { after_batch: 0 });
             // A bucket that gives back in part may have less to give back.
             let least = if spec.token_bucket.is_some() { 3 } else { 4 };
             assert!((least..=4).contains(&back(node.settle(ChargeId(1), None, now))), "{spec:?} {crashes}");

@@ -188,6 +188,9 @@ pub(crate) enum SettleFault {
     Unwritten,
 }
 
+/// Of a text that is no charge id, so many characters are shown to whoever sent it.
+const SHOWN_MAX: usize = 80;
+
 /// Gives a charge back, or settles it with its real cost, and waits until that is certain.
 pub(crate) async fn settle(
     worker: &Worker,
@@ -197,7 +200,9 @@ pub(crate) async fn settle(
     let shared = &worker.shared;
     let id = match shared.names.read(charge_id) {
         Ok(id) => id,
-        Err(Stranger::Malformed) => return Err(SettleFault::Malformed(charge_id.to_owned())),
+        Err(Stranger::Malformed) => {
+            return Err(SettleFault::Malformed(charge_id.chars().take(SHOWN_MAX).collect()));
+        }
         Err(Stranger::Other(node, id)) => {
             let is_sent = shared.regions.get().is_some_and(|regions| regions.forward(&node, id, cost));
             let word = if is_sent { Word::Forwarded } else { Word::Unknown };
@@ -207,7 +212,7 @@ pub(crate) async fn settle(
     };
     let (word, refunded, batch) = match shared.node.settle(id, cost, shared.clock.now()) {
         Settled::Done { refunded, after_batch } => (Word::Done, refunded, after_batch),
-        Settled::Before => (Word::Before, Vec::new(), 0),
+        Settled::Before { after_batch } => (Word::Before, Vec::new(), after_batch),
         Settled::Lapsed => (Word::Lapsed, Vec::new(), 0),
         Settled::Unknown => (Word::Unknown, Vec::new(), 0),
         Settled::TooMuch { charged } => {
@@ -287,7 +292,8 @@ mod tests {
     #[test]
     fn a_charge_id_reads_back_and_names_its_node() {
         let names = names();
-        let charged = Charged { id: ChargeId(5), is_repeat: false, reserved: 0, lapses_in_ns: 0 };
+        let charged =
+            Charged { id: ChargeId(5), is_repeat: false, is_lease: false, reserved: 0, lapses_in_ns: 0 };
         let text = names.text(charged);
         assert_eq!(text, "eu/eu-1:00000000000000000000000000000005");
         assert_eq!(names.read(&text), Ok(ChargeId(5)));

@@ -61,8 +61,10 @@ pub enum BadRequest {
     /// Descriptors with costs of their own.
     #[error("a reservation of at most a cost has one cost: leave out those of descriptors")]
     AtMost,
-    /// Another question had the id.
-    #[error("this id was used for another request: a request that differs in anything needs another id")]
+    /// Another question had the id, or what it charged was given back.
+    #[error(
+        "this id was used for another request, or was refunded, committed with less or lapsed: such a request needs another id"
+    )]
     IdReused,
     /// Names in a stream.
     #[error("a stream remembers no charges: ask Check with `id`, `refundable` or `reserve`")]

@@ -12,9 +12,12 @@ use crate::{
     worker::Shared,
 };
 
-/// How often a threshold was reached since the start, by limit and percent; and what there was no room for.
+/// How often a threshold was reached, by limit and percent.
+type Reached = BTreeMap<(String, u8), u64>;
+
+/// How often a threshold was reached since the start; and what there was no room for.
 #[derive(Debug, Default)]
-pub(crate) struct Warned(Mutex<(BTreeMap<(String, u8), u64>, u64)>);
+pub(crate) struct Warned(Mutex<(Reached, u64)>);
 
 impl Warned {
     fn count(&self, warnings: &[Warning], dropped: u64) {
@@ -26,7 +29,7 @@ impl Warned {
     }
 
     /// By limit and percent, and what there was no room for.
-    pub(crate) fn counts(&self) -> (BTreeMap<(String, u8), u64>, u64) {
+    pub(crate) fn counts(&self) -> (Reached, u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -179,7 +179,8 @@ impl Check<'_, '_> {
         if let Some(role) = classes.remainder() {
             // What its own cell lacks is known later.
             let (leaves, units) = if class.own > 0 { (0, 0) } else { (leaves_percent, found.units) };
-            remainder = of_role(role, classed(Of::Remainder, leaves), units);
+            remainder = of_role(role, classed(Of::Remainder, leaves), units)
+                .map(|hit| Hit { charges: hit.charges && class.own == 0, ..hit });
         }
         if class.own > 0 {
             let beside = remainder.as_ref().map_or(0, |hit| half(hit.tag));
@@ -198,6 +199,7 @@ impl Check<'_, '_> {
             let class = usize::from(classed.class);
             let classes = self.limit(hit).limit.classes.as_ref();
             let leaves = classes.and_then(|classes| classes.all[class].leaves_percent).unwrap_or(0);
+            hit.charges |= own.charges;
             if own.charges {
                 hit.units = hit.units.saturating_add(own.units);
             } else {

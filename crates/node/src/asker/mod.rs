@@ -18,7 +18,7 @@ use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
 use self::classed::Classed;
-pub(crate) use self::lease::is_set_apart;
+pub(crate) use self::lease::{is_set_apart, spent_for_ns};
 pub use self::soft::Warning;
 use crate::{
     Active, Catalogue, ChargeId, Kept, Node, OverflowKey, Row,
@@ -103,13 +103,15 @@ pub struct Charged {
     pub id: ChargeId,
     /// Whether it was charged before, and nothing was now.
     pub is_repeat: bool,
+    /// Whether it may be spent without asking again until it lapses.
+    pub is_lease: bool,
     /// The cost that was reserved; 0 where none was.
     pub reserved: u64,
     /// Nanoseconds until the reservation lapses; 0 where it is none, or has ended.
     pub lapses_in_ns: u64,
 }
 
-/// Another question was asked under the same name before: nothing was charged.
+/// Another question was asked under the same name before, or what was charged under it was given back since: nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdReused;
 
@@ -214,9 +216,9 @@ impl Asker {
 
 impl Answer {
     /// Turns a look into a denial: there is no room for what would have to be remembered.
-    fn deny_for_now(&mut self) {
+    fn deny_for_now(&mut self, reason: Reason) {
         self.allowed = false;
-        self.reason = Reason::Overflow;
+        self.reason = reason;
         self.decisive = None;
         self.retry_after_ns = JOURNAL_RETRY_NS;
         self.delay_ns = 0;
@@ -225,9 +227,11 @@ impl Answer {
     /// Turns it into a denial, because what it charged did not reach the disk in time. The charge
     /// stands: whether it is on disk is not known.
     pub fn deny_unwritten(&mut self, catalogue: &Catalogue) {
+        let is_lease = self.charge.is_some_and(|charge| charge.is_lease);
         for limit in &mut self.limits {
             let active = &catalogue.limits[limit.limit as usize];
-            if active.durable && limit.outcome == Outcome::Allow && active.limit.spec.mode == Mode::Enforce {
+            let is_kept = active.durable || is_lease;
+            if is_kept && limit.outcome == Outcome::Allow && active.limit.spec.mode == Mode::Enforce {
                 limit.outcome = Outcome::Deny;
                 limit.reason = Reason::Journal;
                 limit.verdict = denied(limit.verdict, 0, JOURNAL_RETRY_NS);
@@ -528,9 +532,14 @@ impl<'a> Check<'a, '_> {
             && hit.charges
             && !hit.exempt
             && answer.limits[number].verdict.allowed
-            && (answer.allowed
-                || self.limit(hit).limit.spec.charge == Charge::Each
-                || self.limit(hit).live.is_some_and(|live| denied_only_by(answer, live)))
+            && (answer.allowed || (!self.ask.holds && self.is_due_anyway(hit, answer)))
+    }
+
+    /// Whether a hit is to be charged though the request is denied. Never for a lease: of that nothing would be known.
+    fn is_due_anyway(&self, hit: &Hit, answer: &Answer) -> bool {
+        let active = self.limit(hit);
+        active.limit.spec.charge == Charge::Each
+            || active.live.is_some_and(|live| denied_only_by(answer, live))
     }
 
     /// Every cell that the request hits, once; gives the descriptors that hit none.
@@ -794,7 +803,7 @@ impl<'a> Check<'a, '_> {
                 hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
             }
             (verdict, reason)
-        } else if hit.place == Place::Shared && self.is_leased(algorithm) {
+        } else if hit.place == Place::Shared && self.ask.holds {
             // What new cells share is nobody's to hold.
             (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
         } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {

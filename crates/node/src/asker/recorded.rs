@@ -1,6 +1,6 @@
 //! A question whose charge is remembered ([`crate::charges`]).
 
-use acequia_limits::{Mode, Now, Request};
+use acequia_limits::{Mode, Now, Reason, Request};
 
 use super::{Answer, Ask, Asker, Charged, IdReused, Outcome, lease::longest_ns};
 use crate::{
@@ -17,7 +17,8 @@ impl Asker {
     /// charged once.
     ///
     /// # Errors
-    /// Another question was asked under that name. Nothing is charged.
+    /// Another question was asked under that name, or what was charged under it was given back since: to say once more that it passed
+    /// would let it pass uncharged. Nothing is charged.
     pub fn check_recorded(
         &mut self,
         request: &Request<'_>,
@@ -32,13 +33,14 @@ impl Asker {
         let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());
         let lapses_ns = |record: &Record| record.lapses_in_ns(now);
         if let Some(record) = records.get(recording.id, node.charges.keep(), now) {
-            if !record.is_of(recording) {
+            if !record.is_of(recording) || record.came_back() {
                 return Err(IdReused);
             }
             self.load_catalogue();
             let charged = Charged {
                 id: recording.id,
                 is_repeat: true,
+                is_lease: recording.reserve.is_some_and(|reserve| reserve.at_most),
                 reserved: reserved(record),
                 lapses_in_ns: lapses_ns(record),
             };
@@ -47,36 +49,42 @@ impl Asker {
             self.answer.after_batch = if is_written { 0 } else { record.batch };
             return Ok(&self.answer);
         }
-        if recording.reserve.is_some() && records.is_full_of_reservations(node.charges.records_max()) {
+        let is_lease = recording.reserve.is_some_and(|reserve| reserve.at_most);
+        // The record is all that a restart knows of a lease.
+        let has_disk = node.config.durable && !node.is_journal_down();
+        let is_full =
+            recording.reserve.is_some() && records.is_full_of_reservations(node.charges.records_max());
+        if is_full || (is_lease && node.config.durable && !has_disk) {
             self.check_seldom(request, now, Ask { charge: false, ..ask });
-            self.answer.deny_for_now();
+            self.answer.deny_for_now(if is_full { Reason::Overflow } else { Reason::Journal });
             return Ok(&self.answer);
         }
+        if records.is_left_open(recording.id) {
+            node.lapse(&mut records, recording.id, now);
+        }
         let mut cost = request.cost;
-        let is_lease = recording.reserve.is_some_and(|reserve| reserve.at_most);
         if is_lease {
-            // The record is all that a restart knows of a lease.
-            let can_keep = !node.config.durable || !node.is_journal_down();
-            let ask = Ask { holds: true, charge: ask.charge && can_keep, ..ask };
-            cost = self.check_at_most(request, now, ask);
+            cost = self.check_at_most(request, now, Ask { holds: true, ..ask });
         } else {
             self.check_seldom(request, now, ask);
         }
-        if self.answer.limits.iter().any(|limit| limit.is_charged) {
+        // What a denial was charged is no part of an answer that is to be repeated.
+        if self.answer.allowed && self.answer.limits.iter().any(|limit| limit.is_charged) {
             let mut recording = *recording;
             if let Some(reserve) = recording.reserve.as_mut().filter(|_| is_lease) {
-                let longest_ns = longest_ns(&self.answer, &self.catalogue, node.clock_error_ns());
+                let longest_ns = longest_ns(&self.answer, &self.catalogue, node.clock_error_ns(), now);
                 reserve.ttl_ns = reserve.ttl_ns.min(longest_ns);
             }
             let record = Record::new(&recording, (&self.answer, &self.catalogue), cost, now);
             let charged = Charged {
                 id: recording.id,
                 is_repeat: false,
+                is_lease,
                 reserved: reserved(&record),
                 lapses_in_ns: lapses_ns(&record),
             };
-            let must_keep = recording.is_repeatable || is_lease;
-            let is_kept = node.config.durable && must_keep && !node.is_journal_down();
+            // Without a disk a reply does not wait for it, but a lease does: it must not leave.
+            let is_kept = is_lease || (recording.is_repeatable && has_disk);
             let row = records.put(recording.id, record);
             if node.config.durable {
                 let batch = node.push_row(row);

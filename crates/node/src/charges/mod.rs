@@ -16,6 +16,7 @@ use std::{
 };
 
 use acequia_limits::{CellTag, LimitId, Now};
+use acequia_rights::broken::{Broken, broken};
 
 pub(crate) use self::record::Record;
 pub use self::{
@@ -127,6 +128,11 @@ impl Records {
         row
     }
 
+    /// Whether a name is that of a reservation which nobody settled, though its time is over.
+    pub(crate) fn is_left_open(&self, id: ChargeId) -> bool {
+        self.all.get(&id.0).is_some_and(|record| record.lapses_ns().is_some())
+    }
+
     /// Whether no more reservations can be remembered.
     pub(crate) fn is_full_of_reservations(&self, records_max: usize) -> bool {
         self.lapses.len() >= records_max
@@ -188,18 +194,25 @@ impl Node {
     /// Reads the records from the journal: once, before anything is asked. What a crash forgot of cells is forgotten of
     /// records too: it counts as spent, and is not given back.
     pub(crate) fn restore_charges(&self, now: Now, rows: impl IntoIterator<Item = Row>) {
+        let (error_ns, catalogue) = (self.clock_error_ns(), self.catalogue());
+        let crashed = self.config.empty_handed.is_some() && !broken(Broken::RefundForgotten);
         let mut found: Vec<(ChargeId, Record)> = Vec::new();
         for Row { tag, state, .. } in rows {
             if let Some(record) = state.and_then(|kept| Record::read(kept.record())) {
-                found.push((ChargeId(tag.0), record.restored(self.config.empty_handed.is_some())));
+                found.push((ChargeId(tag.0), record.restored(error_ns, now)));
             }
         }
         // Their order is that of the disk, by name.
         found.sort_by_key(|(id, record)| (record.made_ns(), id.0));
-        for (id, record) in found {
-            // It is there already.
+        for (id, mut record) in found {
+            let is_durable = |limit| self.slot_of(limit).is_some_and(|slot| catalogue.is_durable(slot));
+            let is_changed = crashed && record.forget(is_durable);
             self.lease_again(&record, now);
-            self.charges.lock(id).put(id, record);
+            // Otherwise it is there already.
+            let row = self.charges.lock(id).put(id, record);
+            if is_changed {
+                self.push_charge(row);
+            }
         }
     }
 
@@ -212,6 +225,7 @@ impl Node {
                     break;
                 }
                 self.lapse(&mut records, ChargeId(id), now);
+                records.lapses.remove(&(until_ns, id));
             }
             let mut gone = Vec::new();
             records.drop_old((self.charges.keep, self.charges.records_max()), now, &mut gone);

@@ -50,9 +50,10 @@ pub(crate) struct Record {
     /// Whether an earlier process charged it.
     #[serde(skip)]
     pub(super) is_restored: bool,
-    /// Whether a crash forgot what it charged, where that was not journalled.
-    #[serde(skip)]
-    pub(super) is_forgotten: bool,
+    /// When it was settled or lapsed: steady clock; 0 before.
+    ended_ns: u64,
+    /// Whether some of it came back then.
+    came_back: bool,
     allowed: bool,
     decisive: Option<u16>,
     retry_after_ns: u64,
@@ -83,6 +84,8 @@ pub(super) struct Limit {
     pub(super) is_charged: bool,
     /// Whether it was set apart rather than charged.
     pub(super) is_leased: bool,
+    /// Whether its limit's cells were kept in the journal then.
+    is_durable: bool,
     outcome: u8,
     class: Option<u8>,
     allowed: bool,
@@ -115,13 +118,15 @@ impl Record {
         let limits = answer.limits.iter().map(|limit| {
             let LimitAnswer { verdict, tag, units, is_charged, class, descriptors, budget, .. } = *limit;
             let outcome = OUTCOMES.iter().position(|outcome| *outcome == limit.outcome).unwrap_or(0);
+            let active = &catalogue.limits[limit.limit as usize];
             Limit {
-                id: catalogue.limits[limit.limit as usize].limit.id,
+                id: active.limit.id,
                 tag,
                 units,
                 is_charged,
                 is_leased: recording.reserve.is_some_and(|reserve| reserve.at_most)
-                    && is_set_apart(&catalogue.limits[limit.limit as usize].limit.algorithm),
+                    && is_set_apart(&active.limit.algorithm),
+                is_durable: active.durable,
                 outcome: outcome as u8,
                 class,
                 allowed: verdict.allowed,
@@ -142,7 +147,8 @@ impl Record {
             state,
             batch: 0,
             is_restored: false,
-            is_forgotten: false,
+            ended_ns: 0,
+            came_back: false,
             allowed: answer.allowed,
             // At most as many as a node can have limits.
             decisive: answer.decisive.map(|place| place as u16),
@@ -165,9 +171,42 @@ impl Record {
         is_sound.then_some(record)
     }
 
-    /// As an earlier process left it.
-    pub(super) fn restored(self, is_forgotten: bool) -> Self {
-        Self { is_restored: true, is_forgotten, ..self }
+    /// As an earlier process left it. A reservation ends no sooner than it would have by any of the clocks, which are at most
+    /// `error_ns` off: the steady one was anchored to the wall anew.
+    pub(super) fn restored(mut self, error_ns: u64, now: Now) -> Self {
+        self.is_restored = true;
+        if let State::Reserved { until_ns, .. } = &mut self.state {
+            let ttl_ns = until_ns.saturating_sub(self.steady_ns).min(RESERVE_NS_MAX);
+            let surely_ns =
+                now.wall_ns.saturating_sub(self.wall_ns).saturating_sub(error_ns.saturating_mul(2));
+            let by_wall_ns = now.steady_ns.saturating_add(ttl_ns.saturating_sub(surely_ns));
+            *until_ns = (*until_ns).min(now.steady_ns.saturating_add(ttl_ns)).max(by_wall_ns);
+        }
+        self
+    }
+
+    /// A crash forgot what it charged where that was not journalled, so none of that is given back: not by a later process either.
+    /// Says whether anything was.
+    pub(super) fn forget(&mut self, is_durable: impl Fn(LimitId) -> bool) -> bool {
+        let forgotten = |limit: &&mut Limit| {
+            limit.is_charged && !limit.is_leased && !(limit.is_durable && is_durable(limit.id))
+        };
+        let mut any = false;
+        for limit in self.limits.iter_mut().filter(forgotten) {
+            limit.is_charged = false;
+            any = true;
+        }
+        any
+    }
+
+    /// It is settled, or has lapsed.
+    pub(super) fn end(&mut self, state: State, came_back: bool, now: Now) {
+        (self.state, self.came_back, self.ended_ns) = (state, came_back, now.steady_ns);
+    }
+
+    /// Whether some of it came back: it stands for its answer no more.
+    pub(crate) fn came_back(&self) -> bool {
+        self.came_back
     }
 
     /// Whether it is of the same question.
@@ -205,7 +244,7 @@ impl Record {
 
     /// Whether it need not be remembered any more. A clock that was set back does not keep it for ever.
     pub(super) fn is_over(&self, keep: Keep, now: Now) -> bool {
-        let from_ns = self.lapses_ns().unwrap_or(self.steady_ns);
+        let from_ns = self.lapses_ns().unwrap_or(self.steady_ns.max(self.ended_ns));
         now.steady_ns >= from_ns.saturating_add(keep.keep_ns)
             || self.steady_ns > now.steady_ns.saturating_add(keep.keep_ns)
     }
@@ -223,7 +262,9 @@ impl Record {
 
     /// What these limits were charged is not given back.
     pub(super) fn strip(&mut self, limits: &[LimitId]) {
-        for limit in self.limits.iter_mut().filter(|limit| limits.contains(&limit.id)) {
+        // What is leased ends as exactly as ever: that goes by no rate.
+        let of = |limit: &&mut Limit| limits.contains(&limit.id) && !limit.is_leased;
+        for limit in self.limits.iter_mut().filter(of) {
             limit.is_charged = false;
         }
     }

@@ -19,10 +19,12 @@ use super::{
 use crate::{
     Catalogue, Kept, Node, Row,
     account::Account,
+    journal::HeapCell,
     journal_tag,
     kept::Pledge,
     shard::{Cells, NewCell},
     shard_of,
+    visit::Visit,
 };
 
 /// What became of a settlement.
@@ -37,7 +39,11 @@ pub enum Settled {
         after_batch: u64,
     },
     /// It was settled before; nothing has changed.
-    Before,
+    Before {
+        /// The batch that must be on disk before anybody is told, as of [`Settled::Done`]: whoever settled it may not have been told
+        /// so. 0 for none.
+        after_batch: u64,
+    },
     /// The reservation had lapsed; nothing has changed.
     Lapsed,
     /// There is no such record, or no more; nothing has changed.
@@ -77,7 +83,10 @@ impl Node {
             }
             State::Charged | State::Reserved { .. } => {}
             State::Settled if broken(Broken::RefundTwice) => {}
-            State::Settled => return Settled::Before,
+            State::Settled => {
+                let after_batch = if self.is_committed(record.batch) { 0 } else { record.batch };
+                return Settled::Before { after_batch };
+            }
             State::Lapsed => return Settled::Lapsed,
         }
         let charged = record.cost();
@@ -87,41 +96,41 @@ impl Node {
         }
         let record = record.clone();
         let mut refunded = self.end_leases(&record, (cost, charged), now);
-        let after_batch = self.mark(records, id, State::Settled);
+        let after_batch = self.mark(records, id, State::Settled, (cost < charged, now));
         refunded.extend(self.give_back(&record, (cost, charged), now));
         Settled::Done { refunded, after_batch }
     }
 
     /// Ends a reservation that nobody settled.
-    pub(super) fn lapse(&self, records: &mut Records, id: ChargeId, now: Now) {
+    pub(crate) fn lapse(&self, records: &mut Records, id: ChargeId, now: Now) {
         let Some(record) = records.all.get(&id.0).cloned() else { return };
         self.end_leases(&record, (record.cost(), record.cost()), now);
-        self.mark(records, id, State::Lapsed);
-        if let State::Reserved { keeps: false, .. } = record.state {
+        let keeps = !matches!(record.state, State::Reserved { keeps: false, .. });
+        self.mark(records, id, State::Lapsed, (!keeps, now));
+        if !keeps {
             self.give_back(&record, (0, record.cost()), now);
         }
     }
 
     /// Gives the batch that it goes to the disk in, or 0.
-    fn mark(&self, records: &mut Records, id: ChargeId, state: State) -> u64 {
-        let row = records.change(id, |record| record.state = state);
-        row.map_or(0, |row| self.push_charge(row))
+    fn mark(&self, records: &mut Records, id: ChargeId, state: State, (came_back, now): (bool, Now)) -> u64 {
+        let row = records.change(id, |record| record.end(state, came_back, now));
+        let batch = row.map_or(0, |row| self.push_charge(row));
+        records.sent_in(id, batch);
+        batch
     }
 
     /// Gives back what was charged beyond a real cost.
     fn give_back(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
-        let catalogue = self.catalogue();
+        // Before any cell is locked: it asks for the terms.
+        let charged_at = self.charged_at(record, now);
         let mut refunded = Vec::new();
         for limit in record.charged().filter(|limit| !limit.is_leased) {
             let Some(slot) = self.slot_of(limit.id) else { continue };
-            let forgotten = record.is_forgotten && !catalogue.is_durable(slot);
-            if forgotten && !broken(Broken::RefundForgotten) {
-                continue;
-            }
             let units = limit.units.saturating_sub(spent_of(limit.units, (cost, charged)));
-            let back = self.refund_cell(&catalogue, slot, (record, limit), units, now);
+            let back = self.refund_cell(slot, limit, (record.made(), charged_at), units, now);
             if back > 0 {
-                refunded.push(refunded_of(&catalogue, slot, back));
+                refunded.push(refunded_of(&self.catalogue(), slot, back));
             }
         }
         refunded
@@ -131,21 +140,27 @@ impl Node {
     /// hears of that before it hears that the record is settled: were it the other way round, a crash in between would know of
     /// neither.
     fn end_leases(&self, record: &Record, (cost, charged): (u64, u64), now: Now) -> Vec<Refunded> {
-        let catalogue = self.catalogue();
         let mut refunded = Vec::new();
         for limit in record.charged().filter(|limit| limit.is_leased) {
             let Some(slot) = self.slot_of(limit.id) else { continue };
-            let spent = spent_of(limit.units, (cost, charged));
+            let (spent, salt) = (spent_of(limit.units, (cost, charged)), limit.tag.salt());
             let mut cells = self.shards[shard_of(limit.tag)].lock();
+            // Under the lock: no older than the numbers that the cell has.
+            let catalogue = self.catalogue();
             let Some(place) = cells.table.find(limit.tag, slot) else { continue };
-            let numbers = cells.table.at(place).numbers();
-            let Some(local) = catalogue.local(slot, numbers) else { continue };
-            let (algorithm, salt) = (local.at(limit.tag.salt()), limit.tag.salt());
             cells.lease(place, |leased| leased.saturating_sub(limit.units));
+            let visit = Visit { node: self, catalogue: &catalogue, key: (slot, limit.tag), now, which: None };
+            let Some(ground) = visit.renew(&mut cells, place, None) else { continue };
+            let algorithm = ground.local.at(salt);
             if let Some(at) = cells.table.at(place).heap_place().filter(|_| spent > 0) {
                 cells.with_heap_cell(at, |cell| {
-                    let algorithm = cell.account.as_ref().map_or(algorithm, |account| &account.algorithm);
-                    algorithm.charge_heap(&mut cell.words, now, spent, salt);
+                    let HeapCell { account, words, .. } = cell;
+                    let algorithm = account.as_mut().map_or(algorithm, |account| {
+                        // What came back of loans before must not give this back, too.
+                        account.settle(words, &ground, now, &*self.sessions());
+                        &account.algorithm
+                    });
+                    algorithm.charge_heap(words, now, spent, salt);
                 });
                 cells.count_spent(slot, spent);
                 if catalogue.is_durable(slot) {
@@ -204,26 +219,28 @@ impl Node {
 
     fn refund_cell(
         &self,
-        catalogue: &Catalogue,
         slot: u16,
-        (record, limit): (&Record, &Limit),
+        limit: &Limit,
+        (made, made_at_least_ago): (Now, Now),
         units: u64,
         now: Now,
     ) -> u64 {
         let (tag, salt) = (limit.tag, limit.tag.salt());
         let mut cells = self.shards[shard_of(tag)].lock();
+        // Under the lock: no older than the numbers that the cell has.
+        let catalogue = self.catalogue();
         // One that is gone owed nothing; what new cells share is nobody's own.
         let Some(place) = cells.table.find(tag, slot) else { return 0 };
-        let numbers = cells.table.at(place).numbers();
-        let Some(local) = catalogue.local(slot, numbers) else { return 0 };
+        let visit = Visit { node: self, catalogue: &catalogue, key: (slot, tag), now, which: None };
+        let Some(ground) = visit.renew(&mut cells, place, None) else { return 0 };
         let Some(fastest) = catalogue.fastest(slot) else { return 0 };
         let whole = if broken(Broken::RefundInFull) { &fastest.fraction(0) } else { fastest };
-        let algorithm = local.at(salt);
+        let algorithm = ground.local.at(salt);
         let made = match broken(Broken::RefundIntoOpenWindow) {
             true => now,
             // A sliding window has its charges by the very time.
-            false if !algorithm.has_rate() => record.made(),
-            false => self.charged_at(record, now),
+            false if !algorithm.has_rate() => made,
+            false => made_at_least_ago,
         };
         let back = match cells.table.at(place).heap_place() {
             None => {
@@ -231,14 +248,18 @@ impl Node {
                 algorithm.refund_inline(words, made, units, now, whole, salt)
             }
             Some(at) => cells.with_heap_cell(at, |cell| {
-                let algorithm = cell.account.as_ref().map_or(algorithm, |account| &account.algorithm);
-                algorithm.refund(&mut cell.words, made, units, now, whole, salt)
+                let HeapCell { account, words, .. } = cell;
+                let algorithm = account.as_mut().map_or(algorithm, |account| {
+                    account.settle(words, &ground, now, &*self.sessions());
+                    &account.algorithm
+                });
+                algorithm.refund(words, made, units, now, whole, salt)
             }),
         };
         if back > 0 {
             cells.count_refunded(slot, back);
             if catalogue.is_durable(slot) && !broken(Broken::RefundBeforeDurable) {
-                self.write_settled(&mut cells, (place, slot), (catalogue, algorithm), limit, now);
+                self.write_settled(&mut cells, (place, slot), (&catalogue, algorithm), limit, now);
             }
         }
         back

@@ -171,7 +171,7 @@ impl Sharing {
         now: Now,
     ) -> bool {
         let HeapCell { account: Some(account), words, .. } = cell else { return false };
-        let left = account.algorithm.available(words, now, ground.salt);
+        let left = account.unleased(words, now, ground.salt);
         let effective = account.effective();
         if denied > effective.units && denied <= ground.global.budget() {
             warm.short = denied;
@@ -272,7 +272,7 @@ impl Sharing {
                 continue;
             }
             let Some(session) = sessions.get_mut(&to) else { continue };
-            let tokens = part.units.min(account.algorithm.available(words, now, ground.salt));
+            let tokens = part.units.min(account.unleased(words, now, ground.salt));
             let number = self.loans.take(node);
             let offer = Offer { number, to, part, tokens, ttl_ns: self.home.loan_ttl_ns };
             if let Ok(grant) = account.lend(words, ground, &offer, session, now) {
@@ -391,7 +391,7 @@ impl Sharing {
         now: Now,
     ) {
         let Some(account) = cell.account.as_deref() else { return };
-        let left = account.algorithm.available(&cell.words, now, ground.salt);
+        let left = account.unleased(&cell.words, now, ground.salt);
         let demand = warm.demand.units_milli();
         let holds = resource.weigh(account.effective());
         let due = match warm.told {

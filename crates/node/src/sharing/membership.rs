@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::{CellKey, Entry, Header, Sharing, Topic, peer::Peer, wire::ShortId};
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
+    asker::spent_for_ns,
     catalogue::{Term, Terms},
     journal::HeapCell,
     region::ResumeFault,
@@ -111,7 +112,7 @@ pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
         }
         _ => Kind::Sliding {
             steady_ns: now.steady_ns,
-            horizon_ns: global.horizon_ns().max(global.lingers_ns()),
+            horizon_ns: spent_for_ns(global.horizon_ns().max(global.lingers_ns())),
         },
     }
 }
@@ -147,7 +148,7 @@ fn lasts(node: &Node) -> Lasts {
         let horizon_ns = limit.horizon_ns().max(limit.algorithm.lingers_ns()).max(node.drains_ns(limit));
         match limit.algorithm.has_rate() {
             true => Lasts { drains_ns: horizon_ns, ..Lasts::default() },
-            false => Lasts { windows_ns: horizon_ns, ..Lasts::default() },
+            false => Lasts { windows_ns: spent_for_ns(horizon_ns), ..Lasts::default() },
         }
     };
     node.schedule().iter().map(|scheduled| of(&scheduled.limit)).fold(Lasts::default(), Lasts::max)

@@ -64,7 +64,7 @@ fn faults_name_their_line() {
     refused(&format!("{HEAD}memory: 12\n"), 3, "1MiB");
     refused(&format!("{HEAD}memory: lots\n"), 3, "64MiB");
     refused(&format!("{HEAD}workers: 0\n"), 3, "1 to");
-    refused(&format!("{HEAD}classes: []\n"), 3, "no `classes`");
+    refused(&format!("{HEAD}classes: []\n"), 3, "unknown field `classes`");
     refused("region: e u\nnode: x\n", 1, "letters");
     refused(&format!("{HEAD}listen: {{ grpc: \"127.0.0.1:1\", http: \"127.0.0.1:1\" }}\n"), 3, "port");
     refused(&format!("{HEAD}limits: [\n"), 3, "bracket");
