@@ -510,6 +510,30 @@ fn a_region_lends_what_it_has_beside_its_leases() {
     assert!(world.admitted() + leased <= 200 + 10 * 9);
 }
 
+#[test]
+fn a_lease_ends_with_the_window_that_was_charged_though_the_next_is_used_already() {
+    let spec = regions::window("w", 1_000, "5m");
+    let mut world = regions::World::new(2, std::slice::from_ref(&spec), 40 * regions::MS);
+    let members = [(regions::writer(0), 1), (regions::writer(1), 1)];
+    let specs = std::slice::from_ref(&spec);
+    // The clocks are in doubt for a while, so that both windows are charged long before the edge.
+    world.change(0, specs, &members, &[], 60 * regions::S);
+    let ends_in_ns = |now: Now| 300 * regions::S - now.wall_ns % (300 * regions::S);
+    world.run(regions::S, |_, _| 0);
+    let wait_ns = (ends_in_ns(world.now_of(0)) + 250 * regions::S) % (300 * regions::S);
+    world.run(wait_ns, |_, _| 0);
+    let node = Arc::clone(&world.places[0].node);
+    let mut asker = node.asker();
+    assert!(passes(&mut asker, "k", 5, world.now_of(0)));
+    world.change(0, specs, &members, &[], regions::S);
+    world.run(20 * regions::S, |_, _| 0);
+    let now = world.now_of(0);
+    let ends_in_ns = ends_in_ns(now);
+    assert!((25 * regions::S..=30 * regions::S).contains(&ends_in_ns), "{ends_in_ns}");
+    let (units, lasts_ns) = lease(&mut asker, 1, 50, HOUR, now);
+    assert!(units > 0 && lasts_ns < ends_in_ns, "{lasts_ns} of {ends_in_ns}");
+}
+
 fn config(durable: bool, empty_handed: Option<Now>) -> Config {
     Config { key: KEY, memory_bytes: ROOMY, durable, empty_handed, home: None }
 }
