@@ -101,12 +101,12 @@ impl World {
         let Some(caller) = self.callers.get(which).copied().filter(|caller| caller.batch == 0) else {
             return;
         };
-        let Caller { place, cell, id, cost: charged, until_ns, .. } = caller;
+        let Caller { place, cell, id, cost: charged, until_ns, made_ns, .. } = caller;
         let cost = cost.unwrap_or(0).min(charged);
         if until_ns.is_some() {
             // It stops here, whether or not anybody hears it.
             self.callers.remove(which);
-            self.oracle.admit(cell, (self.now, 0), cost, (place, 0));
+            self.oracle.spend(cell, (made_ns, self.now), cost, place);
         }
         if !self.places[place].is_awake(self.now) {
             return;
@@ -138,7 +138,7 @@ impl World {
             self.now = self.now.max(until_ns);
             // One whose answer never came is nobody's.
             if caller.batch == 0 {
-                self.oracle.admit(caller.cell, (self.now, 0), caller.cost, (caller.place, 0));
+                self.oracle.spend(caller.cell, (caller.made_ns, self.now), caller.cost, caller.place);
             }
         }
     }

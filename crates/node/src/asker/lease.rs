@@ -4,6 +4,8 @@
 //! ends with it. Of a bucket or a sliding window they could be spent at the lease's end, when as many have come back to the cell; so they
 //! are set apart until then, and count from when the lease ends. In between the cell has so much less.
 //!
+//! Whoever holds a lease cannot be told that the limit was lowered meanwhile: what was leased before may be spent until the lease ends.
+//!
 //! Of what regions lend each other nothing is leased: a loan may end first. And a lease of a bucket lives no longer than it takes the
 //! whole limit to come back, which is what a region waits for whose share grows by another's: what was leased before counts as if it had
 //! been spent at once. Of a sliding window it would not be, as what is spent at a lease's end counts for a window more; there a lease

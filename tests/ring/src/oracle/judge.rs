@@ -3,6 +3,9 @@
 //! Each judge takes admissions in true order and the budgets in force, and says when too much came. A budget that is in
 //! force for some time allows for every interval that touches that time; so a judge keeps one account for each time
 //! since which the budget was lower, and no more than a few of those matter.
+//!
+//! What was leased is admitted when it is spent, and promised when it was leased: it counts against the budgets that have been in force
+//! since then, and not against a lower one that came later. Nobody can take it back from whoever holds it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -87,11 +90,12 @@ impl Bucket {
         change(&mut self.times, units, at_ns);
     }
 
-    /// So much was admitted.
-    pub fn admit(&mut self, cost: u64, at_ns: u64) -> Option<Excess> {
+    /// So much was admitted, and promised at `made_ns`, which is the same time but for a lease.
+    pub fn admit(&mut self, cost: u64, (made_ns, at_ns): (u64, u64)) -> Option<Excess> {
         self.drain(at_ns);
         let mut excess = None;
-        for since in &mut self.times {
+        let promised = |since: &&mut Since| made_ns == at_ns || since.at_ns <= made_ns;
+        for since in self.times.iter_mut().filter(promised) {
             since.debt += cost as f64;
             if since.debt > since.bound as f64 + 1e-6 {
                 excess = Some(Excess { came: since.debt, bound: since.bound });
@@ -118,14 +122,15 @@ impl Bucket {
 pub struct Trailing {
     times: Vec<Since>,
     window_ns: u64,
-    admitted: VecDeque<(u64, u64)>,
+    /// When, how much, and when it was promised.
+    admitted: VecDeque<(u64, u64, u64)>,
     sum: u64,
 }
 
 impl Trailing {
     /// Of what was admitted at a time units come back.
     pub fn give_back(&mut self, units: u64, made_ns: u64) {
-        if let Some((_, admitted)) = self.admitted.iter_mut().find(|(at, _)| *at == made_ns) {
+        if let Some((_, admitted, _)) = self.admitted.iter_mut().find(|(at, ..)| *at == made_ns) {
             let units = units.min(*admitted);
             *admitted -= units;
             self.sum -= units;
@@ -143,14 +148,14 @@ impl Trailing {
         change(&mut self.times, units, at_ns);
     }
 
-    /// So much was admitted.
-    pub fn admit(&mut self, cost: u64, at_ns: u64) -> Option<Excess> {
-        while let Some((_, gone)) = self.admitted.pop_front_if(|(at, _)| *at + self.window_ns <= at_ns) {
+    /// So much was admitted, and promised at `made_ns`, which is the same time but for a lease.
+    pub fn admit(&mut self, cost: u64, (made_ns, at_ns): (u64, u64)) -> Option<Excess> {
+        while let Some((_, gone, _)) = self.admitted.pop_front_if(|(at, ..)| *at + self.window_ns <= at_ns) {
             self.sum -= gone;
         }
         match self.admitted.back_mut() {
-            Some((at, units)) if *at == at_ns => *units += cost,
-            _ => self.admitted.push_back((at_ns, cost)),
+            Some((at, units, made)) if *at == at_ns && *made == made_ns => *units += cost,
+            _ => self.admitted.push_back((at_ns, cost, made_ns)),
         }
         self.sum += cost;
         while self.times.len() > 1 && self.times[1].at_ns + self.window_ns <= at_ns {
@@ -159,11 +164,19 @@ impl Trailing {
         let over = |(place, since): (usize, &Since)| {
             let came = match place {
                 0 => self.sum,
-                _ => self.admitted.iter().rev().take_while(|(at, _)| *at >= since.at_ns).map(|a| a.1).sum(),
+                _ => self.promised(since.at_ns),
             };
+            // The first counts from before all that counts still, but not what was promised before it.
+            let came = if came > since.bound { came.min(self.promised(since.at_ns)) } else { came };
             (came > since.bound).then_some(Excess { came: came as f64, bound: since.bound })
         };
         self.times.iter().enumerate().find_map(over)
+    }
+
+    /// What was promised since a time, of what still counts.
+    fn promised(&self, since_ns: u64) -> u64 {
+        let since = self.admitted.iter().rev().take_while(|(at, ..)| *at >= since_ns);
+        since.filter(|(at, _, made)| made == at || *made >= since_ns).map(|admitted| admitted.1).sum()
     }
 }
 
@@ -281,15 +294,15 @@ mod tests {
     #[test]
     fn a_bucket_counts_from_the_lowering() {
         let mut bucket = Bucket::new(10, 1e-9, 0);
-        assert_eq!(bucket.admit(10, 0), None);
+        assert_eq!(bucket.admit(10, (0, 0)), None);
         bucket.change(4, 1e-9, 0);
-        assert_eq!(bucket.admit(1, S), None);
-        assert!(bucket.admit(4, S).is_some(), "five after the lowering");
+        assert_eq!(bucket.admit(1, (S, S)), None);
+        assert!(bucket.admit(4, (S, S)).is_some(), "five after the lowering");
         let mut bucket = Bucket::new(10, 1e-9, 0);
         bucket.change(4, 1e-9, S);
         bucket.change(8, 1e-9, S);
-        assert_eq!(bucket.admit(8, 2 * S), None);
-        assert!(bucket.admit(1, 2 * S).is_some());
+        assert_eq!(bucket.admit(8, (2 * S, 2 * S)), None);
+        assert!(bucket.admit(1, (2 * S, 2 * S)).is_some());
     }
 
     #[test]
@@ -303,12 +316,29 @@ mod tests {
     }
 
     #[test]
+    fn what_was_promised_before_a_lowering_does_not_count_against_it() {
+        let mut bucket = Bucket::new(10, 1e-9, 0);
+        bucket.change(4, 1e-9, S);
+        assert_eq!(bucket.admit(6, (0, 2 * S)), None, "leased before");
+        assert_eq!(bucket.admit(4, (2 * S, 2 * S)), None);
+        assert!(bucket.admit(1, (2 * S, 2 * S)).is_some());
+        let mut bucket = Bucket::new(10, 1e-9, 0);
+        bucket.change(4, 1e-9, S);
+        assert!(bucket.admit(5, (S, 2 * S)).is_some(), "leased after");
+        let mut trailing = Trailing::new(10, 8 * S, 0);
+        trailing.change(4, S);
+        assert_eq!(trailing.admit(6, (0, 2 * S)), None);
+        assert_eq!(trailing.admit(4, (9 * S, 9 * S)), None);
+        assert!(trailing.admit(1, (9 * S, 9 * S)).is_some());
+    }
+
+    #[test]
     fn every_stretch_is_counted() {
         let mut trailing = Trailing::new(3, S, 0);
-        assert_eq!(trailing.admit(3, 10), None);
-        assert!(trailing.admit(1, S + 9).is_some());
+        assert_eq!(trailing.admit(3, (10, 10)), None);
+        assert!(trailing.admit(1, (S + 9, S + 9)).is_some());
         let mut trailing = Trailing::new(3, S, 0);
-        assert_eq!(trailing.admit(3, 10), None);
-        assert_eq!(trailing.admit(3, S + 10), None);
+        assert_eq!(trailing.admit(3, (10, 10)), None);
+        assert_eq!(trailing.admit(3, (S + 10, S + 10)), None);
     }
 }

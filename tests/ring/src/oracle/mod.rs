@@ -18,6 +18,8 @@ use crate::budget::{Budget, Measured, Shape};
 #[derive(Clone, Copy, Debug)]
 struct Admission {
     at_ns: u64,
+    /// When it was promised: before, if it was leased.
+    made_ns: u64,
     cost: u64,
     /// The window's end, as the region named it.
     label_ns: u64,
@@ -170,7 +172,20 @@ impl Oracle {
         cost: u64,
         (place, batch): (usize, u64),
     ) {
-        self.happen(limit, key, Event::Admitted(Admission { at_ns, cost, label_ns, place, batch }));
+        let made_ns = at_ns;
+        self.happen(limit, key, Event::Admitted(Admission { at_ns, made_ns, cost, label_ns, place, batch }));
+    }
+
+    /// So much of a lease that a region gave at a time was spent, at another.
+    pub fn spend(
+        &mut self,
+        (limit, key): (usize, usize),
+        (made_ns, at_ns): (u64, u64),
+        cost: u64,
+        place: usize,
+    ) {
+        let spent = Admission { at_ns, made_ns, cost, label_ns: 0, place, batch: 0 };
+        self.happen(limit, key, Event::Admitted(spent));
     }
 
     /// Of something that was admitted units came back: from then on it is as if it had been less.
@@ -257,11 +272,11 @@ impl Oracle {
                     labels.change(budget.units, at_ns);
                 }
             },
-            Event::Admitted(Admission { at_ns, cost, label_ns, place, .. }) => {
+            Event::Admitted(Admission { at_ns, made_ns, cost, label_ns, place, .. }) => {
                 self.admitted += cost;
                 let (check, excess) = match judge {
-                    Judge::Bucket(bucket) => ("bucket", bucket.admit(cost, at_ns)),
-                    Judge::Trailing(trailing) => ("trailing", trailing.admit(cost, at_ns)),
+                    Judge::Bucket(bucket) => ("bucket", bucket.admit(cost, (made_ns, at_ns))),
+                    Judge::Trailing(trailing) => ("trailing", trailing.admit(cost, (made_ns, at_ns))),
                     Judge::Windows(windows, labels) => {
                         let by_name = labels.admit(cost, label_ns);
                         match windows.admit(cost, at_ns) {
