@@ -42,6 +42,8 @@ pub fn heal(world: &mut World) {
     // Nobody asks: everything that was lent comes back, of a sliding window once it is not used any more.
     for _ in 0..RETURN_LOOKS {
         rounds(world, 10 * S, 40 * MS);
+        // As every node does all the time: what was leased to somebody who never heard of it ends.
+        (0..world.places.len()).for_each(|place| world.sweep(place));
         if world.oracle.finding.is_some()
             || (still_lent(world).is_none() && counted_otherwise(world).is_none())
         {
