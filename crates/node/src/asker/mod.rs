@@ -470,10 +470,20 @@ impl<'a> Check<'a, '_> {
     }
 
     fn answer_all(&self, hits: &mut Vec<Hit>, answer: &mut Answer) -> Result<(), Stale> {
-        // By then it is known what the classes' own cells lack.
         if hits.iter().any(Hit::is_remainder) {
+            // By then it is known what the classes' own cells lack.
             hits.sort_by_key(Hit::is_remainder);
+            return self.answer_each::<true>(hits, answer);
         }
+        self.answer_each::<false>(hits, answer)
+    }
+
+    /// The same; `REMAINDERS`: whether any hit counts only if another one has too little.
+    fn answer_each<const REMAINDERS: bool>(
+        &self,
+        hits: &mut Vec<Hit>,
+        answer: &mut Answer,
+    ) -> Result<(), Stale> {
         let mut guards = self.lock_shards(hits);
         self.locate(hits, &mut guards)?;
         let mut shared = self.lock_shared(hits);
@@ -482,7 +492,7 @@ impl<'a> Check<'a, '_> {
         while number < hits.len() {
             let (earlier, rest) = hits.split_at_mut(number);
             let hit = &mut rest[0];
-            if hit.is_remainder() && !hit.exempt && !self.is_lacked(hit, earlier, answer) {
+            if REMAINDERS && hit.is_remainder() && !hit.exempt && !self.is_lacked(hit, earlier, answer) {
                 hits.remove(number);
                 continue;
             }
@@ -496,7 +506,7 @@ impl<'a> Check<'a, '_> {
                 states.push(self.probe(hit, before, cells, shared.as_deref_mut(), answer));
             }
         }
-        if hits.last().is_some_and(Hit::is_remainder) {
+        if REMAINDERS && hits.last().is_some_and(Hit::is_remainder) {
             self.fall_back(hits, &mut states, &mut guards, answer);
         }
         decide(answer, self.catalogue);
@@ -1123,13 +1133,18 @@ impl<'a> Check<'a, '_> {
     }
 
     /// The numbers of a cell without loans; of one that new cells share, the least.
-    #[inline]
+    #[inline(always)]
     fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
         let local = self.local(self.limit(hit), hit.numbers);
-        // Of a few units in all a region may have none: nothing may pass there by another cell's either.
-        let is_shared = hit.place == Place::Shared && local.owns_any(hit.tag.salt());
-        if is_shared { local.least() } else { local.in_place(hit.variant) }
+        if hit.place == Place::Shared { shared_algorithm(local, hit) } else { local.in_place(hit.variant) }
     }
+}
+
+/// The numbers of a cell that new ones share. Of a few units in all a region may have none: nothing may pass there by another cell's
+/// either.
+#[cold]
+fn shared_algorithm<'l>(local: &'l Local, hit: &Hit) -> &'l Algorithm {
+    if local.owns_any(hit.tag.salt()) { local.least() } else { local.in_place(hit.variant) }
 }
 
 /// Whether a request would pass but for one limit. Its candidate is charged then, as it would be in its place.
