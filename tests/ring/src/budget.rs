@@ -1,10 +1,11 @@
 //! The limits of a history: what they measure, and the numbers that the operator changes.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use acequia_limits::{
     Algorithm, CellTag, HashKey, Limit, LimitId,
     cell::Tagger,
+    classes::ClassesSpec,
     limit::{
         FixedWindowSpec, LeakyBucketSpec, LimitSpec, QuotaSpec, SharingSpec, SlidingWindowSpec,
         TokenBucketSpec,
@@ -65,6 +66,8 @@ pub struct Measured {
     pub first: Budget,
     /// Whether some of its budgets say who is served first, and what is kept.
     pub prefers: bool,
+    /// Whether its requests are of two classes, of which one leaves a part to the other.
+    pub classed: bool,
 }
 
 impl Measured {
@@ -74,7 +77,8 @@ impl Measured {
         let limit = Limit::new(spec(name, shape, first)).expect("a sound limit");
         let tagger = Tagger::new(&HashKey(KEY), limit.id);
         let keys = ["x", "y", "z"][..keys].iter().map(|key| (*key, tagger.one(key.as_bytes()))).collect();
-        Self { name, shape, id: limit.id, algorithm: limit.algorithm, keys, first, prefers: false }
+        let (id, algorithm) = (limit.id, limit.algorithm);
+        Self { name, shape, id, algorithm, keys, first, prefers: false, classed: false }
     }
 
     /// A limit by chance, for so many regions.
@@ -109,13 +113,31 @@ impl Measured {
         // A bucket refills within a second or so, or within some minutes, or hardly.
         let rate = random.spread(1, (units * 4).max(4)).max(slowest(units));
         let keys = 1 + usize::from(random.chance(300_000));
-        Self { prefers: true, ..Self::new(place, shape, Budget { units, rate }, keys) }
+        let new = Self::new(place, shape, Budget { units, rate }, keys);
+        let drawn = Self { prefers: true, classed: rate % 3 == 0, ..new };
+        let limit = Limit::new(drawn.spec(drawn.first)).expect("a sound limit");
+        assert_eq!(limit.id, drawn.id, "classes that share a cell make no other limit of it");
+        drawn
+    }
+
+    /// What a request of a cost says of itself.
+    pub fn entries<'e>(&self, value: &'e str, cost: u64) -> [(&'static str, &'e str); 2] {
+        let class = if cost % 2 == 0 { "free" } else { "gold" };
+        [(self.name, value), ("class", class)]
     }
 
     /// As an operator writes it, with these numbers.
     pub fn spec(&self, budget: Budget) -> LimitSpec {
         let sharing = if self.prefers { sharing(budget.units) } else { None };
-        LimitSpec { sharing, ..spec(self.name, self.shape, budget) }
+        let classes = self.classed.then(|| ClassesSpec {
+            entry: "class".to_owned(),
+            shared: [("gold", "0%"), ("free", "30%")]
+                .map(|(class, leaves)| (class.to_owned(), leaves.to_owned()))
+                .into(),
+            separate: BTreeMap::new(),
+            others: None,
+        });
+        LimitSpec { sharing, classes, ..spec(self.name, self.shape, budget) }
     }
 
     /// Units a nanosecond; 0 where there is no rate.

@@ -331,7 +331,7 @@ impl World {
         let now = self.clock(place);
         let measured = &self.limits[limit];
         let (value, tag) = measured.keys[key];
-        let entries = [(measured.name, value)];
+        let entries = measured.entries(value, cost);
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         let at = &mut self.places[place];
