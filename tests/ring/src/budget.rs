@@ -114,7 +114,7 @@ impl Measured {
         let rate = random.spread(1, (units * 4).max(4)).max(slowest(units));
         let keys = 1 + usize::from(random.chance(300_000));
         let new = Self::new(place, shape, Budget { units, rate }, keys);
-        let drawn = Self { prefers: true, classed: rate % 3 == 0, ..new };
+        let drawn = Self { prefers: true, classed: rate.is_multiple_of(3), ..new };
         let limit = Limit::new(drawn.spec(drawn.first)).expect("a sound limit");
         assert_eq!(limit.id, drawn.id, "classes that share a cell make no other limit of it");
         drawn
@@ -122,7 +122,7 @@ impl Measured {
 
     /// What a request of a cost says of itself.
     pub fn entries<'e>(&self, value: &'e str, cost: u64) -> [(&'static str, &'e str); 2] {
-        let class = if cost % 2 == 0 { "free" } else { "gold" };
+        let class = if cost.is_multiple_of(2) { "free" } else { "gold" };
         [(self.name, value), ("class", class)]
     }
 

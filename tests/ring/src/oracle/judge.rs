@@ -130,10 +130,14 @@ pub struct Trailing {
 impl Trailing {
     /// Of what was admitted at a time units come back.
     pub fn give_back(&mut self, units: u64, made_ns: u64) {
-        if let Some((_, admitted, _)) = self.admitted.iter_mut().find(|(at, ..)| *at == made_ns) {
-            let units = units.min(*admitted);
-            *admitted -= units;
-            self.sum -= units;
+        let mut left = units;
+        // Whoever spends a lease may do so at the same time.
+        for (at, admitted, made) in &mut self.admitted {
+            if (*at, *made) == (made_ns, made_ns) {
+                let units = left.min(*admitted);
+                (*admitted, left) = (*admitted - units, left - units);
+                self.sum -= units;
+            }
         }
     }
 
