@@ -337,6 +337,18 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_back_is_of_its_own_charge() {
+        let mut trailing = Trailing::new(10, 8 * S, 0);
+        assert_eq!(trailing.admit(1, (0, S)), None, "of a lease");
+        assert_eq!(trailing.admit(3, (S, S)), None);
+        assert_eq!(trailing.admit(1, (0, S)), None);
+        assert_eq!(trailing.admit(4, (S, S)), None);
+        trailing.give_back(7, S);
+        assert_eq!(trailing.admit(8, (2 * S, 2 * S)), None);
+        assert!(trailing.admit(1, (2 * S, 2 * S)).is_some());
+    }
+
+    #[test]
     fn every_stretch_is_counted() {
         let mut trailing = Trailing::new(3, S, 0);
         assert_eq!(trailing.admit(3, (10, 10)), None);
