@@ -97,23 +97,28 @@ impl Visit<'_> {
             cells.rewrite(place, heir, state);
         } else if !broken(Broken::ReshareWithoutRenumber) {
             if let Some(cell) = cells.shared_mut(place) {
-                let HeapCell { account: Some(account), words, .. } = &mut *cell else { return None };
-                let before = self.ground_of(slot, numbers, salt);
-                let (grounds, times) = ((before.as_ref(), &ground), (began, self.now));
-                account.renumber(words, grounds, times, &*self.node.sessions());
-                account.owe_forgotten(words, |algorithm, state| {
-                    self.not_less_than_forgotten((slot, heir), algorithm, salt, state)
-                });
-                cell.forget_held_of(ground.global);
+                self.renumber(cell, (numbers, heir), &ground);
             }
             cells.table.at_mut(place).set_numbers(heir);
         }
         Some(ground)
     }
 
-    fn ground_of(&self, slot: u16, numbers: u16, salt: u32) -> Option<Ground<'_>> {
-        let (global, local) = (self.catalogue.global(slot, numbers)?, self.catalogue.local(slot, numbers)?);
-        Some(Ground { global, local, salt, which: 0, in_force: true })
+    /// Brings a shared cell from numbers to others. Where they began earlier and that leaves a larger debt, it counts.
+    pub(crate) fn renumber(&self, cell: &mut HeapCell, (from, to): (u16, u16), ground: &Ground<'_>) {
+        let HeapCell { account: Some(account), words, .. } = &mut *cell else {
+            unreachable!("a shared cell")
+        };
+        let (slot, salt) = (self.key.0, ground.salt);
+        let began = self.catalogue.began(slot, to).unwrap_or(self.now);
+        let old = self.catalogue.global(slot, from).zip(self.catalogue.local(slot, from));
+        let before = old.map(|(global, local)| Ground { global, local, ..*ground });
+        let (grounds, times) = ((before.as_ref(), ground), (began, self.now));
+        account.renumber(words, grounds, times, &*self.node.sessions());
+        account.owe_forgotten(words, |algorithm, state| {
+            self.not_less_than_forgotten((slot, to), algorithm, salt, state)
+        });
+        cell.forget_held_of(ground.global);
     }
 
     fn not_less_than_forgotten(

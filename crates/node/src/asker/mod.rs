@@ -30,6 +30,7 @@ use crate::{
     lock,
     shard::{Cells, NewCell},
     shard_of,
+    visit::Visit,
 };
 
 /// Limits that match a request without an allocation.
@@ -908,23 +909,12 @@ impl<'a> Check<'a, '_> {
         account.settle(words, &ground, self.now, &*self.node.sessions());
     }
 
-    /// Brings a shared cell to the numbers that its limit has now. Where they began earlier and that
-    /// leaves a larger debt, it counts.
+    /// Brings a shared cell to the numbers that its limit has now.
     #[cold]
     fn renumber(&self, hit: &Hit, numbers: u16, cell: &mut HeapCell) {
-        let HeapCell { account: Some(account), words, .. } = cell else { unreachable!("a shared cell") };
-        let began = self.catalogue.began(self.limit(hit).slot, hit.numbers).unwrap_or(self.now);
-        let ground = self.ground(hit);
-        let slot = self.limit(hit).slot;
-        let old = self.catalogue.global(slot, numbers).zip(self.catalogue.local(slot, numbers));
-        let before = old.map(|(global, local)| Ground { global, local, ..ground });
-        let (grounds, times) = ((before.as_ref(), &ground), (began, self.now));
-        account.renumber(words, grounds, times, &*self.node.sessions());
-        account.owe_forgotten(words, |algorithm, state| {
-            let (numbers, algorithm) = ((slot, hit.numbers), (algorithm, ground.salt));
-            self.node.not_less_than_forgotten(self.catalogue, numbers, algorithm, self.now, state)
-        });
-        cell.forget_held_of(ground.global);
+        let (key, which) = ((self.limit(hit).slot, hit.tag), None);
+        let visit = Visit { node: self.node, catalogue: self.catalogue, key, now: self.now, which };
+        visit.renumber(cell, (numbers, hit.numbers), &self.ground(hit));
     }
 
     /// While the journal cannot be written, only what it already holds may be spent.

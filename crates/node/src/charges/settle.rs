@@ -7,7 +7,7 @@
 //!
 //! **On disk before it can be spent.** That the record is settled is in line for the disk before the cell is, and what the disk holds
 //! of the cell is forgotten with the refund; so the next charge of a cell that survives a crash waits for both. Of a cell that does
-//! not, a crash presumes that all is spent, and a record of an earlier process gives nothing back to it.
+//! not, a crash presumes that all is spent, and a record of what it was charged before gives nothing back to it.
 
 use acequia_limits::{Algorithm, Now};
 use acequia_rights::broken::{Broken, broken};
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Catalogue, Kept, Node, Row,
-    account::Account,
+    account::{Account, Ground},
     journal::HeapCell,
     journal_tag,
     kept::Pledge,
@@ -154,12 +154,7 @@ impl Node {
             let algorithm = ground.local.at(salt);
             if let Some(at) = cells.table.at(place).heap_place().filter(|_| spent > 0) {
                 cells.with_heap_cell(at, |cell| {
-                    let HeapCell { account, words, .. } = cell;
-                    let algorithm = account.as_mut().map_or(algorithm, |account| {
-                        // What came back of loans before must not give this back, too.
-                        account.settle(words, &ground, now, &*self.sessions());
-                        &account.algorithm
-                    });
+                    let (algorithm, words) = self.settled(cell, &ground, now);
                     algorithm.charge_heap(words, now, spent, salt);
                 });
                 cells.count_spent(slot, spent);
@@ -248,11 +243,7 @@ impl Node {
                 algorithm.refund_inline(words, made, units, now, whole, salt)
             }
             Some(at) => cells.with_heap_cell(at, |cell| {
-                let HeapCell { account, words, .. } = cell;
-                let algorithm = account.as_mut().map_or(algorithm, |account| {
-                    account.settle(words, &ground, now, &*self.sessions());
-                    &account.algorithm
-                });
+                let (algorithm, words) = self.settled(cell, &ground, now);
                 algorithm.refund(words, made, units, now, whole, salt)
             }),
         };
@@ -263,6 +254,19 @@ impl Node {
             }
         }
         back
+    }
+
+    /// What a cell goes by now, and its state. What came back of loans before counts before what is charged now.
+    fn settled<'c>(
+        &self,
+        cell: &'c mut HeapCell,
+        ground: &Ground<'c>,
+        now: Now,
+    ) -> (&'c Algorithm, &'c mut Vec<u64>) {
+        let HeapCell { account, words, .. } = cell;
+        let Some(account) = account else { return (ground.local.at(ground.salt), words) };
+        account.settle(words, ground, now, &*self.sessions());
+        (&account.algorithm, words)
     }
 
     /// The disk counts as spent what has come back, or does not know what was spent: the cell is written anew.
