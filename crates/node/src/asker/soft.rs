@@ -12,7 +12,7 @@ use acequia_limits::{
     meter::Meter,
 };
 
-use super::{Ask, Check, Hit, Place, denied};
+use super::{Ask, Check, Hit, Place, answer::denied};
 use crate::shard::{Cells, SoftState};
 
 /// The most bytes of a value that a warning carries.
