@@ -7,7 +7,10 @@
 use acequia_limits::{Algorithm, CellTag, Descriptor, Now, Verdict, algorithm::State, selector::Canonical};
 use smallvec::SmallVec;
 
-use super::{Answer, Called, Check, Found, Guards, HITS_INLINE, Hit, Place, cells_of, merge};
+use super::{
+    Answer, Check, Guards, HITS_INLINE, cells_of,
+    hit::{Called, Found, Hit, Place, merge},
+};
 use crate::{Active, shard::Cells};
 
 /// What classes make of a hit. Plain numbers: a hit is moved about for every request, and hardly any limit has classes.

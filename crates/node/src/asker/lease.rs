@@ -14,7 +14,10 @@
 use acequia_limits::{Algorithm, Mode, Now, algorithm::State};
 use acequia_rights::broken::{Broken, broken};
 
-use super::{Answer, Check, Hit, Place};
+use super::{
+    Answer, Check,
+    hit::{Hit, Place},
+};
 use crate::{
     Catalogue,
     shard::{Cells, NewCell},

@@ -1,7 +1,9 @@
 //! One question from one thread: find the limits, find the cells, decide, charge all or nothing.
 
 mod answer;
+mod charge;
 mod classed;
+mod hit;
 mod lease;
 mod recorded;
 mod soft;
@@ -12,8 +14,7 @@ use std::{
 };
 
 use acequia_limits::{
-    Algorithm, CellTag, Charge, Descriptor, Mode, Now, Reason, Request, Verdict, algorithm::State,
-    limit::NoWait, selector::Canonical, verdict::NEVER,
+    Algorithm, CellTag, Mode, Now, Reason, Request, Verdict, algorithm::State, limit::NoWait, verdict::NEVER,
 };
 use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
@@ -24,15 +25,14 @@ pub use self::{
     soft::Warning,
 };
 use self::{
-    answer::{JOURNAL_RETRY_NS, UNLIMITED, decide, decide_one, denied, denied_only_by, is_short},
-    classed::Classed,
+    answer::{JOURNAL_RETRY_NS, UNLIMITED, decide, decide_one, denied, is_short},
+    hit::{Called, Hit, Place},
 };
 use crate::{
-    Active, Catalogue, Kept, Node, OverflowKey, Row,
+    Active, Catalogue, Node, OverflowKey,
     account::{Account, Ground},
-    journal::{HeapCell, overflow_tag},
+    journal::HeapCell,
     journal_tag,
-    kept::Pledge,
     local::Local,
     lock,
     shard::{Cells, NewCell},
@@ -140,85 +140,6 @@ impl Asker {
 /// A cell was already carried over to numbers newer than this thread's catalogue.
 #[derive(Debug)]
 struct Stale;
-
-/// A cell that the request hits.
-#[derive(Debug)]
-struct Hit {
-    limit: u32,
-    tag: CellTag,
-    units: u64,
-    /// Whether any descriptor charges it, rather than looks.
-    charges: bool,
-    exempt: bool,
-    numbers: u16,
-    /// Which of the values that this region's share takes over all cells.
-    variant: u8,
-    descriptors: u64,
-    place: Place,
-    /// What its account, if it has one, says of this question.
-    account: Called,
-    /// Whether some of its own part is lent, as its account says.
-    has_lent: bool,
-    /// For how long units that are missed may still come, in nanoseconds, as its account says.
-    hope_ns: Option<u64>,
-    /// What classes of consumers make of it, where its limit has any.
-    classed: Classed,
-}
-
-/// What a hit is before anything is known of its cell.
-#[derive(Clone, Copy, Debug)]
-struct Found {
-    limit: u32,
-    tag: CellTag,
-    units: u64,
-    charges: bool,
-    exempt: bool,
-    numbers: u16,
-    variant: u8,
-    descriptors: u64,
-}
-
-impl Found {
-    #[inline(always)]
-    fn hit(self) -> Hit {
-        let Self { limit, tag, units, charges, exempt, numbers, variant, descriptors } = self;
-        Hit {
-            limit,
-            tag,
-            units,
-            charges,
-            exempt,
-            numbers,
-            variant,
-            descriptors,
-            place: Place::Absent,
-            account: Called::None,
-            has_lent: false,
-            hope_ns: None,
-            classed: Classed::NONE,
-        }
-    }
-}
-
-/// Whether a cell has an account, and whether that calls for a look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Called {
-    /// There is none.
-    None,
-    Quiet,
-    Calls,
-}
-
-/// Where a hit's state is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// In the table of its shard.
-    At(usize),
-    /// Nowhere yet; there is room for it.
-    Absent,
-    /// In the cell that new cells of its limit share: there is no room.
-    Shared,
-}
 
 /// The shards of a request, locked in the order of their numbers.
 type Guards<'a> = SmallVec<[(usize, MutexGuard<'a, Cells>); HITS_INLINE]>;
@@ -413,85 +334,6 @@ impl<'a> Check<'a, '_> {
             }
         }
         Ok(())
-    }
-
-    /// Whether a hit is to be charged.
-    fn is_due(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
-        self.ask.charge
-            && hit.charges
-            && !hit.exempt
-            && answer.limits[number].verdict.allowed
-            && (answer.allowed || (!self.ask.holds && self.is_due_anyway(hit, answer)))
-    }
-
-    /// Whether a hit is to be charged though the request is denied. Never for a lease: of that nothing would be known.
-    fn is_due_anyway(&self, hit: &Hit, answer: &Answer) -> bool {
-        let active = self.limit(hit);
-        active.limit.spec.charge == Charge::Each
-            || active.live.is_some_and(|live| denied_only_by(answer, live))
-    }
-
-    /// Every cell that the request hits, once; gives the descriptors that hit none.
-    fn gather(&self, request: &Request<'_>, hits: &mut Vec<Hit>) -> u64 {
-        hits.clear();
-        let mut unmatched = 0;
-        let domain = self.catalogue.domain(request.domain);
-        for (number, descriptor) in request.descriptors().take(DESCRIPTORS_MAX).enumerate() {
-            let bit = 1 << number;
-            let mut matched = false;
-            if let Some(domain) = domain {
-                domain.index.candidates(&descriptor, |limit| {
-                    matched |= self.hit(limit, &descriptor, (request.cost, bit), hits).is_some();
-                });
-            }
-            unmatched |= if matched { 0 } else { bit };
-        }
-        unmatched
-    }
-
-    #[inline]
-    fn hit(
-        &self,
-        number: u32,
-        descriptor: &Descriptor<'_>,
-        (cost, bit): (u64, u64),
-        hits: &mut Vec<Hit>,
-    ) -> Option<()> {
-        let active = &self.catalogue.limits[number as usize];
-        let limit = &active.limit;
-        if !active.is_in_force(self.now.wall_ns) || !limit.when.iter().all(|c| c.holds(descriptor)) {
-            return None;
-        }
-        let tag = match limit.by.as_slice() {
-            [by] => active.tagger.one(by.canonical(descriptor.value(by.key.as_bytes())?).bytes()),
-            all => {
-                let mut values: SmallVec<[Canonical<'_>; HITS_INLINE]> = SmallVec::new();
-                for by in all {
-                    values.push(by.canonical(descriptor.value(by.key.as_bytes())?));
-                }
-                active.tagger.all(values.iter().map(Canonical::bytes))
-            }
-        };
-        let cost = descriptor.cost.unwrap_or(cost);
-        let numbers = active.numbers_of(limit.override_for(descriptor, self.now.wall_ns), 0);
-        let variant = self.local(active, numbers).place_of(tag.salt());
-        let found = Found {
-            limit: number,
-            tag,
-            // A look asks whether the least request would pass.
-            units: limit.units(cost.max(1)),
-            charges: cost > 0,
-            exempt: limit.unlimited.iter().any(|c| c.holds(descriptor)),
-            numbers,
-            variant,
-            descriptors: bit,
-        };
-        if limit.classes.is_none() {
-            merge(hits, found.hit());
-        } else {
-            self.merge_classed(hits, found, descriptor);
-        }
-        Some(())
     }
 
     fn lock_shards(&self, hits: &[Hit]) -> Guards<'a> {
@@ -837,106 +679,6 @@ impl<'a> Check<'a, '_> {
         limit.verdict.reset_after_ns = untouched.reset_after_ns;
     }
 
-    /// Charges one hit; gives the batch that must be on disk first, or 0.
-    fn charge(
-        &self,
-        hit: &Hit,
-        state: Option<State>,
-        left: u64,
-        cells: &mut Cells,
-        shared: Option<&mut Shared>,
-    ) -> u64 {
-        let (algorithm, salt, active) = (self.algorithm(hit), hit.tag.salt(), self.limit(hit));
-        if self.is_leased(algorithm) {
-            self.lease(hit, state, cells);
-            return 0;
-        }
-        if self.node.is_shared() {
-            cells.count_spent(active.slot, hit.units);
-        }
-        let on_heap = |cell: &mut HeapCell, tag: CellTag| {
-            cell.forget_held_if_renumbered();
-            let account = cell.account.take();
-            let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
-            algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
-            // A cell that the journal knows must be written even by a thread that does not know yet.
-            let kept = active.durable || (!cell.is_unwritten() && account.is_none());
-            let pledge = || account.as_ref().map_or_else(Pledge::default, |account| account.pledge());
-            let batch =
-                if kept { self.settle(cell, active, algorithm, tag, (salt, left), pledge) } else { 0 };
-            cell.account = account;
-            batch
-        };
-        match hit.place {
-            Place::At(place) => match cells.table.at(place).heap_place() {
-                // A bucket's words stay as many as they are, and nothing of it waits for a disk.
-                Some(at) if hit.account != Called::None && !active.durable && algorithm.has_rate() => {
-                    let HeapCell { account: Some(account), words, .. } = cells.heap_mut(at) else {
-                        unreachable!("a shared cell")
-                    };
-                    account.algorithm.charge_heap(words, self.now, hit.units, salt);
-                    0
-                }
-                Some(at) => cells.with_heap_cell(at, |cell| on_heap(cell, journal_tag(hit.tag))),
-                None => {
-                    let words = &mut cells.table.at_mut(place).words;
-                    algorithm.charge_inline(words, self.now, hit.units, salt);
-                    0
-                }
-            },
-            Place::Absent => {
-                let mut new =
-                    NewCell::new(state.unwrap_or_else(|| algorithm.fresh()), algorithm, active.durable);
-                let batch = match &mut new {
-                    NewCell::Inline(words) => {
-                        algorithm.charge_inline(words, self.now, hit.units, salt);
-                        0
-                    }
-                    NewCell::Heap(cell) => on_heap(cell, journal_tag(hit.tag)),
-                };
-                cells.insert(hit.tag, active.slot, hit.numbers, new);
-                batch
-            }
-            Place::Shared => {
-                let Some(shared) = shared else { unreachable!("locked for every shared hit") };
-                self.node.overflowing.store(true, Ordering::Release);
-                let key = OverflowKey { slot: active.slot, numbers: hit.numbers };
-                let cell = shared.entry(key).or_insert_with(|| {
-                    let state = state.unwrap_or_else(|| algorithm.fresh());
-                    HeapCell::new(state.words().to_vec())
-                });
-                on_heap(cell, overflow_tag(hit.numbers))
-            }
-        }
-    }
-
-    fn settle(
-        &self,
-        cell: &mut HeapCell,
-        active: &Active,
-        algorithm: &Algorithm,
-        tag: CellTag,
-        (salt, left): (u32, u64),
-        pledge: impl Fn() -> Pledge,
-    ) -> u64 {
-        let mut rows = None;
-        let progress = self.node.progress();
-        let wait = cell.settle(algorithm, self.now, left, salt, progress, |words| {
-            let state = Some(Kept::new(algorithm, words, self.now).with_pledge(pledge()));
-            rows = Some(Row { limit: active.limit.id, tag, state });
-        });
-        let wait = match rows {
-            Some(row) => {
-                let batch = self.node.push_row(row);
-                cell.sent_in(batch);
-                if wait > 0 { batch } else { 0 }
-            }
-            None => wait,
-        };
-        // Nobody is denied by a limit that only watches, so nobody waits for its rows.
-        if active.limit.spec.mode == Mode::Enforce { wait } else { 0 }
-    }
-
     /// The state of a cell that was never charged since the start.
     fn initial(&self, hit: &Hit) -> State {
         let numbers = (self.limit(hit).slot, hit.numbers);
@@ -1013,23 +755,6 @@ impl<'a> Check<'a, '_> {
 #[cold]
 fn shared_algorithm<'l>(local: &'l Local, hit: &Hit) -> &'l Algorithm {
     if local.owns_any(hit.tag.salt()) { local.least() } else { local.in_place(hit.variant) }
-}
-
-/// Descriptors that hit one cell charge it once, with the sum of their costs.
-#[inline(always)]
-fn merge(hits: &mut Vec<Hit>, hit: Hit) {
-    let same = |h: &&mut Hit| h.tag == hit.tag && h.limit == hit.limit && h.exempt == hit.exempt;
-    match hits.iter_mut().find(same) {
-        None => hits.push(hit),
-        Some(first) => {
-            first.descriptors |= hit.descriptors;
-            first.classed.join(&hit.classed);
-            if hit.charges {
-                first.units = if first.charges { first.units.saturating_add(hit.units) } else { hit.units };
-                first.charges = true;
-            }
-        }
-    }
 }
 
 #[inline]

@@ -12,7 +12,11 @@ use acequia_limits::{
     meter::Meter,
 };
 
-use super::{Ask, Check, Hit, Place, answer::denied};
+use super::{
+    Ask, Check,
+    answer::denied,
+    hit::{Hit, Place},
+};
 use crate::shard::{Cells, SoftState};
 
 /// The most bytes of a value that a warning carries.

@@ -1,0 +1,136 @@
+//! Charging a hit: whether it is due, in which cell, and what must be on disk first.
+
+use std::sync::atomic::Ordering;
+
+use acequia_limits::{Algorithm, CellTag, Charge, Mode, algorithm::State};
+
+use super::{
+    Check, Shared,
+    answer::{Answer, denied_only_by},
+    hit::{Called, Hit, Place},
+};
+use crate::{
+    Active, Kept, OverflowKey, Row,
+    journal::{HeapCell, overflow_tag},
+    journal_tag,
+    kept::Pledge,
+    shard::{Cells, NewCell},
+};
+
+impl Check<'_, '_> {
+    /// Whether a hit is to be charged.
+    pub(super) fn is_due(&self, hit: &Hit, answer: &Answer, number: usize) -> bool {
+        self.ask.charge
+            && hit.charges
+            && !hit.exempt
+            && answer.limits[number].verdict.allowed
+            && (answer.allowed || (!self.ask.holds && self.is_due_anyway(hit, answer)))
+    }
+
+    /// Whether a hit is to be charged though the request is denied. Never for a lease: of that nothing would be known.
+    fn is_due_anyway(&self, hit: &Hit, answer: &Answer) -> bool {
+        let active = self.limit(hit);
+        active.limit.spec.charge == Charge::Each
+            || active.live.is_some_and(|live| denied_only_by(answer, live))
+    }
+
+    /// Charges one hit; gives the batch that must be on disk first, or 0.
+    pub(super) fn charge(
+        &self,
+        hit: &Hit,
+        state: Option<State>,
+        left: u64,
+        cells: &mut Cells,
+        shared: Option<&mut Shared>,
+    ) -> u64 {
+        let (algorithm, salt, active) = (self.algorithm(hit), hit.tag.salt(), self.limit(hit));
+        if self.is_leased(algorithm) {
+            self.lease(hit, state, cells);
+            return 0;
+        }
+        if self.node.is_shared() {
+            cells.count_spent(active.slot, hit.units);
+        }
+        let on_heap = |cell: &mut HeapCell, tag: CellTag| {
+            cell.forget_held_if_renumbered();
+            let account = cell.account.take();
+            let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
+            algorithm.charge_heap(&mut cell.words, self.now, hit.units, salt);
+            // A cell that the journal knows must be written even by a thread that does not know yet.
+            let kept = active.durable || (!cell.is_unwritten() && account.is_none());
+            let pledge = || account.as_ref().map_or_else(Pledge::default, |account| account.pledge());
+            let batch =
+                if kept { self.settle(cell, active, algorithm, tag, (salt, left), pledge) } else { 0 };
+            cell.account = account;
+            batch
+        };
+        match hit.place {
+            Place::At(place) => match cells.table.at(place).heap_place() {
+                // A bucket's words stay as many as they are, and nothing of it waits for a disk.
+                Some(at) if hit.account != Called::None && !active.durable && algorithm.has_rate() => {
+                    let HeapCell { account: Some(account), words, .. } = cells.heap_mut(at) else {
+                        unreachable!("a shared cell")
+                    };
+                    account.algorithm.charge_heap(words, self.now, hit.units, salt);
+                    0
+                }
+                Some(at) => cells.with_heap_cell(at, |cell| on_heap(cell, journal_tag(hit.tag))),
+                None => {
+                    let words = &mut cells.table.at_mut(place).words;
+                    algorithm.charge_inline(words, self.now, hit.units, salt);
+                    0
+                }
+            },
+            Place::Absent => {
+                let mut new =
+                    NewCell::new(state.unwrap_or_else(|| algorithm.fresh()), algorithm, active.durable);
+                let batch = match &mut new {
+                    NewCell::Inline(words) => {
+                        algorithm.charge_inline(words, self.now, hit.units, salt);
+                        0
+                    }
+                    NewCell::Heap(cell) => on_heap(cell, journal_tag(hit.tag)),
+                };
+                cells.insert(hit.tag, active.slot, hit.numbers, new);
+                batch
+            }
+            Place::Shared => {
+                let Some(shared) = shared else { unreachable!("locked for every shared hit") };
+                self.node.overflowing.store(true, Ordering::Release);
+                let key = OverflowKey { slot: active.slot, numbers: hit.numbers };
+                let cell = shared.entry(key).or_insert_with(|| {
+                    let state = state.unwrap_or_else(|| algorithm.fresh());
+                    HeapCell::new(state.words().to_vec())
+                });
+                on_heap(cell, overflow_tag(hit.numbers))
+            }
+        }
+    }
+
+    fn settle(
+        &self,
+        cell: &mut HeapCell,
+        active: &Active,
+        algorithm: &Algorithm,
+        tag: CellTag,
+        (salt, left): (u32, u64),
+        pledge: impl Fn() -> Pledge,
+    ) -> u64 {
+        let mut rows = None;
+        let progress = self.node.progress();
+        let wait = cell.settle(algorithm, self.now, left, salt, progress, |words| {
+            let state = Some(Kept::new(algorithm, words, self.now).with_pledge(pledge()));
+            rows = Some(Row { limit: active.limit.id, tag, state });
+        });
+        let wait = match rows {
+            Some(row) => {
+                let batch = self.node.push_row(row);
+                cell.sent_in(batch);
+                if wait > 0 { batch } else { 0 }
+            }
+            None => wait,
+        };
+        // Nobody is denied by a limit that only watches, so nobody waits for its rows.
+        if active.limit.spec.mode == Mode::Enforce { wait } else { 0 }
+    }
+}

@@ -1,0 +1,167 @@
+//! The cells that a request hits, each once.
+
+use acequia_limits::{CellTag, Descriptor, Request, selector::Canonical};
+use smallvec::SmallVec;
+
+use super::{Check, DESCRIPTORS_MAX, HITS_INLINE, classed::Classed};
+
+/// A cell that the request hits.
+#[derive(Debug)]
+pub(super) struct Hit {
+    pub(super) limit: u32,
+    pub(super) tag: CellTag,
+    pub(super) units: u64,
+    /// Whether any descriptor charges it, rather than looks.
+    pub(super) charges: bool,
+    pub(super) exempt: bool,
+    pub(super) numbers: u16,
+    /// Which of the values that this region's share takes over all cells.
+    pub(super) variant: u8,
+    pub(super) descriptors: u64,
+    pub(super) place: Place,
+    /// What its account, if it has one, says of this question.
+    pub(super) account: Called,
+    /// Whether some of its own part is lent, as its account says.
+    pub(super) has_lent: bool,
+    /// For how long units that are missed may still come, in nanoseconds, as its account says.
+    pub(super) hope_ns: Option<u64>,
+    /// What classes of consumers make of it, where its limit has any.
+    pub(super) classed: Classed,
+}
+
+/// What a hit is before anything is known of its cell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) limit: u32,
+    tag: CellTag,
+    pub(super) units: u64,
+    charges: bool,
+    pub(super) exempt: bool,
+    numbers: u16,
+    variant: u8,
+    descriptors: u64,
+}
+
+impl Found {
+    #[inline(always)]
+    pub(super) fn hit(self) -> Hit {
+        let Self { limit, tag, units, charges, exempt, numbers, variant, descriptors } = self;
+        Hit {
+            limit,
+            tag,
+            units,
+            charges,
+            exempt,
+            numbers,
+            variant,
+            descriptors,
+            place: Place::Absent,
+            account: Called::None,
+            has_lent: false,
+            hope_ns: None,
+            classed: Classed::NONE,
+        }
+    }
+}
+
+/// Whether a cell has an account, and whether that calls for a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Called {
+    /// There is none.
+    None,
+    Quiet,
+    Calls,
+}
+
+/// Where a hit's state is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the table of its shard.
+    At(usize),
+    /// Nowhere yet; there is room for it.
+    Absent,
+    /// In the cell that new cells of its limit share: there is no room.
+    Shared,
+}
+
+impl Check<'_, '_> {
+    /// Every cell that the request hits, once; gives the descriptors that hit none.
+    pub(super) fn gather(&self, request: &Request<'_>, hits: &mut Vec<Hit>) -> u64 {
+        hits.clear();
+        let mut unmatched = 0;
+        let domain = self.catalogue.domain(request.domain);
+        for (number, descriptor) in request.descriptors().take(DESCRIPTORS_MAX).enumerate() {
+            let bit = 1 << number;
+            let mut matched = false;
+            if let Some(domain) = domain {
+                domain.index.candidates(&descriptor, |limit| {
+                    matched |= self.hit(limit, &descriptor, (request.cost, bit), hits).is_some();
+                });
+            }
+            unmatched |= if matched { 0 } else { bit };
+        }
+        unmatched
+    }
+
+    #[inline]
+    fn hit(
+        &self,
+        number: u32,
+        descriptor: &Descriptor<'_>,
+        (cost, bit): (u64, u64),
+        hits: &mut Vec<Hit>,
+    ) -> Option<()> {
+        let active = &self.catalogue.limits[number as usize];
+        let limit = &active.limit;
+        if !active.is_in_force(self.now.wall_ns) || !limit.when.iter().all(|c| c.holds(descriptor)) {
+            return None;
+        }
+        let tag = match limit.by.as_slice() {
+            [by] => active.tagger.one(by.canonical(descriptor.value(by.key.as_bytes())?).bytes()),
+            all => {
+                let mut values: SmallVec<[Canonical<'_>; HITS_INLINE]> = SmallVec::new();
+                for by in all {
+                    values.push(by.canonical(descriptor.value(by.key.as_bytes())?));
+                }
+                active.tagger.all(values.iter().map(Canonical::bytes))
+            }
+        };
+        let cost = descriptor.cost.unwrap_or(cost);
+        let numbers = active.numbers_of(limit.override_for(descriptor, self.now.wall_ns), 0);
+        let variant = self.local(active, numbers).place_of(tag.salt());
+        let found = Found {
+            limit: number,
+            tag,
+            // A look asks whether the least request would pass.
+            units: limit.units(cost.max(1)),
+            charges: cost > 0,
+            exempt: limit.unlimited.iter().any(|c| c.holds(descriptor)),
+            numbers,
+            variant,
+            descriptors: bit,
+        };
+        if limit.classes.is_none() {
+            merge(hits, found.hit());
+        } else {
+            self.merge_classed(hits, found, descriptor);
+        }
+        Some(())
+    }
+}
+
+/// Descriptors that hit one cell charge it once, with the sum of their costs.
+#[inline(always)]
+pub(super) fn merge(hits: &mut Vec<Hit>, hit: Hit) {
+    let same = |h: &&mut Hit| h.tag == hit.tag && h.limit == hit.limit && h.exempt == hit.exempt;
+    match hits.iter_mut().find(same) {
+        None => hits.push(hit),
+        Some(first) => {
+            first.descriptors |= hit.descriptors;
+            first.classed.join(&hit.classed);
+            if hit.charges {
+                first.units = if first.charges { first.units.saturating_add(hit.units) } else { hit.units };
+                first.charges = true;
+            }
+        }
+    }
+}
