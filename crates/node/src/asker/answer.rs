@@ -9,10 +9,6 @@ use crate::{Catalogue, ChargeId};
 /// Nanoseconds to wait while the journal cannot be written: it is tried again about as often.
 pub(super) const JOURNAL_RETRY_NS: u64 = 1_000_000_000;
 
-/// What a limit says of a request that it exempts.
-pub(super) const UNLIMITED: Verdict =
-    Verdict { allowed: true, remaining: u64::MAX, retry_after_ns: 0, delay_ns: 0, reset_after_ns: 0 };
-
 /// What the node says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {

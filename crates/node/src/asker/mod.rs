@@ -5,6 +5,7 @@ mod charge;
 mod classed;
 mod hit;
 mod lease;
+mod probe;
 mod recorded;
 mod soft;
 
@@ -13,9 +14,7 @@ use std::{
     sync::{Arc, MutexGuard, atomic::Ordering},
 };
 
-use acequia_limits::{
-    Algorithm, CellTag, Mode, Now, Reason, Request, Verdict, algorithm::State, limit::NoWait, verdict::NEVER,
-};
+use acequia_limits::{Algorithm, CellTag, Mode, Now, Request, Verdict, algorithm::State};
 use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
@@ -25,7 +24,7 @@ pub use self::{
     soft::Warning,
 };
 use self::{
-    answer::{JOURNAL_RETRY_NS, UNLIMITED, decide, decide_one, denied, is_short},
+    answer::{decide, decide_one, is_short},
     hit::{Called, Hit, Place},
 };
 use crate::{
@@ -44,9 +43,6 @@ use crate::{
 const HITS_INLINE: usize = 4;
 /// The most descriptors in a request: their set is kept in one word.
 pub const DESCRIPTORS_MAX: usize = 64;
-/// A denial says no longer wait than this where a region has not what is its own, or never had any: loans end, and rights
-/// are asked for anew, in about this time.
-const ASK_SELDOM_NS: u64 = 4_000_000_000;
 
 /// How a question is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -458,225 +454,12 @@ impl<'a> Check<'a, '_> {
         if hit.place == Place::Shared { units.fold(0, u64::saturating_add) } else { 0 }
     }
 
-    fn exempt(&self, hit: &Hit) -> LimitAnswer {
-        LimitAnswer {
-            limit: hit.limit,
-            tag: hit.tag,
-            verdict: UNLIMITED,
-            outcome: Outcome::Unlimited,
-            reason: Reason::Unlimited,
-            descriptors: hit.descriptors,
-            units: hit.units,
-            budget: self.global(hit).budget(),
-            hope_ns: 0,
-            class: hit.class(),
-            is_charged: false,
-            numbers: hit.numbers,
-        }
-    }
-
-    /// Adds what the limit says to the answer; gives the state of a cell that is not there yet.
-    /// `before`: units that the request takes from the same shared cell already.
-    #[inline]
-    fn probe(
-        &self,
-        hit: &mut Hit,
-        before: u64,
-        cells: &mut Cells,
-        shared: Option<&mut Shared>,
-        answer: &mut Answer,
-    ) -> Option<State> {
-        let algorithm = self.algorithm(hit);
-        let active = self.limit(hit);
-        let mut state = None;
-        let mut over = Reason::OverLimit;
-        let mut leased = 0;
-        let mut verdict = match hit.place {
-            Place::At(place) => {
-                let cell = cells.table.at(place);
-                match cell.heap_place() {
-                    None => algorithm.probe(&cell.words, self.now, hit.units, hit.tag.salt()),
-                    Some(at) => {
-                        let cell = cells.heap_mut(at);
-                        match cell.account.as_deref_mut() {
-                            None => {
-                                leased = cell.leased();
-                                algorithm.probe(&cell.words, self.now, hit.units, hit.tag.salt())
-                            }
-                            Some(account) => self.probe_shared(hit, account, &mut cell.words),
-                        }
-                    }
-                }
-            }
-            Place::Absent | Place::Shared => {
-                let usage = shared.and_then(|shared| self.shared_cell(hit, shared));
-                over = if usage.is_some() { Reason::Overflow } else { over };
-                let initial = match usage {
-                    Some(cell) if algorithm.is_inline() => State::Inline([cell.words[0], cell.words[1]]),
-                    Some(cell) => State::Heap(cell.words.clone()),
-                    None => self.initial(hit),
-                };
-                let units = hit.units.saturating_add(before);
-                let verdict = algorithm.probe(initial.words(), self.now, units, hit.tag.salt());
-                state = Some(initial);
-                verdict
-            }
-        };
-        if (leased != 0 || hit.classed.leaves_some()) && hit.account == Called::None {
-            verdict = self.keep_back(hit, (before, leased), verdict, (cells, state.as_ref()));
-        }
-        let mut hope_ns = 0;
-        let (verdict, reason) = if !verdict.allowed {
-            let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
-            let (verdict, reason) = self.why_denied(hit, verdict, over);
-            // A look asks nobody, and a cell that new ones share is nobody else's.
-            if is_short(reason) && self.ask.charge && hit.charges && hit.place != Place::Shared {
-                hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
-            }
-            (verdict, reason)
-        } else if hit.place == Place::Shared && self.ask.holds {
-            // What new cells share is nobody's to hold.
-            (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
-        } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {
-            (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
-        } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
-            (denied(verdict, hit.units, verdict.delay_ns), Reason::OverLimit)
-        } else if let Some(soft) = &active.limit.soft
-            && let Some(slowed) = self.throttle(hit, soft, verdict, cells)
-        {
-            slowed
-        } else {
-            (verdict, Reason::WithinLimit)
-        };
-        let outcome = match (verdict.allowed, active.limit.spec.mode) {
-            (true, _) => Outcome::Allow,
-            (false, Mode::Shadow) => Outcome::ShadowDeny,
-            (false, _) => Outcome::Deny,
-        };
-        answer.limits.push(LimitAnswer {
-            limit: hit.limit,
-            tag: hit.tag,
-            verdict,
-            outcome,
-            reason,
-            descriptors: hit.descriptors,
-            units: hit.units,
-            budget: self.global(hit).budget(),
-            hope_ns,
-            class: hit.class(),
-            is_charged: false,
-            numbers: hit.numbers,
-        });
-        state
-    }
-
-    #[cold]
-    fn why_denied(&self, hit: &Hit, verdict: Verdict, over: Reason) -> (Verdict, Reason) {
-        let budget = self.global(hit).budget();
-        if hit.units > budget.saturating_sub(hit.leaves(budget)) {
-            return (verdict, Reason::CostTooHigh);
-        }
-        let reason = if let Some(reason) = self.node.owns_nothing() {
-            reason
-        } else if self.is_forgotten(hit) {
-            Reason::Restarted
-        } else {
-            over
-        };
-        // More than this region holds now, but not more than the limit. While others may send what is missed, that is soon;
-        // and what is lent away comes back with the next exchange of demand, or when it ends, long before the little that is
-        // left would do.
-        let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
-        let is_shared = is_short(reason) && hit.place != Place::Shared;
-        let most_ns = match verdict.retry_after_ns {
-            _ if is_shared && hope_ns > 0 => self.node.ask_again_ns(),
-            _ if is_shared && hit.has_lent => ASK_SELDOM_NS,
-            NEVER if is_shared => ASK_SELDOM_NS,
-            NEVER => self.node.ask_again_ns(),
-            known => known,
-        };
-        (Verdict { retry_after_ns: verdict.retry_after_ns.min(most_ns), ..verdict }, reason)
-    }
-
-    /// What a cell that is shared with other regions says: its loans are settled first.
-    #[inline]
-    fn probe_shared(&self, hit: &mut Hit, account: &mut Account, words: &mut Vec<u64>) -> Verdict {
-        if account.is_due(self.now) {
-            self.settle_account(hit, account, words);
-        }
-        let mut verdict = hit.probe(&account.algorithm, words, self.now, (hit.units, account.leased()));
-        if self.is_leased(&account.algorithm) && !account.may_lease(hit.units) && verdict.allowed {
-            verdict = denied(verdict, hit.units, ASK_SELDOM_NS);
-        }
-        // What only watches moves no rights, and neither does a look.
-        let counts = self.ask.is_demand() && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
-        let calls = counts && {
-            // What a class leaves to others must be there too.
-            let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));
-            account.offer((hit.units, needed), &verdict, self.now)
-        };
-        if !verdict.allowed {
-            hit.has_lent = !account.book().lent().is_empty();
-            hit.hope_ns = Some(account.hope_ns(&self.node.elsewhere.hope(), self.now));
-        }
-        hit.account = if calls { Called::Calls } else { Called::Quiet };
-        verdict
-    }
-
-    #[cold]
-    fn settle_account(&self, hit: &Hit, account: &mut Account, words: &mut Vec<u64>) {
-        let ground = self.ground(hit);
-        account.settle(words, &ground, self.now, &*self.node.sessions());
-    }
-
     /// Brings a shared cell to the numbers that its limit has now.
     #[cold]
     fn renumber(&self, hit: &Hit, numbers: u16, cell: &mut HeapCell) {
         let (key, which) = ((self.limit(hit).slot, hit.tag), None);
         let visit = Visit { node: self.node, catalogue: self.catalogue, key, now: self.now, which };
         visit.renumber(cell, (numbers, hit.numbers), &self.ground(hit));
-    }
-
-    /// While the journal cannot be written, only what it already holds may be spent.
-    fn must_be_held(&self, active: &Active) -> bool {
-        active.durable && self.ask.charge && self.node.is_journal_down()
-    }
-
-    #[cold]
-    fn is_held(&self, hit: &Hit, algorithm: &Algorithm, cells: &mut Cells) -> bool {
-        let Place::At(place) = hit.place else { return false };
-        let Some(at) = cells.table.at(place).heap_place() else { return false };
-        let progress = self.node.progress();
-        cells.with_heap_cell(at, |cell| {
-            cell.forget_held_if_renumbered();
-            let account = cell.account.take();
-            let algorithm = account.as_ref().map_or(algorithm, |account| &account.algorithm);
-            let held = cell.would_hold(algorithm, self.now, hit.units, hit.tag.salt(), progress);
-            cell.account = account;
-            held
-        })
-    }
-
-    /// Says what is left where nothing was charged.
-    fn leave(&self, hit: &Hit, state: Option<&State>, cells: &Cells, limit: &mut LimitAnswer) {
-        let words = match (state, hit.place) {
-            (Some(state), _) => state.words(),
-            (None, Place::At(place)) => cells.words(cells.table.at(place)),
-            (None, Place::Absent | Place::Shared) => return,
-        };
-        let account = match hit.place {
-            Place::At(place) => cells.account(place),
-            Place::Absent | Place::Shared => None,
-        };
-        let algorithm = account.map_or(self.algorithm(hit), |account| &account.algorithm);
-        let untouched = algorithm.probe(words, self.now, 0, hit.tag.salt());
-        let leased = match hit.place {
-            Place::At(place) => cells.leased(place),
-            Place::Absent | Place::Shared => 0,
-        };
-        let kept = hit.leaves(algorithm.budget()).saturating_add(leased);
-        limit.verdict.remaining = untouched.remaining.saturating_sub(kept);
-        limit.verdict.reset_after_ns = untouched.reset_after_ns;
     }
 
     /// The state of a cell that was never charged since the start.
