@@ -1,0 +1,495 @@
+//! The limits in force, and how one set of them gives way to the next.
+//!
+//! A catalogue is a snapshot: checks read one without a lock, a change makes another. Cells outlive
+//! both. What ties them to limits is the *slot*, one for each [`LimitId`] ever seen, and the
+//! *numbers*: every set of numbers a slot has had, so that a cell written under old ones is carried
+//! over, debt and all, when it is next touched.
+
+mod registry;
+mod terms;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use acequia_limits::{
+    Algorithm, Descriptor, Limit, LimitId, Now,
+    algorithm::{Inline, State},
+    cell::Tagger,
+    selector::Condition,
+};
+use acequia_rights::broken::{Broken, broken};
+
+pub(crate) use self::{
+    registry::{Live, Registry, Unwritten},
+    terms::{Term, Terms},
+};
+use crate::{index::Index, local::Local, preference::Preference};
+
+/// The most limits, counting every one since the start: slots are 16 bits in a cell.
+const LIMITS_MAX: usize = u16::MAX as usize - 1;
+/// The most sets of numbers that one limit may have had since the start: 15 bits in a cell.
+const NUMBERS_MAX: usize = 1 << 15;
+
+/// The limits in force.
+#[derive(Debug, Default)]
+pub struct Catalogue {
+    /// Every limit, in the order of the file; what [`crate::LimitAnswer::limit`] counts in.
+    pub limits: Vec<Active>,
+    /// Whether there is a candidate among them.
+    pub has_candidates: bool,
+    /// Counts up with every change.
+    pub(crate) version: u64,
+    domains: BTreeMap<Box<[u8]>, Domain>,
+    /// By slot; slot 0 is none.
+    slots: Vec<Slot>,
+    /// The slots of the limits that there are now.
+    active: BTreeSet<u16>,
+}
+
+/// The limits of one domain.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) index: Index,
+    /// All of them, those that are off or not yet in force too.
+    pub(crate) limits: Vec<u32>,
+}
+
+/// A limit in a catalogue.
+#[derive(Clone, Debug)]
+pub struct Active {
+    /// The limit.
+    pub limit: Limit,
+    /// In force from this time on (wall clock, nanoseconds): a successor waits for the window of
+    /// the limit it replaces to end.
+    pub from_ns: Option<u64>,
+    /// In force before this time.
+    pub until_ns: Option<u64>,
+    /// Whether its cells are kept in the journal.
+    pub durable: bool,
+    /// Of a candidate, the limit that it may replace: its place in [`Catalogue::limits`], where that is enforced now.
+    pub live: Option<u32>,
+    pub(crate) slot: u16,
+    pub(crate) tagger: Tagger,
+    pub(crate) numbers: u16,
+    /// Those that follow in the order of [`Limit::number_sets`].
+    pub(crate) other_numbers: Vec<u16>,
+    /// Its own numbers, as this region enforces them.
+    pub(crate) local: Local,
+}
+
+impl Active {
+    /// A number that this limit keeps as long as the node runs, through every reload: from 1.
+    pub const fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    /// Whether it counts now.
+    pub fn is_in_force(&self, wall_ns: u64) -> bool {
+        self.from_ns.is_none_or(|from| wall_ns >= from) && self.until_ns.is_none_or(|until| wall_ns < until)
+    }
+
+    /// Every set of numbers that its cells may have, in the order of [`Limit::number_sets`].
+    pub(crate) fn all_numbers(&self) -> impl Iterator<Item = u16> {
+        std::iter::once(self.numbers).chain(self.other_numbers.iter().copied())
+    }
+
+    /// The numbers of a cell with an override, or none, and of a role where classes have cells of their own.
+    #[inline]
+    pub(crate) fn numbers_of(&self, number: Option<usize>, role: usize) -> u16 {
+        if number.is_none() && role == 0 { self.numbers } else { self.numbers_beside(number, role) }
+    }
+
+    #[cold]
+    fn numbers_beside(&self, number: Option<usize>, role: usize) -> u16 {
+        let each = if self.limit.classes.is_none() { 1 } else { self.limit.sets_each() };
+        match number.map_or(0, |number| number + 1) * each + role {
+            0 => self.numbers,
+            other => self.other_numbers[other - 1],
+        }
+    }
+
+    fn scheduled(&self) -> Scheduled {
+        Scheduled { limit: self.limit.clone(), from_ns: self.from_ns, until_ns: self.until_ns }
+    }
+
+    /// Limits of one name are told apart by when they are in force.
+    fn is_named_as(&self, limit: &Limit) -> bool {
+        self.limit.spec.domain == limit.spec.domain && self.limit.spec.name == limit.spec.name
+    }
+}
+
+/// Everything that cells of one [`LimitId`] have in common.
+#[derive(Clone, Debug)]
+struct Slot {
+    id: LimitId,
+    numbers: Vec<Numbers>,
+    /// Whether it was served before a restart, unjournalled.
+    empty_handed: bool,
+    /// Whether its cells are kept in the journal.
+    durable: bool,
+    preference: Arc<Preference>,
+}
+
+impl Slot {
+    fn new(id: LimitId, empty_handed: bool) -> Self {
+        Self { id, numbers: Vec::new(), empty_handed, durable: false, preference: Arc::default() }
+    }
+}
+
+/// One set of numbers of a limit.
+#[derive(Clone, Debug)]
+struct Numbers {
+    algorithm: Algorithm,
+    /// As this region enforces them: what cells are written under.
+    local: Local,
+    /// What a cell of a bucket owes of which nothing is known, because a crash forgot it: words under the largest local
+    /// numbers, zeros for nothing. It is carried over from one set of numbers to the next, as what a cell owes is.
+    forgotten: Inline,
+    began: Now,
+    /// Whose they are: an override's conditions; none for the limit's own numbers.
+    whose: Vec<Condition>,
+    /// Which cells, where classes have their own: see [`acequia_limits::classes::Classes::role_name`].
+    role: Option<Box<str>>,
+    /// When they were replaced by the next generation.
+    ended: Option<Now>,
+    /// Counts up whenever any of a limit's numbers change: all of them begin anew.
+    generation: u32,
+    /// An override's end, known beforehand (wall clock, nanoseconds).
+    until_ns: Option<u64>,
+}
+
+/// A limit and when it is in force: what a node must remember over a restart.
+#[derive(Clone, Debug)]
+pub struct Scheduled {
+    /// The limit.
+    pub limit: Limit,
+    /// As [`Active::from_ns`].
+    pub from_ns: Option<u64>,
+    /// As [`Active::until_ns`].
+    pub until_ns: Option<u64>,
+}
+
+impl Scheduled {
+    fn is_in_force(&self, wall_ns: u64) -> bool {
+        self.from_ns.is_none_or(|from| wall_ns >= from) && self.until_ns.is_none_or(|until| wall_ns < until)
+    }
+
+    /// When nothing that was spent under the limit can be spent again under another: its window's
+    /// end, or when all its cells are idle.
+    fn succession_at(&self, now: Now) -> u64 {
+        if self.limit.algorithm.has_common_edges() {
+            self.limit.algorithm.succession_at(now)
+        } else {
+            now.wall_ns.saturating_add(self.limit.horizon_ns())
+        }
+    }
+}
+
+/// What became of a limit when the catalogue changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// `domain/name`.
+    pub limit: String,
+    /// What became of it.
+    pub kind: ChangeKind,
+}
+
+/// The kinds of change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It was not there before.
+    Added,
+    /// It is enforced no more; its cells live until their windows end.
+    Removed,
+    /// It has new numbers, a new mode or new overrides, and keeps its cells.
+    Renumbered,
+    /// It measures something else, and replaces the limit of its name, which holds on until this
+    /// time: its window's end, or when its cells are idle.
+    Succeeds {
+        /// Wall clock, nanoseconds.
+        at_ns: u64,
+    },
+}
+
+/// Why a catalogue was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CatalogueFault {
+    /// Two limits of one name.
+    #[error("two limits are named {0}: names are unique in a domain, rename one")]
+    Twice(String),
+    /// Too many limits since the start.
+    #[error("more than {LIMITS_MAX} different limits since the start: restart the node")]
+    TooManyLimits,
+    /// Too many changes of one limit since the start.
+    #[error("{0} has had more than {NUMBERS_MAX} sets of numbers since the start: restart the node")]
+    TooManyNumbers(String),
+}
+
+impl Catalogue {
+    pub(crate) fn domain(&self, domain: &[u8]) -> Option<&Domain> {
+        self.domains.get(domain)
+    }
+
+    /// A number that counts up with every change.
+    pub const fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The limits of a domain, by their number in [`Catalogue::limits`].
+    pub fn limits_of(&self, domain: &[u8]) -> &[u32] {
+        self.domains.get(domain).map_or(&[], |domain| &domain.limits)
+    }
+
+    /// The whole limit's algorithm, of all regions together, under a set of numbers.
+    pub(crate) fn global(&self, slot: u16, numbers: u16) -> Option<&Algorithm> {
+        Some(&self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.algorithm)
+    }
+
+    /// The numbers that cells were written under, as this region enforces them.
+    #[inline]
+    pub(crate) fn local(&self, slot: u16, numbers: u16) -> Option<&Local> {
+        Some(&self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.local)
+    }
+
+    /// Numbers that a cell of which nothing is known may have.
+    pub(crate) fn newest_numbers(&self, slot: u16) -> Option<u16> {
+        self.least_of_today(slot, 0, None)
+    }
+
+    /// The numbers that a cell written under `numbers` has today, as far as can be said without its
+    /// descriptor: the same override's where the overrides are the same, and else the least of all.
+    pub(crate) fn heir(&self, slot: u16, numbers: u16, salt: u32, now: Now) -> Option<u16> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let own = list.get(usize::from(numbers))?;
+        if !self.is_over(slot, numbers, now) {
+            return Some(numbers);
+        }
+        let of = |generation: u32| -> Vec<u16> {
+            (0..list.len() as u16).filter(|n| list[usize::from(*n)].generation == generation).collect()
+        };
+        let today = list.iter().find(|n| n.ended.is_none())?.generation;
+        let (old, new) = (of(own.generation), of(today));
+        let same = |(a, b): (&u16, &u16)| {
+            let (a, b) = (&list[usize::from(*a)], &list[usize::from(*b)]);
+            a.whose == b.whose && a.until_ns == b.until_ns && a.role == b.role
+        };
+        let place = old.iter().position(|n| *n == numbers)?;
+        let expired = own.until_ns.is_some_and(|until| now.wall_ns >= until);
+        if !expired && old.len() == new.len() && old.iter().zip(&new).all(same) {
+            return new.get(place).copied();
+        }
+        self.least_of_today(slot, salt, own.role.as_deref())
+    }
+
+    /// Which of a limit's sets of numbers a cell has: 0 for its own, and then one for each override.
+    pub(crate) fn which(&self, slot: u16, numbers: u16) -> Option<u16> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let generation = list.get(usize::from(numbers))?.generation;
+        let before = list[..usize::from(numbers)].iter().filter(|n| n.generation == generation).count();
+        u16::try_from(before).ok()
+    }
+
+    /// The other way round, of today's numbers. None of an override that is over.
+    pub(crate) fn numbers_of(&self, slot: u16, which: u16, now: Now) -> Option<u16> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let mut live = (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none());
+        live.nth(usize::from(which)).filter(|n| !self.is_over(slot, *n, now))
+    }
+
+    /// Of the numbers of a role, where one is named.
+    fn least_of_today(&self, slot: u16, salt: u32, role: Option<&str>) -> Option<u16> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let live = (0..list.len() as u16).filter(|n| {
+            let n = &list[usize::from(*n)];
+            n.ended.is_none() && (role.is_none() || n.role.as_deref() == role)
+        });
+        live.min_by_key(|n| {
+            let part = list[usize::from(*n)].local.part(salt);
+            (part.units, part.rate, *n)
+        })
+    }
+
+    /// Whether a limit's cells are kept in the journal, by its slot.
+    pub(crate) fn is_durable(&self, slot: u16) -> bool {
+        self.slots.get(usize::from(slot)).is_some_and(|slot| slot.durable)
+    }
+
+    /// Who is served first of the limit of a slot.
+    pub(crate) fn preference(&self, slot: u16) -> Option<&Preference> {
+        Some(&self.slots.get(usize::from(slot))?.preference)
+    }
+
+    /// When a set of numbers began.
+    pub(crate) fn began(&self, slot: u16, numbers: u16) -> Option<Now> {
+        Some(self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.began)
+    }
+
+    /// Whether the limit of a slot is one of those that there are now.
+    pub(crate) fn is_active(&self, slot: u16) -> bool {
+        self.active.contains(&slot) || broken(Broken::GiveOfRemoved)
+    }
+
+    /// The limit of a slot, in force or not.
+    pub(crate) fn id(&self, slot: u16) -> Option<LimitId> {
+        self.slots.get(usize::from(slot)).map(|slot| slot.id)
+    }
+
+    /// Whether a slot may have been charged before a restart that forgot it.
+    pub(crate) fn is_empty_handed(&self, slot: u16) -> bool {
+        self.slots.get(usize::from(slot)).is_some_and(|slot| slot.empty_handed)
+    }
+
+    /// The numbers with the fastest rate that a limit has had since this process started: any of them, where it has no rate.
+    pub(crate) fn fastest(&self, slot: u16) -> Option<&Algorithm> {
+        fastest(self.slots.get(usize::from(slot))?.numbers.iter())
+    }
+
+    /// What a cell of a bucket may owe of which nothing is known, and the numbers that say what that means.
+    pub(crate) fn forgotten(&self, slot: u16, numbers: u16) -> Option<(&Algorithm, Inline)> {
+        let numbers = self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?;
+        Some((numbers.local.most(), numbers.forgotten))
+    }
+
+    /// Of a limit's live numbers, those under which the most is owed that a crash forgot, if any is.
+    pub(crate) fn most_forgotten(&self, slot: u16, now: Now) -> Option<(&Algorithm, Inline)> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let live = list.iter().filter(|numbers| numbers.ended.is_none());
+        let all = live.map(|numbers| (numbers.local.most(), numbers.forgotten));
+        all.max_by_key(|(most, words)| most.owed(words, now))
+            .filter(|(most, words)| most.owed(words, now) > 0)
+    }
+
+    /// All that a crash forgot of buckets and that is not over, by limit, those that were removed too.
+    pub(crate) fn all_forgotten(&self, now: Now) -> impl Iterator<Item = (LimitId, &Algorithm, Inline)> {
+        let of = move |slot: usize| {
+            let (most, words) = self.most_forgotten(slot as u16, now)?;
+            Some((self.slots[slot].id, most, words))
+        };
+        (0..self.slots.len()).filter_map(of)
+    }
+
+    /// The fewest units that any cell of a limit may have, whatever numbers it has: what a crash presumes to be spent.
+    pub(crate) fn least_units(&self, slot: u16, salt: u32) -> u64 {
+        let numbers = self.least_of_today(slot, salt, None).and_then(|numbers| self.local(slot, numbers));
+        numbers.map_or(0, |local| local.part(salt).units)
+    }
+
+    /// Whether numbers were replaced, or are those of an override that has ended: cells under them
+    /// are another set's now.
+    pub(crate) fn is_over(&self, slot: u16, numbers: u16, now: Now) -> bool {
+        let list = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers);
+        list.and_then(|list| list.get(usize::from(numbers)))
+            .is_some_and(|n| n.ended.is_some() || n.until_ns.is_some_and(|until| now.wall_ns >= until))
+    }
+
+    /// Carries a state over from the numbers it was written under to those that its descriptor has
+    /// now, through all that it had in between. Where it cannot be known when numbers changed, the
+    /// larger debt counts.
+    pub(crate) fn carry(
+        &self,
+        slot: u16,
+        from: u16,
+        to: u16,
+        words: &[u64],
+        now: Now,
+        (descriptor, salt): (&Descriptor<'_>, u32),
+    ) -> State {
+        let list = &self.slots[usize::from(slot)].numbers;
+        let (mut at, mut words, mut since) = (from, words.to_vec(), Now::at(0));
+        loop {
+            let old = &list[usize::from(at)];
+            let until = old.until_ns.filter(|until| now.wall_ns >= *until).map(|until| {
+                let ago = now.wall_ns - until;
+                Now { steady_ns: now.steady_ns.saturating_sub(ago), wall_ns: until }
+            });
+            let (then, generation) = match (old.ended, until) {
+                (Some(ended), Some(until)) if until.wall_ns < ended.wall_ns => (until, old.generation),
+                (Some(ended), _) => (ended, old.generation + 1),
+                (None, Some(until)) => (until, old.generation),
+                (None, None) => (now, old.generation),
+            };
+            let whose = |n: &&u16| {
+                let n = &list[usize::from(**n)];
+                n.until_ns.is_none_or(|until| then.wall_ns < until)
+                    && n.whose.iter().all(|c| c.holds(descriptor))
+            };
+            // A limit's own numbers come first in a generation, and count last.
+            let is_of = |n: &u16| {
+                let n = &list[usize::from(*n)];
+                n.generation == generation && n.role == old.role
+            };
+            let all: Vec<u16> = (0..list.len() as u16).filter(is_of).collect();
+            let next = match (old.ended, until) {
+                (None, None) => to,
+                _ => all.iter().skip(1).find(whose).or(all.first()).copied().unwrap_or(to),
+            };
+            let (algorithm, written) = (list[usize::from(next)].local.at(salt), old.local.at(salt));
+            let then = then.max(since).min(now);
+            let mut state = algorithm.convert(written, &words, then);
+            if old.ended.is_none() && until.is_none() {
+                // The clock went back, or the cell has two names: nobody knows when this was.
+                let began = list[usize::from(next)].began.min(now);
+                let early = algorithm.convert(written, &words, began);
+                if algorithm.covers(early.words(), state.words(), now) {
+                    state = early;
+                }
+            }
+            if next == to {
+                return state;
+            }
+            words = state.words().to_vec();
+            since = then;
+            at = next;
+        }
+    }
+
+    /// Whether a cell says no more than an absent one, under the numbers it was written under and
+    /// under any of those that have come after.
+    pub(crate) fn is_idle(&self, slot: u16, numbers: u16, salt: u32, words: &[u64], now: Now) -> bool {
+        self.is_idle_as(slot, numbers, |local| local.at(salt), words, now)
+    }
+
+    /// As [`Catalogue::is_idle`], of a cell that new cells share.
+    pub(crate) fn is_idle_shared(&self, slot: u16, numbers: u16, words: &[u64], now: Now) -> bool {
+        self.is_idle_as(slot, numbers, Local::least, words, now)
+    }
+
+    fn is_idle_as(
+        &self,
+        slot: u16,
+        numbers: u16,
+        of: impl Fn(&Local) -> &Algorithm,
+        words: &[u64],
+        now: Now,
+    ) -> bool {
+        let Some(list) = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers) else { return false };
+        let Some(own) = list.get(usize::from(numbers)) else { return false };
+        let written = of(&own.local);
+        let idle = written.is_idle(words, now);
+        if !idle || !self.is_over(slot, numbers, now) {
+            return idle;
+        }
+        let until = own.until_ns.filter(|until| now.wall_ns >= *until).map(|until| {
+            let ago = now.wall_ns - until;
+            Now { steady_ns: now.steady_ns.saturating_sub(ago), wall_ns: until }
+        });
+        let over = match (own.ended, until) {
+            (Some(ended), Some(until)) => ended.min(until),
+            (Some(then), None) | (None, Some(then)) => then,
+            (None, None) => now,
+        };
+        written.is_idle(words, over)
+            || list.iter().filter(|n| n.generation >= own.generation).all(|n| {
+                let later = of(&n.local);
+                let state = later.convert(written, words, over);
+                later.is_idle(state.words(), now)
+            })
+    }
+}
+
+/// Of some numbers, those with the fastest rate.
+fn fastest<'n>(all: impl Iterator<Item = &'n Numbers>) -> Option<&'n Algorithm> {
+    all.map(|numbers| &numbers.algorithm).reduce(|a, b| if a.is_slower(b) { b } else { a })
+}
