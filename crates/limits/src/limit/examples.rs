@@ -1,0 +1,34 @@
+//! Limits to test with, as an operator writes them.
+
+use std::collections::BTreeMap;
+
+use super::{BySpec, Charge, LimitSpec, Mode, OneOrMany, TokenBucketSpec};
+
+pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
+    LimitSpec {
+        name: "per-key".into(),
+        domain: "shop".into(),
+        when: BTreeMap::new(),
+        by: vec![BySpec::Key("api_key".into())],
+        cost: None,
+        token_bucket: Some(TokenBucketSpec { rate: rate.into(), burst }),
+        leaky_bucket: None,
+        fixed_window: None,
+        sliding_window: None,
+        quota: None,
+        mode: Mode::Enforce,
+        candidate_for: None,
+        charge: Charge::Together,
+        sharing: None,
+        classes: None,
+        warn_at: Vec::new(),
+        throttle: None,
+        unlimited: BTreeMap::new(),
+        overrides: Vec::new(),
+    }
+}
+
+pub(super) fn override_with(fields: &[(&str, &str)]) -> LimitSpec {
+    let fields = fields.iter().map(|(k, v)| ((*k).to_owned(), OneOrMany(vec![(*v).to_owned()])));
+    LimitSpec { overrides: vec![fields.collect()], ..bucket("60/s", 120) }
+}

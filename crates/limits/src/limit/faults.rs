@@ -1,0 +1,605 @@
+//! Reads what an operator wrote, and gathers every fault in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    AddressSpec, BySpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec, NAME_BYTES_MAX, OneOrMany,
+    Override, PATTERNS_MAX, PRIORITIES_MAX, QuotaSpec, Sharing, SharingSpec, SlidingWindowSpec, Soft,
+    Throttle, ThrottleSpec, TokenBucketSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, canonical_address,
+    parse_instant_ns,
+};
+use crate::{
+    Algorithm, PERIOD_NS_MAX, UNITS_MAX,
+    calendar::{Calendar, Period},
+    classes::{Classes, percent},
+    meter::Meter,
+    notation::{Rate, format_duration_ns, parse_duration_ns},
+    selector::{By, Condition, Prefix},
+    sliding::{
+        APPROXIMATE_UNITS_MAX, LOG_UNITS_MAX, SLOTS_DEFAULT, SLOTS_MAX, SlidingApproximate, SlidingLog,
+        SlidingSlots,
+    },
+    window::{Edges, FixedWindow},
+};
+
+/// Requests that a throttle lets wait: as many as it lets pass in this time.
+const THROTTLE_QUEUE_NS: u64 = 1_000_000_000;
+
+/// Something in a limit that cannot be enforced, and how to mend it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+#[error("{what}")]
+pub struct Fault {
+    /// The field at fault, such as `burst`.
+    pub field: String,
+    /// What is wrong, and a way to mend it.
+    pub what: String,
+}
+
+/// Gathers every fault of a limit, so that an operator mends them in one go.
+#[derive(Default)]
+pub(super) struct Faults(pub(super) Vec<Fault>);
+
+impl Faults {
+    pub(super) fn add(&mut self, field: &str, what: String) {
+        self.0.push(Fault { field: field.to_owned(), what });
+    }
+
+    fn take<T>(&mut self, field: &str, result: Result<T, String>) -> Option<T> {
+        result.map_err(|what| self.add(field, what)).ok()
+    }
+
+    pub(super) fn name(&mut self, field: &str, text: &str) {
+        let fits = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\\' | '[' | ']');
+        if text.is_empty() || text.len() > NAME_BYTES_MAX || !text.chars().all(fits) {
+            self.add(
+                field,
+                format!(
+                    "a {field} is 1 to {NAME_BYTES_MAX} letters, digits and signs, without spaces, quotes and brackets: {text:?}"
+                ),
+            );
+        } else if field == "name" && text.contains('/') {
+            self.add(field, format!("a name has no slash, which ends the domain in shop/{text}"));
+        }
+    }
+
+    pub(super) fn sharing(&mut self, spec: &SharingSpec) -> Sharing {
+        let wait_ns = spec.wait.as_deref().and_then(|text| self.wait(text));
+        let part = |text: &str| {
+            percent(text)
+                .ok_or_else(|| format!("{text:?} is no part of a share: write 0% to 100%, such as \"20%\""))
+        };
+        let floor_percent = spec.floor.as_deref().and_then(|text| self.take("floor", part(text)));
+        if spec.priority.len() > PRIORITIES_MAX {
+            self.add("priority", format!("more than {PRIORITIES_MAX} regions in one `priority`"));
+        }
+        let mut seen = BTreeSet::new();
+        for region in &spec.priority {
+            if !seen.insert(region) {
+                self.add("priority", format!("region {region} is in `priority` twice"));
+            }
+        }
+        let floor_percent = floor_percent.unwrap_or(0);
+        Sharing { wait_ns, floor_percent, priority: spec.priority.clone() }
+    }
+
+    pub(super) fn classes(
+        &mut self,
+        spec: &LimitSpec,
+        whole: &Algorithm,
+        overrides: &[Override],
+        cost: u64,
+    ) -> Option<Classes> {
+        let classes = match Classes::new(spec.classes.as_ref()?, whole) {
+            Ok(classes) => classes,
+            Err(faults) => {
+                self.0.extend(faults);
+                return None;
+            }
+        };
+        if classes.is_separate() {
+            if let Some(what) = overrides.iter().find_map(|o| classes.misfit(&o.algorithm)) {
+                self.add("overrides", format!("with the numbers of an override, {what}"));
+            }
+            let pieces = classes.roles.iter().map(|role| classes.piece(*role, whole).budget());
+            let most = pieces.max().unwrap_or(0);
+            if cost > most {
+                self.add(
+                    "cost",
+                    format!("a cost of {cost} can never pass any class of at most {most} units: lower it"),
+                );
+            }
+        }
+        Some(classes)
+    }
+
+    pub(super) fn soft(&mut self, spec: &LimitSpec, algorithm: &Algorithm) -> Option<Soft> {
+        if spec.warn_at.is_empty() && spec.throttle.is_none() {
+            return None;
+        }
+        if spec.warn_at.len() > WARNINGS_MAX {
+            self.add(
+                "warn_at",
+                format!("more than {WARNINGS_MAX} warnings: keep those that somebody acts on"),
+            );
+        }
+        if let Some(percent) = spec.warn_at.iter().find(|percent| !(1..=100).contains(*percent)) {
+            self.add("warn_at", format!("a warning at {percent}: write 1 to 100, in percent of the limit"));
+        }
+        if spec.warn_at.windows(2).any(|pair| pair[0] >= pair[1]) {
+            self.add("warn_at", "warnings rise, each once: write them as [80, 90, 100]".to_owned());
+        }
+        let throttle = spec.throttle.as_ref().and_then(|throttle| self.throttle(throttle, algorithm));
+        Some(Soft { warn_at: spec.warn_at.clone(), throttle })
+    }
+
+    fn throttle(&mut self, spec: &ThrottleSpec, algorithm: &Algorithm) -> Option<Throttle> {
+        if !(1..=99).contains(&spec.from) {
+            let from = spec.from;
+            self.add("throttle", format!("a throttle from {from}: write 1 to 99, in percent of the limit"));
+        }
+        if algorithm.has_rate() {
+            self.add(
+                "throttle",
+                "a bucket slows down by itself: a throttle is for windows and quotas".to_owned(),
+            );
+        }
+        let rate = self.take("throttle", Rate::parse(&spec.rate))?;
+        // What comes in one second waits its turn; more is denied.
+        let queue = Meter::new(rate, 1).units_at_most_in(THROTTLE_QUEUE_NS).max(1);
+        Some(Throttle { from_percent: spec.from, meter: Meter::new(rate, queue) })
+    }
+
+    fn wait(&mut self, text: &str) -> Option<u64> {
+        // A duration is above 0 everywhere else.
+        if text.trim() == "0s" {
+            return Some(0);
+        }
+        let wait_ns = self.take("wait", parse_duration_ns(text))?;
+        if wait_ns > WAIT_NS_MAX {
+            let most = format_duration_ns(WAIT_NS_MAX);
+            self.add("wait", format!("a wait is at most {most}, since callers give up: {text:?}"));
+        }
+        Some(wait_ns)
+    }
+
+    pub(super) fn conditions(&mut self, field: &str, spec: &BTreeMap<String, OneOrMany>) -> Vec<Condition> {
+        if spec.len() > KEYS_MAX {
+            self.add(field, format!("more than {KEYS_MAX} keys in one `{field}`"));
+        }
+        for (key, values) in spec {
+            if key.is_empty() {
+                self.add(field, format!("an empty key in `{field}`"));
+            }
+            if values.0.is_empty() || values.0.len() > PATTERNS_MAX {
+                self.add(
+                    field,
+                    format!("`{field}` {key} needs 1 to {PATTERNS_MAX} values; \"*\" is any value"),
+                );
+            }
+        }
+        spec.iter().map(|(key, values)| Condition::new(key, values.0.iter().map(String::as_str))).collect()
+    }
+
+    pub(super) fn by(&mut self, spec: &[BySpec]) -> Vec<By> {
+        let mut by = Vec::new();
+        let mut seen = BTreeSet::new();
+        if spec.len() > KEYS_MAX {
+            self.add("by", format!("more than {KEYS_MAX} entries in one `by`"));
+        }
+        for entry in spec {
+            let (key, prefix) = match entry {
+                BySpec::Key(key) => (key, None),
+                BySpec::Address(AddressSpec { ip, v4, v6 }) => {
+                    if *v4 > 32 || *v6 > 128 {
+                        self.add(
+                            "by",
+                            format!("an IPv4 address has 32 bits and an IPv6 address 128, not {v4} and {v6}"),
+                        );
+                    }
+                    (ip, Some(Prefix { v4: (*v4).min(32), v6: (*v6).min(128) }))
+                }
+            };
+            if key.is_empty() {
+                self.add("by", "an empty key in `by`".to_owned());
+            }
+            if !seen.insert(key.clone()) {
+                self.add("by", format!("`by` names {key} twice"));
+            }
+            by.push(By { key: key.clone(), prefix });
+        }
+        by
+    }
+
+    pub(super) fn algorithm(&mut self, spec: &LimitSpec) -> Option<Algorithm> {
+        let mut found = Vec::new();
+        if let Some(s) = &spec.token_bucket {
+            found.push(("token_bucket", self.token_bucket(s)));
+        }
+        if let Some(s) = &spec.leaky_bucket {
+            found.push(("leaky_bucket", self.leaky_bucket(s)));
+        }
+        if let Some(s) = &spec.fixed_window {
+            found.push(("fixed_window", self.fixed_window(s)));
+        }
+        if let Some(s) = &spec.sliding_window {
+            found.push(("sliding_window", self.sliding_window(s)));
+        }
+        if let Some(s) = &spec.quota {
+            found.push(("quota", self.quota(s)));
+        }
+        match found.len() {
+            0 => {
+                self.add(
+                    "name",
+                    "no algorithm: add one of token_bucket, leaky_bucket, fixed_window, sliding_window, quota"
+                        .to_owned(),
+                );
+                None
+            }
+            1 => found.pop().and_then(|(_, algorithm)| algorithm),
+            _ => {
+                let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
+                self.add(
+                    names[1],
+                    format!(
+                        "{} in one limit: keep one, and write a second limit for the other",
+                        names.join(" and ")
+                    ),
+                );
+                None
+            }
+        }
+    }
+
+    fn token_bucket(&mut self, spec: &TokenBucketSpec) -> Option<Algorithm> {
+        self.meter(&spec.rate, "burst", spec.burst).map(Algorithm::TokenBucket)
+    }
+
+    fn leaky_bucket(&mut self, spec: &LeakyBucketSpec) -> Option<Algorithm> {
+        self.meter(&spec.rate, "queue", spec.queue).map(Algorithm::LeakyBucket)
+    }
+
+    fn meter(&mut self, rate: &str, field: &str, capacity: u64) -> Option<Meter> {
+        let rate = self.take("rate", Rate::parse(rate));
+        if !(1..=UNITS_MAX).contains(&capacity) {
+            self.add(field, format!("a {field} is 1 to {UNITS_MAX}, not {capacity}"));
+            return None;
+        }
+        let meter = Meter::new(rate?, capacity);
+        if meter.refill_ns() > PERIOD_NS_MAX {
+            self.add(
+                field,
+                format!("a {field} of {capacity} takes more than 400d to come back at this rate: lower it, or write a quota"),
+            );
+            return None;
+        }
+        Some(meter)
+    }
+
+    fn fixed_window(&mut self, spec: &FixedWindowSpec) -> Option<Algorithm> {
+        let window_ns = self.window(&spec.window)?;
+        self.limit(spec.limit)?;
+        let edges = Edges::Every { window_ns, stagger: spec.stagger };
+        Some(Algorithm::FixedWindow(FixedWindow::new(spec.limit, edges)))
+    }
+
+    fn sliding_window(&mut self, spec: &SlidingWindowSpec) -> Option<Algorithm> {
+        let window_ns = self.window(&spec.window)?;
+        self.limit(spec.limit)?;
+        let limit = spec.limit;
+        match (spec.approximate, spec.slots) {
+            (true, Some(_)) => {
+                self.add(
+                    "slots",
+                    "an approximate window has no slots: leave out `slots` or `approximate`".to_owned(),
+                );
+                None
+            }
+            (true, None) if limit > APPROXIMATE_UNITS_MAX => {
+                self.add(
+                    "limit",
+                    format!(
+                        "an approximate window counts to {APPROXIMATE_UNITS_MAX}: leave out `approximate`"
+                    ),
+                );
+                None
+            }
+            (true, None) => Some(Algorithm::SlidingApproximate(SlidingApproximate { limit, window_ns })),
+            (false, Some(slots)) if !(1..=SLOTS_MAX).contains(&slots) => {
+                self.add("slots", format!("a window has 1 to {SLOTS_MAX} slots, not {slots}"));
+                None
+            }
+            (false, slots) => Some(sliding(limit, window_ns, slots)),
+        }
+    }
+
+    fn quota(&mut self, spec: &QuotaSpec) -> Option<Algorithm> {
+        self.limit(spec.limit)?;
+        let limit = spec.limit;
+        let period = match spec.per.as_str() {
+            "day" => Period::Day,
+            "week" => Period::Week,
+            "month" => Period::Month,
+            "year" => Period::Year,
+            rolling => {
+                let fault = || {
+                    format!("{rolling:?} is no period: day, week, month, year, or a duration such as \"30d\"")
+                };
+                let window_ns = self.take("per", parse_duration_ns(rolling).map_err(|_| fault()))?;
+                if window_ns < WINDOW_NS_MIN {
+                    self.add("per", format!("{rolling} is below the shortest period, 10ms"));
+                    return None;
+                }
+                if let Some(zone) = &spec.time_zone {
+                    self.add(
+                        "time_zone",
+                        format!("a period of {rolling} rolls and has no midnight: leave out {zone}, or use a calendar period"),
+                    );
+                    return None;
+                }
+                return Some(sliding(limit, window_ns, None));
+            }
+        };
+        let zone = spec.time_zone.as_deref().unwrap_or("UTC");
+        let calendar = self.take("time_zone", Calendar::new(period, zone))?;
+        Some(Algorithm::FixedWindow(FixedWindow::new(limit, Edges::Calendar(calendar))))
+    }
+
+    fn window(&mut self, text: &str) -> Option<u64> {
+        let window_ns = self.take("window", parse_duration_ns(text))?;
+        if window_ns < WINDOW_NS_MIN {
+            self.add("window", format!("{text} is below the shortest window, 10ms: use a token_bucket"));
+            return None;
+        }
+        Some(window_ns)
+    }
+
+    fn limit(&mut self, limit: u64) -> Option<()> {
+        if limit > UNITS_MAX {
+            self.add("limit", format!("a limit is at most {UNITS_MAX}, not {limit}"));
+            return None;
+        }
+        Some(())
+    }
+
+    pub(super) fn override_of(
+        &mut self,
+        spec: &LimitSpec,
+        fields: &BTreeMap<String, OneOrMany>,
+    ) -> Option<Override> {
+        let mut numbers = spec.clone();
+        let mut when = BTreeMap::new();
+        let (mut until_ns, mut why, mut changed) = (None, None, false);
+        let (mut author, mut granted) = (None, None);
+        let counts_by = |name: &str| spec.by.iter().any(|by| by.key() == name);
+        let before = self.0.len();
+        for (key, values) in fields {
+            let [text] = values.0.as_slice() else {
+                when.insert(key.clone(), values.clone());
+                continue;
+            };
+            match (key.as_str(), numbers.number(key)) {
+                ("until", _) => until_ns = self.take("until", parse_instant_ns(text)),
+                ("why", _) => why = Some(text.clone()),
+                ("author", _) if !counts_by("author") => author = Some(text.clone()),
+                ("granted", _) if !counts_by("granted") => {
+                    let units = text.parse().map_err(|_| format!("granted is a whole number, not {text:?}"));
+                    granted = self.take("granted", units);
+                }
+                (_, Some(number)) => {
+                    changed = true;
+                    if let Some(fault) = number.set(key, text) {
+                        self.add(key, fault);
+                    }
+                }
+                _ => {
+                    when.insert(key.clone(), values.clone());
+                }
+            }
+        }
+        for key in when.keys() {
+            let by = spec.by.iter().find(|by| by.key() == key);
+            match by {
+                None => self.add(
+                    key,
+                    format!(
+                        "an override names {key}, which is neither a number of this limit ({}) nor one of its `by`",
+                        spec.number_names().join(", ")
+                    ),
+                ),
+                // A cell has one set of numbers, so an override may not tell two of its values apart.
+                Some(BySpec::Address(AddressSpec { v4, v6, .. })) if (*v4, *v6) != (32, 128) => self.add(
+                    key,
+                    format!("an override for {key} needs whole addresses: count by v4: 32 and v6: 128"),
+                ),
+                Some(_) => {}
+            }
+        }
+        if when.is_empty() && !spec.by.is_empty() {
+            self.add(
+                "overrides",
+                "an override must say whose: name at least one entry of `by`, such as tenant: big-co"
+                    .to_owned(),
+            );
+        } else if when.is_empty() && until_ns.is_none() {
+            self.add(
+                "overrides",
+                "an override of a limit without `by`, which has one cell, needs an `until`: or change the limit's numbers"
+                    .to_owned(),
+            );
+        }
+        if !changed {
+            self.add(
+                "overrides",
+                format!("an override changes nothing: set {}", spec.number_names().join(" or ")),
+            );
+        }
+        for values in when.values_mut() {
+            for text in &mut values.0 {
+                let (not, address) = text.strip_prefix('!').map_or(("", text.as_str()), |rest| ("!", rest));
+                if let Some(canonical) = canonical_address(address) {
+                    *text = format!("{not}{canonical}");
+                }
+            }
+        }
+        let when = self.conditions("overrides", &when);
+        let algorithm = if self.0.len() == before { self.algorithm(&numbers) } else { None };
+        Some(Override { when, algorithm: algorithm?, until_ns, why, author, granted })
+    }
+}
+
+/// The log where it is small, slots where it is not or where they are asked for.
+fn sliding(limit: u64, window_ns: u64, slots: Option<u32>) -> Algorithm {
+    match slots {
+        None if limit <= LOG_UNITS_MAX => Algorithm::SlidingLog(SlidingLog { limit, window_ns }),
+        slots => {
+            Algorithm::SlidingSlots(SlidingSlots { limit, window_ns, slots: slots.unwrap_or(SLOTS_DEFAULT) })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Descriptor,
+        limit::{
+            Limit, Mode,
+            examples::{bucket, override_with},
+        },
+    };
+
+    #[track_caller]
+    fn refused(spec: LimitSpec, field: &str, word: &str) {
+        let faults = Limit::new(spec).expect_err("a fault");
+        assert!(
+            faults.iter().any(|fault| fault.field == field && fault.what.contains(word)),
+            "no fault in {field} that says {word}: {faults:?}"
+        );
+    }
+
+    #[test]
+    fn impossible_numbers_are_refused() {
+        refused(bucket("60/s", 0), "burst", "1 to");
+        refused(bucket("60/s", u64::MAX), "burst", "1 to");
+        refused(bucket("fast", 1), "rate", "60/s");
+        refused(bucket("1/d", 1_000), "burst", "400d");
+        refused(LimitSpec { name: "a b".into(), ..bucket("1/s", 1) }, "name", "spaces");
+        refused(LimitSpec { domain: String::new(), ..bucket("1/s", 1) }, "domain", "domain");
+        refused(LimitSpec { cost: Some(0), ..bucket("1/s", 1) }, "cost", "mode: off");
+        refused(LimitSpec { cost: Some(11), ..bucket("1/s", 10) }, "cost", "never pass");
+        let quota = |per: &str, zone: Option<&str>| LimitSpec {
+            token_bucket: None,
+            quota: Some(QuotaSpec { limit: 1, per: per.into(), time_zone: zone.map(Into::into) }),
+            ..bucket("1/s", 1)
+        };
+        refused(quota("fortnight", None), "per", "30d");
+        refused(quota("30d", Some("UTC")), "time_zone", "rolls");
+        refused(quota("day", Some("Mars/Olympus")), "time_zone", "IANA");
+    }
+
+    #[test]
+    fn how_regions_share_is_read_and_checked() {
+        let sharing = |wait: Option<&str>, floor: Option<&str>, priority: &[&str]| LimitSpec {
+            sharing: Some(SharingSpec {
+                wait: wait.map(Into::into),
+                floor: floor.map(Into::into),
+                priority: priority.iter().copied().map(Into::into).collect(),
+            }),
+            ..bucket("1/s", 1)
+        };
+        let read = |spec| Limit::new(spec).expect("a limit").sharing;
+        assert_eq!(read(sharing(None, None, &[])), Sharing::default());
+        assert_eq!(read(sharing(Some("0s"), None, &[])).wait_ns, Some(0));
+        let priority = vec!["eu".to_owned(), "us".to_owned()];
+        assert_eq!(
+            read(sharing(Some("50ms"), Some("20%"), &["eu", "us"])),
+            Sharing { wait_ns: Some(50_000_000), floor_percent: 20, priority }
+        );
+        refused(sharing(Some("2s"), None, &[]), "wait", "at most 1s");
+        refused(sharing(Some("soon"), None, &[]), "wait", "duration");
+        for floor in ["20", "101%", "-1%", "%", "a fifth"] {
+            refused(sharing(None, Some(floor), &[]), "floor", "0% to 100%");
+        }
+        refused(sharing(None, None, &["eu", "eu"]), "priority", "twice");
+        let many: Vec<String> = (0..=PRIORITIES_MAX).map(|n| format!("r{n}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        refused(sharing(None, None, &many), "priority", "more than 64");
+    }
+
+    #[test]
+    fn candidates_watch_and_are_for_another_limit() {
+        let candidate =
+            |name: &str, mode| LimitSpec { candidate_for: Some(name.into()), mode, ..bucket("1/s", 1) };
+        assert!(Limit::new(candidate("live", Mode::Shadow)).is_ok());
+        assert!(Limit::new(candidate("live", Mode::Off)).is_ok());
+        refused(candidate("live", Mode::Enforce), "candidate_for", "mode: shadow");
+        refused(candidate("per-key", Mode::Shadow), "candidate_for", "itself");
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        refused(LimitSpec { token_bucket: None, ..bucket("1/s", 1) }, "name", "no algorithm");
+        let two = LimitSpec {
+            fixed_window: Some(FixedWindowSpec { limit: 1, window: "1s".into(), stagger: false }),
+            ..bucket("1/s", 1)
+        };
+        refused(two, "fixed_window", "keep one");
+        let sliding = |spec| LimitSpec { token_bucket: None, sliding_window: Some(spec), ..bucket("1/s", 1) };
+        let window = SlidingWindowSpec { limit: 9, window: "1s".into(), slots: Some(9), approximate: true };
+        refused(sliding(window.clone()), "slots", "leave out");
+        refused(
+            sliding(SlidingWindowSpec { slots: Some(0), approximate: false, ..window.clone() }),
+            "slots",
+            "1 to",
+        );
+        refused(sliding(SlidingWindowSpec { window: "1ms".into(), ..window }), "window", "10ms");
+        let twice = vec![BySpec::Key("k".into()), BySpec::Key("k".into())];
+        refused(LimitSpec { by: twice, ..bucket("1/s", 1) }, "by", "twice");
+    }
+
+    #[test]
+    fn an_override_says_who_made_it_and_what_was_granted() {
+        let fields = [
+            ("api_key", "x"),
+            ("burst", "125"),
+            ("granted", "5"),
+            ("author", "ana"),
+            ("until", "2027-01-01"),
+        ];
+        let limit = Limit::new(override_with(&fields)).expect("a limit");
+        let made = &limit.overrides[0];
+        assert_eq!((made.author.as_deref(), made.granted, made.when.len()), (Some("ana"), Some(5), 1));
+        assert!(made.is_over(made.until_ns.expect("an end")) && !made.is_over(0));
+        refused(
+            override_with(&[("api_key", "x"), ("burst", "5"), ("granted", "-1")]),
+            "granted",
+            "whole number",
+        );
+
+        // Where it is what the limit counts by, it says whose.
+        let by = vec![BySpec::Key("author".into())];
+        let limit = Limit::new(LimitSpec { by, ..override_with(&[("author", "ana"), ("burst", "9")]) });
+        let made = &limit.expect("a limit").overrides[0];
+        assert_eq!((made.author.as_deref(), made.when.len()), (None, 1));
+    }
+
+    #[test]
+    fn the_one_cell_of_a_limit_has_other_numbers_for_a_time() {
+        let one = |fields: &[(&str, &str)]| LimitSpec { by: vec![], ..override_with(fields) };
+        let limit = Limit::new(one(&[("burst", "9"), ("until", "2027-01-01")])).expect("a limit");
+        let any = Descriptor { entries: &[], cost: None };
+        assert_eq!((limit.override_for(&any, 0), limit.override_for(&any, u64::MAX)), (Some(0), None));
+        refused(one(&[("burst", "9")]), "overrides", "needs an `until`");
+    }
+
+    #[test]
+    fn overrides_that_say_nothing_are_refused() {
+        refused(override_with(&[("api_key", "x")]), "overrides", "changes nothing");
+        refused(override_with(&[("rate", "1/s")]), "overrides", "whose");
+        refused(override_with(&[("api_key", "x"), ("brust", "5")]), "brust", "neither");
+        refused(override_with(&[("api_key", "x"), ("burst", "many")]), "burst", "whole number");
+        refused(override_with(&[("api_key", "x"), ("burst", "0")]), "burst", "1 to");
+        refused(override_with(&[("api_key", "x"), ("burst", "5"), ("until", "soon")]), "until", "2027");
+    }
+}

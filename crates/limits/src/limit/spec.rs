@@ -1,0 +1,429 @@
+//! A limit as an operator writes it.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize, de};
+
+use crate::{
+    classes::ClassesSpec,
+    notation::{format_duration_ns, parse_duration_ns},
+};
+
+/// A limit as it stands in the config.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitSpec {
+    /// Unique in its domain.
+    pub name: String,
+    /// The domain of the requests it is about.
+    pub domain: String,
+    /// Which descriptors it is about: all of these must hold.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub when: BTreeMap<String, OneOrMany>,
+    /// One cell for each combination of these entries' values; one cell in all where empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by: Vec<BySpec>,
+    /// What each unit of a request's cost weighs in this limit; 1 where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<u64>,
+    /// Refills at a rate up to a burst.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_bucket: Option<TokenBucketSpec>,
+    /// Lets units out at a constant rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leaky_bucket: Option<LeakyBucketSpec>,
+    /// So many units from one edge to the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixed_window: Option<FixedWindowSpec>,
+    /// So many units in every stretch of time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<SlidingWindowSpec>,
+    /// So many units a calendar period, or in every so many days.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<QuotaSpec>,
+    /// Enforce, watch, or neither.
+    #[serde(default)]
+    pub mode: Mode,
+    /// The limit of the same domain that this one may replace: it watches, and is compared with that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub candidate_for: Option<String>,
+    /// What is charged when another limit denies the request.
+    #[serde(default)]
+    pub charge: Charge,
+    /// How regions share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<SharingSpec>,
+    /// Classes of consumers, and what each may draw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classes: Option<ClassesSpec>,
+    /// Parts of the limit, in percent, at which to tell that so much is used: 1 to 100.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warn_at: Vec<u8>,
+    /// Slower before it is shut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<ThrottleSpec>,
+    /// Descriptors that this limit exempts: any of these.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unlimited: BTreeMap<String, OneOrMany>,
+    /// Other numbers for some cells; the first that fits counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overrides: Vec<BTreeMap<String, OneOrMany>>,
+}
+
+/// `sharing: { wait, floor, priority }`: how regions share a limit. It says who is served first and what is kept, never what
+/// may be spent in all.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharingSpec {
+    /// How long a denied request may wait for units that other regions have, such as `50ms`: at most
+    /// [`WAIT_NS_MAX`](super::WAIT_NS_MAX), `0s` for not at all. Where absent, one round trip if the cell has fewer units
+    /// than there are regions, and else not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<String>,
+    /// What of its own share each region keeps though others need it, such as `20%`; 0 where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<String>,
+    /// The regions that are served first where there is not enough, one after the other; all others come after them. At
+    /// most [`PRIORITIES_MAX`](super::PRIORITIES_MAX).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub priority: Vec<String>,
+}
+
+/// `throttle: { from, rate }`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThrottleSpec {
+    /// The part of the limit, in percent, from which on it slows down: 1 to 99.
+    pub from: u8,
+    /// How fast a cell goes from there on, such as `5/s`.
+    pub rate: String,
+}
+
+/// `token_bucket: { rate, burst }`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenBucketSpec {
+    /// Such as `60/s`.
+    pub rate: String,
+    /// Units that a full bucket holds: 1 to [`UNITS_MAX`](crate::UNITS_MAX).
+    pub burst: u64,
+}
+
+/// `leaky_bucket: { rate, queue }`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeakyBucketSpec {
+    /// Such as `2/s`.
+    pub rate: String,
+    /// Units that fit in the queue, the one that leaves next included: 1 to [`UNITS_MAX`](crate::UNITS_MAX).
+    pub queue: u64,
+    /// What callers that cannot wait are told when there would be a delay.
+    #[serde(default)]
+    pub no_wait: NoWait,
+}
+
+/// `fixed_window: { limit, window }`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FixedWindowSpec {
+    /// Units in a window; 0 denies everything.
+    pub limit: u64,
+    /// Such as `1h`. Edges are counted from the Unix epoch.
+    pub window: String,
+    /// Whether each cell has edges of its own, so that not all of them reset at once.
+    #[serde(default)]
+    pub stagger: bool,
+}
+
+/// `sliding_window: { limit, window }`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlidingWindowSpec {
+    /// Units in any window; 0 denies everything.
+    pub limit: u64,
+    /// Such as `1s`.
+    pub window: String,
+    /// Count in this many slots, whatever the limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<u32>,
+    /// Count by the weighted pair of counters, which is not a bound.
+    #[serde(default)]
+    pub approximate: bool,
+}
+
+/// `quota: { limit, per, time_zone }`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuotaSpec {
+    /// Units in a period; 0 denies everything.
+    pub limit: u64,
+    /// `day`, `week`, `month`, `year`, or a duration such as `30d` for a period that rolls.
+    pub per: String,
+    /// Whose days they are, such as `Europe/Berlin`; UTC where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_zone: Option<String>,
+}
+
+/// An entry of `by`: a key, or `{ ip: key, v4: bits, v6: bits }`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum BySpec {
+    /// Values as they are.
+    Key(String),
+    /// Addresses, by prefix.
+    Address(AddressSpec),
+}
+
+impl BySpec {
+    /// The entry's key.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Key(key) => key,
+            Self::Address(address) => &address.ip,
+        }
+    }
+}
+
+/// `{ ip: remote_address, v4: 32, v6: 64 }`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddressSpec {
+    /// The entry's key.
+    pub ip: String,
+    /// Bits of an IPv4 address that count; 32 where absent.
+    #[serde(default = "all_v4")]
+    pub v4: u8,
+    /// Bits of an IPv6 address that count; 64, one subnet, where absent.
+    #[serde(default = "subnet_v6")]
+    pub v6: u8,
+}
+
+const fn all_v4() -> u8 {
+    32
+}
+
+const fn subnet_v6() -> u8 {
+    64
+}
+
+/// A scalar or a list of them, as text.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct OneOrMany(pub Vec<String>);
+
+/// Whether a limit denies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// It does.
+    #[default]
+    Enforce,
+    /// It counts and reports, and never denies.
+    Shadow,
+    /// It does nothing.
+    Off,
+}
+
+/// What a limit charges when another limit denies the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Charge {
+    /// Nothing: all limits or none.
+    #[default]
+    Together,
+    /// What it would have charged alone.
+    Each,
+}
+
+/// What a leaky bucket tells callers that cannot wait, when there would be a delay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NoWait {
+    /// No.
+    #[default]
+    Deny,
+    /// Yes, as if they had waited.
+    Allow,
+}
+
+impl LimitSpec {
+    /// Takes out the overrides that count no more at `wall_ns`: no cell has them any more.
+    pub fn forget_ended(&mut self, wall_ns: u64) {
+        let is_over = |fields: &BTreeMap<String, OneOrMany>| {
+            let until = fields.get("until").and_then(|until| until.0.first());
+            until.and_then(|until| parse_instant_ns(until).ok()).is_some_and(|until| wall_ns >= until)
+        };
+        self.overrides.retain(|fields| !is_over(fields));
+    }
+
+    /// The number of units that an override replaces, and a grant raises: `burst`, `queue` or `limit`.
+    pub fn units_name(&self) -> Option<&'static str> {
+        self.number_names().into_iter().find(|name| *name != "rate")
+    }
+
+    pub(super) fn number(&mut self, key: &str) -> Option<Number<'_>> {
+        match key {
+            "rate" => match (&mut self.token_bucket, &mut self.leaky_bucket) {
+                (Some(spec), _) => Some(Number::Rate(&mut spec.rate)),
+                (None, Some(spec)) => Some(Number::Rate(&mut spec.rate)),
+                _ => None,
+            },
+            "burst" => self.token_bucket.as_mut().map(|spec| Number::Units(&mut spec.burst)),
+            "queue" => self.leaky_bucket.as_mut().map(|spec| Number::Units(&mut spec.queue)),
+            "limit" => match (&mut self.fixed_window, &mut self.sliding_window, &mut self.quota) {
+                (Some(spec), ..) => Some(Number::Units(&mut spec.limit)),
+                (_, Some(spec), _) => Some(Number::Units(&mut spec.limit)),
+                (.., Some(spec)) => Some(Number::Units(&mut spec.limit)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The numbers that an override may replace, by their names in a config.
+    pub fn number_names(&self) -> Vec<&'static str> {
+        let mut spec = self.clone();
+        ["rate", "burst", "queue", "limit"].into_iter().filter(|name| spec.number(name).is_some()).collect()
+    }
+
+    /// The numbers in a few words, such as `60/s, burst 120`.
+    pub fn numbers(&self) -> String {
+        if let Some(s) = &self.token_bucket {
+            format!("{}, burst {}", s.rate, s.burst)
+        } else if let Some(s) = &self.leaky_bucket {
+            format!("{}, queue {}", s.rate, s.queue)
+        } else if let Some(s) = &self.fixed_window {
+            format!("{} a {}", s.limit, s.window)
+        } else if let Some(s) = &self.sliding_window {
+            format!("{} in any {}", s.limit, s.window)
+        } else if let Some(s) = &self.quota {
+            match parse_duration_ns(&s.per) {
+                Ok(ns) => format!("{} in any {}", s.limit, format_duration_ns(ns)),
+                Err(_) => format!("{} a {}", s.limit, s.per),
+            }
+        } else {
+            String::new()
+        }
+    }
+}
+
+/// A number in a limit that an override may replace.
+pub(super) enum Number<'a> {
+    Rate(&'a mut String),
+    Units(&'a mut u64),
+}
+
+impl Number<'_> {
+    pub(super) fn set(self, key: &str, text: &str) -> Option<String> {
+        match self {
+            Self::Rate(rate) => {
+                text.clone_into(rate);
+                None
+            }
+            Self::Units(units) => match text.replace('_', "").parse() {
+                Ok(number) => {
+                    *units = number;
+                    None
+                }
+                Err(_) => Some(format!("{key} is a whole number, not {text:?}")),
+            },
+        }
+    }
+}
+
+/// A date (its midnight in UTC) or an RFC 3339 instant, in nanoseconds since the epoch.
+///
+/// # Errors
+/// What would do.
+pub fn parse_instant_ns(text: &str) -> Result<u64, String> {
+    let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| {
+        let date = text.parse::<jiff::civil::Date>().ok()?;
+        date.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
+    });
+    instant
+        .and_then(|instant| u64::try_from(instant.as_nanosecond()).ok())
+        .ok_or_else(|| format!("{text:?} is no time: write 2027-01-01 or 2027-01-01T12:00:00Z"))
+}
+
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = OneOrMany;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value or a list of values")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![text.to_owned()]))
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![number.to_string()]))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![number.to_string()]))
+            }
+
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![number.to_string()]))
+            }
+
+            fn visit_bool<E: de::Error>(self, truth: bool) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![truth.to_string()]))
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<OneOrMany, A::Error> {
+                let mut all = Vec::new();
+                while let Some(item) = items.next_element::<Self::Value>()? {
+                    all.extend(item.0);
+                }
+                Ok(OneOrMany(all))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for BySpec {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = BySpec;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an entry's key, or { ip: key, v4: bits, v6: bits }")
+            }
+
+            fn visit_str<E: de::Error>(self, key: &str) -> Result<BySpec, E> {
+                Ok(BySpec::Key(key.to_owned()))
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<BySpec, A::Error> {
+                AddressSpec::deserialize(de::value::MapAccessDeserializer::new(map)).map(BySpec::Address)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::examples::override_with;
+
+    #[test]
+    fn overrides_that_ended_are_forgotten() {
+        let mut spec = override_with(&[("api_key", "x"), ("burst", "9"), ("until", "2027-01-01T00:00:01Z")]);
+        let end_ns = parse_instant_ns("2027-01-01T00:00:01Z").expect("an instant");
+        spec.forget_ended(end_ns - 1);
+        assert_eq!(spec.overrides.len(), 1);
+        spec.forget_ended(end_ns);
+        assert!(spec.overrides.is_empty());
+        let mut lasting = override_with(&[("api_key", "x"), ("burst", "9")]);
+        lasting.forget_ended(u64::MAX);
+        assert_eq!(lasting.overrides.len(), 1);
+    }
+}
