@@ -30,8 +30,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) local: &'a Local,
     /// The cell's own number.
     pub(crate) salt: u32,
-    /// Which of the limit's sets of numbers these are: see [`crate::Catalogue`].
-    pub(crate) which: u16,
+    /// Which of the limit's sets of numbers these are, if that is known: see [`crate::Catalogue`].
+    pub(crate) which: Option<u16>,
     /// Whether the limit is in the catalogue now. Of one that was removed nothing is given away: that it is gone may be
     /// acknowledged.
     pub(crate) in_force: bool,
@@ -579,7 +579,12 @@ impl Account {
         session: &mut Session,
         (durable, now): (bool, Now),
     ) -> Result<Return, Refusal> {
-        let available = self.algorithm.available(words, now, ground.salt).saturating_sub(self.leased);
+        let mut available = self.algorithm.available(words, now, ground.salt);
+        if available > 0 && !self.algorithm.has_rate() {
+            // What is beyond the limit, by what this node knows of it, is not used here, and may go back.
+            available += self.effective().units.saturating_sub(self.algorithm.budget());
+        }
+        let available = available.saturating_sub(self.leased);
         let (back, change) = self.book.give_back(number, from, available, now.steady_ns)?;
         session.let_go(number);
         self.apply(words, ground, change, now);

@@ -132,9 +132,25 @@ impl Node {
         self.progress().committed >= batch
     }
 
-    /// What this region has of a cell. Nothing where the limit is not in force here.
+    /// What this region has of a cell. Nothing where the limit is not in force here. Of a cell that is not there it is the least
+    /// that it may have.
     pub fn holding(&self, limit: LimitId, tag: CellTag, now: Now) -> Option<Holding> {
         self.holding_of((self.slot_of(limit)?, tag), None, now)
+    }
+
+    /// The same, of the cell that such values have in a role ([`acequia_limits::classes::Classes::roles`]; 0 where there are
+    /// none): one that is not there, too, has its own numbers.
+    pub fn holding_as(
+        &self,
+        (limit, tag): (LimitId, CellTag),
+        (values, role): (&Descriptor<'_>, usize),
+        now: Now,
+    ) -> Option<Holding> {
+        let (slot, now) = (self.slot_of(limit)?, self.not_before(now));
+        let catalogue = self.catalogue();
+        let active = catalogue.limits.iter().find(|active| active.slot == slot)?;
+        let numbers = active.numbers_of(active.limit.override_for(values, now.wall_ns), role);
+        self.holding_of((slot, tag), Some(numbers), now)
     }
 
     /// The same, of a cell that has these numbers, if it is not there.
@@ -146,8 +162,8 @@ impl Node {
         let salt = tag.salt();
         let place = cells.table.find(tag, slot);
         let numbers = match place {
-            Some(place) => catalogue.heir(slot, cells.table.at(place).numbers(), salt, now)?,
-            None => absent.or_else(|| catalogue.newest_numbers(slot))?,
+            Some(place) => catalogue.heir(slot, cells.table.at(place), salt, now)?.0,
+            None => absent.or_else(|| catalogue.newest_numbers(slot, salt))?,
         };
         let (local, global) = (catalogue.local(slot, numbers)?, catalogue.global(slot, numbers)?);
         let standing = if self.owns_nothing().is_some() { Part::default() } else { local.part(salt) };

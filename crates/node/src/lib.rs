@@ -705,7 +705,7 @@ impl Node {
             // Which override's numbers it had is known when it is next hit: the least, until then.
             let least = all.iter().min_by_key(|live| live.local.part(salt)).unwrap_or(live);
             let ground =
-                Ground { global: &least.global, local: &least.local, salt, which: 0, in_force: true };
+                Ground { global: &least.global, local: &least.local, salt, which: None, in_force: true };
             let account = Account::restored(&ground, kept.pledge(), now, lost.is_some());
             let words = account.algorithm.resize(live.local.at(salt), state.words(), now);
             let mut cell = HeapCell::restored(words.words().to_vec());
@@ -723,7 +723,10 @@ impl Node {
         } else {
             (live.numbers, NewCell::new(state, live.local.at(salt), false))
         };
-        cells.insert(tag, slot, numbers, cell);
+        let place = cells.insert(tag, slot, numbers, cell);
+        if all.len() > 1 {
+            cells.table.at_mut(place).guess();
+        }
         is_overdrawn
     }
 
@@ -806,7 +809,8 @@ fn is_idle(catalogue: &Catalogue, cell: &Cell, tag: CellTag, heap: &HeapCells<'_
 /// say what they make of it. Where nothing is owed, nothing is to be carried over.
 fn renumber_bucket(catalogue: &Catalogue, cells: &mut Cells, (place, salt): (usize, u32), now: Now) {
     let (slot, numbers) = (cells.table.at(place).limit, cells.table.at(place).numbers());
-    let Some(heir) = catalogue.heir(slot, numbers, salt, now).filter(|heir| *heir != numbers) else { return };
+    let heir = catalogue.heir(slot, cells.table.at(place), salt, now);
+    let Some((heir, is_guess)) = heir.filter(|(heir, _)| *heir != numbers) else { return };
     let (Some(old), Some(new)) = (catalogue.local(slot, numbers), catalogue.local(slot, heir)) else {
         return;
     };
@@ -817,6 +821,9 @@ fn renumber_bucket(catalogue: &Catalogue, cells: &mut Cells, (place, salt): (usi
     }
     let state = new.resize(old, words, now);
     cells.rewrite(place, heir, state);
+    if is_guess {
+        cells.table.at_mut(place).guess();
+    }
 }
 
 /// What a crash presumes that a cell of a bucket owes: nothing, where its limit is kept in the journal.

@@ -17,13 +17,14 @@ pub(crate) struct Cell {
     tag: [u32; 3],
     /// The limit's slot in the catalogue, from 1.
     pub(crate) limit: u16,
-    /// Which numbers of the limit `words` were written under, and whether they lie on the heap.
+    /// Which numbers of the limit `words` were written under, whether those are a guess, and whether the words lie on the heap.
     numbers: u16,
     /// The state itself, or in the first word its place on the heap.
     pub(crate) words: Inline,
 }
 
 const HEAP: u16 = 1 << 15;
+const GUESS: u16 = 1 << 14;
 const EMPTY: Cell = Cell { tag: [0; 3], limit: 0, numbers: 0, words: [0; 2] };
 
 impl Cell {
@@ -38,11 +39,27 @@ impl Cell {
     }
 
     pub(crate) fn numbers(&self) -> u16 {
-        self.numbers & !HEAP
+        self.numbers & !(HEAP | GUESS)
+    }
+
+    /// Whether the cell is known to have these numbers.
+    #[inline]
+    pub(crate) fn is_under(&self, numbers: u16) -> bool {
+        self.numbers & !HEAP == numbers
+    }
+
+    /// Whether nobody knows if these are its numbers.
+    pub(crate) fn is_guess(&self) -> bool {
+        self.numbers & GUESS != 0
     }
 
     pub(crate) fn set_numbers(&mut self, numbers: u16) {
         self.numbers = numbers | (self.numbers & HEAP);
+    }
+
+    /// Its numbers are a guess from now on, until a request or a peer says which they are.
+    pub(crate) fn guess(&mut self) {
+        self.numbers |= GUESS;
     }
 
     /// The state's place on the heap, if it is there.

@@ -34,7 +34,7 @@ impl Visit<'_> {
         let told = self.which.and_then(|which| self.catalogue.numbers_of(slot, which, self.now));
         let newest = match told {
             Some(told) => told,
-            None => self.catalogue.newest_numbers(slot)?,
+            None => self.catalogue.newest_numbers(slot, tag.salt())?,
         };
         let place = match cells.table.find(tag, slot) {
             Some(place) => place,
@@ -44,7 +44,11 @@ impl Visit<'_> {
                 let (algorithm, salt) = (local.at(tag.salt()), tag.salt());
                 let state = self.node.initial(self.catalogue, (slot, newest), algorithm, salt, self.now);
                 let durable = self.catalogue.is_durable(slot);
-                cells.insert(tag, slot, newest, NewCell::new(state, algorithm, durable))
+                let place = cells.insert(tag, slot, newest, NewCell::new(state, algorithm, durable));
+                if told.is_none() {
+                    cells.table.at_mut(place).guess();
+                }
+                place
             }
         };
         let is_new = cells.account(place).is_none();
@@ -69,18 +73,21 @@ impl Visit<'_> {
         // Which of an override's numbers a cell has is known to the requests that hit it, and to the peers that they hit:
         // one that was written under replaced numbers goes by the least of today's until it is next hit, or told.
         let is_asked = cells.account(place).is_some_and(Account::was_asked);
-        let heir = match told.filter(|_| !is_asked) {
-            Some(told) => told,
-            None => self.catalogue.heir(slot, numbers, salt, self.now)?,
+        let (heir, is_guess) = match told.filter(|_| !is_asked) {
+            Some(told) => (told, false),
+            None => self.catalogue.heir(slot, cells.table.at(place), salt, self.now)?,
         };
         let ground = Ground {
             global: self.catalogue.global(slot, heir)?,
             local: self.catalogue.local(slot, heir)?,
             salt,
-            which: self.catalogue.which(slot, heir).unwrap_or(0),
+            which: self.catalogue.which(slot, heir).filter(|_| !is_guess),
             in_force: self.catalogue.is_active(slot),
         };
         if numbers == heir {
+            if !is_guess {
+                cells.table.at_mut(place).set_numbers(heir);
+            }
             return Some(ground);
         }
         let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
@@ -100,6 +107,9 @@ impl Visit<'_> {
                 self.renumber(cell, (numbers, heir), &ground);
             }
             cells.table.at_mut(place).set_numbers(heir);
+        }
+        if is_guess {
+            cells.table.at_mut(place).guess();
         }
         Some(ground)
     }

@@ -2,7 +2,10 @@
 
 mod regions;
 
-use acequia_limits::limit::{LimitSpec, SharingSpec};
+use acequia_limits::{
+    CellTag,
+    limit::{LimitSpec, SharingSpec},
+};
 use acequia_rights::Region;
 use regions::{MS, S, World};
 
@@ -58,6 +61,38 @@ fn a_key_with_numbers_of_its_own_borrows_by_them() {
     assert_eq!(held, u64::from(cell.holding.held.rate), "{cell:?}");
     assert!(held > 0 && cell.words.len() == 2 && cell.demand_milli > 900_000, "{cell:?}");
     assert!(cell.loans.iter().all(|loan| loan.ends_ns > world.now), "{cell:?}");
+}
+
+#[test]
+fn what_nobody_knows_of_a_cell_is_no_more_than_the_least_that_it_may_have() {
+    // Fewer units than regions: which of them has one is a matter of the cell.
+    let mut spec = regions::window("w", 2, "1h");
+    spec.overrides = serde_json::from_str(r#"[{"key": "small", "limit": "1"}]"#).expect("overrides");
+    let id = regions::limit(spec.clone()).id;
+    let mut world = World::new(3, &[spec], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    for n in 1..200_u128 {
+        let tag = CellTag(n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835));
+        let held = world.places.iter().enumerate().map(|(region, place)| {
+            let holding = place.node.holding(id, tag, world.now_of(region));
+            holding.expect("a limit in force").effective.units
+        });
+        assert_eq!(held.sum::<u64>(), 1, "{tag:?}");
+    }
+}
+
+#[test]
+fn a_few_units_for_one_key_leave_the_others_what_they_have() {
+    let mut spec = regions::window("w", 30_000, "1h");
+    spec.overrides = serde_json::from_str(r#"[{"key": "small", "limit": "1"}]"#).expect("overrides");
+    let mut world = World::new(3, &[spec], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    // Two regions are asked for nothing: by themselves they cannot know that the key has the limit's own numbers.
+    let before = world.admitted();
+    world.run(40 * S, |region, _| u64::from(region == 0));
+    let used = world.admitted() - before;
+    assert!(used <= 30_000, "{used}");
+    assert!(used >= 29_900, "the others give by the limit's own numbers: {used}");
 }
 
 #[test]

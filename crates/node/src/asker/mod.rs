@@ -411,12 +411,15 @@ impl<'a> Check<'a, '_> {
         let active = self.limit(hit);
         let cell = cells.table.at(place);
         let skipped = broken(Broken::ReshareWithoutRenumber) && cells.account(place).is_some();
-        if cell.numbers() != hit.numbers && !skipped {
+        if !cell.is_under(hit.numbers) && !skipped {
             let numbers = cell.numbers();
             if self.catalogue.local(active.slot, numbers).is_none() {
                 return Err(Stale);
             }
-            if let Some(cell) = cells.shared_mut(place) {
+            if numbers == hit.numbers {
+                // So they were guessed right.
+                cells.table.at_mut(place).set_numbers(numbers);
+            } else if let Some(cell) = cells.shared_mut(place) {
                 self.renumber(hit, numbers, cell);
                 cells.table.at_mut(place).set_numbers(hit.numbers);
             } else {
@@ -505,7 +508,7 @@ impl<'a> Check<'a, '_> {
     }
 
     fn ground(&self, hit: &Hit) -> Ground<'a> {
-        let which = self.catalogue.which(self.limit(hit).slot, hit.numbers).unwrap_or(0);
+        let which = self.catalogue.which(self.limit(hit).slot, hit.numbers);
         Ground {
             global: self.global(hit),
             local: self.local(self.limit(hit), hit.numbers),

@@ -25,12 +25,12 @@ pub(crate) use self::{
     registry::{Live, Registry, Unwritten},
     terms::{Term, Terms},
 };
-use crate::{index::Index, local::Local, preference::Preference};
+use crate::{index::Index, local::Local, preference::Preference, table::Cell};
 
 /// The most limits, counting every one since the start: slots are 16 bits in a cell.
 const LIMITS_MAX: usize = u16::MAX as usize - 1;
-/// The most sets of numbers that one limit may have had since the start: 15 bits in a cell.
-const NUMBERS_MAX: usize = 1 << 15;
+/// The most sets of numbers that one limit may have had since the start: 14 bits in a cell.
+const NUMBERS_MAX: usize = 1 << 14;
 
 /// The limits in force.
 #[derive(Debug, Default)]
@@ -253,18 +253,24 @@ impl Catalogue {
         Some(&self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.local)
     }
 
-    /// Numbers that a cell of which nothing is known may have.
-    pub(crate) fn newest_numbers(&self, slot: u16) -> Option<u16> {
-        self.least_of_today(slot, 0, None)
+    /// The least numbers that a cell may have of which nothing else is known. Every region's are then no more than its part of those that
+    /// the cell really has, so together they are no more than all of it.
+    pub(crate) fn newest_numbers(&self, slot: u16, salt: u32) -> Option<u16> {
+        self.least_of_today(slot, salt, None)
     }
 
-    /// The numbers that a cell written under `numbers` has today, as far as can be said without its
-    /// descriptor: the same override's where the overrides are the same, and else the least of all.
-    pub(crate) fn heir(&self, slot: u16, numbers: u16, salt: u32, now: Now) -> Option<u16> {
+    /// The numbers that a cell has today, as far as can be said without its descriptor, and whether that is a guess: those of the
+    /// same override where the overrides are the same, and else the least of all. What was a guess stays one: the least of
+    /// yesterday need not be the least of today.
+    pub(crate) fn heir(&self, slot: u16, cell: &Cell, salt: u32, now: Now) -> Option<(u16, bool)> {
+        if cell.is_guess() && !broken(Broken::GuessTakenForKnown) {
+            return Some((self.least_of_today(slot, salt, None)?, true));
+        }
+        let numbers = cell.numbers();
         let list = &self.slots.get(usize::from(slot))?.numbers;
         let own = list.get(usize::from(numbers))?;
         if !self.is_over(slot, numbers, now) {
-            return Some(numbers);
+            return Some((numbers, false));
         }
         let of = |generation: u32| -> Vec<u16> {
             (0..list.len() as u16).filter(|n| list[usize::from(*n)].generation == generation).collect()
@@ -278,9 +284,9 @@ impl Catalogue {
         let place = old.iter().position(|n| *n == numbers)?;
         let expired = own.until_ns.is_some_and(|until| now.wall_ns >= until);
         if !expired && old.len() == new.len() && old.iter().zip(&new).all(same) {
-            return new.get(place).copied();
+            return Some((*new.get(place)?, false));
         }
-        self.least_of_today(slot, salt, own.role.as_deref())
+        Some((self.least_of_today(slot, salt, own.role.as_deref())?, true))
     }
 
     /// Which of a limit's sets of numbers a cell has: 0 for its own, and then one for each override.
@@ -289,6 +295,12 @@ impl Catalogue {
         let generation = list.get(usize::from(numbers))?.generation;
         let before = list[..usize::from(numbers)].iter().filter(|n| n.generation == generation).count();
         u16::try_from(before).ok()
+    }
+
+    /// Whether cells of a limit may have other numbers today than others.
+    pub(crate) fn has_several_numbers(&self, slot: u16) -> bool {
+        let Some(slot) = self.slots.get(usize::from(slot)) else { return false };
+        slot.numbers.iter().filter(|n| n.ended.is_none()).nth(1).is_some()
     }
 
     /// The other way round, of today's numbers. None of an override that is over.

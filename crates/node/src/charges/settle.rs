@@ -182,7 +182,7 @@ impl Node {
             let place = match cells.table.find(tag, slot) {
                 Some(place) => place,
                 None => {
-                    let Some(numbers) = catalogue.newest_numbers(slot) else { continue };
+                    let Some(numbers) = catalogue.newest_numbers(slot, salt) else { continue };
                     let Some(local) = catalogue.local(slot, numbers) else { continue };
                     let algorithm = local.at(salt);
                     let state = self.initial(&catalogue, (slot, numbers), algorithm, salt, now);
@@ -190,7 +190,9 @@ impl Node {
                         cells.table.grow();
                     }
                     let new = NewCell::new(state, algorithm, catalogue.is_durable(slot));
-                    cells.insert(tag, slot, numbers, new)
+                    let place = cells.insert(tag, slot, numbers, new);
+                    cells.table.at_mut(place).guess();
+                    place
                 }
             };
             cells.lease(place, |leased| leased.saturating_add(limit.units));

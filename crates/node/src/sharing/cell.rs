@@ -1,5 +1,7 @@
 //! One cell that other regions have to do with: what is known of it here, and what is done about it.
 
+use std::num::NonZeroU16;
+
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
 use acequia_rights::{Mark, Region};
 use smallvec::SmallVec;
@@ -96,9 +98,9 @@ pub(crate) struct Warm {
     pub(crate) received: u64,
     /// Whether a peer that began anew must be told what it was given.
     pub(crate) regive: bool,
-    /// Which of its limit's numbers it has.
-    pub(crate) which: u16,
-    /// The version of the catalogue in which the others were told so; any for a limit's own numbers.
+    /// One more than which of its limit's numbers it has, where that is known and the limit has several.
+    which: Option<NonZeroU16>,
+    /// The version of the catalogue in which the others were told so.
     pub(crate) which_of: Mark,
     /// The newest version of the catalogue in which this region was asked for it itself: then it knows which.
     pub(crate) asked_of: Option<Mark>,
@@ -115,6 +117,18 @@ impl Warm {
         }
         let used = |view: &View| Some(view.holds.get().saturating_sub(view.known_left()?));
         self.views.iter().filter_map(used).fold(0, u64::saturating_add)
+    }
+
+    /// Which of its limit's numbers it has, as the others are told.
+    pub(crate) fn which(&self) -> Option<u16> {
+        self.which.map(|which| which.get() - 1)
+    }
+
+    /// The others are told so in a version of the catalogue.
+    pub(crate) fn set_which(&mut self, which: Option<u16>, of: Mark) {
+        // There are fewer sets of numbers.
+        self.which = which.and_then(|which| NonZeroU16::new(which.saturating_add(1)));
+        self.which_of = of;
     }
 
     pub(crate) fn new(now_ns: u64) -> Self {
@@ -134,7 +148,7 @@ impl Warm {
             window: 0,
             received: 0,
             regive: false,
-            which: 0,
+            which: None,
             which_of: Mark::default(),
             asked_of: None,
             busy_ns: now_ns,

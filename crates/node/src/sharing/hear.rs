@@ -126,11 +126,11 @@ impl Sharing {
                     let tag = crate::journal_tag(*tag);
                     peer.outbox.names.introduce(*id, (slot.unwrap_or(NO_SLOT), tag));
                     if let Some(slot) = slot
-                        && *which > 0
+                        && let Some(which) = *which
                         && same_catalogue
                         && self.told.len() < WARM_MAX
                     {
-                        self.told.insert((slot, tag), *which);
+                        self.told.insert((slot, tag), which);
                     }
                 }
                 other => {

@@ -68,15 +68,15 @@ impl Sharing {
         self.told.get(&key).copied().filter(|_| !is_asked)
     }
 
-    /// Where a cell has an override's numbers, the others are to hear which, and again when that changes: unless they are
-    /// asked themselves, they cannot know.
-    fn name_again(&mut self, warm: &mut Warm, key: CellKey, which: u16) {
+    /// Where a limit has several sets of numbers, the others are to hear which a cell has, and again when that changes: unless they
+    /// are asked themselves, they cannot know, and give it no more than the least.
+    fn name_again(&mut self, warm: &mut Warm, key: CellKey, which: Option<u16>) {
         let mark = self.mark();
-        if (warm.which, warm.which_of) == (which, mark) {
+        if (warm.which(), warm.which_of) == (which, mark) {
             return;
         }
-        let is_news = which > 0 || warm.which != which;
-        (warm.which, warm.which_of) = (which, mark);
+        let is_news = which.is_some() || warm.which() != which;
+        warm.set_which(which, mark);
         if is_news {
             self.peers.values_mut().for_each(|peer| peer.outbox.names.forget(key));
         }
@@ -104,13 +104,12 @@ impl Sharing {
             account.freeze_refused(&mut sessions);
             account.look()
         };
-        let told = self.told_of(key, Some(warm)).is_some();
         if offered.events > 0 {
             warm.asked_of = Some(self.mark());
         }
         // What is guessed is not told: others would take it for known.
-        let is_known = told || warm.asked_of == Some(self.mark());
-        self.name_again(warm, key, if is_known { ground.which } else { 0 });
+        let which = ground.which.filter(|_| node.catalogue().has_several_numbers(key.0));
+        self.name_again(warm, key, which);
         if let Some(account) = cell.account.as_deref_mut() {
             account.hear_used(warm.used_elsewhere(ground.global));
         }

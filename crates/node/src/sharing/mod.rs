@@ -469,7 +469,7 @@ impl Sharing {
             };
             let cells = &self.cells;
             let bytes = peer.outbox.fill(&header, committed, now.steady_ns, |key| {
-                let which = cells.get(key).and_then(Option::as_ref).map_or(0, |warm| warm.which);
+                let which = cells.get(key).and_then(Option::as_ref).and_then(|warm| warm.which());
                 catalogue.id(key.0).map(|limit| (limit, which))
             });
             peer.said_ns = now.steady_ns;

@@ -152,7 +152,7 @@ impl Outbox {
         header: &Header,
         committed: u64,
         now_ns: u64,
-        name: impl Fn(CellKey) -> Option<(LimitId, u16)>,
+        name: impl Fn(CellKey) -> Option<(LimitId, Option<u16>)>,
     ) -> Vec<u8> {
         let mut frame = FrameWriter::new(header);
         let (mut introduced, mut facts) = (Vec::new(), Vec::new());
@@ -291,7 +291,7 @@ mod tests {
     /// The next frame: how many introductions it has, and how many other entries.
     fn next(outbox: &mut Outbox) -> (usize, usize) {
         let header = header(outbox);
-        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), 0)));
+        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
         let entries = read(&bytes).expect("a frame").entries;
         let introduced = entries.iter().filter(|entry| matches!(entry, Entry::Introduce { .. })).count();
         (introduced, entries.len() - introduced)

@@ -111,8 +111,8 @@ pub enum Entry {
         limit: LimitId,
         /// The cell.
         tag: CellTag,
-        /// Which of the limit's numbers it has: its own, 0, or an override's.
-        which: u16,
+        /// Which of the limit's sets of numbers it has: its own, 0, or an override's. Nothing where there is one, or nobody knows.
+        which: Option<u16>,
     },
     /// The receiver used a number that the sender does not know: introduce it again.
     Unknown {
