@@ -175,6 +175,8 @@ pub enum Broken {
     RefundBeforeDurable,
     /// A charge gives back as much as if the rate had always been as low as it is.
     RefundAfterSlowing,
+    /// The same question under the same name is charged each time.
+    RepeatChargesAgain,
     /// The least numbers that a cell may have are taken for those that it has.
     GuessTakenForKnown,
     /// A lease is charged when it is taken, and its capacity comes back while it may be spent.

@@ -3,18 +3,19 @@
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use acequia_limits::{
-    Algorithm, CellTag, HashKey, Limit, LimitId,
+    Algorithm, CellTag, Descriptor, HashKey, Limit, LimitId,
     cell::Tagger,
     classes::ClassesSpec,
     limit::{
-        FixedWindowSpec, LeakyBucketSpec, LimitSpec, QuotaSpec, SharingSpec, SlidingWindowSpec,
-        TokenBucketSpec,
+        FixedWindowSpec, LeakyBucketSpec, LimitSpec, OneOrMany, QuotaSpec, SharingSpec, SlidingWindowSpec,
+        ThrottleSpec, TokenBucketSpec,
     },
 };
-
+use acequia_node::Holding;
 use acequia_rights::Region;
+use jiff::Timestamp;
 
-use crate::random::Random;
+use crate::{place::Place, random::Random};
 
 /// A second, in nanoseconds.
 pub const S: u64 = 1_000_000_000;
@@ -22,6 +23,10 @@ pub const S: u64 = 1_000_000_000;
 pub const MS: u64 = 1_000_000;
 /// The secret of all histories.
 pub const KEY: [u8; 16] = [7; 16];
+
+/// The classes of requests, and what of a shared cell each leaves to the other.
+const CLASSES: [&str; 2] = ["free", "gold"];
+const LEAVES: [&str; 2] = ["30%", "0%"];
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
@@ -49,6 +54,39 @@ pub enum Shape {
     Sliding(&'static str, u64, Option<u32>),
 }
 
+/// How requests of two classes share a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Classed {
+    /// There are no classes.
+    No,
+    /// One leaves a part of the one cell to the other.
+    Shared,
+    /// Each has a cell of its own.
+    Separate,
+    /// Each has a cell of its own, and what is left they share.
+    Hybrid,
+}
+
+/// Numbers for one key of a limit: an override, or a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// Whose.
+    pub key: usize,
+    /// In place of the limit's.
+    pub budget: Budget,
+    /// When it ends, by the walls: whole seconds. It does not where there is none.
+    pub until_ns: Option<u64>,
+}
+
+/// A key that is asked for.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// What requests say.
+    pub value: &'static str,
+    /// Its cells: one, or those of its classes and what they share beside them.
+    pub cells: Vec<CellTag>,
+}
+
 /// A limit of a history.
 #[derive(Clone, Debug)]
 pub struct Measured {
@@ -60,25 +98,55 @@ pub struct Measured {
     pub id: LimitId,
     /// With the numbers that it began with.
     pub algorithm: Algorithm,
-    /// The keys that are asked for, and their cells.
-    pub keys: Vec<(&'static str, CellTag)>,
+    /// The keys that are asked for.
+    pub keys: Vec<Key>,
     /// The numbers that it began with.
     pub first: Budget,
     /// Whether some of its budgets say who is served first, and what is kept.
     pub prefers: bool,
-    /// Whether its requests are of two classes, of which one leaves a part to the other.
-    pub classed: bool,
+    /// How its requests share it.
+    pub classed: Classed,
+    /// Whether it slows down before it denies.
+    pub throttles: bool,
 }
 
 impl Measured {
     /// A limit.
     pub fn new(place: usize, shape: Shape, first: Budget, keys: usize) -> Self {
+        Self::with(place, shape, first, keys, |_| ())
+    }
+
+    /// A limit of which `more` is said.
+    pub fn with(
+        place: usize,
+        shape: Shape,
+        first: Budget,
+        keys: usize,
+        more: impl FnOnce(&mut Self),
+    ) -> Self {
         let name = NAMES[place];
-        let limit = Limit::new(spec(name, shape, first)).expect("a sound limit");
-        let tagger = Tagger::new(&HashKey(KEY), limit.id);
-        let keys = ["x", "y", "z"][..keys].iter().map(|key| (*key, tagger.one(key.as_bytes()))).collect();
-        let (id, algorithm) = (limit.id, limit.algorithm);
-        Self { name, shape, id, algorithm, keys, first, prefers: false, classed: false }
+        let bare = Limit::new(spec(name, shape, first)).expect("a sound limit");
+        let (id, algorithm) = (bare.id, bare.algorithm);
+        let (prefers, classed, throttles) = (false, Classed::No, false);
+        let mut measured =
+            Self { name, shape, id, algorithm, keys: Vec::new(), first, prefers, classed, throttles };
+        more(&mut measured);
+        measured.id = Limit::new(measured.spec(first, None)).expect("a sound limit").id;
+        let tagger = Tagger::new(&HashKey(KEY), measured.id);
+        let roles: &[&str] = match measured.classed {
+            Classed::No | Classed::Shared => &[],
+            Classed::Separate => &CLASSES,
+            Classed::Hybrid => &[CLASSES[0], CLASSES[1], ""],
+        };
+        let cells = |value: &str| match roles {
+            [] => vec![tagger.one(value.as_bytes())],
+            roles => {
+                roles.iter().map(|role| tagger.all([value.as_bytes(), role.as_bytes()].into_iter())).collect()
+            }
+        };
+        measured.keys =
+            ["x", "y", "z"][..keys].iter().map(|value| Key { value, cells: cells(value) }).collect();
+        measured
     }
 
     /// A limit by chance, for so many regions.
@@ -113,31 +181,105 @@ impl Measured {
         // A bucket refills within a second or so, or within some minutes, or hardly.
         let rate = random.spread(1, (units * 4).max(4)).max(slowest(units));
         let keys = 1 + usize::from(random.chance(300_000));
-        let new = Self::new(place, shape, Budget { units, rate }, keys);
-        let drawn = Self { prefers: true, classed: rate.is_multiple_of(3), ..new };
-        let limit = Limit::new(drawn.spec(drawn.first)).expect("a sound limit");
-        assert_eq!(limit.id, drawn.id, "classes that share a cell make no other limit of it");
-        drawn
+        let budget = Budget { units, rate };
+        Self::with(place, shape, budget, keys, |measured| {
+            measured.prefers = true;
+            let staggers = matches!(shape, Shape::Window(_, true));
+            measured.classed = match random.below(12) {
+                0..=2 => Classed::Shared,
+                // The windows of cells that stagger are no windows of a sum.
+                3 if units >= 4 && !staggers => Classed::Separate,
+                4 if units >= 4 && !staggers => Classed::Hybrid,
+                _ => Classed::No,
+            };
+            measured.throttles =
+                matches!(shape, Shape::Window(..) | Shape::Quota(_)) && random.chance(250_000);
+        })
     }
 
     /// What a request of a cost says of itself.
     pub fn entries<'e>(&self, value: &'e str, cost: u64) -> [(&'static str, &'e str); 2] {
-        let class = if cost.is_multiple_of(2) { "free" } else { "gold" };
-        [(self.name, value), ("class", class)]
+        [(self.name, value), ("class", CLASSES[usize::from(!cost.is_multiple_of(2))])]
+    }
+
+    /// What a region has of a cell of a key.
+    pub fn holding(&self, place: &Place, (key, cell): (usize, usize), true_ns: u64) -> Option<Holding> {
+        let key = &self.keys[key];
+        let entries = [(self.name.as_bytes(), key.value.as_bytes())];
+        let values = Descriptor { entries: &entries, cost: None };
+        place.node()?.holding_as((self.id, key.cells[cell]), (&values, self.role(cell)), place.now(true_ns))
+    }
+
+    /// What the node calls a cell's role: those who draw first come first.
+    fn role(&self, cell: usize) -> usize {
+        match self.classed {
+            Classed::No | Classed::Shared => 0,
+            Classed::Separate | Classed::Hybrid => [1, 0, 2][cell],
+        }
+    }
+
+    /// Units of the classes' own cells: they are a part of the limit's name.
+    fn owned(&self) -> [u64; 2] {
+        match self.classed {
+            Classed::No | Classed::Shared => [0, 0],
+            Classed::Separate => [self.first.units / 4, self.first.units / 2],
+            Classed::Hybrid => [self.first.units / 4, self.first.units.div_ceil(4)],
+        }
+    }
+
+    /// The least units that it may be written with.
+    pub fn least(&self) -> u64 {
+        self.owned().iter().sum::<u64>().max(1)
     }
 
     /// As an operator writes it, with these numbers.
-    pub fn spec(&self, budget: Budget) -> LimitSpec {
+    pub fn spec(&self, budget: Budget, own: Option<Own>) -> LimitSpec {
         let sharing = if self.prefers { sharing(budget.units) } else { None };
-        let classes = self.classed.then(|| ClassesSpec {
+        let separate = match self.classed {
+            Classed::No | Classed::Shared => BTreeMap::new(),
+            Classed::Separate | Classed::Hybrid => {
+                CLASSES.map(ToOwned::to_owned).into_iter().zip(self.owned()).collect()
+            }
+        };
+        let shared = match self.classed {
+            Classed::No | Classed::Separate => BTreeMap::new(),
+            Classed::Shared | Classed::Hybrid => {
+                CLASSES.map(ToOwned::to_owned).into_iter().zip(LEAVES.map(ToOwned::to_owned)).collect()
+            }
+        };
+        let classes = (self.classed != Classed::No).then(|| ClassesSpec {
             entry: "class".to_owned(),
-            shared: [("gold", "0%"), ("free", "30%")]
-                .map(|(class, leaves)| (class.to_owned(), leaves.to_owned()))
-                .into(),
-            separate: BTreeMap::new(),
+            shared,
+            separate,
             others: None,
         });
-        LimitSpec { sharing, classes, ..spec(self.name, self.shape, budget) }
+        let throttle = self.throttles.then(|| ThrottleSpec { from: 50, rate: "7/s".to_owned() });
+        let overrides = own.map(|own| self.override_of(own)).into_iter().collect();
+        LimitSpec { sharing, classes, throttle, overrides, ..spec(self.name, self.shape, budget) }
+    }
+
+    fn override_of(&self, own: Own) -> BTreeMap<String, OneOrMany> {
+        let Own { key, budget: Budget { units, rate }, until_ns } = own;
+        let mut fields = BTreeMap::from([(self.name.to_owned(), self.keys[key].value.to_owned())]);
+        let mut put = |name: &str, text: String| fields.insert(name.to_owned(), text);
+        match self.shape {
+            Shape::Token(period, _) => {
+                put("burst", units.to_string());
+                put("rate", format!("{rate}/{period}"));
+            }
+            Shape::Leaky(period, _) => {
+                put("queue", units.to_string());
+                put("rate", format!("{rate}/{period}"));
+            }
+            Shape::Window(..) | Shape::Quota(_) | Shape::Sliding(..) => {
+                put("limit", units.to_string());
+            }
+        }
+        if let Some(until_ns) = until_ns {
+            let until = Timestamp::from_second((until_ns / S) as i64).expect("a time of this age");
+            put("until", until.to_string());
+        }
+        fields.into_iter().map(|(name, text)| (name, OneOrMany(vec![text]))).collect()
     }
 
     /// Units a nanosecond; 0 where there is no rate.

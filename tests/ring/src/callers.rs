@@ -1,7 +1,9 @@
-//! Callers who come back: to give a charge back, to say what it really was, or with a lease that they spend at the last moment.
+//! Callers who come back: to give a charge back, to say what it really was, to ask the same again, or with a lease that they spend at
+//! the last moment.
 
 use acequia_limits::Request;
-use acequia_node::{Ask, ChargeId, Recording, Reserve, Settled};
+use acequia_node::{Ask, ChargeId, KEEP_NS, Recording, Reserve, Settled};
+use acequia_rights::Writer;
 
 use crate::{budget::MS, trace::Event, world::World};
 
@@ -16,56 +18,122 @@ pub(crate) struct Caller {
     place: usize,
     cell: (usize, usize),
     id: u128,
+    question: Question,
+    /// Whose record it is, if that will be on disk.
+    kept_by: Option<Writer>,
     /// When it was charged: true time, and the window's name.
     made_ns: u64,
     label_ns: u64,
     cost: u64,
     /// Of that, what was given back.
     returned: u64,
+    /// Whether somebody said that it was less.
+    is_lowered: bool,
     /// The batch that the answer waits for; 0 once it is there.
     batch: u64,
     /// Until when a lease is spent; nothing for what was admitted when it was charged.
     until_ns: Option<u64>,
 }
 
+/// What was asked.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    cost: u64,
+    reserve: Option<Reserve>,
+}
+
 impl World {
     /// A request whose charge is remembered; says whether it passed.
     pub fn charge(&mut self, place: usize, cell: (usize, usize), cost: u64) -> bool {
-        self.ask_by_name(place, cell, cost, None)
+        let id = self.new_id();
+        self.ask_by_name(place, cell, Question { cost, reserve: None }, id, None)
     }
 
     /// A lease of at most so many units.
     pub fn lease(&mut self, place: usize, cell: (usize, usize), cost: u64, ttl_ns: u64) -> bool {
-        self.ask_by_name(place, cell, cost, Some(Reserve { ttl_ns, keeps: true, at_most: true }))
+        let reserve = Some(Reserve { ttl_ns, keeps: true, at_most: true });
+        let id = self.new_id();
+        self.ask_by_name(place, cell, Question { cost, reserve }, id, None)
+    }
+
+    /// A caller by chance asks the same again under the same name: mostly where it was asked.
+    pub(crate) fn repeat_any(&mut self, elsewhere: usize) {
+        if self.callers.is_empty() {
+            return;
+        }
+        let which = self.random.index(self.callers.len());
+        let place = if self.random.chance(200_000) { elsewhere } else { self.callers[which].place };
+        self.repeat(which, place);
+    }
+
+    /// A caller asks the same again under the same name; says whether it passed.
+    pub fn repeat(&mut self, which: usize, place: usize) -> bool {
+        let Some(before) = self.callers.get(which).copied() else { return false };
+        // Whoever holds a lease asks for another one under another name.
+        if before.until_ns.is_some() && !self.must_know(place, &before) {
+            return false;
+        }
+        self.ask_by_name(place, before.cell, before.question, before.id, Some(before))
+    }
+
+    /// As spread as hashes are.
+    fn new_id(&mut self) -> u128 {
+        self.names += 1;
+        u128::from(self.names).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+    }
+
+    /// Whether a node must know of what it answered: it is on the disk that it has, and no older than it is kept for sure, by walls
+    /// that may have been set right.
+    fn must_know(&self, place: usize, before: &Caller) -> bool {
+        let at = &self.places[place];
+        let is_young = self.now - before.made_ns < KEEP_NS / 2;
+        before.kept_by == Some(at.writer) && is_young && !at.restored && self.oracle.true_windows
     }
 
     fn ask_by_name(
         &mut self,
         place: usize,
         (limit, key): (usize, usize),
-        cost: u64,
-        reserve: Option<Reserve>,
+        question: Question,
+        id: u128,
+        before: Option<Caller>,
     ) -> bool {
         if !self.places[place].is_awake(self.now) {
             return false;
         }
-        self.names += 1;
+        let Question { cost, reserve } = question;
+        let must_know = before.is_some_and(|before| self.must_know(place, &before));
         let now = self.clock(place);
         let measured = &self.limits[limit];
-        let (value, tag) = measured.keys[key];
-        let entries = measured.entries(value, cost);
+        let entries = measured.entries(measured.keys[key].value, cost);
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
-        let Some(process) = &mut self.places[place].process else { return false };
-        // As spread as hashes are.
-        let id = u128::from(self.names).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let at = &mut self.places[place];
+        let writer = at.writer;
+        let Some(process) = &mut at.process else { return false };
         let recording = Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve };
         let Ok(answer) = process.asker.check_recorded(&request, now, Ask::CHECK, &recording) else {
-            self.oracle.find("names", "a new name was used before".to_owned());
+            if before.is_none_or(|before| must_know && !before.is_lowered && before.until_ns.is_none()) {
+                let what = format!("a question was refused, as if its name were another's: {before:?}");
+                self.oracle.find("names", what);
+            }
             return false;
         };
         let (allowed, batch) = (answer.allowed, answer.after_batch);
-        let Some(charge) = answer.charge.filter(|_| allowed) else { return false };
+        let charge = answer.charge.filter(|_| allowed);
+        if let Some(before) = before {
+            let is_repeat = charge.is_some_and(|charge| charge.is_repeat);
+            if must_know && !is_repeat {
+                let what = format!("the same question got another answer, {answer:?}: {before:?}");
+                self.oracle.find("twice", what);
+            }
+            if is_repeat {
+                return true;
+            }
+        }
+        let Some(charge) = charge else { return false };
+        let Some(tag) = answer.limits.first().map(|limit| limit.tag) else { return false };
+        let kept_by = (batch > 0).then_some(writer);
         let is_window = matches!(measured.algorithm, acequia_limits::Algorithm::FixedWindow(_));
         let mut label_ns = 0;
         if is_window {
@@ -84,6 +152,8 @@ impl World {
         if until_ns.is_none() {
             self.oracle.admit((limit, key), (self.now, label_ns), cost, (place, batch));
         }
+        // It is the new charge that the name stands for.
+        self.callers.retain(|caller| (caller.place, caller.id) != (place, id));
         if self.callers.len() >= CALLERS_MAX
             && let Some(oldest) = self.callers.iter().position(|caller| caller.until_ns.is_none())
         {
@@ -91,7 +161,20 @@ impl World {
         }
         let made_ns = self.now;
         let cell = (limit, key);
-        self.callers.push(Caller { place, cell, id, made_ns, label_ns, cost, returned: 0, batch, until_ns });
+        self.callers.push(Caller {
+            place,
+            cell,
+            id,
+            question,
+            kept_by,
+            made_ns,
+            label_ns,
+            cost,
+            returned: 0,
+            is_lowered: false,
+            batch,
+            until_ns,
+        });
         self.note(Event::Ask(place, limit, key, cost, true));
         true
     }
@@ -121,6 +204,7 @@ impl World {
                 self.oracle.find("refund", format!("{back} came back of {charged} that were really {cost}"));
             }
             let Some(caller) = self.callers.get_mut(which) else { return };
+            caller.is_lowered |= cost < charged;
             let more = back.saturating_sub(caller.returned);
             caller.returned += more;
             let Caller { made_ns, label_ns, .. } = *caller;

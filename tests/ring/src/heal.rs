@@ -189,25 +189,23 @@ fn counted_otherwise(world: &World) -> Option<String> {
 /// Cells of which something is lent, or held, that nobody asks for.
 fn still_lent(world: &World) -> Option<String> {
     for limit in &world.limits {
-        for (key, tag) in &limit.keys {
+        let keys = (0..limit.keys.len())
+            .flat_map(|key| (0..limit.keys[key].cells.len()).map(move |cell| (key, cell)));
+        for (key, cell) in keys {
             let all: Vec<_> = world
                 .places
                 .iter()
                 .enumerate()
                 .filter_map(|(number, place)| {
-                    let holding = place.node()?.holding(limit.id, *tag, place.now(world.now))?;
+                    let holding = limit.holding(place, (key, cell), world.now)?;
                     let moved = holding.lent != Default::default() || holding.held != Default::default();
                     moved
                         .then(|| format!("region {number} lent {:?}, holds {:?}", holding.lent, holding.held))
                 })
                 .collect();
             if !all.is_empty() {
-                return Some(format!(
-                    "limit {} {:?}, key {key}: {}",
-                    limit.name,
-                    limit.shape,
-                    all.join("; ")
-                ));
+                let (name, shape, all) = (limit.name, limit.shape, all.join("; "));
+                return Some(format!("limit {name} {shape:?}, key {key}, cell {cell}: {all}"));
             }
         }
     }

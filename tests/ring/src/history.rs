@@ -1,7 +1,7 @@
 //! One history: what a seed makes of a mix, until something is found or it is over.
 
 use crate::{
-    budget::{Budget, MS, Measured, S, Shape, slowest},
+    budget::{Budget, MS, Measured, Own, S, Shape, slowest},
     heal,
     mix::{Mix, Step},
     oracle::Finding,
@@ -137,7 +137,7 @@ impl History {
                 let ns = world.random.below(ns);
                 world.pass(ns);
             }
-            Step::Charge | Step::Lease | Step::Settle => self.come_back(step),
+            Step::Charge | Step::Lease | Step::Settle | Step::Repeat => self.come_back(step),
             _ => self.fault(step),
         }
     }
@@ -146,9 +146,10 @@ impl History {
     fn come_back(&mut self, step: Step) {
         let (place, cell) = (self.any_place(), self.any_cell());
         let world = &mut self.world;
-        let units = world.oracle.in_force(cell.0).units;
+        let units = world.oracle.in_force(cell.0, cell.1).units;
         match step {
             Step::Settle => world.settle_any(),
+            Step::Repeat => world.repeat_any(place),
             Step::Lease => {
                 let cost = world.random.spread(1, units.max(2));
                 let ttl_ns = world.any_ttl_ns();
@@ -168,7 +169,7 @@ impl History {
             (place, cell) = (self.hot.0, (self.hot.1, self.hot.2));
         }
         let (world, large) = (&mut self.world, self.mix.large_costs);
-        let units = world.oracle.in_force(cell.0).units;
+        let units = world.oracle.in_force(cell.0, cell.1).units;
         let requests = 1 + world.random.below(3);
         for _ in 0..requests {
             let cost = match world.random.chance(large) {
@@ -190,7 +191,7 @@ impl History {
         let world = &mut self.world;
         let near = world.random.pick(&[0, 1, MS, 9 * MS, 11 * MS, 60 * MS, 300 * MS]);
         let measured: &Measured = &world.limits[limit];
-        let salt = measured.keys[key].1.salt();
+        let salt = measured.keys[key].cells[0].salt();
         let edge = match &measured.algorithm {
             acequia_limits::Algorithm::FixedWindow(window) => window.end_after(world.now, salt),
             _ => world.now + world.places[0].loan_ttl_ns,
@@ -295,11 +296,18 @@ impl History {
         let draw = world.random.next();
         match step {
             Step::Budget => {
-                let (shape, first) = (world.limits[limit].shape, world.limits[limit].first);
-                let budget = other_numbers(shape, first, &mut world.random);
+                let budget = other_numbers(&world.limits[limit], &mut world.random);
                 world.command("budget", |operator| {
                     if operator.budgets[limit].is_some() {
                         operator.budgets[limit] = Some(budget);
+                    }
+                });
+            }
+            Step::Own => {
+                let own = (!draw.is_multiple_of(4)).then(|| other_own(world, limit));
+                world.command("own numbers", |operator| {
+                    if operator.budgets[limit].is_some() {
+                        operator.owns[limit] = own;
                     }
                 });
             }
@@ -366,9 +374,21 @@ impl History {
     }
 }
 
+/// Numbers that an operator may want for one key: fewer, or more, for a while or for good.
+fn other_own(world: &mut World, limit: usize) -> Own {
+    let World { random, limits, now, oracle, .. } = world;
+    let measured = &limits[limit];
+    let key = random.index(measured.keys.len());
+    let lasts_ns = random.spread(1, 4_000) * S;
+    // A wall that is far off ends them at any time.
+    let ends = oracle.true_windows && random.chance(700_000);
+    let until_ns = ends.then_some((*now + lasts_ns) / S * S);
+    Own { key, budget: other_numbers(measured, random), until_ns }
+}
+
 /// Numbers that an operator may want next.
-fn other_numbers(shape: Shape, first: Budget, random: &mut Random) -> Budget {
-    let Budget { units, rate } = first;
+fn other_numbers(measured: &Measured, random: &mut Random) -> Budget {
+    let Measured { shape, first: Budget { units, rate }, .. } = *measured;
     let units = match random.below(6) {
         0 => 1,
         1 => units.div_ceil(2),
@@ -376,6 +396,7 @@ fn other_numbers(shape: Shape, first: Budget, random: &mut Random) -> Budget {
         3 => units * 2,
         _ => units,
     };
+    let units = units.max(measured.least());
     let rate = random.pick(&[rate, rate.div_ceil(2), rate * 2, rate.div_ceil(10)]).max(slowest(units));
     // A log holds no more than it was made for.
     let units = if matches!(shape, Shape::Sliding(_, _, None)) { units.min(60) } else { units };

@@ -61,6 +61,8 @@ pub const RULES: &[(&str, Broken)] = rules![
     RefundIntoOpenWindow,
     RefundBeforeDurable,
     RefundAfterSlowing,
+    RepeatChargesAgain,
+    GuessTakenForKnown,
     LeaseNotSetApart,
     // Of the rights.
     NoDriftMargin,

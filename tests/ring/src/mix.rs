@@ -77,6 +77,10 @@ pub enum Step {
     Settle,
     /// A caller takes a lease.
     Lease,
+    /// A caller asks the same again under the same name.
+    Repeat,
+    /// An operator gives one key numbers of its own, or takes them back.
+    Own,
 }
 
 /// What a history is made of.
@@ -189,6 +193,8 @@ impl Mix {
             (Step::Charge, 8_000, 350_000),
             (Step::Settle, 6_000, 900_000),
             (Step::Lease, 2_000, 300_000),
+            (Step::Repeat, 3_000, 500_000),
+            (Step::Own, 200, 400_000),
         ];
         // A wall that is beyond its bounds when a process starts: what a row says of time means nothing then.
         let starts = [Step::Crash, Step::Stop, Step::LoseDisk, Step::Evict, Step::OldDisk];

@@ -12,7 +12,8 @@ use acequia_rights::{
 };
 
 use crate::{
-    budget::{Budget, KEY, Measured},
+    budget::{Budget, KEY, Measured, Own},
+    oracle::Numbers,
     place::{Place, State, rows_of},
     trace::Event,
     world::{Plan, World},
@@ -25,6 +26,8 @@ pub struct Operator {
     pub members: BTreeMap<Region, Member>,
     /// The numbers of each limit; none where it is removed.
     pub budgets: Vec<Option<Budget>>,
+    /// Other numbers for a key of each limit.
+    pub owns: Vec<Option<Own>>,
     /// The members when each limit was last removed.
     pub removed: Vec<BTreeMap<Region, Member>>,
     /// Writers that are gone.
@@ -46,6 +49,7 @@ impl Operator {
         Self {
             members: (0..plan.members).map(member).collect(),
             budgets: plan.limits.iter().map(|limit| Some(limit.first)).collect(),
+            owns: vec![None; plan.limits.len()],
             removed: vec![BTreeMap::new(); plan.limits.len()],
             gone: Vec::new(),
             authority: 0,
@@ -73,9 +77,10 @@ impl Operator {
     }
 
     fn draft(&self, limits: &[Measured], fenced: Vec<Fence>) -> Draft {
-        let written = limits.iter().zip(&self.budgets);
-        let specs: Vec<_> =
-            written.filter_map(|(limit, budget)| budget.map(|budget| limit.spec(budget))).collect();
+        let written = limits.iter().zip(self.budgets.iter().zip(&self.owns));
+        let specs: Vec<_> = written
+            .filter_map(|(limit, (budget, own))| budget.map(|budget| limit.spec(budget, *own)))
+            .collect();
         Draft {
             members: self.members.clone(),
             fenced,
@@ -113,8 +118,9 @@ impl World {
         }
         self.operator.authority = place;
         self.lay_ghosts(&fenced, mark);
-        let budgets = self.operator.budgets.clone();
-        self.oracle.issue(mark, budgets, self.now);
+        let numbers = self.operator.budgets.iter().zip(&self.operator.owns);
+        let numbers = numbers.map(|(budget, own)| budget.map(|all| Numbers { all, own: *own })).collect();
+        self.oracle.issue(mark, numbers, self.now);
         for place in &mut self.places {
             let member = self.operator.members.get(&place.writer.region);
             let named = member.is_some_and(|member| member.writer == place.writer);

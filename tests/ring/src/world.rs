@@ -92,7 +92,7 @@ impl World {
             now: plan.start,
             places,
             network: Network::new(plan.weather),
-            oracle: Oracle::new(&plan.limits, plan.start, plan.true_windows),
+            oracle: Oracle::new(&plan),
             operator: Operator::new(&plan),
             limits: plan.limits,
             random: Random::new(seed),
@@ -238,6 +238,11 @@ impl World {
     /// Time passes.
     pub fn pass(&mut self, ns: u64) {
         let to_ns = self.now + ns;
+        while let Some(at_ns) = self.oracle.next_change(self.now).filter(|at_ns| *at_ns <= to_ns) {
+            self.spend_leases(at_ns);
+            self.now = at_ns;
+            self.oracle.renew(at_ns);
+        }
         self.spend_leases(to_ns);
         self.now = to_ns;
         self.trace.mix(ns);
@@ -330,8 +335,8 @@ impl World {
         }
         let now = self.clock(place);
         let measured = &self.limits[limit];
-        let (value, tag) = measured.keys[key];
-        let entries = measured.entries(value, cost);
+        let asked = &measured.keys[key];
+        let entries = measured.entries(asked.value, cost);
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         let at = &mut self.places[place];
@@ -340,7 +345,8 @@ impl World {
         let answer = process.asker.check(&request, now, Ask::CHECK);
         let Some(only) = answer.limits.first() else { return (true, 0) };
         let (allowed, left, batch) = (answer.allowed, only.verdict.remaining, answer.after_batch);
-        debug_assert!(only.tag == tag);
+        let tag = only.tag;
+        debug_assert!(asked.cells.contains(&tag));
         let mut label_ns = 0;
         if allowed {
             if let acequia_limits::Algorithm::FixedWindow(_) = measured.algorithm {
@@ -378,7 +384,8 @@ impl World {
         if self.oracle.void {
             return;
         }
-        let (id, tag) = (self.limits[limit].id, self.limits[limit].keys[key].1);
+        let measured = &self.limits[limit];
+        // Of the rate of one cell, and of the units of all.
         let (mut rate, mut units) = (0_u64, 0_u64);
         // Windows: by their end.
         let mut windows: [(u64, u64); 16] = [(0, 0); 16];
@@ -388,23 +395,26 @@ impl World {
                 *slot = (end_ns, slot.1 + units);
             }
         };
-        for place in &self.places {
-            let Some(node) = place.node() else { continue };
-            let Some(holding) = node.holding(id, tag, place.now(self.now)) else { continue };
-            rate += u64::from(holding.effective.rate);
-            if holding.window_ns > 0 {
-                add(holding.window_ns, holding.effective.units);
-                if holding.next_window_ns > 0 {
-                    add(holding.next_window_ns, holding.next_units);
+        for cell in 0..measured.keys[key].cells.len() {
+            let mut rate_of_cell = 0;
+            for place in &self.places {
+                let Some(holding) = measured.holding(place, (key, cell), self.now) else { continue };
+                rate_of_cell += u64::from(holding.effective.rate);
+                if holding.window_ns > 0 {
+                    add(holding.window_ns, holding.effective.units);
+                    if holding.next_window_ns > 0 {
+                        add(holding.next_window_ns, holding.next_units);
+                    }
+                } else {
+                    units += holding.effective.units;
                 }
-            } else {
-                units += holding.effective.units;
             }
+            rate = rate.max(rate_of_cell);
         }
-        let bound = self.oracle.in_force(limit).units;
+        let bound = self.oracle.in_force(limit, key).units;
         let most = windows.iter().map(|window| window.1).fold(units, u64::max);
         // A window that opened under a larger budget keeps it.
-        let windows_may = windows[0].0 > 0 && self.oracle.changed_lately(limit, self.now);
+        let windows_may = windows[0].0 > 0 && self.oracle.changed_lately(limit, key, self.now);
         if (most > bound && !windows_may) || rate > u64::from(acequia_limits::RATE_PARTS) {
             let name = self.limits[limit].name;
             let what = format!("limit {name}: parts of {most} units of {bound}, and {rate} of the rate");
@@ -420,7 +430,8 @@ impl World {
         let now = self.clock(place);
         self.note(Event::Sweep(place));
         let Some(node) = self.places[place].node() else { return };
-        for (_, tag) in self.limits.iter().flat_map(|limit| &limit.keys) {
+        let keys = self.limits.iter().flat_map(|limit| &limit.keys);
+        for tag in keys.flat_map(|key| &key.cells) {
             node.sweep((tag.0 >> 120) as usize, now);
         }
     }

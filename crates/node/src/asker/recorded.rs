@@ -1,6 +1,7 @@
 //! A question whose charge is remembered ([`crate::charges`]).
 
 use acequia_limits::{Mode, Now, Reason, Request};
+use acequia_rights::broken::{Broken, broken};
 
 use super::{Answer, Ask, Asker, Charged, IdReused, Outcome, lease::longest_ns};
 use crate::{
@@ -32,7 +33,8 @@ impl Asker {
         let mut records = node.charges.lock(recording.id);
         let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());
         let lapses_ns = |record: &Record| record.lapses_in_ns(now);
-        if let Some(record) = records.get(recording.id, node.charges.keep(), now) {
+        let known = records.get(recording.id, node.charges.keep(), now);
+        if let Some(record) = known.filter(|_| !broken(Broken::RepeatChargesAgain)) {
             if !record.is_of(recording) || record.came_back() {
                 return Err(IdReused);
             }

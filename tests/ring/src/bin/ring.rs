@@ -12,7 +12,7 @@ use acequia_ring::{
 /// Prints what every region has of a cell whenever that changes, and every event in between.
 fn watch(seed: u64, limit: usize, key: usize) {
     let (mut before, mut seen) = (Vec::new(), 0);
-    let (mut suspects, mut in_force) = (Vec::new(), None);
+    let (mut suspects, mut in_force, mut wants) = (Vec::new(), None, None);
     let ended = history::watched(seed, STEPS, |world| {
         let now = |place: &acequia_ring::place::Place| {
             let now = place.now(world.now);
@@ -25,14 +25,18 @@ fn watch(seed: u64, limit: usize, key: usize) {
             suspects = found;
         }
         let measured = &world.limits[limit];
-        if in_force != Some(world.oracle.in_force(limit)) {
-            in_force = Some(world.oracle.in_force(limit));
+        if in_force != Some(world.oracle.in_force(limit, key)) {
+            in_force = Some(world.oracle.in_force(limit, key));
             println!("    in force {in_force:?}");
         }
-        let holding = |place: &acequia_ring::place::Place| {
-            place
-                .node()
-                .and_then(|node| node.holding(measured.id, measured.keys[key].1, place.now(world.now)))
+        let wanted = (world.operator.budgets[limit], world.operator.owns[limit]);
+        if wants != Some(wanted) {
+            wants = Some(wanted);
+            println!("    wanted {wanted:?}, {:?}", measured.classed);
+        }
+        let cells = &measured.keys[key].cells;
+        let holding = |place: &acequia_ring::place::Place| -> Vec<_> {
+            (0..cells.len()).filter_map(|cell| measured.holding(place, (key, cell), world.now)).collect()
         };
         let all: Vec<_> = world.places.iter().map(holding).collect();
         let skipped = world.trace.events - seen;
@@ -44,7 +48,7 @@ fn watch(seed: u64, limit: usize, key: usize) {
                 println!("{:.9} {event:?}", *at as f64 / 1e9);
                 if let Event::Write(place, _) | Event::Start(place, _) | Event::Crash(place, ..) = event {
                     for row in world.places[*place].disk.rows_of(measured.id) {
-                        if row.tag.0 as u64 == measured.keys[key].1.0 as u64 {
+                        if cells.iter().any(|tag| row.tag.0 as u64 == tag.0 as u64) {
                             println!("        disk of {place}: {:?}", row.state);
                         }
                     }

@@ -12,7 +12,10 @@ use acequia_limits::Algorithm;
 use acequia_rights::Mark;
 
 pub use self::judge::{Bucket, Excess, Labels, Trailing, Windows};
-use crate::budget::{Budget, Measured, Shape};
+use crate::{
+    budget::{Budget, Measured, Own, Shape},
+    world::Plan,
+};
 
 /// One thing that happened to a cell.
 #[derive(Clone, Copy, Debug)]
@@ -73,16 +76,34 @@ pub struct Finding {
     pub what: String,
 }
 
+/// The numbers of a limit in one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// Of all keys.
+    pub all: Budget,
+    /// But of this one.
+    pub own: Option<Own>,
+}
+
+/// How far from its end numbers of one key may begin to be out of force, and still be in force.
+#[derive(Clone, Copy, Debug)]
+struct Slack {
+    before_ns: u64,
+    after_ns: u64,
+}
+
 /// Everything that was admitted.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     limits: Vec<Measured>,
     cells: Vec<Vec<Cell>>,
-    /// The versions that are in force somewhere, and the budgets of their limits.
-    issued: Vec<(Mark, Vec<Option<Budget>>)>,
-    in_force: Vec<Budget>,
-    /// When they last changed, by limit.
-    changed_ns: Vec<u64>,
+    /// The versions that are in force somewhere, and the numbers of their limits.
+    issued: Vec<(Mark, Vec<Option<Numbers>>)>,
+    slack: Slack,
+    /// By limit and key.
+    in_force: Vec<Vec<Budget>>,
+    /// When they last changed.
+    changed_ns: Vec<Vec<u64>>,
     floor: Mark,
     /// Clocks keep ε: windows of true time are checked.
     pub true_windows: bool,
@@ -95,16 +116,21 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// An oracle of these limits.
-    pub fn new(limits: &[Measured], at_ns: u64, true_windows: bool) -> Self {
-        let cells =
-            limits.iter().map(|limit| limit.keys.iter().map(|key| Cell::new(limit, key.1.salt(), at_ns)));
+    /// An oracle of the limits of a plan.
+    pub fn new(plan: &Plan) -> Self {
+        let &Plan { ref limits, start: at_ns, true_windows, clock_error_ns, loan_ttl_ns, .. } = plan;
+        let cells = limits
+            .iter()
+            .map(|limit| limit.keys.iter().map(|key| Cell::new(limit, key.cells[0].salt(), at_ns)));
+        // What was lent under them is out until it ends.
+        let slack = Slack { before_ns: clock_error_ns, after_ns: clock_error_ns + 2 * loan_ttl_ns };
         Self {
-            limits: limits.to_vec(),
+            limits: limits.clone(),
             cells: cells.map(Iterator::collect).collect(),
             issued: Vec::new(),
-            in_force: limits.iter().map(|limit| limit.first).collect(),
-            changed_ns: vec![at_ns; limits.len()],
+            slack,
+            in_force: limits.iter().map(|limit| vec![limit.first; limit.keys.len()]).collect(),
+            changed_ns: limits.iter().map(|limit| vec![at_ns; limit.keys.len()]).collect(),
             floor: Mark::default(),
             true_windows,
             void: false,
@@ -113,14 +139,14 @@ impl Oracle {
         }
     }
 
-    /// The largest numbers of a limit that are in force anywhere.
-    pub fn in_force(&self, limit: usize) -> Budget {
-        self.in_force[limit]
+    /// The largest numbers of a key of a limit that are in force anywhere.
+    pub fn in_force(&self, limit: usize, key: usize) -> Budget {
+        self.in_force[limit][key]
     }
 
     /// Whether a window may be open that has seen other budgets.
-    pub fn changed_lately(&self, limit: usize, now: u64) -> bool {
-        now < self.changed_ns[limit].saturating_add(2 * self.limits[limit].algorithm.horizon_ns())
+    pub fn changed_lately(&self, limit: usize, key: usize, now: u64) -> bool {
+        now < self.changed_ns[limit][key].saturating_add(2 * self.limits[limit].algorithm.horizon_ns())
     }
 
     /// Whether there is a catalogue.
@@ -132,12 +158,12 @@ impl Oracle {
     ///
     /// A limit that it removes keeps its numbers here: what was lent under them is out until it ends, and numbers with
     /// which the limit comes back are in force alone once everybody acknowledged those.
-    pub fn issue(&mut self, mark: Mark, mut budgets: Vec<Option<Budget>>, at_ns: u64) {
+    pub fn issue(&mut self, mark: Mark, mut numbers: Vec<Option<Numbers>>, at_ns: u64) {
         let before = self.issued.iter().max_by_key(|(mark, _)| *mark);
-        for (limit, budget) in budgets.iter_mut().enumerate() {
-            *budget = budget.or_else(|| before.and_then(|(_, budgets)| budgets[limit]));
+        for (limit, numbers) in numbers.iter_mut().enumerate() {
+            *numbers = numbers.or_else(|| before.and_then(|(_, numbers)| numbers[limit]));
         }
-        self.issued.push((mark, budgets));
+        self.issued.push((mark, numbers));
         self.renew(at_ns);
     }
 
@@ -151,14 +177,26 @@ impl Oracle {
         self.renew(at_ns);
     }
 
-    fn renew(&mut self, at_ns: u64) {
+    /// When numbers of one key next begin to end, or have ended everywhere, if that is still to come.
+    pub fn next_change(&self, now_ns: u64) -> Option<u64> {
+        let numbers = self.issued.iter().flat_map(|(_, numbers)| numbers.iter().flatten());
+        let ends = numbers.filter_map(|numbers| numbers.own?.until_ns);
+        let Slack { before_ns, after_ns } = self.slack;
+        let changes = ends.flat_map(|end_ns| [end_ns.saturating_sub(before_ns), end_ns + after_ns]);
+        changes.filter(|at_ns| *at_ns > now_ns).min()
+    }
+
+    /// Looks anew at what is in force.
+    pub fn renew(&mut self, at_ns: u64) {
         for limit in 0..self.limits.len() {
-            let all = self.issued.iter().filter_map(|(_, budgets)| budgets[limit]);
-            let most = all.reduce(|a, b| Budget { units: a.units.max(b.units), rate: a.rate.max(b.rate) });
-            let Some(most) = most.filter(|most| *most != self.in_force[limit]) else { continue };
-            self.in_force[limit] = most;
-            self.changed_ns[limit] = at_ns;
             for key in 0..self.cells[limit].len() {
+                let all = self.issued.iter().filter_map(|(_, numbers)| numbers[limit]);
+                let all = all.flat_map(|numbers| numbers.of(key, at_ns, self.slack)).flatten();
+                let most =
+                    all.reduce(|a, b| Budget { units: a.units.max(b.units), rate: a.rate.max(b.rate) });
+                let Some(most) = most.filter(|most| *most != self.in_force[limit][key]) else { continue };
+                self.in_force[limit][key] = most;
+                self.changed_ns[limit][key] = at_ns;
                 self.happen(limit, key, Event::InForce(at_ns, most));
             }
         }
@@ -302,6 +340,16 @@ impl Oracle {
     /// Something that may not be.
     pub fn find(&mut self, check: &'static str, what: String) {
         self.finding.get_or_insert(Finding { check, what });
+    }
+}
+
+impl Numbers {
+    /// The numbers of a key that may be in force at a time.
+    fn of(&self, key: usize, at_ns: u64, slack: Slack) -> [Option<Budget>; 2] {
+        let Some(own) = self.own.filter(|own| own.key == key) else { return [Some(self.all), None] };
+        let may_be_over = own.until_ns.is_some_and(|end_ns| at_ns >= end_ns.saturating_sub(slack.before_ns));
+        let is_over = own.until_ns.is_some_and(|end_ns| at_ns >= end_ns + slack.after_ns);
+        [may_be_over.then_some(self.all), (!is_over).then_some(own.budget)]
     }
 }
 

@@ -379,7 +379,7 @@ pub(super) fn rights_that_a_crash_forgot_are_told_again() -> Option<Finding> {
     world.crash(0, 0, 0);
     world.start(0, false);
     quiet(&mut world, 2 * S);
-    let (id, tag) = (world.limits[0].id, world.limits[0].keys[0].1);
+    let (id, tag) = (world.limits[0].id, world.limits[0].keys[0].cells[0]);
     let of = |place: &crate::place::Place| {
         let holding = place.node().and_then(|node| node.holding(id, tag, place.now(world.now)));
         holding.map_or(0, |holding| holding.effective.units)
