@@ -248,7 +248,10 @@ async fn a_hook_that_hangs_is_cut_off_and_asked_again() {
         assert_eq!(receiver.next().await.id(), "w-1");
     }
     sender.until("it is delivered", |counts| counts.delivered == 1).await;
-    assert_eq!(sender.counts(), Counts { delivered: 1, retried: 1, ..Counts::default() });
+    // A machine that stalls may take longer than the timeout for the second, too.
+    let counts = sender.counts();
+    assert!(counts.retried >= 1, "{counts:?}");
+    assert_eq!(counts, Counts { delivered: 1, retried: counts.retried, ..Counts::default() });
 }
 
 #[tokio::test]
