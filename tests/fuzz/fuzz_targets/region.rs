@@ -322,7 +322,7 @@ impl History {
             0..=2 => {
                 let (limit, tag) = self.cell(u)?;
                 self.peers[peer].ids = (self.peers[peer].ids + 2) % 64;
-                let which = if u.ratio(1, 4)? { u.arbitrary()? } else { 0 };
+                let which = if u.ratio(1, 4)? { Some(u.arbitrary()?) } else { None };
                 Entry::Introduce { id: ShortId(self.peers[peer].ids), limit, tag, which }
             }
             3 => Entry::Unknown { id },
