@@ -1,13 +1,13 @@
 //! The shell around a node: config, clocks, the journal's writer, the services, the command line.
 //! It waits, reads, asks the node, and writes; a branch about limits does not belong here.
 //!
-//! [`run::Service`] is the whole server: the binary runs it with the machine's clock and disk, tests
-//! and simulations with their own. Where a request goes: `grpc` or `http` reads it, [`question`]
-//! refuses what no caller should send, [`worker`] asks (`patience` keeps those that may wait), `respond` and `headers`
-//! write. [`regions`] connects the node to
-//! other regions, [`webhooks`] tells operators.
+//! [`Service`] is the whole server: [`run`] runs it on this machine, [`Service::serve_in`] within a runtime of the caller's,
+//! on the sockets, the disk, the clock and the [`chance`] of a simulation; [`serve`] is what both share. Where a request goes:
+//! `grpc` or `http` reads it, [`question`] refuses what no caller should send, [`worker`] asks (`patience` keeps those that may
+//! wait), `respond` and `headers` write. [`regions`] connects the node to other regions, [`webhooks`] tells operators.
 
 mod cells;
+pub mod chance;
 pub mod charges;
 pub mod cli;
 pub mod clock;
@@ -24,7 +24,10 @@ pub mod regions;
 mod respond;
 pub mod run;
 mod screen;
+pub mod serve;
+pub mod service;
 mod sketch;
+mod surroundings;
 mod tally;
 pub mod view;
 mod warnings;
@@ -32,3 +35,8 @@ mod watching;
 pub mod webhooks;
 pub mod worker;
 pub mod writer;
+
+pub use crate::{
+    service::{Service, StartError},
+    surroundings::{MeshSurroundings, Surroundings},
+};

@@ -122,6 +122,11 @@ impl Shared {
         }
     }
 
+    /// The other regions, where there are any and this node has taken its place among them.
+    pub fn regions(&self) -> Option<&Arc<Regions>> {
+        self.regions.get()
+    }
+
     /// From now on the node says that it is stopping.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);

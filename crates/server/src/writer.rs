@@ -3,7 +3,7 @@
 
 use std::{
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -12,7 +12,10 @@ use std::{
 use acequia_limits::Now;
 use acequia_node::{Node, Row};
 use acequia_store::{Store, StoreError};
-use tokio::sync::watch;
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 use tracing::{info, warn};
 
 /// How long rows wait that nobody waits for: those reserved ahead of use.
@@ -27,6 +30,9 @@ pub(crate) const DOWN: &str =
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
+/// Rows that are written together, and their number.
+type Batch = (u64, Vec<Row>);
+
 /// Writes a node's rows to a store.
 #[derive(Debug)]
 pub struct Writer {
@@ -35,8 +41,10 @@ pub struct Writer {
     committed: watch::Sender<u64>,
     wanted: Mutex<bool>,
     wake: Condvar,
+    /// The same for [`Writer::run_on`].
+    wake_task: Notify,
     /// The batch in hand, kept until it is on disk: batches are written in their order.
-    in_hand: Mutex<Option<(u64, Vec<Row>)>>,
+    in_hand: Mutex<Option<Batch>>,
     stopping: AtomicBool,
     /// For metrics: commits, the rows in them, and the nanoseconds they took.
     pub(crate) commits: AtomicU64,
@@ -54,6 +62,7 @@ impl Writer {
             committed: watch::Sender::new(0),
             wanted: Mutex::new(false),
             wake: Condvar::new(),
+            wake_task: Notify::new(),
             in_hand: Mutex::new(None),
             stopping: AtomicBool::new(false),
             commits: AtomicU64::new(0),
@@ -87,22 +96,46 @@ impl Writer {
                 |wanted: &mut bool| self.stopping.load(Ordering::Acquire) || (retry.is_none() && *wanted);
             let waited = self.wake.wait_timeout_while(guard, wait, |wanted| !is_over(wanted));
             *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
-            match self.write(&[], &[]) {
-                Ok(()) if retry.is_some() => {
-                    retry = None;
-                    info!("the journal is written again");
-                }
-                Ok(()) => {}
-                Err(fault) if retry.is_none() => {
-                    retry = Some(RETRY);
-                    warn!(%fault, "nothing new can be reserved, and nothing is lent");
-                }
-                Err(_) => retry = Some((wait * 2).min(RETRY_MAX)),
-            }
+            retry = self.write_queued(retry);
         }
     }
 
-    /// Ends [`Writer::run`] after the commit it is at.
+    /// The same as a task of the runtime that this is called on, for a disk that does not block: what is written is there
+    /// after `latency`.
+    pub async fn run_on(&self, mut latency: impl FnMut() -> Duration) {
+        let mut retry = None;
+        while !self.stopping.load(Ordering::Acquire) {
+            match retry {
+                Some(retry) => tokio::time::sleep(retry).await,
+                // Somebody wants it, or it has lingered.
+                None => drop(timeout(LINGER, self.wake_task.notified()).await),
+            }
+            if take_in_hand(&mut self.in_hand(), &self.node) {
+                tokio::time::sleep(latency()).await;
+            }
+            retry = self.write_queued(retry);
+        }
+    }
+
+    /// Writes what the node has queued, after a wait because the store could not be written if there was one. Gives the next
+    /// such wait.
+    fn write_queued(&self, waited: Option<Duration>) -> Option<Duration> {
+        match (self.write(&[], &[]), waited) {
+            (Ok(()), waited) => {
+                if waited.is_some() {
+                    info!("the journal is written again");
+                }
+                None
+            }
+            (Err(fault), None) => {
+                warn!(%fault, "nothing new can be reserved, and nothing is lent");
+                Some(RETRY)
+            }
+            (Err(_), Some(waited)) => Some((waited * 2).min(RETRY_MAX)),
+        }
+    }
+
+    /// Ends [`Writer::run`], or [`Writer::run_on`], after the commit it is at.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.want();
@@ -114,13 +147,11 @@ impl Writer {
     /// The store cannot be written. What was queued stays in hand; `rows` and `values` are the
     /// caller's to try again.
     pub fn write(&self, rows: &[Row], values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
-        let mut in_hand = self.in_hand.lock().unwrap_or_else(PoisonError::into_inner);
-        if in_hand.is_none() {
-            *in_hand = self.node.take_rows();
-        }
+        let mut in_hand = self.in_hand();
+        let is_queued = take_in_hand(&mut in_hand, &self.node);
         // Of a journal that failed it must be seen that it is written again, though nothing waits for it.
         let is_down = self.node.is_journal_down();
-        if in_hand.is_none() && rows.is_empty() && values.is_empty() && !is_down {
+        if !is_queued && rows.is_empty() && values.is_empty() && !is_down {
             return Ok(());
         }
         let (batch, queued) = in_hand.as_ref().map_or((0, &[][..]), |(batch, queued)| (*batch, &queued[..]));
@@ -155,8 +186,21 @@ impl Writer {
         self.write(&rows, values)
     }
 
+    fn in_hand(&self) -> MutexGuard<'_, Option<Batch>> {
+        self.in_hand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn want(&self) {
         *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.wake.notify_one();
+        self.wake_task.notify_one();
     }
+}
+
+/// Takes what the node has queued, unless an older batch is in hand; says whether there is one now.
+fn take_in_hand(in_hand: &mut Option<Batch>, node: &Node) -> bool {
+    if in_hand.is_none() {
+        *in_hand = node.take_rows();
+    }
+    in_hand.is_some()
 }

@@ -5,6 +5,7 @@
 
 use std::{
     fs::File,
+    io,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
@@ -60,8 +61,24 @@ impl Journal {
         let file = made.map_err(|e| {
             fault(e.to_string(), "Make the `data` folder writable for this user, or name another one")
         })?;
-        let journal = Self::over(Box::new(move || Ok(Box::new(FileBackend::new(file.try_clone()?)?))));
-        let database = journal.opened().map_err(|e| {
+        let reach = move || Ok(Box::new(FileBackend::new(file.try_clone()?)?) as Box<dyn StorageBackend>);
+        Self::over(Box::new(reach)).first_opened(&path.display().to_string())
+    }
+
+    /// Opens the journal on bytes of the caller's, those of a simulated disk, for instance. `reach` gives a way to them, always
+    /// the same ones, and is asked again after each fault.
+    ///
+    /// # Errors
+    /// The bytes cannot be had, or are no journal that this version reads.
+    pub fn open_on(
+        reach: impl Fn() -> io::Result<Box<dyn StorageBackend>> + Send + Sync + 'static,
+    ) -> Result<Self, StoreError> {
+        Self::over(Box::new(move || Ok(reach()?))).first_opened("given by the caller")
+    }
+
+    fn first_opened(self, path: &str) -> Result<Self, StoreError> {
+        let fault = |cause: String, mend| StoreError::Open { path: path.to_owned(), cause, mend };
+        let database = self.opened().map_err(|e| {
             let mend = match e {
                 DatabaseError::DatabaseAlreadyOpen => {
                     "Another node uses this `data` folder: stop it, or give this node a folder of its own"
@@ -78,8 +95,8 @@ impl Journal {
                 return Err(fault(cause, "A newer version wrote it: run that version"));
             }
         }
-        *journal.database() = Some(database);
-        Ok(journal)
+        *self.database() = Some(database);
+        Ok(self)
     }
 
     fn over(reach: Box<Reach>) -> Self {

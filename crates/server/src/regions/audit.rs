@@ -2,8 +2,9 @@
 //! each on disk before what it tells of is in force.
 
 use std::{
+    fmt,
     fs::{File, OpenOptions},
-    io::{BufRead as _, BufReader, Seek as _, SeekFrom, Write as _},
+    io::{self, BufRead, BufReader, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -38,8 +39,56 @@ pub struct AuditEntry {
 /// The log of one node.
 #[derive(Debug)]
 pub struct Audit {
+    file: Box<dyn AuditFile>,
+}
+
+/// What the log is written to: bytes that are only ever appended.
+pub trait AuditFile: fmt::Debug + Send {
+    /// The last byte; nothing where there is none.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn last(&mut self) -> io::Result<Option<u8>>;
+
+    /// Adds to the end: it is on disk when this returns.
+    ///
+    /// # Errors
+    /// What the system says. Some of it may be there.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// All of it, from the beginning.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn read(&self) -> io::Result<Box<dyn BufRead + '_>>;
+}
+
+/// A file of this machine.
+#[derive(Debug)]
+struct OnDisk {
     path: PathBuf,
     file: File,
+}
+
+impl AuditFile for OnDisk {
+    fn last(&mut self) -> io::Result<Option<u8>> {
+        if self.file.seek(SeekFrom::End(0))? == 0 {
+            return Ok(None);
+        }
+        let mut last = [0];
+        self.file.seek(SeekFrom::End(-1))?;
+        io::Read::read_exact(&mut self.file, &mut last)?;
+        Ok(Some(last[0]))
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.file.sync_data()
+    }
+
+    fn read(&self) -> io::Result<Box<dyn BufRead + '_>> {
+        Ok(Box::new(BufReader::new(File::open(&self.path)?)))
+    }
 }
 
 impl Audit {
@@ -47,41 +96,42 @@ impl Audit {
     ///
     /// # Errors
     /// What the system says.
-    pub fn open(folder: &Path) -> std::io::Result<Self> {
+    pub fn open(folder: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let path = folder.join(FILE);
-        let mut file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
+        let file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
+        Self::open_on(Box::new(OnDisk { path, file }))
+    }
+
+    /// The same on a file of the caller's.
+    ///
+    /// # Errors
+    /// What the file says.
+    pub fn open_on(mut file: Box<dyn AuditFile>) -> io::Result<Self> {
         // A crash may have torn the last line: the next one begins on its own.
-        let length = file.seek(SeekFrom::End(0))?;
-        if length > 0 {
-            let mut last = [0];
-            file.seek(SeekFrom::End(-1))?;
-            std::io::Read::read_exact(&mut file, &mut last)?;
-            if last != *b"\n" {
-                file.write_all(b"\n")?;
-            }
+        if file.last()?.is_some_and(|last| last != b'\n') {
+            file.append(b"\n")?;
         }
-        Ok(Self { path, file })
+        Ok(Self { file })
     }
 
     /// Writes an entry down: it is on disk when this returns.
     ///
     /// # Errors
     /// What the system says. Then what it tells of must not happen.
-    pub fn append(&mut self, entry: &AuditEntry) -> std::io::Result<()> {
+    pub fn append(&mut self, entry: &AuditEntry) -> io::Result<()> {
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
-        self.file.write_all(&line)?;
-        self.file.sync_data()
+        self.file.append(&line)
     }
 
     /// The newest entries, oldest first. Lines that cannot be read are left out.
     ///
     /// # Errors
     /// What the system says.
-    pub fn newest(&self, count: usize) -> std::io::Result<Vec<AuditEntry>> {
+    pub fn newest(&self, count: usize) -> io::Result<Vec<AuditEntry>> {
         let mut entries = std::collections::VecDeque::new();
-        for line in BufReader::new(File::open(&self.path)?).split(b'\n') {
+        for line in self.file.read()?.split(b'\n') {
             if let Ok(entry) = serde_json::from_slice(&line?) {
                 entries.push_back(entry);
                 if entries.len() > count.min(ENTRIES_MAX) {

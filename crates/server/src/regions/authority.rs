@@ -22,7 +22,7 @@ use super::{
     overrides::keep_grants,
     status::of_mark,
 };
-use crate::run::{SCHEDULE, schedule_bytes};
+use crate::service::{SCHEDULE, schedule_bytes};
 
 /// The limits of the file that the authority applied last, in the journal.
 const APPLIED: &str = "applied_limits";

@@ -17,13 +17,9 @@ mod order;
 mod overrides;
 mod status;
 
-use std::{
-    net::UdpSocket,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread::JoinHandle,
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock,
+    atomic::{AtomicU64, Ordering},
 };
 
 use acequia_api::acequia::v1::{NodeStatus, Share};
@@ -32,18 +28,19 @@ use acequia_mesh::{CertFault, Credentials, Event, Mesh, MeshError, Refusals, Tim
 use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, sharing::LOAN_TTL_NS};
 use acequia_rights::{Region, Writer as Identity};
 use acequia_store::{Store, StoreError};
-use tokio::{
-    runtime::Runtime,
-    sync::{mpsc, watch},
-};
+use tokio::sync::{mpsc, watch};
 use tracing::debug;
 
 pub use self::{
-    audit::{Audit, AuditEntry},
+    audit::{Audit, AuditEntry, AuditFile},
+    authority::Ordered,
     order::{Order, OrderFault, Outcome},
 };
 use self::{authority::Authority, names::Names};
-use crate::{clock::Clock, config, patience::Waiting, worker::Shared, writer::Writer};
+use crate::{
+    chance::Chance, clock::Clock, config, patience::Waiting, service::Connected, worker::Shared,
+    writer::Writer,
+};
 
 /// This node's incarnation, in the journal.
 pub(crate) const INCARNATION: &str = "incarnation";
@@ -119,8 +116,8 @@ pub(crate) struct Place<'a> {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) writer: Arc<Writer>,
     pub(crate) key: [u8; 16],
+    pub(crate) chance: &'a Chance,
     pub(crate) audit: Audit,
-    pub(crate) socket: UdpSocket,
 }
 
 /// A node that can take its place among the regions, and of which nobody has heard.
@@ -128,7 +125,6 @@ pub(crate) struct Place<'a> {
 pub(crate) struct Joining {
     regions: Arc<Regions>,
     events: mpsc::Receiver<Event>,
-    runtime: Runtime,
 }
 
 /// Who this node is, and whether it was here before: its incarnation is in the journal. A journal without one is a new
@@ -163,39 +159,37 @@ fn incarnation_at(wall_ns: u64) -> u32 {
     u32::try_from(wall_ns.saturating_sub(BEGAN_NS) / QUARTER_NS).unwrap_or(u32::MAX).max(1)
 }
 
-fn reset_key(store: &dyn Store) -> Result<[u8; 32], RegionsError> {
+fn reset_key(store: &dyn Store, chance: &Chance) -> Result<[u8; 32], RegionsError> {
     if let Some(bytes) = store.value(RESET_KEY)? {
         return <[u8; 32]>::try_from(&bytes[..]).map_err(|_| RegionsError::Value(RESET_KEY));
     }
-    let mut key = [0; 32];
-    getrandom::fill(&mut key).map_err(|fault| std::io::Error::other(fault.to_string()))?;
+    let key: [u8; 32] = chance.draw(RESET_KEY)?;
     store.commit(&[], &[(RESET_KEY, Some(&key))])?;
     Ok(key)
 }
 
 impl Regions {
     /// Does what may fail of taking a place: nothing leaves, and the node is told nothing, before [`Joining::start`].
-    /// Called outside of any runtime, since the one that is made here cannot be dropped in another.
+    /// `connect` starts the mesh.
     ///
     /// # Errors
     /// The certificates, the journal or the system.
-    pub(crate) fn prepare(place: Place<'_>) -> Result<Joining, RegionsError> {
-        let Place { config, settings, me, node, clock, store, writer, key, audit, socket } = place;
+    pub(crate) fn prepare<E: From<RegionsError>>(
+        place: Place<'_>,
+        connect: impl FnOnce(acequia_mesh::Config) -> Result<Connected, E>,
+    ) -> Result<Joining, E> {
+        let Place { config, settings, me, node, clock, store, writer, key, chance, audit } = place;
         let names = Names::new(&settings);
-        let reset_key = reset_key(&*store)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let reset_key = reset_key(&*store, chance)?;
         let credentials = credentials(config)?;
         let expires_s = expires_s(&credentials);
-        let (mesh, events) = {
-            let _entered = runtime.enter();
-            let identity = mesh_identity(config);
-            let peers = names.peers(&identity);
-            let timing = Timing::default();
-            let config =
-                acequia_mesh::Config { identity, credentials, peers, reset_key, rng_seed: None, timing };
-            Mesh::start(config, socket)?
-        };
-        let authority = Authority::new(audit, &*store)?;
+        let identity = mesh_identity(config);
+        let peers = names.peers(&identity);
+        let rng_seed = chance.mesh_seed().map_err(RegionsError::System)?;
+        let timing = Timing::default();
+        let mesh = acequia_mesh::Config { identity, credentials, peers, reset_key, rng_seed, timing };
+        let (mesh, events) = connect(mesh)?;
+        let authority = Authority::new(audit, &*store).map_err(RegionsError::Store)?;
         let file = config.live.limits.iter().map(|limit| limit.spec.clone()).collect();
         let regions = Arc::new(Self {
             node,
@@ -212,7 +206,7 @@ impl Regions {
             certificate_expiry_s: AtomicU64::new(expires_s),
             waiting: Waiting::default(),
         });
-        Ok(Joining { regions, events, runtime })
+        Ok(Joining { regions, events })
     }
 
     /// The address that the mesh listens on.
@@ -295,16 +289,12 @@ impl Joining {
         &self.regions
     }
 
-    /// Connects to the other regions, and shares limits with them until `stopping`. All of it on a thread of its own,
-    /// so that callers and peers do not wait for each other.
-    ///
-    /// # Errors
-    /// The system has no thread.
-    pub(crate) fn start(self, stopping: watch::Receiver<bool>) -> std::io::Result<JoinHandle<()>> {
-        let Self { regions, events, runtime } = self;
+    /// Connects to the other regions. What this gives shares limits with them until `stopping`; the mesh's runtime is to
+    /// run it.
+    pub(crate) fn start(self, stopping: watch::Receiver<bool>) -> impl Future<Output = ()> + Send {
+        let Self { regions, events } = self;
         regions.meet();
-        let thread = std::thread::Builder::new().name("regions".to_owned());
-        thread.spawn(move || runtime.block_on(driver::drive(&regions, events, stopping)))
+        async move { driver::drive(&regions, events, stopping).await }
     }
 }
 

@@ -1,0 +1,68 @@
+//! Where a node draws what nobody may foresee.
+
+use std::{fmt, io};
+
+use ring::hmac;
+
+/// A source of secrets.
+#[derive(Clone)]
+pub enum Chance {
+    /// The machine's.
+    System,
+    /// For simulations: the same in every run. Whoever knows the seed knows every secret, and a process that begins anew
+    /// needs a seed of its own.
+    Seeded([u8; 32]),
+}
+
+/// Without the seed.
+impl fmt::Debug for Chance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::System => "System",
+            Self::Seeded(_) => "Seeded",
+        })
+    }
+}
+
+impl Chance {
+    /// Draws a secret: with a seed, the same one each time for the same purpose.
+    ///
+    /// # Errors
+    /// The system gives none.
+    pub fn draw<const BYTES: usize>(&self, purpose: &str) -> io::Result<[u8; BYTES]> {
+        const { assert!(BYTES <= 32) };
+        let mut bytes = [0; BYTES];
+        match self {
+            Self::System => {
+                getrandom::fill(&mut bytes).map_err(|fault| io::Error::other(fault.to_string()))?;
+            }
+            Self::Seeded(seed) => {
+                let derived = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, seed), purpose.as_bytes());
+                bytes.copy_from_slice(&derived.as_ref()[..BYTES]);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// What makes the mesh's own choices the same in every run; nothing where they are the machine's.
+    pub(crate) fn mesh_seed(&self) -> io::Result<Option<[u8; 32]>> {
+        match self {
+            Self::System => Ok(None),
+            Self::Seeded(_) => self.draw("mesh").map(Some),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_each_purpose_a_secret_of_its_own_and_the_system_never_the_same() {
+        let draw = |chance: Chance, purpose| chance.draw::<16>(purpose).expect("a secret");
+        let seeded = || Chance::Seeded([7; 32]);
+        assert_eq!(draw(seeded(), "hash key"), draw(seeded(), "hash key"));
+        assert_ne!(draw(seeded(), "hash key"), draw(seeded(), "names"));
+        assert_ne!(draw(Chance::System, "names"), draw(Chance::System, "names"));
+    }
+}

@@ -1,0 +1,150 @@
+//! What a running node does, on a machine and in a simulation: accept connections, answer on them, look after its cells.
+
+use std::{
+    future::Future,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    time::Interval,
+};
+use tracing::{error, warn};
+
+use crate::{grpc, http, warnings, worker::Shared};
+
+/// How often a shard is swept: all of them in about five seconds.
+const SWEEP: Duration = Duration::from_millis(20);
+/// How often it is looked whether there is something to tell, and whether the config file has changed.
+const WATCH: Duration = Duration::from_secs(1);
+/// Accepted connections that wait for their worker.
+pub(crate) const HANDOVER_MAX: usize = 1_024;
+/// After a connection could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Where connections come from.
+pub trait Listener: Send + 'static {
+    /// What comes.
+    type Connection: Connection;
+
+    /// Waits for the next one. Nothing is lost when this is given up.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Connection>> + Send;
+}
+
+/// A connection that was accepted, and has no runtime yet.
+pub trait Connection: Send + 'static {
+    /// What is read and written.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Takes it into the runtime that this is called on.
+    ///
+    /// # Errors
+    /// It is gone.
+    fn open(self) -> io::Result<Self::Stream>;
+}
+
+/// Which service a connection came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Port {
+    Grpc,
+    Http,
+}
+
+/// A connection on its way to a worker, and its right to be open.
+pub(crate) type Hand<C> = (Port, C, OwnedSemaphorePermit);
+
+/// Answers on the connections that are handed over, until there is nobody to hand any over and all have ended.
+pub(crate) async fn work<C: Connection>(
+    shared: Arc<Shared>,
+    mut hands: mpsc::Receiver<Hand<C>>,
+    open: Arc<AtomicUsize>,
+    stopping: watch::Receiver<bool>,
+) {
+    let worker = shared.worker();
+    let router = http::router(Arc::clone(&worker));
+    let (routes, reporter) = match grpc::routes() {
+        Ok(services) => services,
+        Err(fault) => return error!(%fault, "the reflection service cannot be built"),
+    };
+    tokio::spawn(grpc::report_health(reporter, stopping.clone()));
+    let mut connections = tokio::task::JoinSet::new();
+    while let Some((port, connection, permit)) = hands.recv().await {
+        while connections.try_join_next().is_some() {}
+        let Ok(stream) = connection.open() else { continue };
+        let (stopping, open) = (stopping.clone(), Arc::clone(&open));
+        open.fetch_add(1, Ordering::Relaxed);
+        let (worker, router, routes) = (Arc::clone(&worker), router.clone(), routes.clone());
+        connections.spawn(async move {
+            match port {
+                Port::Grpc => grpc::serve(stream, worker, routes, stopping).await,
+                Port::Http => http::serve(stream, router, stopping).await,
+            }
+            open.fetch_sub(1, Ordering::Relaxed);
+            drop(permit);
+        });
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+/// Hands connections to the workers in turn, as many as may be open at a time.
+pub(crate) async fn accept<L: Listener>(
+    listener: L,
+    port: Port,
+    hands: Vec<mpsc::Sender<Hand<L::Connection>>>,
+    connections_max: usize,
+    stopping: watch::Receiver<bool>,
+) {
+    let open = Arc::new(Semaphore::new(connections_max));
+    let mut turn = 0;
+    while !*stopping.borrow() {
+        let Ok(permit) = Arc::clone(&open).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok(connection) => {
+                let hand = &hands[turn % hands.len()];
+                turn += 1;
+                if hand.send((port, connection, permit)).await.is_err() {
+                    return;
+                }
+            }
+            Err(fault) => {
+                // Out of descriptors, most likely: those that are open will end.
+                warn!(%fault, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+/// What a node does by itself, over and over.
+pub(crate) struct Rounds {
+    sweep: Interval,
+    watch: Interval,
+    shard: usize,
+}
+
+impl Rounds {
+    pub(crate) fn begin() -> Self {
+        let (sweep, watch) = (tokio::time::interval(SWEEP), tokio::time::interval(WATCH));
+        Self { sweep, watch, shard: 0 }
+    }
+
+    /// Sweeps for a second, and tells what there is to tell. Nothing is lost when this is given up.
+    pub(crate) async fn next(&mut self, shared: &Shared) {
+        loop {
+            tokio::select! {
+                biased;
+                _ = self.watch.tick() => return warnings::tell(shared),
+                _ = self.sweep.tick() => {
+                    shared.node.sweep(self.shard, shared.clock.now());
+                    self.shard += 1;
+                }
+            }
+        }
+    }
+}

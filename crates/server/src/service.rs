@@ -1,0 +1,464 @@
+//! A node from its config to its end, whatever it stands on: take over what was in force, put the config in force, reload,
+//! leave behind what a clean stop leaves.
+
+use std::{net::SocketAddr, path::Path, sync::Arc, time::SystemTime};
+
+use acequia_limits::{HashKey, Limit, LimitId, limit::LimitSpec};
+use acequia_mesh::{Event, Mesh, MeshError};
+use acequia_node::{
+    CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, ResumeFault, Row, SHARDS, Scheduled,
+};
+use acequia_rights::Writer as Identity;
+use acequia_store::{Journal, Store, StoreError};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tracing::{debug, error, info, warn};
+
+use crate::{
+    chance::Chance,
+    charges::Names,
+    clock::{Clock, SystemClock},
+    config::{Config, ConfigError, Live, WebhookConfig},
+    regions::{
+        self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError, admin::AdminError,
+    },
+    webhooks::{Prepared, Webhooks, WebhooksError},
+    worker::Shared,
+    writer::Writer,
+};
+
+/// The journal's named values.
+const KEY: &str = "hash_key";
+pub(crate) const SCHEDULE: &str = "schedule";
+const STOPPED: &str = "stopped";
+
+/// Why a node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {cause}. Name a config with --config, or write one: see the README")]
+    File {
+        /// As it was named.
+        path: String,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// The config is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The limits contradict each other.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueFault),
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A value in the journal is not one of ours.
+    #[error("the journal's {what} cannot be read: {cause}. Start with a new `data` folder")]
+    Value {
+        /// Which value.
+        what: &'static str,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// A port cannot be had.
+    #[error(
+        "cannot listen on {address}: {cause}. Stop what listens there, or choose another port in `listen`"
+    )]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// Other regions count on this node's shares being all that it spends.
+    #[error(
+        "the journal in `data` is that of a node among regions, and the config has no `regions`: alone the node would \
+         have every limit in full, and the other regions have theirs. Put `regions` back; or, once this region was \
+         removed or evicted (`acequia regions remove`, `evict`), begin with an empty `data` folder"
+    )]
+    NotAlone,
+    /// The journal is not this node's.
+    #[error(transparent)]
+    Resume(#[from] ResumeFault),
+    /// The node cannot take its place among the regions.
+    #[error(transparent)]
+    Regions(#[from] RegionsError),
+    /// The admin listener cannot start.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
+    /// The webhooks cannot be set up.
+    #[error(transparent)]
+    Webhooks(#[from] WebhooksError),
+    /// What the file changes cannot be put in force.
+    #[error("{0}")]
+    Order(#[from] OrderFault),
+    /// The system refuses something else.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+}
+
+impl From<MeshError> for StartError {
+    fn from(fault: MeshError) -> Self {
+        Self::Regions(fault.into())
+    }
+}
+
+/// A node that answers.
+#[derive(Debug)]
+pub struct Service {
+    pub(crate) config: Config,
+    pub(crate) shared: Arc<Shared>,
+    store: Option<Arc<dyn Store>>,
+    chance: Chance,
+    key: HashKey,
+    /// Who it is among the regions; nobody where it stands alone.
+    me: Option<Identity>,
+    /// When the certificates were written that are in use.
+    certificates: Option<SystemTime>,
+}
+
+/// A mesh that has started, and what happens on it.
+pub(crate) type Connected = (Mesh, mpsc::Receiver<Event>);
+
+/// A limit of the schedule, as the journal keeps it.
+#[derive(Serialize, Deserialize)]
+struct KeptLimit {
+    spec: LimitSpec,
+    from_ns: Option<u64>,
+    until_ns: Option<u64>,
+}
+
+impl Service {
+    /// Opens the journal that the config names, and puts the config in force.
+    ///
+    /// # Errors
+    /// Whatever keeps the node from answering.
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        let store: Option<Arc<dyn Store>> = match &config.data {
+            Some(folder) => Some(Arc::new(Journal::open(folder)?)),
+            None => None,
+        };
+        Self::start_with(config, store, Arc::new(SystemClock::start()), Chance::System)
+    }
+
+    /// The same with a store, clocks and chance of the caller's.
+    ///
+    /// # Errors
+    /// Whatever keeps the node from answering.
+    pub fn start_with(
+        config: Config,
+        store: Option<Arc<dyn Store>>,
+        clock: Arc<dyn Clock>,
+        chance: Chance,
+    ) -> Result<Self, StartError> {
+        let now = clock.now();
+        let store_ref = store.as_deref();
+        let schedule = store_ref.map(read_schedule).transpose()?.flatten();
+        let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
+        let key = hash_key(store_ref, &chance)?;
+        // A config with regions and without `data` is refused.
+        let home = match store_ref {
+            Some(store) if config.regions.is_some() => Some(regions::identity(&config, store, now)?),
+            Some(store) if store.value(INCARNATION)?.is_some() => return Err(StartError::NotAlone),
+            _ => None,
+        };
+        let served = schedule.is_some() || home.is_some_and(|(_, was_here)| was_here);
+        let empty_handed = (served && !stopped).then_some(now);
+        let node_config = NodeConfig {
+            key,
+            memory_bytes: config.memory_bytes,
+            durable: store.is_some(),
+            empty_handed,
+            home: home.map(|(home, _)| home),
+        };
+        let node = Arc::new(Node::keeping(node_config, config.charges));
+        let mut reading = Reading::default();
+        match store_ref {
+            Some(store) if home.is_some() => {
+                // The limits that it had alone are none of the catalogue's, which may tag cells with another key than this
+                // node's. Where it has the same limit and the same key, what was spent is read when it is adopted.
+                let is_new = home.is_some_and(|(_, was_here)| !was_here);
+                let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
+                node.resume_home(schedule, now, |id| reading.rows(store, id))?;
+                if empty_handed.is_some() {
+                    info!("the node did not stop cleanly: what was reserved and not used counts as spent");
+                }
+            }
+            Some(store) => {
+                if let Some(schedule) = schedule {
+                    node.resume(schedule, now)?;
+                    node.restore_all(now, |id| reading.rows(store, id));
+                }
+                if empty_handed.is_some() {
+                    info!("the node did not stop cleanly: what was reserved and not used counts as spent");
+                }
+            }
+            None => warn!(
+                "no `data` in the config: nothing survives a restart, and a restart may admit a window twice"
+            ),
+        }
+        let writer = store.clone().map(|store| Arc::new(Writer::new(Arc::clone(&node), store)));
+        let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
+        let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
+        if home.is_none() {
+            let changes = shared.node.apply(config.live.limits.clone(), now, |id| {
+                store_ref.map_or_else(Vec::new, |store| reading.rows(store, id))
+            })?;
+            debug!(changes = changes.len(), "limits in force");
+        }
+        shared.apply(&config.live);
+        reading.done()?;
+        if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
+            webhooks.replace(hooks);
+        }
+        let me = home.map(|(home, _)| home.writer);
+        Ok(Self { config, shared, store, chance, key, me, certificates: None })
+    }
+
+    /// From here on a crash is a crash: what a clean stop left behind is taken, with the rows that the node has queued
+    /// while it read them, and what is in force is written down. Nothing may be asked before.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn begin(&self) -> Result<(), StartError> {
+        let Some(writer) = &self.shared.writer else { return Ok(()) };
+        let schedule = schedule_bytes(&self.shared.node.schedule())?;
+        let incarnation = self.me.map(|me| me.incarnation.to_be_bytes());
+        let mut values = vec![(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
+        values.extend(incarnation.as_ref().map(|bytes| (INCARNATION, Some(&bytes[..]))));
+        writer.write(&[], &values)?;
+        Ok(())
+    }
+
+    /// What the workers share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Puts another config in force, as far as that needs no restart.
+    ///
+    /// # Errors
+    /// The limits contradict each other, or the journal cannot be read or written; then the old
+    /// ones stay.
+    pub fn reload(&mut self, new: Config) -> Result<(), StartError> {
+        for name in self.config.needs_restart(&new) {
+            warn!(setting = name, "changed in the file, and needs a restart to take effect");
+        }
+        // What can be wrong with them is known before anything counts.
+        let shared = Arc::clone(&self.shared);
+        let webhooks = prepare_webhooks(&shared, &new.live.webhooks)?;
+        if let Some(regions) = self.shared.regions.get() {
+            // The catalogue rules: on the authority what changed in the file is an order, elsewhere it is compared.
+            regions.take_file(&new.live.limits)?;
+            self.shared.apply(&new.live);
+            if let Some((webhooks, hooks)) = webhooks {
+                webhooks.replace(hooks);
+            }
+            self.config.live = new.live;
+            return Ok(());
+        }
+        for change in self.put_in_force(&new.live)? {
+            match change.kind {
+                ChangeKind::Added => info!(limit = change.limit, "limit added"),
+                ChangeKind::Removed => info!(limit = change.limit, "limit removed"),
+                ChangeKind::Renumbered => info!(limit = change.limit, "limit changed, its cells kept"),
+                ChangeKind::Succeeds { at_ns } => {
+                    let now_ns = self.shared.clock.now().wall_ns;
+                    let in_seconds = at_ns.saturating_sub(now_ns).div_ceil(1_000_000_000);
+                    info!(limit = change.limit, in_seconds, "limit replaced: the old one holds until then");
+                }
+            }
+        }
+        if let Some((webhooks, hooks)) = webhooks {
+            webhooks.replace(hooks);
+        }
+        self.config.live = new.live;
+        Ok(())
+    }
+
+    fn put_in_force(&self, live: &Live) -> Result<Vec<Change>, StartError> {
+        let now = self.shared.clock.now();
+        let node = &self.shared.node;
+        let mut reading = Reading::default();
+        let store = self.store.as_deref();
+        if let Some(writer) = &self.shared.writer {
+            // A crash must find what is about to be served, so it is written down beforehand too.
+            let mut both = node.schedule();
+            let known = |limit: &Limit| both.iter().any(|s| s.limit.id == limit.id);
+            let new = live.limits.iter().filter(|limit| !known(limit)).cloned();
+            let new: Vec<Scheduled> =
+                new.map(|limit| Scheduled { limit, from_ns: None, until_ns: None }).collect();
+            if !new.is_empty() {
+                both.extend(new);
+                writer.write(&[], &[(SCHEDULE, Some(&schedule_bytes(&both)?))])?;
+            }
+        }
+        let changes = node.apply(live.limits.clone(), now, |id| {
+            store.map_or_else(Vec::new, |store| reading.rows(store, id))
+        })?;
+        let written = reading.done().and_then(|()| match &self.shared.writer {
+            Some(writer) => {
+                let schedule = schedule_bytes(&node.schedule())?;
+                Ok(writer.write(&[], &[(SCHEDULE, Some(&schedule))])?)
+            }
+            None => Ok(()),
+        });
+        if let Err(fault) = written {
+            // What a restart would not know of must not be in force. The old limits were, so they can be.
+            node.apply(self.config.live.limits.clone(), now, |_| Vec::new())?;
+            return Err(fault);
+        }
+        self.shared.apply(live);
+        Ok(changes)
+    }
+
+    /// Makes ready for this node's place among the regions, if it has one: nobody hears of it before [`Service::share`].
+    /// `connect` starts the mesh where the node is told to listen.
+    pub(crate) fn prepare(
+        &mut self,
+        audit: impl FnOnce(&Path) -> std::io::Result<Audit>,
+        connect: impl FnOnce(SocketAddr, acequia_mesh::Config) -> Result<Connected, StartError>,
+    ) -> Result<Option<Joining>, StartError> {
+        let (Some(address), Some(settings)) = (self.config.listen.mesh, self.config.regions.clone()) else {
+            return Ok(None);
+        };
+        let (Some(me), Some(store), Some(writer)) = (self.me, self.store.clone(), self.shared.writer.clone())
+        else {
+            return Ok(None);
+        };
+        let folder = self.config.data.clone().unwrap_or_default();
+        let audit = audit(&folder).map_err(RegionsError::Audit)?;
+        // Looked at before they are read: those that come in between are read again.
+        self.certificates = self.certificates_written();
+        let place = Place {
+            config: &self.config,
+            settings,
+            me,
+            node: Arc::clone(&self.shared.node),
+            clock: Arc::clone(&self.shared.clock),
+            store,
+            writer,
+            key: self.key.0,
+            chance: &self.chance,
+            audit,
+        };
+        Ok(Some(Regions::prepare(place, |config| connect(address, config))?))
+    }
+
+    /// Takes this node's place among the regions, when what shares its limits with them has begun.
+    pub(crate) fn take_place(&self, regions: Arc<Regions>) {
+        if let Err(fault) = regions.take_file(&self.config.live.limits) {
+            error!(
+                %fault,
+                "what changed in the file is not in force, and the catalogue stays: mend what is said, and start again \
+                 or send SIGHUP"
+            );
+        }
+        // Once: a service takes its place once.
+        let _ = self.shared.regions.set(regions);
+    }
+
+    /// Uses the certificates in the `tls` folder, where they have changed.
+    pub(crate) fn renew_certificates(&mut self) {
+        let Some(regions) = self.shared.regions.get() else { return };
+        let written = self.certificates_written();
+        if written.is_none() || written == self.certificates {
+            return;
+        }
+        match regions.reload_certificates(&self.config) {
+            Ok(()) => info!("certificates read again: new connections use them"),
+            Err(fault) => error!(%fault, "certificates not read again: the old ones stay"),
+        }
+        self.certificates = written;
+    }
+
+    /// When the newest of them was.
+    fn certificates_written(&self) -> Option<SystemTime> {
+        let folder = self.config.tls.as_ref()?;
+        let node = &self.config.node;
+        let files = ["ca.pem".to_owned(), format!("{node}.pem"), format!("{node}.key")];
+        let written = |file| std::fs::metadata(folder.join(file)).and_then(|found| found.modified()).ok();
+        files.into_iter().filter_map(written).max()
+    }
+
+    /// Writes what a clean stop leaves behind. Nothing can be asked after it: who still asks waits
+    /// until the process ends.
+    pub fn close(&self) {
+        let Some(writer) = &self.shared.writer else { return };
+        self.shared.stop_asking();
+        let now = self.shared.clock.now();
+        for shard in 0..SHARDS {
+            self.shared.node.sweep(shard, now);
+        }
+        if let Err(fault) = writer.close(now, &[(STOPPED, Some(b"cleanly"))]) {
+            error!(%fault, "stopped without writing the journal: the next start is as after a crash");
+        }
+    }
+}
+
+/// What webhooks need to be put in force; nothing where there are none and never were.
+fn prepare_webhooks<'a>(
+    shared: &'a Shared,
+    hooks: &[WebhookConfig],
+) -> Result<Option<(&'a Webhooks, Prepared)>, WebhooksError> {
+    let prepared = Prepared::read(hooks)?;
+    if shared.webhooks.get().is_none() && !hooks.is_empty() {
+        // Once: nobody else sets it.
+        let _ = shared.webhooks.set(Webhooks::start()?);
+    }
+    Ok(shared.webhooks.get().map(|webhooks| (webhooks, prepared)))
+}
+
+/// The reading of what the journal has of limits, and the first time that it failed.
+#[derive(Default)]
+struct Reading {
+    fault: Option<StoreError>,
+}
+
+impl Reading {
+    fn rows(&mut self, store: &dyn Store, id: LimitId) -> Vec<Row> {
+        store.rows(id).unwrap_or_else(|fault| {
+            self.fault.get_or_insert(fault);
+            Vec::new()
+        })
+    }
+
+    /// Whether all could be read: a node that began with less would give back what was spent.
+    fn done(self) -> Result<(), StartError> {
+        self.fault.map_or(Ok(()), |fault| Err(fault.into()))
+    }
+}
+
+fn hash_key(store: Option<&dyn Store>, chance: &Chance) -> Result<HashKey, StartError> {
+    let Some(store) = store else { return Ok(HashKey(chance.draw(KEY)?)) };
+    if let Some(bytes) = store.value(KEY)? {
+        let cause = || format!("{} bytes, not 16", bytes.len());
+        let key =
+            <[u8; 16]>::try_from(&bytes[..]).map_err(|_| StartError::Value { what: KEY, cause: cause() })?;
+        return Ok(HashKey(key));
+    }
+    let key = chance.draw(KEY)?;
+    store.commit(&[], &[(KEY, Some(&key))])?;
+    Ok(HashKey(key))
+}
+
+fn read_schedule(store: &dyn Store) -> Result<Option<Vec<Scheduled>>, StartError> {
+    let fault = |cause: String| StartError::Value { what: SCHEDULE, cause };
+    let Some(bytes) = store.value(SCHEDULE)? else { return Ok(None) };
+    let kept: Vec<KeptLimit> = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
+    let mut schedule = Vec::new();
+    for KeptLimit { spec, from_ns, until_ns } in kept {
+        let name = spec.name.clone();
+        let limit = Limit::new(spec).map_err(|faults| fault(format!("limit {name}: {}", faults[0])))?;
+        schedule.push(Scheduled { limit, from_ns, until_ns });
+    }
+    Ok(Some(schedule))
+}
+
+pub(crate) fn schedule_bytes(schedule: &[Scheduled]) -> Result<Vec<u8>, StartError> {
+    let kept: Vec<KeptLimit> = schedule
+        .iter()
+        .map(|s| KeptLimit { spec: s.limit.spec.clone(), from_ns: s.from_ns, until_ns: s.until_ns })
+        .collect();
+    serde_json::to_vec(&kept).map_err(|e| StartError::Value { what: SCHEDULE, cause: e.to_string() })
+}

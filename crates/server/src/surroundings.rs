@@ -1,0 +1,121 @@
+//! A service within a runtime of the caller's: one thread, no clock but tokio's and the caller's, no socket, file or chance
+//! that the caller did not bring. What it does is what [`run`](crate::run) does on a machine.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use acequia_mesh::{Event, Mesh, MeshError};
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    regions::Audit,
+    serve::{HANDOVER_MAX, Listener, Port, Rounds, accept, work},
+    service::{Service, StartError},
+    warnings,
+};
+
+/// What a service that does not run on a machine of its own stands on, beside its store, clock and chance.
+pub struct Surroundings<L> {
+    /// Where callers connect by gRPC.
+    pub grpc: L,
+    /// And by HTTP.
+    pub http: L,
+    /// The way to other regions; not used by a node that stands alone.
+    pub mesh: MeshSurroundings,
+    /// How long each write to the disk takes.
+    pub disk_latency: Box<dyn FnMut() -> Duration + Send>,
+}
+
+/// What a node among regions needs besides.
+pub struct MeshSurroundings {
+    /// Where it writes down who changed the catalogue.
+    pub audit: Audit,
+    /// Starts the mesh, on a socket of the caller's.
+    pub connect: Box<Connect>,
+}
+
+/// Starts a mesh.
+type Connect = dyn FnOnce(acequia_mesh::Config) -> Result<(Mesh, mpsc::Receiver<Event>), MeshError> + Send;
+
+impl<L: fmt::Debug> fmt::Debug for Surroundings<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Surroundings")
+            .field("grpc", &self.grpc)
+            .field("http", &self.http)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for MeshSurroundings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeshSurroundings").field("audit", &self.audit).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Serves in the runtime that this is called on until `stopping`, and leaves behind what a clean stop leaves. To drop
+    /// the runtime is to crash.
+    ///
+    /// The config file and the certificates are not looked at again, and operators are not listened to: orders go to
+    /// [`Regions::order`](crate::regions::Regions::order).
+    ///
+    /// # Errors
+    /// Whatever keeps the node from starting.
+    pub async fn serve_in<L: Listener>(
+        mut self,
+        surroundings: Surroundings<L>,
+        mut stopping: watch::Receiver<bool>,
+    ) -> Result<(), StartError> {
+        let Surroundings { grpc, http, mesh: MeshSurroundings { audit, connect }, disk_latency } =
+            surroundings;
+        let joining = self.prepare(|_| Ok(audit), |_, config| Ok(connect(config)?))?;
+        self.begin()?;
+        let (part, parting) = watch::channel(false);
+        let sharing = joining.map(|joining| {
+            let regions = Arc::clone(joining.regions());
+            let sharing = tokio::spawn(joining.start(parting));
+            self.take_place(regions);
+            sharing
+        });
+        let shared = Arc::clone(&self.shared);
+        let (hand, hands) = mpsc::channel(HANDOVER_MAX);
+        let working = tokio::spawn(work(Arc::clone(&shared), hands, Arc::default(), stopping.clone()));
+        let connections = self.config.connections_max;
+        let accepting = [
+            tokio::spawn(accept(grpc, Port::Grpc, vec![hand.clone()], connections, stopping.clone())),
+            tokio::spawn(accept(http, Port::Http, vec![hand], connections, stopping.clone())),
+        ];
+        let writing = shared
+            .writer
+            .clone()
+            .map(|writer| tokio::spawn(async move { writer.run_on(disk_latency).await }));
+
+        let mut rounds = Rounds::begin();
+        loop {
+            tokio::select! {
+                biased;
+                // A sender that is gone has stopped too.
+                _ = stopping.wait_for(|stopping| *stopping) => break,
+                () = rounds.next(&shared) => {}
+            }
+        }
+
+        shared.drain();
+        for task in accepting {
+            task.abort();
+        }
+        // A connection that does not end in time is cut; a panic was printed when it happened.
+        let _ = tokio::time::timeout(self.config.drain, working).await;
+        if let Some(sharing) = sharing {
+            // Shared with the others until nobody asks any more.
+            let _ = part.send(true);
+            let _ = sharing.await;
+        }
+        if let (Some(writer), Some(writing)) = (&shared.writer, writing) {
+            writer.stop();
+            let _ = writing.await;
+        }
+        self.close();
+        warnings::tell(&shared);
+        Ok(())
+    }
+}
