@@ -1,0 +1,23 @@
+//! The real server in a simulated world that a seed breaks. **The same seed gives the same history, to the last packet.**
+//!
+//! - [`world`]: regions that run the server, and callers, in one thread, over simulated links, disks and clocks;
+//! - [`schedule`]: what breaks, and when; [`demand`]: who asks what;
+//! - [`scenarios`]: short stories of both, with a promise;
+//! - [`checks`]: what must hold after every step, judged from outside;
+//! - [`run`]: one scenario with one seed from its start to its [`Record`](run::Record);
+//! - [`trace`]: what happened, and one number by which two runs are compared.
+//!
+//! It knows nothing of how a limit is shared: that is the server's. Only sockets, disks, clocks and chance are not the
+//! machine's ([`acequia_server::Service::serve_in`]).
+
+pub mod checks;
+pub mod demand;
+pub mod random;
+pub mod run;
+pub mod scenarios;
+pub mod schedule;
+pub mod trace;
+pub mod world;
+
+/// The names of regions, by their places. The first one's node is the authority.
+pub const NAMES: [&str; 5] = ["eu", "us", "ap", "sa", "af"];
