@@ -32,7 +32,7 @@ fn a_node_that_lost_its_power_is_silent_and_answers_again_from_its_disk() {
         demand: plan.demand,
     };
     let mut world = World::new(&setup, Trace::default()).expect("a world");
-    let mut pass = |world: &mut World, ms: u64| {
+    let pass = |world: &mut World, ms: u64| {
         (0..ms).for_each(|_| world.step().expect("a step"));
         let answers = world.take_answers();
         let of_eu = answers.into_iter().filter(|answer| answer.place == 0);
