@@ -48,7 +48,8 @@ pub enum Fault {
     Drift(Place, i64),
     /// An operator orders at a node.
     Order(Place, Command),
-    /// Every link is mended and every node that is down begins again. Clocks and disks stay as they are.
+    /// Every link is mended, every disk takes writes, no crash is due any more, and every node that is down begins again.
+    /// Clocks stay as they are, and so does what disks hold.
     Heal,
 }
 

@@ -257,7 +257,10 @@ impl World {
             // What was held has not been lost.
             names[..place].iter().for_each(|other| self.sim.release(*name, *other));
         }
-        (0..self.regions.len()).for_each(|at| self.start(at));
+        for at in 0..self.regions.len() {
+            self.regions[at].disk.set_mood(Mood::Sound);
+            self.start(at);
+        }
     }
 
     fn order(&mut self, at: Place, command: &Command) {
