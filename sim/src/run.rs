@@ -2,12 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use acequia_server::config::ClockConfig;
-
 use crate::{
     NAMES,
     checks::{Check, Clocks, NeverOver, ServiceResumes},
-    random::Random,
     scenarios::{Plan, Scenario},
     trace::Trace,
     world::{Answer, Said, Setup, World, WorldError},
@@ -48,8 +45,7 @@ pub struct Counts {
 /// # Errors
 /// The world cannot be made, or a host ended it.
 pub fn run(scenario: &Scenario, seed: u64, trace: &Trace) -> Result<Record, WorldError> {
-    let plan = (scenario.plan)(&mut Random::of(seed, scenario.name));
-    run_plan(plan, seed, trace)
+    run_plan(scenario.plan_of(seed), seed, trace)
 }
 
 /// The same of a plan.
@@ -57,23 +53,35 @@ pub fn run(scenario: &Scenario, seed: u64, trace: &Trace) -> Result<Record, Worl
 /// # Errors
 /// The world cannot be made, or a host ended it.
 pub fn run_plan(plan: Plan, seed: u64, trace: &Trace) -> Result<Record, WorldError> {
+    run_with(plan, seed, trace, Vec::new())
+}
+
+/// The same with more checks.
+///
+/// # Errors
+/// The world cannot be made, or a host ended it.
+pub fn run_with(
+    plan: Plan,
+    seed: u64,
+    trace: &Trace,
+    more: Vec<Box<dyn Check>>,
+) -> Result<Record, WorldError> {
     let begun = Instant::now();
     let setup = Setup {
         seed,
         regions: plan.regions,
-        limits: plan.limits.to_owned(),
-        clock: String::new(),
+        limits: plan.limits.clone(),
+        clock: plan.clock.to_owned(),
         latency_ms: plan.latency_ms,
         demand: plan.demand.clone(),
     };
     let mut world = World::new(&setup, trace.clone())?;
-    let clocks =
-        Clocks { error_ns: ClockConfig::default().error_ns, drift_ppm: plan.schedule.drift_ppm_max() };
+    let clocks = Clocks { error_ns: world.clock().error_ns, drift_ppm: plan.schedule.drift_ppm_max() };
     let never_over = NeverOver::new(&world.limits(), clocks, plan.regions);
-    let mut checks: Vec<Box<dyn Check>> = vec![
-        Box::new(never_over.map_err(WorldError::Setup)?),
-        Box::new(ServiceResumes::new(plan.duration, plan.regions)),
-    ];
+    let mut checks: Vec<Box<dyn Check>> =
+        vec![Box::new(never_over.map_err(WorldError::Setup)?), Box::new(ServiceResumes::new(&plan))];
+    checks.retain(|check| !plan.outside.contains(&check.name()));
+    checks.extend(more);
     let mut regions: Vec<_> = NAMES[..plan.regions].iter().map(|name| (*name, Counts::default())).collect();
     let mut faults = plan.schedule.faults().iter().peekable();
     while world.elapsed() < plan.duration && trace.findings().is_empty() {

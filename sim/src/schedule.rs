@@ -24,6 +24,12 @@ pub enum Fault {
     Release(Place, Place),
     /// Packets between two regions take so many milliseconds.
     Slow(Place, Place, u64),
+    /// Of a hundred packets between two regions so many are lost.
+    Lose(Place, Place, u32),
+    /// A node's process sleeps: its sockets stay open, and nothing comes out of them.
+    Sleep(Place),
+    /// It wakes.
+    Wake(Place),
     /// A node loses its power; of what its disk had not synced, there is what is said.
     Crash(Place, Leftover),
     /// A node stops as it should.
@@ -76,15 +82,17 @@ pub enum Command {
     },
     /// Another weight for a region.
     Weight(Place, u32),
-    /// A region is gone, on the operator's word.
+    /// A region is gone, on the operator's word, who gives it only if its process has ended and its disk is lost.
     Evict(Place),
+    /// A region is gone, on the word of an operator who does not look.
+    EvictAlive(Place),
     /// A region leaves.
     Remove(Place),
     /// A region is let in, with a weight.
     Add(Place, u32),
     /// A region that lost its disk has its share again.
     Recover(Place),
-    /// The node becomes the authority; on the operator's word that the old one is none any more.
+    /// The node becomes the authority, on the operator's word that the old one is gone, given as for [`Command::Evict`].
     TakeOver,
 }
 
@@ -108,6 +116,11 @@ impl Schedule {
             }
         }
         self
+    }
+
+    /// A fault from one time to another.
+    pub fn during(&mut self, from: Duration, until: Duration, fault: Fault, mend: Fault) -> &mut Self {
+        self.at(from, fault).at(until, mend)
     }
 
     /// How far any clock's rate is from true, at most, in parts per million.
@@ -136,6 +149,9 @@ impl fmt::Display for Fault {
             Self::Hold(a, b) => write!(f, "hold {} - {}", name(a), name(b)),
             Self::Release(a, b) => write!(f, "release {} - {}", name(a), name(b)),
             Self::Slow(a, b, ms) => write!(f, "slow {} - {} to {ms} ms", name(a), name(b)),
+            Self::Lose(a, b, percent) => write!(f, "lose {percent} % between {} - {}", name(a), name(b)),
+            Self::Sleep(at) => write!(f, "put {} to sleep", name(at)),
+            Self::Wake(at) => write!(f, "wake {}", name(at)),
             Self::Crash(at, leftover) => {
                 let leftover = match leftover {
                     Leftover::Lost => "lost",
@@ -160,6 +176,13 @@ impl fmt::Display for Fault {
     }
 }
 
+impl Command {
+    /// Another number for a limit.
+    pub fn budget(limit: &str, name: &str, value: &str) -> Self {
+        Self::Budget { limit: limit.to_owned(), numbers: vec![(name.to_owned(), value.to_owned())] }
+    }
+}
+
 impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -169,6 +192,7 @@ impl fmt::Display for Command {
             }
             Self::Weight(at, weight) => write!(f, "regions weight {} {weight}", NAMES[*at]),
             Self::Evict(at) => write!(f, "regions evict {}", NAMES[*at]),
+            Self::EvictAlive(at) => write!(f, "regions evict {}, alive or not", NAMES[*at]),
             Self::Remove(at) => write!(f, "regions remove {}", NAMES[*at]),
             Self::Add(at, weight) => write!(f, "regions add {} --weight {weight}", NAMES[*at]),
             Self::Recover(at) => write!(f, "regions recover {}", NAMES[*at]),

@@ -108,7 +108,7 @@ fn calm() -> World {
     let setup = Setup {
         seed: 1,
         regions: 3,
-        limits: plan.limits.to_owned(),
+        limits: plan.limits,
         clock: String::new(),
         latency_ms: plan.latency_ms,
         demand: plan.demand,

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use super::Check;
-use crate::world::{Answer, Said, World};
+use crate::{
+    scenarios::Plan,
+    schedule::Place,
+    world::{Answer, Said, World},
+};
 
 /// How long before the end callers must be answered.
 const LAST: Duration = Duration::from_secs(3);
@@ -14,12 +18,17 @@ pub struct ServiceResumes {
     duration: Duration,
     /// Of the last seconds: how many each region answered, and did not.
     answered: Vec<(u64, u64)>,
+    /// Regions that do not run any more.
+    gone: Vec<Place>,
+    /// Regions that must own nothing.
+    barred: Vec<Place>,
 }
 
 impl ServiceResumes {
-    /// For a run of that length, in which all faults are over some seconds before the end.
-    pub fn new(duration: Duration, regions: usize) -> Self {
-        Self { duration, answered: vec![(0, 0); regions] }
+    /// For a run in which all faults are over some seconds before the end.
+    pub fn new(plan: &Plan) -> Self {
+        let (gone, barred) = (plan.gone.clone(), plan.barred.clone());
+        Self { duration: plan.duration, answered: vec![(0, 0); plan.regions], gone, barred }
     }
 }
 
@@ -40,15 +49,26 @@ impl Check for ServiceResumes {
     }
 
     fn end(&mut self, world: &World) -> Result<(), String> {
-        for (region, (answered, silent)) in world.regions().iter().zip(&self.answered) {
+        for (place, (answered, silent)) in self.answered.iter().enumerate() {
+            if self.gone.contains(&place) {
+                continue;
+            }
+            let region = &world.regions()[place];
             let name = region.name();
             let process = region.process().ok_or_else(|| format!("{name} does not run"))?;
+            if self.barred.contains(&place) {
+                match process.ready() {
+                    Ok(()) => return Err(format!("{name} is ready, and must own nothing")),
+                    Err(_) => continue,
+                }
+            }
             process.ready().map_err(|why| format!("{name} is not ready: {why}"))?;
             if *silent > 0 || *answered == 0 {
                 return Err(format!("{name} answered {answered} questions at last, and {silent} not"));
             }
         }
-        let marks = world.regions().iter().filter_map(|region| Some(region.process()?.node.marks().0));
+        let stay = world.regions().iter().enumerate().filter(|(place, _)| !self.barred.contains(place));
+        let marks = stay.filter_map(|(_, region)| Some(region.process()?.node.marks().0));
         let marks: std::collections::BTreeSet<_> = marks.collect();
         if marks.len() > 1 { Err(format!("regions go by different versions: {marks:?}")) } else { Ok(()) }
     }

@@ -8,21 +8,32 @@ pub(super) const CALM: Scenario = Scenario {
     name: "calm",
     story: "Nothing breaks: three regions share a bucket, a window and buckets for each user, and more is asked for than \
             there is.",
-    plan: |_| Plan {
-        regions: 3,
-        limits: LIMITS,
-        latency_ms: (15, 40),
-        demand: Demand::of([
-            (5, Kind::of("route", "/api", 3)),
-            (3, Kind::of("route", "/export", 4)),
-            (2, Kind { spread: Some(("user", 8)), ..Kind::of("route", "/home", 2) }),
-        ]),
-        schedule: Schedule::default(),
-        duration: seconds(30),
-    },
+    plan: |_| Plan::default(),
 };
 
-pub(super) const LIMITS: &str = "
+/// What every story begins with.
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            regions: 3,
+            limits: LIMITS.to_owned(),
+            clock: "",
+            latency_ms: (15, 40),
+            demand: Demand::of([
+                (5, Kind::of("route", "/api", 3)),
+                (3, Kind::of("route", "/export", 4)),
+                (2, Kind { spread: Some(("user", 8)), ..Kind::of("route", "/home", 2) }),
+            ]),
+            schedule: Schedule::default(),
+            duration: seconds(30),
+            outside: Vec::new(),
+            barred: Vec::new(),
+            gone: Vec::new(),
+        }
+    }
+}
+
+const LIMITS: &str = "
   - name: api
     domain: sim
     when: { route: /api }

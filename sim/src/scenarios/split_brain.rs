@@ -1,4 +1,4 @@
-use super::{Plan, Scenario, calm, seconds};
+use super::{Plan, Scenario, seconds};
 use crate::schedule::Schedule;
 
 pub(super) const SPLIT_BRAIN: Scenario = Scenario {
@@ -8,9 +8,24 @@ pub(super) const SPLIT_BRAIN: Scenario = Scenario {
     plan: |random| {
         let alone = random.index(3);
         let others: Vec<usize> = (0..3).filter(|place| *place != alone).collect();
-        let (from, long) = (seconds(random.between(8, 15)), seconds(random.between(10, 20)));
+        let (from, long) = (seconds(random.between(6, 12)), seconds(random.between(6, 14)));
         let mut schedule = Schedule::default();
         schedule.split(from, from + long, &[&[alone], &others]);
-        Plan { schedule, duration: seconds(50), ..(calm::CALM.plan)(random) }
+        Plan { schedule, duration: seconds(36), ..Plan::default() }
+    },
+};
+
+pub(super) const SPLIT_IN_THREE: Scenario = Scenario {
+    name: "split-in-three",
+    story: "Five regions fall into three parts, which find each other again one after the other: every part has its own \
+            share, and a unit that is lent across a cut comes back after it.",
+    plan: |random| {
+        let first = random.index(5);
+        let [a, b, c, d, e] = std::array::from_fn(|after| (first + after) % 5);
+        let (from, long) = (seconds(random.between(5, 9)), seconds(random.between(5, 9)));
+        let mut schedule = Schedule::default();
+        schedule.split(from, from + long, &[&[a, b], &[c, d]]);
+        schedule.split(from, from + long + seconds(4), &[&[a, b, c, d], &[e]]);
+        Plan { regions: 5, schedule, duration: seconds(34), ..Plan::default() }
     },
 };

@@ -1,7 +1,7 @@
-use super::{Plan, Scenario, calm, seconds};
+use super::{Plan, Scenario, crashes::LEFTOVERS, ms, pair, seconds};
 use crate::{
     random::Random,
-    schedule::{Command, Fault, Leftover, Place, Schedule},
+    schedule::{Command, Fault, Place, Schedule},
 };
 
 pub(super) const STORM: Scenario = Scenario {
@@ -13,7 +13,7 @@ pub(super) const STORM: Scenario = Scenario {
         schedule: schedule(random),
         latency_ms: (10, 60),
         duration: seconds(60),
-        ..(calm::CALM.plan)(random)
+        ..Plan::default()
     },
 };
 
@@ -35,7 +35,7 @@ fn schedule(random: &mut Random) -> Schedule {
 
 /// Adds a fault from one time to another.
 fn break_one(schedule: &mut Schedule, random: &mut Random, at_ms: u64, until_ms: u64) {
-    let (a, b) = pair(random);
+    let (a, b) = pair(random, REGIONS);
     let (at, until) = (ms(at_ms), ms(until_ms));
     match random.below(9) {
         0 | 1 => schedule.at(at, Fault::Cut(a, b)).at(until, Fault::Mend(a, b)),
@@ -45,7 +45,7 @@ fn break_one(schedule: &mut Schedule, random: &mut Random, at_ms: u64, until_ms:
             schedule.split(at, until, &[&[a, b], &others])
         }
         4 | 5 => {
-            let leftover = random.pick(&[Leftover::Lost, Leftover::Written, Leftover::Torn]);
+            let leftover = random.pick(&LEFTOVERS);
             schedule.at(at, Fault::Crash(a, leftover)).at(until, Fault::Start(a))
         }
         6 => schedule.at(at, Fault::CrashAtWrite(a, random.below(40))).at(until, Fault::Start(a)),
@@ -57,19 +57,9 @@ fn break_one(schedule: &mut Schedule, random: &mut Random, at_ms: u64, until_ms:
         }
         _ => {
             let rate = random.between(20, 60);
-            let numbers = vec![("rate".to_owned(), format!("{rate}/s"))];
-            let budget = Command::Budget { limit: "api".to_owned(), numbers };
+            let budget = Command::budget("api", "rate", &format!("{rate}/s"));
             let weight = Command::Weight(a, random.between(1, 5) as u32);
             schedule.at(at, Fault::Order(0, budget)).at(until, Fault::Order(0, weight))
         }
     };
-}
-
-fn pair(random: &mut Random) -> (Place, Place) {
-    let a = random.index(REGIONS);
-    (a, (a + 1 + random.index(REGIONS - 1)) % REGIONS)
-}
-
-const fn ms(ms: u64) -> std::time::Duration {
-    std::time::Duration::from_millis(ms)
 }

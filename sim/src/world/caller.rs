@@ -82,8 +82,10 @@ impl Caller {
     /// Asks for ever.
     pub(crate) async fn call(self) -> turmoil::Result {
         let client = LimiterClient::new(tcp::channel(self.node, DEADLINE));
-        for (wait, question) in self.demand.questions(Random::of(self.seed, &self.name)) {
-            tokio::time::sleep(wait).await;
+        for (wait, question) in self.demand.questions(self.place, Random::of(self.seed, &self.name)) {
+            if !wait.is_zero() {
+                tokio::time::sleep(wait).await;
+            }
             tokio::spawn(self.clone().ask(client.clone(), question));
         }
         Ok(())

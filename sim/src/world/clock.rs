@@ -34,6 +34,8 @@ struct Hands {
     drift_ppm: i64,
     /// What the wall is ahead of the oscillator.
     error_ns: i64,
+    /// What the oscillator and the wall said when the process fell asleep, while it sleeps.
+    asleep_at: Option<(u64, u64)>,
 }
 
 impl Hands {
@@ -66,6 +68,17 @@ impl Machine {
         hands.drift_ppm = ppm;
     }
 
+    /// The process falls asleep: what it reads stands still until it wakes.
+    pub(crate) fn sleep(&self) {
+        let mut hands = self.hands();
+        hands.asleep_at = hands.asleep_at.or(Some((hands.ticks_ns(), hands.wall_ns())));
+    }
+
+    /// The process wakes, or is no more.
+    pub(crate) fn wake(&self) {
+        self.hands().asleep_at = None;
+    }
+
     /// The clocks of a process that begins now.
     pub(crate) fn start(&self) -> ProcessClock {
         let hands = self.hands();
@@ -94,8 +107,9 @@ pub(crate) struct ProcessClock {
 impl Clock for ProcessClock {
     fn now(&self) -> Now {
         let hands = self.machine.hands();
-        let steady_ns = self.anchor_ns + (hands.ticks_ns() - self.begun_ns);
-        let ahead_ns = hands.wall_ns().wrapping_sub(steady_ns) as i64;
+        let (ticks_ns, wall_ns) = hands.asleep_at.unwrap_or_else(|| (hands.ticks_ns(), hands.wall_ns()));
+        let steady_ns = self.anchor_ns + (ticks_ns - self.begun_ns);
+        let ahead_ns = wall_ns.wrapping_sub(steady_ns) as i64;
         let ahead_ns = self.ahead_ns.fetch_max(ahead_ns, Ordering::Relaxed).max(ahead_ns);
         Now { steady_ns, wall_ns: steady_ns.saturating_add_signed(ahead_ns) }
     }
@@ -120,6 +134,18 @@ mod tests {
         assert_eq!(machine.start().now().wall_ns - begun.wall_ns, 5_000_000_000);
         machine.step(7_000);
         assert_eq!(clock.now().wall_ns - begun.wall_ns, 12_000_000_000);
+        assert_eq!(clock.now().steady_ns - begun.steady_ns, 10_000_000_000);
+    }
+
+    #[test]
+    fn a_process_that_sleeps_sees_no_time_pass_until_it_wakes() {
+        let machine = Machine::default();
+        let clock = machine.start();
+        let begun = clock.now();
+        machine.sleep();
+        machine.pass(Duration::from_secs(10));
+        assert_eq!(clock.now(), begun);
+        machine.wake();
         assert_eq!(clock.now().steady_ns - begun.steady_ns, 10_000_000_000);
     }
 

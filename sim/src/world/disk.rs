@@ -123,6 +123,11 @@ impl Disk {
         self.state().is_cut
     }
 
+    /// Whether it holds nothing at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.state().cached.is_empty()
+    }
+
     /// Durable writes so far.
     pub(crate) fn durable_writes(&self) -> u64 {
         self.state().durable_writes

@@ -7,14 +7,20 @@ mod caller;
 mod clock;
 mod disk;
 mod keys;
+mod nap;
 mod region;
 mod tcp;
 mod udp;
+mod weather;
 
 use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, sync::Once, time::Duration};
 
 use acequia_limits::Limit;
-use acequia_server::regions::{Order, Ordered};
+use acequia_rights::Region as Rights;
+use acequia_server::{
+    config::ClockConfig,
+    regions::{Order, Ordered},
+};
 
 pub use self::{
     caller::{Answer, DOMAIN, Said},
@@ -74,6 +80,7 @@ pub struct World {
     sim: turmoil::Sim<'static>,
     regions: Vec<Region>,
     limits: Vec<Limit>,
+    clock: ClockConfig,
     callers: Vec<String>,
     answers: Answers,
     copies: BTreeMap<Place, Copy>,
@@ -117,11 +124,12 @@ impl World {
             .build();
         let addresses: Vec<_> = names.iter().map(|name| sim.lookup(*name)).collect();
         let peers: Vec<_> = addresses.iter().map(|ip| SocketAddr::new(*ip, MESH_PORT)).collect();
-        let (mut regions, mut limits) = (Vec::new(), Vec::new());
+        let (mut regions, mut limits, mut clock) = (Vec::new(), Vec::new(), ClockConfig::default());
         for name in names {
             let config = config(name, &peers, setup, folder.path());
             let parsed = acequia_server::config::Config::parse(name, &config);
             let parsed = parsed.map_err(|faults| WorldError::Setup(format!("{faults}\n{config}")))?;
+            clock = parsed.regions.map_or_else(ClockConfig::default, |regions| regions.clock);
             limits = parsed.live.limits;
             let region = Region::new(name, config, setup.seed, trace.clone());
             let running = region.clone();
@@ -147,7 +155,7 @@ impl World {
         }
         let random = Random::of(setup.seed, "faults");
         let (copies, _keys) = (BTreeMap::new(), folder);
-        Ok(Self { sim, regions, limits, callers, answers, copies, random, trace, _keys })
+        Ok(Self { sim, regions, limits, clock, callers, answers, copies, random, trace, _keys })
     }
 
     /// How late it is: true time since the start.
@@ -163,6 +171,11 @@ impl World {
     /// The limits that the configs of all regions say.
     pub fn limits(&self) -> Vec<Limit> {
         self.limits.clone()
+    }
+
+    /// What the configs of all regions promise of the clocks.
+    pub fn clock(&self) -> ClockConfig {
+        self.clock
     }
 
     /// The answers that callers got since the last call, in their order.
@@ -195,12 +208,18 @@ impl World {
         match fault {
             Fault::Cut(a, b) => self.sim.partition(NAMES[*a], NAMES[*b]),
             Fault::CutOneWay(a, b) => self.sim.partition_oneway(NAMES[*a], NAMES[*b]),
-            Fault::Mend(a, b) => self.sim.repair(NAMES[*a], NAMES[*b]),
+            Fault::Mend(a, b) => {
+                self.sim.repair(NAMES[*a], NAMES[*b]);
+                self.lose(*a, *b, 0);
+            }
             Fault::Hold(a, b) => self.sim.hold(NAMES[*a], NAMES[*b]),
             Fault::Release(a, b) => self.sim.release(NAMES[*a], NAMES[*b]),
             Fault::Slow(a, b, ms) => {
                 self.sim.set_link_latency(NAMES[*a], NAMES[*b], Duration::from_millis(*ms));
             }
+            Fault::Lose(a, b, percent) => self.lose(*a, *b, *percent),
+            Fault::Sleep(at) => self.regions[*at].sleep(),
+            Fault::Wake(at) => self.regions[*at].wake(),
             Fault::Crash(at, leftover) => {
                 let unsynced = match leftover {
                     Leftover::Lost => Unsynced::Lost,
@@ -225,6 +244,12 @@ impl World {
             Fault::Drift(at, ppm) => self.regions[*at].machine.drift(*ppm),
             Fault::Order(at, command) => self.order(*at, command),
             Fault::Heal => self.heal(),
+        }
+    }
+
+    fn lose(&self, a: Place, b: Place, percent: u32) {
+        for (from, to) in [(a, b), (b, a)] {
+            self.regions[from].weather.lose(self.sim.lookup(NAMES[to]), percent);
         }
     }
 
@@ -259,6 +284,8 @@ impl World {
         }
         for at in 0..self.regions.len() {
             self.regions[at].disk.set_mood(Mood::Sound);
+            self.regions[at].weather.clear();
+            self.regions[at].wake();
             self.start(at);
         }
     }
@@ -274,12 +301,18 @@ impl World {
                 end: None,
             },
             Command::Weight(of, weight) => Order::Weight { region: region(of), weight: *weight },
-            Command::Evict(of) => Order::Evict { region: region(of), is_fenced: true },
+            Command::Evict(of) | Command::EvictAlive(of) => {
+                Order::Evict { region: region(of), is_fenced: true }
+            }
             Command::Remove(of) => Order::Remove { region: region(of) },
             Command::Add(of, weight) => Order::Add { region: region(of), weight: *weight },
             Command::Recover(of) => Order::Recover { region: region(of) },
             Command::TakeOver => Order::TakeOver { is_fenced: true },
         };
+        if let Err(why) = self.is_true(at, command) {
+            self.trace.tell(NAMES[at], self.elapsed(), format!("not ordered: {why}"));
+            return;
+        }
         let ordered = Ordered { author: "a scenario".to_owned(), ..Ordered::default() };
         let process = self.regions[at].process();
         let done = process.as_ref().and_then(|process| process.regions()).map(|regions| {
@@ -292,6 +325,31 @@ impl World {
             None => "nobody there to take an order".to_owned(),
         };
         self.trace.tell(NAMES[at], self.elapsed(), what);
+    }
+}
+
+impl World {
+    /// An operator gives no word that is not true: what he says is gone has neither a process nor a disk.
+    fn is_true(&mut self, at: Place, command: &Command) -> Result<(), String> {
+        let gone = match command {
+            Command::Evict(of) => *of,
+            Command::TakeOver => match self.authority_of(at) {
+                Some(authority) if authority != at => authority,
+                _ => return Err("there is no other authority".to_owned()),
+            },
+            _ => return Ok(()),
+        };
+        let name = NAMES[gone];
+        if self.sim.is_host_running(name) || !self.regions[gone].disk.is_empty() {
+            return Err(format!("{name} is not gone"));
+        }
+        Ok(())
+    }
+
+    /// Whom a node takes for the authority.
+    fn authority_of(&self, at: Place) -> Option<Place> {
+        let version = self.regions[at].process()?.node.version()?;
+        NAMES.iter().position(|name| Rights::named(name) == version.authority.region)
     }
 }
 

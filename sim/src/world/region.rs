@@ -21,8 +21,10 @@ use tokio::sync::watch;
 use super::{
     clock::{Machine, elapsed},
     disk::Disk,
+    nap::Nap,
     tcp::Port,
     udp::Socket,
+    weather::Weather,
 };
 use crate::{random::Random, trace::Trace};
 
@@ -39,6 +41,8 @@ pub struct Region {
     pub(crate) name: &'static str,
     pub(crate) disk: Disk,
     pub(crate) machine: Machine,
+    pub(crate) nap: Nap,
+    pub(crate) weather: Weather,
     config: Arc<str>,
     seed: u64,
     trace: Trace,
@@ -60,6 +64,8 @@ impl Region {
             name,
             disk: Disk::new(),
             machine: Machine::default(),
+            nap: Nap::default(),
+            weather: Weather::new(Random::of(seed, &format!("{name} weather"))),
             config: config.into(),
             seed,
             trace,
@@ -83,15 +89,31 @@ impl Region {
         self.disk.durable_writes()
     }
 
-    /// Asks the process to stop as it should.
+    /// Asks the process to stop as it should; one that sleeps wakes for it.
     pub(crate) fn stop(&self) {
+        self.wake();
         if let Some(process) = &*self.current() {
             process.stop.send_replace(true);
         }
     }
 
+    /// The process sleeps from now on.
+    pub(crate) fn sleep(&self) {
+        if self.process().is_some() {
+            self.machine.sleep();
+            self.nap.begin();
+        }
+    }
+
+    /// It wakes, if it sleeps.
+    pub(crate) fn wake(&self) {
+        self.machine.wake();
+        self.nap.end();
+    }
+
     /// Nobody looks at the process any more.
     pub(crate) fn forget(&self) {
+        self.wake();
         *self.current() = None;
     }
 
@@ -116,10 +138,11 @@ impl Region {
         let journal = Journal::open_on(move || Ok(Box::new(bytes.clone()) as Box<dyn StorageBackend>))?;
         let store: Arc<dyn Store> = Arc::new(journal);
         let config = Config::parse(self.name, &self.config).map_err(|faults| faults.to_string())?;
-        let (grpc, http) = (Port::bind(GRPC_PORT).await?, Port::bind(HTTP_PORT).await?);
-        let (trace, name) = (self.trace.clone(), self.name);
-        let socket = Socket::bind(MESH_PORT, move |to: SocketAddr, bytes: &[u8]| {
+        let (grpc, http) = (self.port(GRPC_PORT).await?, self.port(HTTP_PORT).await?);
+        let (trace, name, weather) = (self.trace.clone(), self.name, self.weather.clone());
+        let socket = Socket::bind(MESH_PORT, self.nap.clone(), move |to: SocketAddr, bytes: &[u8]| {
             trace.packet(name, elapsed(Duration::ZERO), to, bytes.len());
+            !weather.loses(to)
         });
         let socket = socket.await?;
 
@@ -137,6 +160,10 @@ impl Region {
         });
         service.serve_in(Surroundings { grpc, http, mesh, disk_latency }, stopping).await?;
         Ok(())
+    }
+
+    async fn port(&self, port: u16) -> std::io::Result<Port> {
+        Port::bind(port, self.nap.clone()).await
     }
 
     fn current(&self) -> MutexGuard<'_, Option<Process>> {

@@ -5,7 +5,7 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -18,6 +18,8 @@ use tokio::{
 use tonic::transport::{Channel, Endpoint, Uri};
 use turmoil::net::{TcpListener, TcpStream};
 
+use super::nap::Nap;
+
 /// A caller asks whether the other side is there so often, and waits so long for the answer.
 const PING: Duration = Duration::from_secs(1);
 /// After this a node takes a silent caller for gone.
@@ -26,11 +28,14 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 const CONNECT_MAX: Duration = Duration::from_millis(500);
 
 /// Where callers connect.
-pub(crate) struct Port(TcpListener);
+pub(crate) struct Port {
+    listener: TcpListener,
+    nap: Nap,
+}
 
 impl Port {
-    pub(crate) async fn bind(port: u16) -> io::Result<Self> {
-        TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await.map(Self)
+    pub(crate) async fn bind(port: u16, nap: Nap) -> io::Result<Self> {
+        Ok(Self { listener: TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await?, nap })
     }
 }
 
@@ -38,24 +43,29 @@ impl Listener for Port {
     type Connection = Accepted;
 
     async fn accept(&self) -> io::Result<Accepted> {
-        self.0.accept().await.map(|(stream, _)| Accepted(stream))
+        let (stream, _) = self.listener.accept().await?;
+        Ok(Accepted { stream, nap: self.nap.clone() })
     }
 }
 
 /// A connection that was accepted.
-pub(crate) struct Accepted(TcpStream);
+pub(crate) struct Accepted {
+    stream: TcpStream,
+    nap: Nap,
+}
 
 impl Connection for Accepted {
     type Stream = Stream;
 
     fn open(self) -> io::Result<Stream> {
-        Ok(Stream { stream: self.0, silence: Box::pin(sleep(SILENCE_MAX)) })
+        Ok(Stream { stream: self.stream, nap: self.nap, silence: Box::pin(sleep(SILENCE_MAX)) })
     }
 }
 
 /// A stream that ends itself.
 pub(crate) struct Stream {
     stream: TcpStream,
+    nap: Nap,
     silence: Pin<Box<Sleep>>,
 }
 
@@ -65,6 +75,7 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        ready!(self.nap.poll_awake(cx));
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if read.is_ready() {
             self.silence.as_mut().reset(Instant::now() + SILENCE_MAX);
@@ -76,6 +87,7 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.nap.poll_awake(cx));
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 

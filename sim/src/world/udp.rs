@@ -15,9 +15,11 @@ use quinn::{
     udp::{RecvMeta, Transmit},
 };
 
+use super::nap::Nap;
+
 type Readable = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
-/// Told of every packet: where it goes, and its bytes.
-type OnSend = dyn Fn(SocketAddr, &[u8]) + Send + Sync;
+/// Told of every packet: where it goes, and its bytes. Says whether it is not lost at once.
+type OnSend = dyn Fn(SocketAddr, &[u8]) -> bool + Send + Sync;
 
 /// A simulated UDP socket.
 pub(crate) struct Socket {
@@ -27,16 +29,19 @@ pub(crate) struct Socket {
     /// received before it has ended.
     readable: Mutex<Option<Readable>>,
     on_send: Box<OnSend>,
+    nap: Nap,
 }
 
 impl Socket {
     pub(crate) async fn bind(
         port: u16,
-        on_send: impl Fn(SocketAddr, &[u8]) + Send + Sync + 'static,
+        nap: Nap,
+        on_send: impl Fn(SocketAddr, &[u8]) -> bool + Send + Sync + 'static,
     ) -> io::Result<Arc<Self>> {
         let io = turmoil::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).await?;
         let local = io.local_addr()?;
-        Ok(Arc::new(Self { io: Arc::new(io), local, readable: Mutex::default(), on_send: Box::new(on_send) }))
+        let (io, readable, on_send) = (Arc::new(io), Mutex::default(), Box::new(on_send));
+        Ok(Arc::new(Self { io, local, readable, on_send, nap }))
     }
 }
 
@@ -48,13 +53,18 @@ impl fmt::Debug for Socket {
 
 impl AsyncUdpSocket for Socket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(AlwaysWritable)
+        Box::pin(WritableAwake(self.nap.clone()))
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        if self.nap.is_on() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let segment = transmit.segment_size.unwrap_or(transmit.contents.len()).max(1);
         for packet in transmit.contents.chunks(segment) {
-            (self.on_send)(transmit.destination, packet);
+            if !(self.on_send)(transmit.destination, packet) {
+                continue;
+            }
             match self.io.try_send_to(packet, transmit.destination) {
                 // Nobody is there: UDP loses the packet, and says nothing.
                 Err(fault) if fault.kind() == io::ErrorKind::ConnectionRefused => {}
@@ -70,6 +80,7 @@ impl AsyncUdpSocket for Socket {
         buffers: &mut [IoSliceMut<'_>],
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.nap.poll_awake(cx));
         let mut readable = self.readable.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(wait) = readable.as_mut() {
@@ -105,11 +116,12 @@ impl AsyncUdpSocket for Socket {
     }
 }
 
+/// turmoil's sockets take packets at any time.
 #[derive(Debug)]
-struct AlwaysWritable;
+struct WritableAwake(Nap);
 
-impl UdpPoller for AlwaysWritable {
-    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+impl UdpPoller for WritableAwake {
+    fn poll_writable(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_awake(cx).map(Ok)
     }
 }
