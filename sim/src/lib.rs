@@ -5,6 +5,8 @@
 //! - [`scenarios`]: short stories of both, with a promise;
 //! - [`checks`]: what must hold after every step, judged from outside;
 //! - [`run`]: one scenario with one seed from its start to its [`Record`](run::Record);
+//! - [`many`]: many of them at once; [`minimise`](mod@minimise): less of what breaks, and the same finding; [`file`](mod@file): a
+//!   schedule that can be kept;
 //! - [`trace`]: what happened, and one number by which two runs are compared.
 //!
 //! It knows nothing of how a limit is shared: that is the server's. Only sockets, disks, clocks and chance are not the
@@ -12,6 +14,10 @@
 
 pub mod checks;
 pub mod demand;
+pub mod file;
+pub mod many;
+pub mod minimise;
+pub mod progress;
 pub mod random;
 pub mod run;
 pub mod scenarios;

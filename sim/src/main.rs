@@ -8,9 +8,14 @@ use std::{
 };
 
 use acequia_sim::{
-    run::{Record, run},
-    scenarios::{self, Scenario},
-    trace::Trace,
+    file::Kept,
+    many::{Job, Outcome, run_all},
+    minimise::{kind_of, minimise},
+    progress::Progress,
+    run::{Record, run_plan},
+    scenarios::{self, Plan, Scenario},
+    schedule::Schedule,
+    trace::{Line, Trace},
 };
 use clap::{Parser, Subcommand};
 
@@ -27,56 +32,222 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a scenario with a seed. Exits 1 if something is found.
+    /// Run a scenario with a seed, or with many. Exits 1 if something is found.
     Run {
-        /// Its name: see `list`.
-        scenario: String,
+        /// Its name: see `list`. `all` is every one of them.
+        #[arg(required_unless_present_any = ["schedule", "all"])]
+        scenario: Option<String>,
+        /// Every scenario.
+        #[arg(long, conflicts_with = "schedule")]
+        all: bool,
         /// Decides everything.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, conflicts_with_all = ["seeds", "schedule"])]
         seed: u64,
-        /// Write every event and every packet to this file.
+        /// Run so many seeds, and say only what is found.
         #[arg(long)]
+        seeds: Option<u64>,
+        /// The first of them.
+        #[arg(long, default_value_t = 1, requires = "seeds")]
+        from: u64,
+        /// So many at a time; as many as there are cores where nothing is said.
+        #[arg(long)]
+        jobs: Option<usize>,
+        /// What breaks is in this file, of `minimise --out`, and so are the scenario and the seed.
+        #[arg(long, conflicts_with_all = ["seeds", "scenario"])]
+        schedule: Option<PathBuf>,
+        /// Write every event and every packet to this file.
+        #[arg(long, conflicts_with = "seeds")]
         trace: Option<PathBuf>,
     },
-    /// The scenarios.
+    /// Leave out of a failing run's schedule what it does not need to fail.
+    Minimise {
+        /// The scenario.
+        scenario: String,
+        /// The seed that fails.
+        #[arg(long)]
+        seed: u64,
+        /// Run it so often at most.
+        #[arg(long, default_value_t = 300)]
+        tries: usize,
+        /// Write what is left to this file, for `run --schedule`.
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
+    /// The scenarios, and what each is about.
     List,
 }
 
+/// Columns of a list on a terminal that says nothing of its own.
+const COLUMNS: usize = 100;
+/// Failing runs that are shown in full.
+const SHOWN_MAX: usize = 5;
+
 fn main() -> ExitCode {
-    match Arguments::parse().command {
-        Command::Run { scenario, seed, trace } => match scenarios::named(&scenario) {
-            Some(scenario) => run_one(&scenario, seed, trace.as_deref()),
-            None => complain(&format!("no scenario {scenario}: see `acequia-sim list`")),
-        },
-        Command::List => {
-            for Scenario { name, story, .. } in scenarios::ALL {
-                say(&format!("{name:<14} {story}"));
+    let done = match Arguments::parse().command {
+        Command::Run { schedule: Some(file), trace, .. } => run_file(&file, trace.as_deref()),
+        Command::Run { scenario, all, seed, seeds, from, jobs, trace, .. } => {
+            let name = scenario.filter(|_| !all).unwrap_or_else(|| "all".to_owned());
+            match (name.as_str(), seeds) {
+                ("all", seeds) => Ok(run_many(&scenarios::ALL, from.max(seed), seeds.unwrap_or(1), jobs)),
+                (name, Some(seeds)) => named(name).map(|one| run_many(&[one], from, seeds, jobs)),
+                (name, None) => {
+                    named(name).and_then(|one| run_one(&one, one.plan_of(seed), seed, trace.as_deref()))
+                }
             }
-            ExitCode::SUCCESS
+        }
+        Command::Minimise { scenario, seed, tries, out } => {
+            named(&scenario).and_then(|scenario| minimise_one(scenario, seed, tries, out.as_deref()))
+        }
+        Command::List => {
+            scenarios::ALL.iter().for_each(|scenario| say(&listed(scenario)));
+            Ok(ExitCode::SUCCESS)
+        }
+    };
+    done.unwrap_or_else(|fault| {
+        let _ = writeln!(std::io::stderr(), "{fault}");
+        ExitCode::from(2)
+    })
+}
+
+fn named(name: &str) -> Result<Scenario, String> {
+    scenarios::named(name).ok_or_else(|| format!("no scenario {name}: see `acequia-sim list`"))
+}
+
+fn run_one(scenario: &Scenario, plan: Plan, seed: u64, file: Option<&Path>) -> Result<ExitCode, String> {
+    let trace = if file.is_some() { Trace::whole() } else { Trace::default() };
+    let record = run_plan(plan, seed, &trace).map_err(|fault| fault.to_string())?;
+    if let Some(file) = file {
+        trace.write(file).map_err(|fault| format!("cannot write {}: {fault}", file.display()))?;
+    }
+    say(&summary(scenario, seed, &record));
+    if record.findings.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    say(&last_of(&trace.last()));
+    Ok(ExitCode::FAILURE)
+}
+
+fn run_file(file: &Path, trace: Option<&Path>) -> Result<ExitCode, String> {
+    let unread = |fault: String| format!("cannot read {}: {fault}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|fault| unread(fault.to_string()))?;
+    let Kept { scenario, seed, schedule } = Kept::read(&text).map_err(unread)?;
+    let scenario = named(&scenario)?;
+    let plan = Plan { schedule, ..scenario.plan_of(seed) };
+    run_one(&scenario, plan, seed, trace)
+}
+
+fn run_many(scenarios: &[Scenario], from: u64, seeds: u64, jobs: Option<usize>) -> ExitCode {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let at_a_time = jobs.unwrap_or_else(cores);
+    let total = seeds * scenarios.len() as u64;
+    let runs = scenarios.iter().flat_map(|one| (from..from + seeds).map(|seed| Job::new(*one, seed)));
+    let (mut progress, begun) = (Progress::new(total), std::time::Instant::now());
+    let (mut found, mut cpu_s) = (Vec::new(), 0.0);
+    run_all(runs, at_a_time, &Vec::new, |outcome| {
+        let fails = !outcome.findings().is_empty();
+        progress.step(fails);
+        cpu_s += outcome.took().as_secs_f64();
+        if fails {
+            if found.len() < SHOWN_MAX {
+                progress.clear();
+                say(&failure(&outcome));
+            }
+            found.push((outcome.job.scenario.name, outcome.job.seed, outcome.findings().join("; ")));
+        }
+    });
+    progress.clear();
+    let took_s = begun.elapsed().as_secs_f64();
+    let names = if let [one] = scenarios { one.name } else { "all scenarios" };
+    say(&format!(
+        "{total} runs of {names}, seeds {from} to {}, {at_a_time} at a time, in {took_s:.0} s; {:.2} s each",
+        from + seeds - 1,
+        cpu_s / total as f64
+    ));
+    if found.is_empty() {
+        say("nothing found");
+        return ExitCode::SUCCESS;
+    }
+    found.sort();
+    say(&format!("{} runs FOUND something:", found.len()));
+    found.iter().for_each(|(name, seed, what)| say(&format!("  run {name} --seed {seed}    {what}")));
+    ExitCode::FAILURE
+}
+
+fn minimise_one(scenario: Scenario, seed: u64, tries: usize, out: Option<&Path>) -> Result<ExitCode, String> {
+    let run = |schedule: Option<&Schedule>| {
+        let plan = schedule.map(|schedule| Plan { schedule: schedule.clone(), ..scenario.plan_of(seed) });
+        Job { scenario, seed, plan }.run(&Vec::new)
+    };
+    let first = run(None);
+    let finding = first.findings().first().ok_or("nothing is found with this seed")?.clone();
+    say(&format!("to be kept: {finding}"));
+    let schedule = scenario.plan_of(seed).schedule;
+    let mut tried = 0;
+    let small = minimise(&schedule, tries, |schedule| {
+        let outcome = run(Some(schedule));
+        let fails = outcome.findings().iter().any(|found| kind_of(found) == kind_of(&finding));
+        tried += 1;
+        if fails {
+            say(&format!("{:4} faults after {tried} runs", schedule.faults().len()));
+        }
+        fails
+    });
+    let (before, after) = (schedule.faults().len(), small.faults().len());
+    say(&format!("\n{after} of {before} faults are enough:\n{small}"));
+    let last = run(Some(&small));
+    say(&format!("{}\n\n{}", last.findings().join("\n"), last_of(&last.last)));
+    if let Some(out) = out {
+        let text = Kept { scenario: scenario.name.to_owned(), seed, schedule: small }.to_text();
+        std::fs::write(out, text).map_err(|fault| format!("cannot write {}: {fault}", out.display()))?;
+        say(&format!("again: cargo run --release -p acequia-sim -- run --schedule {}", out.display()));
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// A failing run: the line that replays it, what broke, what happened last.
+fn failure(outcome: &Outcome) -> String {
+    let Job { scenario, seed, .. } = &outcome.job;
+    let last = last_of(&outcome.last);
+    match &outcome.record {
+        Ok(record) => format!("{}\n{last}", summary(scenario, *seed, record)),
+        Err(fault) => {
+            format!("{} --seed {seed}\nFOUND {fault}\n{}\n{last}", scenario.name, again(scenario, *seed))
         }
     }
 }
 
-fn run_one(scenario: &Scenario, seed: u64, file: Option<&Path>) -> ExitCode {
-    let trace = if file.is_some() { Trace::whole() } else { Trace::default() };
-    let record = match run(scenario, seed, &trace) {
-        Ok(record) => record,
-        Err(fault) => return complain(&fault.to_string()),
-    };
-    if let Some(file) = file
-        && let Err(fault) = trace.write(file)
-    {
-        return complain(&format!("cannot write {}: {fault}", file.display()));
+fn last_of(hosts: &[(String, Vec<Line>)]) -> String {
+    let mut text = String::new();
+    for (host, lines) in hosts {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "\nthe last of {host}:");
+        for line in lines {
+            let _ = writeln!(text, "{:10.3} s  {}", line.at.as_secs_f64(), line.what);
+        }
     }
-    say(&summary(scenario, seed, &record));
-    if record.findings.is_empty() {
-        return ExitCode::SUCCESS;
+    text
+}
+
+fn again(scenario: &Scenario, seed: u64) -> String {
+    format!("again: cargo run --release -p acequia-sim -- run {} --seed {seed}", scenario.name)
+}
+
+/// A name and its story, wrapped.
+fn listed(scenario: &Scenario) -> String {
+    let indent = scenarios::ALL.iter().map(|one| one.name.len()).max().unwrap_or(0) + 2;
+    let width = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(COLUMNS);
+    let mut text = format!("{:indent$}", scenario.name);
+    let mut column = indent;
+    for word in scenario.story.split_whitespace() {
+        if column > indent && column + word.chars().count() > width.max(indent + 20) {
+            let _ = write!(text, "\n{:indent$}", "");
+            column = indent;
+        }
+        let space = if column > indent { " " } else { "" };
+        let _ = write!(text, "{space}{word}");
+        column += space.len() + word.chars().count();
     }
-    for (host, lines) in trace.last() {
-        say(&format!("\nthe last of {host}:"));
-        lines.iter().for_each(|line| say(&format!("{:10.3} s  {}", line.at.as_secs_f64(), line.what)));
-    }
-    ExitCode::FAILURE
+    text
 }
 
 fn summary(scenario: &Scenario, seed: u64, record: &Record) -> String {
@@ -107,8 +278,7 @@ fn summary(scenario: &Scenario, seed: u64, record: &Record) -> String {
         let _ = writeln!(text, "FOUND {finding}");
     }
     if !findings.is_empty() {
-        let name = scenario.name;
-        let _ = write!(text, "again: cargo run --release -p acequia-sim -- run {name} --seed {seed}");
+        text.push_str(&again(scenario, seed));
     }
     text
 }
@@ -116,9 +286,4 @@ fn summary(scenario: &Scenario, seed: u64, record: &Record) -> String {
 /// Standard output may be closed; then nobody wants to know.
 fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
-}
-
-fn complain(what: &str) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "{what}");
-    ExitCode::from(2)
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     NAMES,
-    checks::{Check, Clocks, NeverOver, ServiceResumes},
+    checks::{Apart, Check, Clocks, NeverOver, ServiceResumes},
     scenarios::{Plan, Scenario},
     trace::Trace,
     world::{Answer, Said, Setup, World, WorldError},
@@ -78,9 +78,10 @@ pub fn run_with(
     let mut world = World::new(&setup, trace.clone())?;
     let clocks = Clocks { error_ns: world.clock().error_ns, drift_ppm: plan.schedule.drift_ppm_max() };
     let never_over = NeverOver::new(&world.limits(), clocks, plan.regions);
-    let mut checks: Vec<Box<dyn Check>> =
-        vec![Box::new(never_over.map_err(WorldError::Setup)?), Box::new(ServiceResumes::new(&plan))];
-    checks.retain(|check| !plan.outside.contains(&check.name()));
+    let mut checks: Vec<Box<dyn Check>> = vec![
+        Box::new(Apart::new(never_over.map_err(WorldError::Setup)?, &plan.apart)),
+        Box::new(ServiceResumes::new(&plan)),
+    ];
     checks.extend(more);
     let mut regions: Vec<_> = NAMES[..plan.regions].iter().map(|name| (*name, Counts::default())).collect();
     let mut faults = plan.schedule.faults().iter().peekable();

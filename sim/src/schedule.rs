@@ -59,6 +59,31 @@ pub enum Fault {
     Heal,
 }
 
+impl Fault {
+    /// Whether it ends what another fault began, if that came before.
+    pub fn ends(&self, begun: &Self) -> bool {
+        match (self, begun) {
+            (Self::Mend(a, b), Self::Cut(c, d) | Self::CutOneWay(c, d))
+            | (Self::Release(a, b), Self::Hold(c, d))
+            | (Self::Slow(a, b, _), Self::Slow(c, d, _))
+            | (Self::Lose(a, b, _) | Self::Mend(a, b), Self::Lose(c, d, _)) => {
+                [(a, b), (b, a)].contains(&(c, d))
+            }
+            (Self::Start(a), Self::Crash(b, _) | Self::Stop(b) | Self::CrashAtWrite(b, _))
+            | (Self::LoseDisk(a) | Self::RestoreDisk(a), Self::Crash(b, _) | Self::Stop(b))
+            | (Self::Order(_, Command::Recover(a) | Command::Add(a, _)), Self::Crash(b, _) | Self::Stop(b))
+            | (Self::ClearDisk(a), Self::FillDisk(b))
+            | (Self::Wake(a), Self::Sleep(b)) => a == b,
+            _ => false,
+        }
+    }
+
+    /// Whether it may end the same more than once: what is tried again, or is in several steps.
+    pub fn is_repeated(&self) -> bool {
+        matches!(self, Self::Start(_) | Self::LoseDisk(_) | Self::RestoreDisk(_) | Self::Order(..))
+    }
+}
+
 /// What becomes of what a disk had not synced when the power went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Leftover {

@@ -1,11 +1,13 @@
 //! What must hold. A check looks at the world after every step, and once more at the end; what it finds is a bug.
 
+mod apart;
 mod never_over;
 mod service;
 
 use std::time::Duration;
 
 pub use self::{
+    apart::Apart,
     never_over::{Clocks, NeverOver},
     service::ServiceResumes,
 };

@@ -67,7 +67,11 @@ impl Check for ServiceResumes {
                 return Err(format!("{name} answered {answered} questions at last, and {silent} not"));
             }
         }
-        let stay = world.regions().iter().enumerate().filter(|(place, _)| !self.barred.contains(place));
+        let stay = world
+            .regions()
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| !self.barred.contains(place) && !self.gone.contains(place));
         let marks = stay.filter_map(|(_, region)| Some(region.process()?.node.marks().0));
         let marks: std::collections::BTreeSet<_> = marks.collect();
         if marks.len() > 1 { Err(format!("regions go by different versions: {marks:?}")) } else { Ok(()) }

@@ -26,7 +26,7 @@ impl Default for Plan {
             ]),
             schedule: Schedule::default(),
             duration: seconds(30),
-            outside: Vec::new(),
+            apart: Vec::new(),
             barred: Vec::new(),
             gone: Vec::new(),
         }

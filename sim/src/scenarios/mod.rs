@@ -49,8 +49,8 @@ pub struct Plan {
     pub schedule: Schedule,
     /// How long it lasts: all faults are over some ten seconds before.
     pub duration: Duration,
-    /// Checks, by name, whose promise does not hold in this story; the story says why.
-    pub outside: Vec<&'static str>,
+    /// Regions whose admissions are in no sum, since an operator gave a word that is not true; the story says why.
+    pub apart: Vec<Place>,
     /// Regions that run at the end, and must own nothing.
     pub barred: Vec<Place>,
     /// Regions that do not run at the end.

@@ -1,5 +1,5 @@
 use super::{Plan, Scenario, ms, seconds};
-use crate::schedule::{Command, Fault, Place, Schedule};
+use crate::schedule::{Command, Fault, Leftover, Place, Schedule};
 
 pub(super) const BUDGET_IN_A_SPLIT: Scenario = Scenario {
     name: "budget-in-a-split",
@@ -50,13 +50,10 @@ pub(super) const JOIN_AND_LEAVE: Scenario = Scenario {
         let others: Vec<Place> = (0..4).filter(|place| *place != alone).collect();
         schedule.split(seconds(5), seconds(20), &[&[alone], &others]);
         schedule.at(ms(random.between(5_000, 9_000)), Fault::Order(0, Command::Remove(leaves)));
-        if random.chance(500_000) {
-            schedule.at(seconds(12), Fault::Stop(leaves)).at(seconds(13), Fault::LoseDisk(leaves));
-            schedule.at(seconds(14), Fault::Start(leaves));
-        }
+        schedule.at(seconds(12), Fault::Stop(leaves)).at(seconds(13), Fault::LoseDisk(leaves));
+        schedule.at(seconds(14), Fault::Start(leaves));
         for at in [16, 22, 25, 28] {
             schedule.at(seconds(at), Fault::Order(0, Command::Add(leaves, random.between(1, 3) as u32)));
-            schedule.at(seconds(at), Fault::Order(0, Command::Recover(leaves)));
         }
         Plan { regions: 4, schedule, duration: seconds(38), ..Plan::default() }
     },
@@ -69,27 +66,33 @@ pub(super) const EVICT_DEAD: Scenario = Scenario {
     plan: |random| {
         let (gone, at) = (1 + random.index(2), seconds(random.between(5, 8)));
         let mut schedule = Schedule::default();
-        schedule.at(at, Fault::Crash(gone, super::crashes::LEFTOVERS[0])).at(at, Fault::LoseDisk(gone));
+        schedule.at(at, Fault::Crash(gone, Leftover::Lost)).at(at, Fault::LoseDisk(gone));
         schedule.at(at + seconds(random.between(1, 6)), Fault::Order(0, Command::Evict(gone)));
         Plan { schedule, gone: vec![gone], duration: seconds(28), ..Plan::default() }
     },
 };
 
-/// The sum is outside the promise: two regions have one share, on the operator's word that they have not.
+/// What the evicted region admits is outside the promise: on the operator's word it admits nothing. It is not told, and by
+/// itself it is within the limits. The others are within them without it.
 pub(super) const EVICT_ALIVE: Scenario = Scenario {
     name: "evict-alive",
-    story: "An operator evicts a region that is alive: until it hears of that, limits may be exceeded by its share; then it \
-            owns nothing, and the others go on.",
+    story: "An operator evicts a region that is alive, and the others have its share, while it goes on with what it had: \
+            they keep the limits among themselves, and it comes back on an empty disk.",
     plan: |random| {
         let of = 1 + random.index(2);
         let mut schedule = Schedule::default();
         if random.chance(500_000) {
             let others: Vec<Place> = (0..3).filter(|place| *place != of).collect();
-            schedule.split(seconds(5), seconds(14), &[&[of], &others]);
+            schedule.split(seconds(5), seconds(12), &[&[of], &others]);
         }
         schedule.at(seconds(8), Fault::Order(0, Command::EvictAlive(of)));
-        let outside = vec!["never over"];
-        Plan { schedule, barred: vec![of], outside, duration: seconds(28), ..Plan::default() }
+        let at = seconds(16);
+        schedule.at(at, Fault::Crash(of, Leftover::Lost)).at(at, Fault::LoseDisk(of));
+        schedule.at(at + seconds(1), Fault::Start(of));
+        for after in [4, 7] {
+            schedule.at(at + seconds(after), Fault::Order(0, Command::Add(of, 1)));
+        }
+        Plan { schedule, apart: vec![of], duration: seconds(34), ..Plan::default() }
     },
 };
 

@@ -227,17 +227,23 @@ fn change_member(schedule: &mut Schedule, random: &mut Random, regions: usize) {
     let back_ms = random.between(at_ms + 500, UNTIL_MS);
     let leaves = random.chance(300_000);
     if leaves {
+        // It comes back as a new one; before, it has time to say that it goes.
         schedule.at(ms(at_ms), Fault::Order(0, Command::Remove(of)));
+        let at = ms(UNTIL_MS + 1_500);
+        schedule
+            .at(at, Fault::Crash(of, Leftover::Lost))
+            .at(at, Fault::LoseDisk(of))
+            .at(at, Fault::Start(of));
     } else {
-        let leftover = Leftover::Lost;
-        schedule.at(ms(at_ms), Fault::Crash(of, leftover)).at(ms(at_ms), Fault::LoseDisk(of));
+        let at = ms(at_ms);
+        schedule.at(at, Fault::Crash(of, Leftover::Lost)).at(at, Fault::LoseDisk(of));
         if random.chance(500_000) {
             let word_ms = random.between(at_ms, back_ms);
             schedule.at(ms(word_ms), Fault::Order(0, Command::Evict(of)));
         }
         schedule.at(ms(back_ms), Fault::Start(of));
     }
-    for after_ms in [random.between(0, 2_000), 3_000, 5_000] {
+    for after_ms in [random.between(0, 2_000), 4_000, 6_000] {
         let at = ms(UNTIL_MS + after_ms);
         schedule.at(at, Fault::Order(0, Command::Recover(of)));
         schedule.at(at, Fault::Order(0, Command::Add(of, random.between(1, 4) as u32)));
