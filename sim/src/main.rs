@@ -62,10 +62,14 @@ enum Command {
     /// Leave out of a failing run's schedule what it does not need to fail.
     Minimise {
         /// The scenario.
-        scenario: String,
+        #[arg(required_unless_present = "schedule")]
+        scenario: Option<String>,
         /// The seed that fails.
-        #[arg(long)]
+        #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// Begin with this file's schedule, scenario and seed.
+        #[arg(long, conflicts_with_all = ["scenario", "seed"])]
+        schedule: Option<PathBuf>,
         /// Run it so often at most.
         #[arg(long, default_value_t = 300)]
         tries: usize,
@@ -79,6 +83,8 @@ enum Command {
 
 /// Columns of a list on a terminal that says nothing of its own.
 const COLUMNS: usize = 100;
+/// Events of each host that are shown.
+const LINES_MAX: usize = 12;
 /// Failing runs that are shown in full.
 const SHOWN_MAX: usize = 5;
 
@@ -91,12 +97,21 @@ fn main() -> ExitCode {
                 ("all", seeds) => Ok(run_many(&scenarios::ALL, from.max(seed), seeds.unwrap_or(1), jobs)),
                 (name, Some(seeds)) => named(name).map(|one| run_many(&[one], from, seeds, jobs)),
                 (name, None) => {
-                    named(name).and_then(|one| run_one(&one, one.plan_of(seed), seed, trace.as_deref()))
+                    let again = format!("run {name} --seed {seed}");
+                    named(name)
+                        .and_then(|one| run_one(&one, one.plan_of(seed), seed, trace.as_deref(), &again))
                 }
             }
         }
-        Command::Minimise { scenario, seed, tries, out } => {
-            named(&scenario).and_then(|scenario| minimise_one(scenario, seed, tries, out.as_deref()))
+        Command::Minimise { scenario, seed, schedule, tries, out } => {
+            let kept = match schedule {
+                Some(file) => read(&file),
+                None => named(&scenario.unwrap_or_default()).map(|scenario| {
+                    let (scenario, schedule) = (scenario.name.to_owned(), scenario.plan_of(seed).schedule);
+                    Kept { scenario, seed, schedule }
+                }),
+            };
+            kept.and_then(|kept| minimise_one(&kept, tries, out.as_deref()))
         }
         Command::List => {
             scenarios::ALL.iter().for_each(|scenario| say(&listed(scenario)));
@@ -113,13 +128,19 @@ fn named(name: &str) -> Result<Scenario, String> {
     scenarios::named(name).ok_or_else(|| format!("no scenario {name}: see `acequia-sim list`"))
 }
 
-fn run_one(scenario: &Scenario, plan: Plan, seed: u64, file: Option<&Path>) -> Result<ExitCode, String> {
+fn run_one(
+    scenario: &Scenario,
+    plan: Plan,
+    seed: u64,
+    file: Option<&Path>,
+    again: &str,
+) -> Result<ExitCode, String> {
     let trace = if file.is_some() { Trace::whole() } else { Trace::default() };
     let record = run_plan(plan, seed, &trace).map_err(|fault| fault.to_string())?;
     if let Some(file) = file {
         trace.write(file).map_err(|fault| format!("cannot write {}: {fault}", file.display()))?;
     }
-    say(&summary(scenario, seed, &record));
+    say(&summary(scenario, seed, &record, again));
     if record.findings.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
@@ -128,12 +149,16 @@ fn run_one(scenario: &Scenario, plan: Plan, seed: u64, file: Option<&Path>) -> R
 }
 
 fn run_file(file: &Path, trace: Option<&Path>) -> Result<ExitCode, String> {
-    let unread = |fault: String| format!("cannot read {}: {fault}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|fault| unread(fault.to_string()))?;
-    let Kept { scenario, seed, schedule } = Kept::read(&text).map_err(unread)?;
+    let Kept { scenario, seed, schedule } = read(file)?;
     let scenario = named(&scenario)?;
     let plan = Plan { schedule, ..scenario.plan_of(seed) };
-    run_one(&scenario, plan, seed, trace)
+    run_one(&scenario, plan, seed, trace, &format!("run --schedule {}", file.display()))
+}
+
+fn read(file: &Path) -> Result<Kept, String> {
+    let unread = |fault: String| format!("cannot read {}: {fault}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|fault| unread(fault.to_string()))?;
+    Kept::read(&text).map_err(unread)
 }
 
 fn run_many(scenarios: &[Scenario], from: u64, seeds: u64, jobs: Option<usize>) -> ExitCode {
@@ -173,19 +198,20 @@ fn run_many(scenarios: &[Scenario], from: u64, seeds: u64, jobs: Option<usize>) 
     ExitCode::FAILURE
 }
 
-fn minimise_one(scenario: Scenario, seed: u64, tries: usize, out: Option<&Path>) -> Result<ExitCode, String> {
-    let run = |schedule: Option<&Schedule>| {
-        let plan = schedule.map(|schedule| Plan { schedule: schedule.clone(), ..scenario.plan_of(seed) });
-        Job { scenario, seed, plan }.run(&Vec::new)
+fn minimise_one(kept: &Kept, tries: usize, out: Option<&Path>) -> Result<ExitCode, String> {
+    let Kept { seed, schedule, .. } = kept;
+    let scenario = named(&kept.scenario)?;
+    let run = |schedule: &Schedule| {
+        let plan = Plan { schedule: schedule.clone(), ..scenario.plan_of(*seed) };
+        Job { scenario, seed: *seed, plan: Some(plan) }.run(&Vec::new)
     };
-    let first = run(None);
-    let finding = first.findings().first().ok_or("nothing is found with this seed")?.clone();
+    let first = run(schedule);
+    let finding = first.findings().first().ok_or("nothing is found, so there is nothing to keep")?;
     say(&format!("to be kept: {finding}"));
-    let schedule = scenario.plan_of(seed).schedule;
     let mut tried = 0;
-    let small = minimise(&schedule, tries, |schedule| {
-        let outcome = run(Some(schedule));
-        let fails = outcome.findings().iter().any(|found| kind_of(found) == kind_of(&finding));
+    let small = minimise(schedule, tries, |schedule| {
+        let outcome = run(schedule);
+        let fails = outcome.findings().iter().any(|found| kind_of(found) == kind_of(finding));
         tried += 1;
         if fails {
             say(&format!("{:4} faults after {tried} runs", schedule.faults().len()));
@@ -194,12 +220,12 @@ fn minimise_one(scenario: Scenario, seed: u64, tries: usize, out: Option<&Path>)
     });
     let (before, after) = (schedule.faults().len(), small.faults().len());
     say(&format!("\n{after} of {before} faults are enough:\n{small}"));
-    let last = run(Some(&small));
-    say(&format!("{}\n\n{}", last.findings().join("\n"), last_of(&last.last)));
+    let last = run(&small);
+    say(&format!("{}\n{}", last.findings().join("\n"), last_of(&last.last)));
     if let Some(out) = out {
-        let text = Kept { scenario: scenario.name.to_owned(), seed, schedule: small }.to_text();
+        let text = Kept { schedule: small, ..kept.clone() }.to_text();
         std::fs::write(out, text).map_err(|fault| format!("cannot write {}: {fault}", out.display()))?;
-        say(&format!("again: cargo run --release -p acequia-sim -- run --schedule {}", out.display()));
+        say(&replay(&format!("run --schedule {}", out.display())));
     }
     Ok(ExitCode::FAILURE)
 }
@@ -207,12 +233,10 @@ fn minimise_one(scenario: Scenario, seed: u64, tries: usize, out: Option<&Path>)
 /// A failing run: the line that replays it, what broke, what happened last.
 fn failure(outcome: &Outcome) -> String {
     let Job { scenario, seed, .. } = &outcome.job;
-    let last = last_of(&outcome.last);
+    let (last, again) = (last_of(&outcome.last), format!("run {} --seed {seed}", scenario.name));
     match &outcome.record {
-        Ok(record) => format!("{}\n{last}", summary(scenario, *seed, record)),
-        Err(fault) => {
-            format!("{} --seed {seed}\nFOUND {fault}\n{}\n{last}", scenario.name, again(scenario, *seed))
-        }
+        Ok(record) => format!("{}\n{last}", summary(scenario, *seed, record, &again)),
+        Err(fault) => format!("{again}\nFOUND {fault}\n{}\n{last}", replay(&again)),
     }
 }
 
@@ -221,15 +245,16 @@ fn last_of(hosts: &[(String, Vec<Line>)]) -> String {
     for (host, lines) in hosts {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "\nthe last of {host}:");
-        for line in lines {
+        for line in &lines[lines.len().saturating_sub(LINES_MAX)..] {
             let _ = writeln!(text, "{:10.3} s  {}", line.at.as_secs_f64(), line.what);
         }
     }
     text
 }
 
-fn again(scenario: &Scenario, seed: u64) -> String {
-    format!("again: cargo run --release -p acequia-sim -- run {} --seed {seed}", scenario.name)
+/// The line that does something again.
+fn replay(what: &str) -> String {
+    format!("again: cargo run --release -p acequia-sim -- {what}")
 }
 
 /// A name and its story, wrapped.
@@ -250,7 +275,7 @@ fn listed(scenario: &Scenario) -> String {
     text
 }
 
-fn summary(scenario: &Scenario, seed: u64, record: &Record) -> String {
+fn summary(scenario: &Scenario, seed: u64, record: &Record, again: &str) -> String {
     let Record { plan, regions, findings, notes, hash, counts: (events, packets, bytes), took } = record;
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -278,7 +303,7 @@ fn summary(scenario: &Scenario, seed: u64, record: &Record) -> String {
         let _ = writeln!(text, "FOUND {finding}");
     }
     if !findings.is_empty() {
-        text.push_str(&again(scenario, seed));
+        text.push_str(&replay(again));
     }
     text
 }

@@ -123,7 +123,7 @@ fn limits(random: &mut Random, regions: usize) -> (String, Demand) {
     }
     let mut demand = Demand { per_second, ..Demand::of(kinds) };
     if random.chance(400_000) {
-        demand.percent = (0..regions).map(|_| random.pick(&[2, 20, 100, 150])).collect();
+        demand.percent = (0..regions).map(|_| random.pick(&[20, 50, 100, 150])).collect();
     }
     if random.chance(300_000) {
         let every = ms(random.pick(&[4_000, 5_000, 10_000]));
