@@ -67,6 +67,7 @@ impl Check for ServiceResumes {
                 return Err(format!("{name} answered {answered} questions at last, and {silent} not"));
             }
         }
+        self.nobody_waits_for_the_dead(world)?;
         let stay = world
             .regions()
             .iter()
@@ -75,5 +76,25 @@ impl Check for ServiceResumes {
         let marks = stay.filter_map(|(_, region)| Some(region.process()?.node.marks().0));
         let marks: std::collections::BTreeSet<_> = marks.collect();
         if marks.len() > 1 { Err(format!("regions go by different versions: {marks:?}")) } else { Ok(()) }
+    }
+}
+
+impl ServiceResumes {
+    /// A version that waits for a writer that will never say anything waits for ever.
+    fn nobody_waits_for_the_dead(&self, world: &World) -> Result<(), String> {
+        let members = world.regions().iter().filter_map(|region| {
+            let process = region.process()?;
+            Some((region.name(), process.node.membership(process.clock.now())?))
+        });
+        let members: Vec<_> = members.collect();
+        let lives = |writer| members.iter().any(|(_, member)| member.writer == writer);
+        for (place, (name, member)) in members.iter().enumerate() {
+            let pending = member.progress.iter().flat_map(|progress| &progress.pending);
+            let dead = pending.filter(|(writer, _)| !lives(*writer)).count();
+            if dead > 0 && !self.barred.contains(&place) {
+                return Err(format!("{name} waits for {dead} writers that are gone"));
+            }
+        }
+        Ok(())
     }
 }

@@ -58,7 +58,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 28] = [
+pub const ALL: [Scenario; 29] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -79,6 +79,7 @@ pub const ALL: [Scenario; 28] = [
     orders::BUDGET_IN_A_SPLIT,
     orders::WEIGHTS_IN_A_ROLLOUT,
     orders::JOIN_AND_LEAVE,
+    orders::LEAVER_DIES,
     orders::EVICT_DEAD,
     orders::EVICT_ALIVE,
     window_roll::WINDOW_ROLL,

@@ -84,6 +84,8 @@ pub struct World {
     callers: Vec<String>,
     answers: Answers,
     copies: BTreeMap<Place, Copy>,
+    /// Nodes that stop, and whether they are to begin again when they have.
+    stopping: BTreeMap<Place, bool>,
     random: Random,
     trace: Trace,
     /// Of the nodes' certificates.
@@ -154,8 +156,8 @@ impl World {
             callers.push(host);
         }
         let random = Random::of(setup.seed, "faults");
-        let (copies, _keys) = (BTreeMap::new(), folder);
-        Ok(Self { sim, regions, limits, clock, callers, answers, copies, random, trace, _keys })
+        let (copies, stopping, _keys) = (BTreeMap::new(), BTreeMap::new(), folder);
+        Ok(Self { sim, regions, limits, clock, callers, answers, copies, stopping, random, trace, _keys })
     }
 
     /// How late it is: true time since the start.
@@ -199,6 +201,13 @@ impl World {
                 self.crash(place, Unsynced::Torn);
             }
         }
+        for place in 0..self.regions.len() {
+            let stops = self.stopping.contains_key(&place);
+            if stops && !self.sim.is_host_running(NAMES[place]) && self.stopping.remove(&place) == Some(true)
+            {
+                self.start(place);
+            }
+        }
         Ok(())
     }
 
@@ -228,7 +237,12 @@ impl World {
                 };
                 self.crash(*at, unsynced);
             }
-            Fault::Stop(at) => self.regions[*at].stop(),
+            Fault::Stop(at) => {
+                if self.sim.is_host_running(NAMES[*at]) {
+                    self.regions[*at].stop();
+                    self.stopping.entry(*at).or_insert(false);
+                }
+            }
             Fault::Start(at) => self.start(*at),
             Fault::CrashAtWrite(at, after) => self.regions[*at].disk.set_mood(Mood::CutAfter(*after)),
             Fault::LoseDisk(at) => self.replace_disk(*at, None),
@@ -257,6 +271,7 @@ impl World {
         // The disk first: what a process does when it is dropped must not reach it.
         self.regions[at].disk.cut(unsynced, &mut self.random);
         self.regions[at].forget();
+        self.stopping.remove(&at);
         self.trace.tell(NAMES[at], self.sim.elapsed(), "lost its power");
         // What turmoil says to callers when it drops a host, a machine without power does not say.
         self.sim.partition(NAMES[at], self.callers[at].as_str());
@@ -266,7 +281,10 @@ impl World {
 
     fn start(&mut self, at: Place) {
         if !self.sim.is_host_running(NAMES[at]) {
+            self.stopping.remove(&at);
             self.sim.bounce(NAMES[at]);
+        } else if let Some(begins_again) = self.stopping.get_mut(&at) {
+            *begins_again = true;
         }
     }
 
