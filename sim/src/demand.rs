@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use acequia_limits::Descriptor;
+
 use crate::{random::Random, schedule::Place};
 
 /// A question of a caller's.
@@ -132,5 +134,14 @@ mod tests {
         let (full, half) = (asked(0), asked(1));
         assert!([&full, &half].iter().all(|asked| at_edge(asked) == 50));
         assert!((390..410).contains(&full.len()) && (245..255).contains(&half.len()), "{}", full.len());
+    }
+}
+
+impl Question {
+    /// Shows its entries as a node reads them.
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&Descriptor<'_>) -> T) -> T {
+        let entries: Vec<_> =
+            self.entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
+        read(&Descriptor { entries: &entries, cost: None })
     }
 }

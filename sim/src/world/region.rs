@@ -84,6 +84,11 @@ impl Region {
         self.current().as_ref()?.shared.upgrade()
     }
 
+    /// Processes that have begun so far.
+    pub fn processes(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
     /// Durable writes of its disk so far: a crash at the n-th is [`Fault::CrashAtWrite`](crate::schedule::Fault::CrashAtWrite).
     pub fn durable_writes(&self) -> u64 {
         self.disk.durable_writes()
