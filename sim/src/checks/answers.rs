@@ -19,6 +19,8 @@ pub struct AnswersCome {
     out: Vec<Option<Duration>>,
     /// Whose disk is full, or whose process sleeps.
     is_stuck: Vec<bool>,
+    /// The process that was last looked at.
+    processes: Vec<u64>,
     read: usize,
 }
 
@@ -30,6 +32,7 @@ impl Check for AnswersCome {
     fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
         self.out.resize(world.regions().len(), Some(Duration::ZERO));
         self.is_stuck.resize(world.regions().len(), false);
+        self.processes.resize(world.regions().len(), 0);
         for done in &world.done()[self.read..] {
             self.read += 1;
             match done.fault {
@@ -41,7 +44,9 @@ impl Check for AnswersCome {
         }
         for (place, region) in world.regions().iter().enumerate() {
             let runs = region.process().is_some_and(|process| !process.is_draining());
-            if !runs || self.is_stuck[place] {
+            let is_another =
+                std::mem::replace(&mut self.processes[place], region.processes()) != region.processes();
+            if !runs || is_another || self.is_stuck[place] {
                 self.out[place] = Some(world.elapsed());
             }
         }

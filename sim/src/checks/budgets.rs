@@ -48,7 +48,8 @@ pub(crate) struct Budgets {
 /// The numbers of one limit.
 #[derive(Debug)]
 struct Series {
-    spec: LimitSpec,
+    /// How the limit is written in a version, and in all later ones until the next.
+    specs: Vec<(Mark, LimitSpec)>,
     /// What was ordered, by the version, and whether everybody who goes by a later one has heard of it.
     issued: Vec<(Mark, Numbers, bool)>,
     /// What is in force since when; never empty.
@@ -72,7 +73,10 @@ impl Budgets {
         let series = |limit: &Limit| {
             let first = Numbers::of(&limit.spec)?;
             let (issued, in_force) = (vec![(Mark::default(), first, true)], vec![(0, first)]);
-            Ok((limit.spec.name.clone(), Series { spec: limit.spec.clone(), issued, in_force }))
+            Ok((
+                limit.spec.name.clone(),
+                Series { specs: vec![(Mark::default(), limit.spec.clone())], issued, in_force },
+            ))
         };
         Ok(Self {
             limits: limits.iter().map(series).collect::<Result<_, String>>()?,
@@ -117,10 +121,8 @@ impl Budgets {
             Command::Budget { limit, numbers } => {
                 // An authority that another one has replaced, on an operator's word, may be heard by nobody.
                 let is_heard = after > self.epoch_began;
-                if let Some(series) = self.limits.get_mut(limit)
-                    && let Ok(numbers) = Numbers::ordered(&series.spec, numbers)
-                {
-                    series.issued.push((after, numbers, is_heard));
+                if let Some(series) = self.limits.get_mut(limit) {
+                    series.order((before, after), numbers, is_heard);
                 }
             }
             Command::TakeOver => {
@@ -210,6 +212,15 @@ impl Budgets {
 }
 
 impl Series {
+    fn order(&mut self, (before, after): (Mark, Mark), numbers: &[(String, String)], is_heard: bool) {
+        let known = self.specs.iter().filter(|(mark, _)| *mark <= before).max_by_key(|(mark, _)| *mark);
+        let Some(Ok(spec)) = known.map(|(_, spec)| ordered(spec, numbers)) else { return };
+        if let Ok(numbers) = Numbers::of(&spec) {
+            self.issued.push((after, numbers, is_heard));
+            self.specs.push((after, spec));
+        }
+    }
+
     /// Whatever changed did so between two instants.
     fn renew(&mut self, floor: Mark, (after_ns, before_ns): (u64, u64)) {
         let replaced = self.issued.iter().filter(|(mark, _, is_heard)| *is_heard && *mark <= floor);
@@ -247,33 +258,6 @@ impl Numbers {
             return Ok(Self::Sliding { limit: it.limit, window_ns: parse_duration_ns(&it.window)? });
         }
         Err(format!("limit {}: calendars, edges of cells' own and approximations are not judged", spec.name))
-    }
-
-    fn ordered(spec: &LimitSpec, numbers: &[(String, String)]) -> Result<Self, String> {
-        let mut spec = spec.clone();
-        for (name, value) in numbers {
-            let units = || value.parse().map_err(|_| format!("{value} is no number"));
-            match name.as_str() {
-                "rate" => {
-                    spec.token_bucket.iter_mut().for_each(|it| it.rate.clone_from(value));
-                    spec.leaky_bucket.iter_mut().for_each(|it| it.rate.clone_from(value));
-                }
-                "burst" => {
-                    spec.token_bucket.iter_mut().try_for_each(|it| units().map(|units| it.burst = units))?
-                }
-                "queue" => {
-                    spec.leaky_bucket.iter_mut().try_for_each(|it| units().map(|units| it.queue = units))?
-                }
-                "limit" => {
-                    spec.fixed_window.iter_mut().try_for_each(|it| units().map(|units| it.limit = units))?;
-                    spec.sliding_window
-                        .iter_mut()
-                        .try_for_each(|it| units().map(|units| it.limit = units))?;
-                }
-                other => return Err(format!("a budget has no {other}")),
-            }
-        }
-        Self::of(&spec)
     }
 
     /// The larger ones of each kind.
@@ -336,4 +320,30 @@ fn rate_of(text: &str) -> Result<(u64, u64), String> {
         format!("1{period}")
     };
     Ok((units, parse_duration_ns(&whole)?))
+}
+
+/// The limit as it is written after an order.
+fn ordered(spec: &LimitSpec, numbers: &[(String, String)]) -> Result<LimitSpec, String> {
+    let mut spec = spec.clone();
+    for (name, value) in numbers {
+        let units = || value.parse().map_err(|_| format!("{value} is no number"));
+        match name.as_str() {
+            "rate" => {
+                spec.token_bucket.iter_mut().for_each(|it| it.rate.clone_from(value));
+                spec.leaky_bucket.iter_mut().for_each(|it| it.rate.clone_from(value));
+            }
+            "burst" => {
+                spec.token_bucket.iter_mut().try_for_each(|it| units().map(|units| it.burst = units))?
+            }
+            "queue" => {
+                spec.leaky_bucket.iter_mut().try_for_each(|it| units().map(|units| it.queue = units))?
+            }
+            "limit" => {
+                spec.fixed_window.iter_mut().try_for_each(|it| units().map(|units| it.limit = units))?;
+                spec.sliding_window.iter_mut().try_for_each(|it| units().map(|units| it.limit = units))?;
+            }
+            other => return Err(format!("a budget has no {other}")),
+        }
+    }
+    Ok(spec)
 }

@@ -29,6 +29,8 @@ const CELLS_MAX: usize = 64;
 pub struct Conserved {
     limits: Vec<Watched>,
     budgets: Budgets,
+    /// Regions that are not weighed: those of the plan, and those that went on with an old disk. What such a one lent since, it does
+    /// not know, until it hears of the others that it is another one now.
     apart: Vec<Place>,
     /// Faults that were read.
     read: usize,
@@ -65,6 +67,9 @@ impl Conserved {
         for done in &world.done()[self.read..] {
             self.read += 1;
             let (Fault::LoseDisk(at) | Fault::RestoreDisk(at)) = done.fault else { continue };
+            if let Fault::RestoreDisk(at) = done.fault {
+                self.apart.push(at);
+            }
             let cells = self.limits.iter_mut().flat_map(|watched| &mut watched.cells);
             cells.for_each(|(_, weighed)| weighed.seen[at] = Holding::default());
         }
@@ -95,7 +100,9 @@ impl Watched {
             if budgets.is_gone(place) || apart.contains(&place) {
                 continue;
             }
-            let holding = region.process().map(|process| {
+            // What a process that sleeps says of itself is what was when it fell asleep.
+            let awake = region.process().filter(|_| !region.is_asleep());
+            let holding = awake.map(|process| {
                 let now = process.clock.now();
                 let holding =
                     weighed.asked.with(|values| process.node.holding_named(self.limit.id, values, now));

@@ -39,7 +39,6 @@ struct Own {
     charged: Vec<u64>,
     /// What is on its way to the disk, and in which batch.
     waiting: VecDeque<(u64, Vec<u64>)>,
-    batch: u64,
     /// Whether its disk was replaced by an older one, and for how long the process has heard others since.
     is_old: bool,
     heard_ms: u64,
@@ -74,8 +73,9 @@ impl RowsGrow {
         }
         let Some(writer) = own.writer else { return Ok(()) };
         let batch = node.charged_in();
-        if batch != own.batch || own.charged.is_empty() {
-            let charged: Vec<u64> = self.limits.iter().map(|limit| node.charged_by(writer, *limit)).collect();
+        // A batch that nobody has taken yet is the same one for all that comes.
+        let charged: Vec<u64> = self.limits.iter().map(|limit| node.charged_by(writer, *limit)).collect();
+        if charged != own.charged {
             let begins = own.charged.is_empty();
             // What a process begins with is what its disk has.
             let before = if begins { self.durable.get(&writer) } else { Some(&own.charged) };
@@ -85,14 +85,21 @@ impl RowsGrow {
                 return Err(format!("{} had charged {before} units in all, and now {now}", region.name()));
             }
             if begins {
-                self.durable.insert(writer, charged.clone());
+                // What an older disk has, is not what was told.
+                let durable = self.durable.entry(writer).or_default();
+                if !own.is_old || durable.is_empty() {
+                    durable.clone_from(&charged);
+                }
             } else {
                 own.waiting.push_back((batch, charged.clone()));
             }
-            (own.charged, own.batch) = (charged, batch);
+            own.charged = charged;
         }
         while let Some((_, charged)) = own.waiting.pop_front_if(|(batch, _)| node.is_committed(*batch)) {
-            self.durable.insert(writer, charged);
+            let durable = self.durable.entry(writer).or_default();
+            if is_less(&charged, durable).is_none() {
+                *durable = charged;
+            }
         }
         Ok(())
     }

@@ -67,10 +67,12 @@ impl AllSettles {
                 if let Some(holding) = holding
                     && (holding.lent, holding.held) != (Part::default(), Part::default())
                 {
-                    let limit = &limit.spec.name;
+                    let (id, limit) = (limit.id, &limit.spec.name);
                     let (lent, held) = (holding.lent, holding.held);
+                    let loans = question.with(|values| process.node.cell_named(id, values, now));
+                    let loans = loans.map(|cell| cell.view.loans);
                     return Err(format!(
-                        "limit {limit}, cell [{cell}]: {name} has lent {lent:?} and holds {held:?}"
+                        "limit {limit}, cell [{cell}]: {name} has lent {lent:?} and holds {held:?}: {loans:?}"
                     ));
                 }
             }
