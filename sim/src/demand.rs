@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use acequia_limits::Descriptor;
+
 use crate::{random::Random, schedule::Place};
 
 /// A question of a caller's.
@@ -108,6 +110,15 @@ impl Demand {
         });
         let question = kind.map(|(_, kind)| kind.question(random));
         question.unwrap_or(Question { entries: Vec::new(), cost: 1 })
+    }
+}
+
+impl Question {
+    /// Shows its entries as a node reads them.
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&Descriptor<'_>) -> T) -> T {
+        let entries: Vec<_> =
+            self.entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
+        read(&Descriptor { entries: &entries, cost: None })
     }
 }
 

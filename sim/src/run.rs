@@ -4,11 +4,14 @@ use std::time::{Duration, Instant};
 
 use crate::{
     NAMES,
-    checks::{Apart, Check, Clocks, NeverOver, ServiceResumes},
+    checks::{self, Check, Clocks, REST_MAX},
     scenarios::{Plan, Scenario},
     trace::Trace,
     world::{Answer, Said, Setup, World, WorldError},
 };
+
+/// Steps between two looks whether all has come to rest.
+const STEPS_A_LOOK: u32 = 1_000;
 
 /// What a run leaves.
 #[derive(Clone, Debug)]
@@ -76,12 +79,8 @@ pub fn run_with(
         demand: plan.demand.clone(),
     };
     let mut world = World::new(&setup, trace.clone())?;
-    let clocks = Clocks { error_ns: world.clock().error_ns, drift_ppm: plan.schedule.drift_ppm_max() };
-    let never_over = NeverOver::new(&world.limits(), clocks, plan.regions);
-    let mut checks: Vec<Box<dyn Check>> = vec![
-        Box::new(Apart::new(never_over.map_err(WorldError::Setup)?, &plan.apart)),
-        Box::new(ServiceResumes::new(&plan)),
-    ];
+    let clocks = Clocks::beyond(&world.clock(), &plan.schedule, plan.duration);
+    let mut checks = checks::all(&world.limits(), clocks, &plan).map_err(WorldError::Setup)?;
     checks.extend(more);
     let mut regions: Vec<_> = NAMES[..plan.regions].iter().map(|name| (*name, Counts::default())).collect();
     let mut faults = plan.schedule.faults().iter().peekable();
@@ -90,13 +89,8 @@ pub fn run_with(
             world.apply(fault);
         }
         world.step()?;
-        let answers = world.take_answers();
+        let answers = look(&world, &mut checks, trace);
         answers.iter().for_each(|answer| regions[answer.place].1.count(answer));
-        for check in &mut checks {
-            if let Err(what) = check.look(&world, &answers) {
-                trace.finding(format!("{}: {what}, at {:?}", check.name(), world.elapsed()));
-            }
-        }
     }
     if trace.findings().is_empty() {
         for check in &mut checks {
@@ -105,6 +99,7 @@ pub fn run_with(
             }
         }
     }
+    rest(&mut world, &mut checks, trace)?;
     Ok(Record {
         plan,
         regions,
@@ -114,6 +109,35 @@ pub fn run_with(
         counts: trace.counts(),
         took: begun.elapsed(),
     })
+}
+
+/// Nobody asks any more, and all comes to rest.
+fn rest(world: &mut World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Result<(), WorldError> {
+    let until = world.elapsed() + REST_MAX;
+    world.hush();
+    while trace.findings().is_empty() {
+        for _ in 0..STEPS_A_LOOK {
+            world.step()?;
+            look(world, checks, trace);
+        }
+        let mut restless = checks.iter_mut().map(|check| (check.name(), check.rest(world)));
+        let Some((name, Err(what))) = restless.find(|(_, rest)| rest.is_err()) else { break };
+        if world.elapsed() > until {
+            trace.finding(format!("{name}: {what}, {REST_MAX:?} after the last question"));
+        }
+    }
+    Ok(())
+}
+
+/// Gives the answers that came.
+fn look(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<Answer> {
+    let answers = world.take_answers();
+    for check in checks {
+        if let Err(what) = check.look(world, &answers) {
+            trace.finding(format!("{}: {what}, at {:?}", check.name(), world.elapsed()));
+        }
+    }
+    answers
 }
 
 impl Counts {

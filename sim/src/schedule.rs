@@ -154,6 +154,17 @@ impl Schedule {
         self.0.iter().map(|(_, fault)| drift(fault)).max().unwrap_or(0)
     }
 
+    /// How far any wall is set from where it was at first, at most, in milliseconds.
+    pub fn wall_ms_max(&self) -> u64 {
+        let mut walls = [0_i64; NAMES.len()];
+        let set = |(_, fault): &(Duration, Fault)| {
+            let Fault::Wall(at, ms) = fault else { return 0 };
+            walls[*at] += ms;
+            walls[*at].unsigned_abs()
+        };
+        self.0.iter().map(set).max().unwrap_or(0)
+    }
+
     /// All of them.
     pub fn faults(&self) -> &[(Duration, Fault)] {
         &self.0

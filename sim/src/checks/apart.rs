@@ -37,6 +37,10 @@ impl<C: Check> Check for Apart<C> {
         self.check.end(world)
     }
 
+    fn rest(&mut self, world: &World) -> Result<(), String> {
+        self.check.rest(world)
+    }
+
     fn summary(&self) -> Vec<String> {
         self.check.summary()
     }

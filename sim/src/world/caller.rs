@@ -2,7 +2,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -58,6 +61,8 @@ pub(crate) struct Caller {
     pub(crate) demand: Demand,
     pub(crate) seed: u64,
     pub(crate) answers: Answers,
+    /// Whether nothing more is to be asked.
+    pub(crate) is_hushed: Arc<AtomicBool>,
     pub(crate) trace: Trace,
 }
 
@@ -86,8 +91,13 @@ impl Caller {
             if !wait.is_zero() {
                 tokio::time::sleep(wait).await;
             }
+            if self.is_hushed.load(Ordering::Relaxed) {
+                break;
+            }
             tokio::spawn(self.clone().ask(client.clone(), question));
         }
+        // An answer may be under way.
+        tokio::time::sleep(2 * DEADLINE).await;
         Ok(())
     }
 

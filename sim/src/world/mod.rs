@@ -13,10 +13,19 @@ mod tcp;
 mod udp;
 mod weather;
 
-use std::{cell::RefCell, collections::BTreeMap, net::SocketAddr, sync::Once, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use acequia_limits::Limit;
-use acequia_rights::Region as Rights;
+use acequia_rights::{Mark, Region as Rights};
 use acequia_server::{
     config::ClockConfig,
     regions::{Order, Ordered},
@@ -64,6 +73,17 @@ pub struct Setup {
     pub demand: Demand,
 }
 
+/// A fault that was applied.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// When: true time since the start.
+    pub at: Duration,
+    /// What.
+    pub fault: Fault,
+    /// Of an order that was carried out, the version before and the one that it made.
+    pub made: Option<(Mark, Mark)>,
+}
+
 /// Why there is no world, or no more of it.
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
@@ -86,6 +106,8 @@ pub struct World {
     copies: BTreeMap<Place, Copy>,
     /// Nodes that stop, and whether they are to begin again when they have.
     stopping: BTreeMap<Place, bool>,
+    done: Vec<Done>,
+    is_hushed: Arc<AtomicBool>,
     random: Random,
     trace: Trace,
     /// Of the nodes' certificates.
@@ -138,7 +160,7 @@ impl World {
             sim.host(*name, move || running.clone().run());
             regions.push(region);
         }
-        let answers = Answers::default();
+        let (answers, is_hushed) = (Answers::default(), Arc::new(AtomicBool::new(false)));
         let mut callers = Vec::new();
         for (place, name) in names.iter().enumerate() {
             let host = format!("{name}-caller");
@@ -149,6 +171,7 @@ impl World {
                 demand: setup.demand.clone(),
                 seed: setup.seed,
                 answers: answers.clone(),
+                is_hushed: Arc::clone(&is_hushed),
                 trace: trace.clone(),
             };
             sim.host(host.as_str(), move || caller.clone().call());
@@ -156,8 +179,23 @@ impl World {
             callers.push(host);
         }
         let random = Random::of(setup.seed, "faults");
-        let (copies, stopping, _keys) = (BTreeMap::new(), BTreeMap::new(), folder);
-        Ok(Self { sim, regions, limits, clock, callers, answers, copies, stopping, random, trace, _keys })
+        let (copies, stopping) = (BTreeMap::new(), BTreeMap::new());
+        let (done, _keys) = (Vec::new(), folder);
+        Ok(Self {
+            sim,
+            regions,
+            limits,
+            clock,
+            callers,
+            answers,
+            copies,
+            stopping,
+            done,
+            is_hushed,
+            random,
+            trace,
+            _keys,
+        })
     }
 
     /// How late it is: true time since the start.
@@ -185,6 +223,22 @@ impl World {
         self.answers.take()
     }
 
+    /// What was done to it, in its order.
+    pub fn done(&self) -> &[Done] {
+        &self.done
+    }
+
+    /// Packets that regions sent each other so far, and their bytes.
+    pub fn traffic(&self) -> (u64, u64) {
+        let (_, packets, bytes) = self.trace.counts();
+        (packets, bytes)
+    }
+
+    /// From now on callers ask nothing more.
+    pub fn hush(&self) {
+        self.is_hushed.store(true, Ordering::Relaxed);
+    }
+
     /// Lets time pass for everybody, by [`STEP`].
     ///
     /// # Errors
@@ -201,10 +255,9 @@ impl World {
                 self.crash(place, Unsynced::Torn);
             }
         }
-        for place in 0..self.regions.len() {
+        for (place, name) in NAMES.iter().enumerate() {
             let stops = self.stopping.contains_key(&place);
-            if stops && !self.sim.is_host_running(NAMES[place]) && self.stopping.remove(&place) == Some(true)
-            {
+            if stops && !self.sim.is_host_running(*name) && self.stopping.remove(&place) == Some(true) {
                 self.start(place);
             }
         }
@@ -214,6 +267,11 @@ impl World {
     /// Breaks or mends something.
     pub fn apply(&mut self, fault: &Fault) {
         self.trace.tell("world", self.elapsed(), fault.to_string());
+        let made = match fault {
+            Fault::Order(at, command) => self.order(*at, command),
+            _ => None,
+        };
+        self.done.push(Done { at: self.elapsed(), fault: fault.clone(), made });
         match fault {
             Fault::Cut(a, b) => self.sim.partition(NAMES[*a], NAMES[*b]),
             Fault::CutOneWay(a, b) => self.sim.partition_oneway(NAMES[*a], NAMES[*b]),
@@ -256,7 +314,7 @@ impl World {
             Fault::ClearDisk(at) => self.regions[*at].disk.set_mood(Mood::Sound),
             Fault::Wall(at, ms) => self.regions[*at].machine.step(*ms),
             Fault::Drift(at, ppm) => self.regions[*at].machine.drift(*ppm),
-            Fault::Order(at, command) => self.order(*at, command),
+            Fault::Order(..) => {}
             Fault::Heal => self.heal(),
         }
     }
@@ -308,7 +366,8 @@ impl World {
         }
     }
 
-    fn order(&mut self, at: Place, command: &Command) {
+    /// Gives the version before and the one that the order made.
+    fn order(&mut self, at: Place, command: &Command) -> Option<(Mark, Mark)> {
         let region = |at: &Place| NAMES[*at].to_owned();
         let order = match command {
             Command::Budget { limit, numbers } => Order::Budget {
@@ -329,20 +388,22 @@ impl World {
         };
         if let Err(why) = self.is_true(at, command) {
             self.trace.tell(NAMES[at], self.elapsed(), format!("not ordered: {why}"));
-            return;
+            return None;
         }
         let ordered = Ordered { author: "a scenario".to_owned(), ..Ordered::default() };
         let process = self.regions[at].process();
-        let done = process.as_ref().and_then(|process| process.regions()).map(|regions| {
-            let outcome = regions.order(&order, &ordered);
-            outcome.map(|outcome| outcome.changes.join(", ")).map_err(|fault| fault.to_string())
-        });
+        let done = process
+            .as_ref()
+            .and_then(|process| process.regions())
+            .map(|regions| regions.order(&order, &ordered).map_err(|fault| fault.to_string()));
+        let made = done.as_ref().and_then(|done| done.as_ref().ok()).map(|made| (made.before, made.after));
         let what = match done {
-            Some(Ok(changes)) => format!("ordered: {changes}"),
+            Some(Ok(outcome)) => format!("ordered: {}", outcome.changes.join(", ")),
             Some(Err(fault)) => format!("refused: {fault}"),
             None => "nobody there to take an order".to_owned(),
         };
         self.trace.tell(NAMES[at], self.elapsed(), what);
+        made
     }
 }
 

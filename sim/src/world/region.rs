@@ -84,6 +84,16 @@ impl Region {
         self.current().as_ref()?.shared.upgrade()
     }
 
+    /// Whether its process sleeps: what that says of itself is what was when it fell asleep.
+    pub fn is_asleep(&self) -> bool {
+        self.nap.is_on()
+    }
+
+    /// Processes that have begun so far.
+    pub fn processes(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
     /// Durable writes of its disk so far: a crash at the n-th is [`Fault::CrashAtWrite`](crate::schedule::Fault::CrashAtWrite).
     pub fn durable_writes(&self) -> u64 {
         self.disk.durable_writes()
