@@ -99,13 +99,18 @@ fn limits(random: &mut Random, regions: usize) -> (String, Demand) {
     let rate = random.between(1, 2 + asked * 2);
     let burst = random.between(1, 1 + rate * 3);
     let _ = write!(text, "  - name: api\n    domain: sim\n    when: {{ route: [/api, /both] }}\n");
-    let _ = writeln!(text, "    token_bucket: {{ rate: {rate}/s, burst: {burst} }}");
+    let _ = match random.below(6) {
+        0 => writeln!(text, "    leaky_bucket: {{ rate: {rate}/s, queue: {burst} }}"),
+        1 => writeln!(text, "    token_bucket: {{ rate: {}/m, burst: {burst} }}", rate * 60 + 7),
+        _ => writeln!(text, "    token_bucket: {{ rate: {rate}/s, burst: {burst} }}"),
+    };
     kinds.push((random.between(1, 5) as u32, Kind::of("route", "/api", random.between(1, 4))));
     if random.chance(700_000) {
         let window_s = random.pick(&[4, 5, 10, 20]);
         let limit = random.between(1, 1 + asked * window_s);
         let _ = write!(text, "  - name: exports\n    domain: sim\n    when: {{ route: [/export, /both] }}\n");
-        let _ = writeln!(text, "    fixed_window: {{ limit: {limit}, window: {window_s}s }}");
+        let kind = random.pick(&["fixed_window", "fixed_window", "sliding_window"]);
+        let _ = writeln!(text, "    {kind}: {{ limit: {limit}, window: {window_s}s }}");
         kinds.push((random.between(1, 5) as u32, Kind::of("route", "/export", random.between(1, 6))));
         if random.chance(500_000) {
             kinds.push((random.between(1, 5) as u32, Kind::of("route", "/both", 3)));
