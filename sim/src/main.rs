@@ -8,13 +8,16 @@ use std::{
 };
 
 use acequia_sim::{
+    compare::{self, Form},
     file::Kept,
     many::{Job, Outcome, run_all},
     minimise::{kind_of, minimise},
     progress::Progress,
+    report::{self, Shown},
     run::{Record, run_plan},
     scenarios::{self, Plan, Scenario},
     schedule::Schedule,
+    series::run_watched,
     trace::{Line, Trace},
 };
 use clap::{Parser, Subcommand};
@@ -58,6 +61,20 @@ enum Command {
         /// Write every event and every packet to this file.
         #[arg(long, conflicts_with = "seeds")]
         trace: Option<PathBuf>,
+        /// Write a page that shows the run to this file.
+        #[arg(long, conflicts_with_all = ["seeds", "all"])]
+        report: Option<PathBuf>,
+    },
+    /// Compare the real server with other ways of limiting, by the same demand and faults.
+    Compare {
+        /// Scenarios, by their names; all where there is none.
+        scenarios: Vec<String>,
+        /// Decides everything.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Write tables for a README.
+        #[arg(long)]
+        markdown: bool,
     },
     /// Leave out of a failing run's schedule what it does not need to fail.
     Minimise {
@@ -90,16 +107,16 @@ const SHOWN_MAX: usize = 5;
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Run { schedule: Some(file), trace, .. } => run_file(&file, trace.as_deref()),
-        Command::Run { scenario, all, seed, seeds, from, jobs, trace, .. } => {
+        Command::Run { schedule: Some(file), trace, report, .. } => run_file(&file, &Files { trace, report }),
+        Command::Run { scenario, all, seed, seeds, from, jobs, trace, report, .. } => {
             let name = scenario.filter(|_| !all).unwrap_or_else(|| "all".to_owned());
             match (name.as_str(), seeds) {
                 ("all", seeds) => Ok(run_many(&scenarios::ALL, from.max(seed), seeds.unwrap_or(1), jobs)),
                 (name, Some(seeds)) => named(name).map(|one| run_many(&[one], from, seeds, jobs)),
                 (name, None) => {
                     let again = format!("run {name} --seed {seed}");
-                    named(name)
-                        .and_then(|one| run_one(&one, one.plan_of(seed), seed, trace.as_deref(), &again))
+                    let files = Files { trace, report };
+                    named(name).and_then(|one| run_one(&one, one.plan_of(seed), seed, &files, &again))
                 }
             }
         }
@@ -112,6 +129,9 @@ fn main() -> ExitCode {
                 }),
             };
             kept.and_then(|kept| minimise_one(&kept, tries, out.as_deref()))
+        }
+        Command::Compare { scenarios, seed, markdown } => {
+            compare_all(&scenarios, seed, if markdown { Form::Markdown } else { Form::Plain })
         }
         Command::List => {
             scenarios::ALL.iter().for_each(|scenario| say(&listed(scenario)));
@@ -128,17 +148,36 @@ fn named(name: &str) -> Result<Scenario, String> {
     scenarios::named(name).ok_or_else(|| format!("no scenario {name}: see `acequia-sim list`"))
 }
 
+/// What a run is to leave.
+struct Files {
+    trace: Option<PathBuf>,
+    report: Option<PathBuf>,
+}
+
 fn run_one(
     scenario: &Scenario,
     plan: Plan,
     seed: u64,
-    file: Option<&Path>,
+    files: &Files,
     again: &str,
 ) -> Result<ExitCode, String> {
-    let trace = if file.is_some() { Trace::whole() } else { Trace::default() };
-    let record = run_plan(plan, seed, &trace).map_err(|fault| fault.to_string())?;
-    if let Some(file) = file {
-        trace.write(file).map_err(|fault| format!("cannot write {}: {fault}", file.display()))?;
+    let trace = if files.trace.is_some() { Trace::whole() } else { Trace::default() };
+    let unwritten = |file: &Path, fault: String| format!("cannot write {}: {fault}", file.display());
+    let record = if let Some(file) = &files.report {
+        let (record, series) = run_watched(plan, seed, &trace).map_err(|fault| fault.to_string())?;
+        let rival = compare::gossip_in(&record, &series, seed);
+        let (record_of, series) = (&record, &series);
+        let page =
+            report::page(Shown { scenario, seed, again, record: record_of, series, rival: rival.as_ref() });
+        let page =
+            page.ok_or_else(|| unwritten(file, "no limit of this scenario can be shown".to_owned()))?;
+        std::fs::write(file, page).map_err(|fault| unwritten(file, fault.to_string()))?;
+        record
+    } else {
+        run_plan(plan, seed, &trace).map_err(|fault| fault.to_string())?
+    };
+    if let Some(file) = &files.trace {
+        trace.write(file).map_err(|fault| unwritten(file, fault.to_string()))?;
     }
     say(&summary(scenario, seed, &record, again));
     if record.findings.is_empty() {
@@ -148,11 +187,28 @@ fn run_one(
     Ok(ExitCode::FAILURE)
 }
 
-fn run_file(file: &Path, trace: Option<&Path>) -> Result<ExitCode, String> {
+fn run_file(file: &Path, files: &Files) -> Result<ExitCode, String> {
     let Kept { scenario, seed, schedule } = read(file)?;
     let scenario = named(&scenario)?;
     let plan = Plan { schedule, ..scenario.plan_of(seed) };
-    run_one(&scenario, plan, seed, trace, &format!("run --schedule {}", file.display()))
+    run_one(&scenario, plan, seed, files, &format!("run --schedule {}", file.display()))
+}
+
+fn compare_all(names: &[String], seed: u64, form: Form) -> Result<ExitCode, String> {
+    names.iter().try_for_each(|name| named(name).map(drop))?;
+    let is_wanted = |scenario: &&Scenario| names.is_empty() || names.iter().any(|name| name == scenario.name);
+    let mut comparisons = Vec::new();
+    for scenario in scenarios::ALL.iter().filter(is_wanted) {
+        let comparison = compare::compare(scenario, seed).map_err(|fault| fault.to_string())?;
+        if let Some(comparison) = comparison {
+            say(&compare::table(&comparison, form));
+            comparisons.push(comparison);
+        }
+    }
+    if comparisons.len() > 1 {
+        say(&compare::overall(&comparisons, form));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn read(file: &Path) -> Result<Kept, String> {

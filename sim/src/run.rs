@@ -141,7 +141,7 @@ fn look(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<Answ
 }
 
 impl Counts {
-    fn count(&mut self, answer: &Answer) {
+    pub(crate) fn count(&mut self, answer: &Answer) {
         match answer.said {
             Said::Allowed(_) => self.allowed += 1,
             Said::Denied(_) => self.denied += 1,

@@ -1,5 +1,5 @@
 use super::{Plan, Scenario, seconds};
-use crate::schedule::Schedule;
+use crate::{demand::Demand, schedule::Schedule};
 
 pub(super) const SPLIT_BRAIN: Scenario = Scenario {
     name: "split-brain",
@@ -11,7 +11,12 @@ pub(super) const SPLIT_BRAIN: Scenario = Scenario {
         let (from, long) = (seconds(random.between(6, 12)), seconds(random.between(6, 14)));
         let mut schedule = Schedule::default();
         schedule.split(from, from + long, &[&[alone], &others]);
-        Plan { schedule, duration: seconds(36), ..Plan::default() }
+        let plan = Plan::default();
+        // One of them is asked the most, so there are loans when the cut comes.
+        let mut percent = vec![40; 3];
+        percent[random.index(3)] = 220;
+        let demand = Demand { percent, ..plan.demand };
+        Plan { schedule, demand, duration: seconds(36), ..plan }
     },
 };
 
