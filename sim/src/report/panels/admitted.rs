@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{
     super::{
         Rival,
-        plot::{LEFT, RIGHT, Scale, area, escaped, grouped, line, spread, thin},
+        plot::{LEFT, RIGHT, Scale, area, escaped, grouped, line, spread, thin, width_of},
     },
     Page, framed,
 };
@@ -14,13 +14,22 @@ use crate::{NAMES, bound::Bound, series::CellSeries};
 impl Page<'_> {
     /// Units admitted, stacked by region, below what the limit allows.
     pub(in crate::report) fn admitted(&self, cell: &CellSeries, rival: Option<&Rival>) -> String {
-        let (top, bottom) = (14.0, 330.0);
+        let (top, bottom) = (26.0, 340.0);
         let time = self.time();
         let most = cell.allowed.last().copied().unwrap_or(0);
         let most_rival = rival.and_then(|rival| rival.admitted.last()).copied().unwrap_or(0);
         let units = Scale::new((0.0, most.max(most_rival) as f64 * 1.03), (bottom, top));
         let x = |sample: usize| time.at(self.series.at(sample).as_secs_f64());
         let mut svg = self.shades(None, (top, bottom));
+        for (from, until, what) in self.cut(None) {
+            let (x0, x1) = (time.at(from.as_secs_f64()), time.at(until.as_secs_f64()));
+            // A stretch that is too short for its words has them above, among what was broken.
+            if width_of(&what) <= x1 - x0 {
+                let (x, y, what) = ((x0 + x1) / 2.0, top - 7.0, escaped(&what));
+                let _ =
+                    write!(svg, r#"<text class="cut" x="{x:.1}" y="{y}" text-anchor="middle">{what}</text>"#);
+            }
+        }
         for tick in units.ticks(5) {
             let y = units.at(tick);
             let _ = write!(
