@@ -96,7 +96,7 @@ pub struct Loan {
 /// The world cannot be made, or a host ended it.
 pub fn run_watched(plan: Plan, seed: u64, trace: &Trace) -> Result<(Record, Series), WorldError> {
     let series = Arc::<Mutex<Series>>::default();
-    let watch = Watch { series: Arc::clone(&series), trace: trace.clone() };
+    let watch = Watch { series: Arc::clone(&series), trace: trace.clone(), until: plan.duration };
     let record = run_with(plan, seed, trace, vec![Box::new(watch)])?;
     let series = std::mem::take(&mut *series.lock().unwrap_or_else(PoisonError::into_inner));
     Ok((record, series))
@@ -107,6 +107,8 @@ pub fn run_watched(plan: Plan, seed: u64, trace: &Trace) -> Result<(Record, Seri
 struct Watch {
     series: Arc<Mutex<Series>>,
     trace: Trace,
+    /// After which nobody asks any more.
+    until: Duration,
 }
 
 impl Check for Watch {
@@ -115,6 +117,9 @@ impl Check for Watch {
     }
 
     fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        if world.elapsed() > self.until {
+            return Ok(());
+        }
         let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
         if series.is_up.is_empty() {
             *series = Series::new(world);
