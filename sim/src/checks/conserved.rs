@@ -1,5 +1,5 @@
 //! Conservation: what all regions may use of a cell, together, is never more than what is in force, whatever was lent, given,
-//! lost, raised or lowered. A region that is down still has what it had: nobody else may use it.
+//! lost, raised or lowered. A region that is down still has what it had, where that was seen shortly before: nobody else may use it.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +21,8 @@ use crate::{
 
 /// A look costs a microsecond for each region and cell. What is lent travels for longer than this.
 const EVERY_MS: u64 = 5;
+/// Of one that is down, what was seen so long before its end is what it had then.
+const FRESH_NS: u64 = 2 * EVERY_MS * 1_000_000;
 /// Cells of one limit that are weighed, one of them each time.
 const CELLS_MAX: usize = 64;
 
@@ -35,6 +37,8 @@ pub struct Conserved {
     /// Faults that were read.
     read: usize,
     looks: u64,
+    /// When each region's process last ran, in nanoseconds.
+    ran_ns: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -47,8 +51,8 @@ struct Watched {
 #[derive(Debug)]
 struct Weighed {
     asked: Question,
-    /// What each region had when it was last seen.
-    seen: Vec<Holding>,
+    /// What each region had when it was last seen, and when that was, in nanoseconds.
+    seen: Vec<(u64, Holding)>,
 }
 
 impl Conserved {
@@ -59,7 +63,8 @@ impl Conserved {
     pub fn new(limits: &[Limit], plan: &Plan) -> Result<Self, String> {
         let watched = |limit: &Limit| Watched { limit: limit.clone(), cells: Vec::new(), next: 0 };
         let (budgets, limits) = (Budgets::new(limits, plan.regions)?, limits.iter().map(watched).collect());
-        Ok(Self { limits, budgets, apart: plan.apart.clone(), read: 0, looks: 0 })
+        let ran_ns = vec![0; plan.regions];
+        Ok(Self { limits, budgets, apart: plan.apart.clone(), read: 0, looks: 0, ran_ns })
     }
 
     /// A machine whose disk is another one now is another region.
@@ -71,7 +76,7 @@ impl Conserved {
                 self.apart.push(at);
             }
             let cells = self.limits.iter_mut().flat_map(|watched| &mut watched.cells);
-            cells.for_each(|(_, weighed)| weighed.seen[at] = Holding::default());
+            cells.for_each(|(_, weighed)| weighed.seen[at] = Default::default());
         }
     }
 }
@@ -80,13 +85,20 @@ impl Watched {
     fn meet(&mut self, question: &Question, regions: usize) {
         let name = cell_of(&self.limit, question);
         if self.cells.len() < CELLS_MAX && self.cells.iter().all(|(known, _)| *known != name) {
-            let seen = vec![Holding::default(); regions];
+            let seen = vec![Default::default(); regions];
             self.cells.push((name, Weighed { asked: question.clone(), seen }));
         }
     }
 
     /// Weighs the next cell.
-    fn weigh(&mut self, world: &World, budgets: &Budgets, apart: &[Place]) -> Result<(), String> {
+    fn weigh(
+        &mut self,
+        world: &World,
+        budgets: &Budgets,
+        apart: &[Place],
+        ran_ns: &[u64],
+    ) -> Result<(), String> {
+        let now_ns = ns(world.elapsed());
         let name = &self.limit.spec.name;
         let Some(in_force) = budgets.now(name) else { return Ok(()) };
         if self.cells.is_empty() {
@@ -109,8 +121,14 @@ impl Watched {
                 holding.unwrap_or_default()
             });
             let is_there = holding.is_some();
-            let holding = holding.unwrap_or_else(|| without_held(weighed.seen[place]));
-            weighed.seen[place] = holding;
+            let (seen_ns, seen) = weighed.seen[place];
+            let holding = match holding {
+                Some(holding) => holding,
+                // What it lent after it was last seen, others have.
+                None if ran_ns[place] > seen_ns + FRESH_NS => Holding::default(),
+                None => without_held(seen),
+            };
+            weighed.seen[place] = (if is_there { now_ns } else { seen_ns }, holding);
             rate += u64::from(holding.effective.rate);
             if let Numbers::Window { .. } = in_force {
                 // Of one that is down nobody knows which window it would open.
@@ -124,7 +142,6 @@ impl Watched {
                 units += holding.effective.units;
             }
         }
-        let now_ns = ns(world.elapsed());
         let bound = match in_force {
             // One that opened under a larger budget keeps it.
             Numbers::Window { window_ns, .. } => {
@@ -135,8 +152,8 @@ impl Watched {
         let (most, bound) =
             (windows.into_values().fold(units, u64::max), bound.map_or(u64::MAX, Numbers::capacity));
         if most > bound || rate > u64::from(RATE_PARTS) {
-            let all: Vec<_> =
-                world.regions().iter().zip(&weighed.seen).map(|(region, has)| (region.name(), has)).collect();
+            let all = world.regions().iter().zip(&weighed.seen);
+            let all: Vec<_> = all.map(|(region, (_, has))| (region.name(), has)).collect();
             return Err(format!(
                 "limit {name}, cell [{cell}]: parts of {most} units of {bound}, and {rate} of {RATE_PARTS} of the rate: {all:?}"
             ));
@@ -172,7 +189,12 @@ impl Check for Conserved {
         if !self.looks.is_multiple_of(EVERY_MS) {
             return Ok(());
         }
-        let Self { limits, budgets, apart, .. } = self;
-        limits.iter_mut().try_for_each(|watched| watched.weigh(world, budgets, apart))
+        let Self { limits, budgets, apart, ran_ns, .. } = self;
+        for (region, ran_ns) in world.regions().iter().zip(ran_ns.iter_mut()) {
+            if region.process().is_some() && !region.is_asleep() {
+                *ran_ns = ns(world.elapsed());
+            }
+        }
+        limits.iter_mut().try_for_each(|watched| watched.weigh(world, budgets, apart, ran_ns))
     }
 }
