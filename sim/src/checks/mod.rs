@@ -79,7 +79,7 @@ pub const REST_MAX: Duration = Duration::from_secs(600);
 pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn Check>>, String> {
     let regions = plan.regions;
     Ok(vec![
-        Box::new(Apart::new(NeverOver::new(limits, clocks, regions)?, &plan.apart)),
+        Box::new(Apart::new(NeverOver::new(limits, clocks, regions, &plan.apart)?, &plan.apart)),
         Box::new(NeverChargedOver::new(limits, clocks, plan)?),
         Box::new(Conserved::new(limits, plan)?),
         Box::new(RowsGrow::new(limits, regions)),
