@@ -161,9 +161,11 @@ fn kill_all(quick: bool, seeds: Option<u64>, only: Option<&str>) -> Result<ExitC
                     let killed = kill(rule, seeds);
                     let line = match &killed {
                         Some(killed) => {
-                            let Killed { seeds, scenario, seed, .. } = killed;
+                            let Killed { seeds, scenario, seed, finding } = killed;
                             let at = format!("{scenario} --seed {seed}");
-                            format!("{:<26} {seeds:>5}  {:<19} {at}", rule.name, killed.check())
+                            let what: String = finding.chars().take(COLUMNS).collect();
+                            let check = killed.check();
+                            format!("{:<26} {seeds:>5}  {check:<19} {at:<24}  {what}", rule.name)
                         }
                         None => format!("{:<26} {seeds:>5}  SURVIVES", rule.name),
                     };
