@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{Limit, RATE_PARTS};
+use acequia_limits::{Limit, Part, RATE_PARTS};
 use acequia_node::Holding;
+use acequia_rights::Region as Rights;
 
 use super::{
     Check,
@@ -16,7 +17,7 @@ use crate::{
     demand::Question,
     scenarios::Plan,
     schedule::{Fault, Place},
-    world::{Answer, Said, World},
+    world::{Answer, Region, Said, World},
 };
 
 /// A look costs a microsecond for each region and cell. What is lent travels for longer than this.
@@ -134,6 +135,12 @@ impl Watched {
         };
         let (most, bound) =
             (windows.into_values().fold(units, u64::max), bound.map_or(u64::MAX, Numbers::capacity));
+        let unseen = if most > bound || rate > u64::from(RATE_PARTS) {
+            lent_unseen(world, (&self.limit, &weighed.asked), &weighed.seen)
+        } else {
+            Part::default()
+        };
+        let (most, rate) = (most - unseen.units, rate - u64::from(unseen.rate));
         if most > bound || rate > u64::from(RATE_PARTS) {
             let all: Vec<_> =
                 world.regions().iter().zip(&weighed.seen).map(|(region, has)| (region.name(), has)).collect();
@@ -143,6 +150,31 @@ impl Watched {
         }
         Ok(())
     }
+}
+
+/// What regions that are down may have lent between the last look at them and their end: what others hold of them, as far as
+/// it was counted as theirs.
+fn lent_unseen(world: &World, (limit, asked): (&Limit, &Question), seen: &[Holding]) -> Part {
+    let mut unseen = Part::default();
+    let is_down = |region: &Region| region.process().is_none() || region.is_asleep();
+    for (down, has) in world.regions().iter().zip(seen).filter(|(region, _)| is_down(region)) {
+        let of = Rights::named(down.name());
+        let mut held = Part::default();
+        for process in world.regions().iter().filter(|region| !is_down(region)).filter_map(Region::process) {
+            let now = process.clock.now();
+            let cell = asked.with(|values| process.node.cell_named(limit.id, values, now));
+            let loans = cell.map_or_else(Vec::new, |cell| cell.view.loans);
+            for loan in loans.iter().filter(|loan| !loan.is_lent && loan.peer.region == of) {
+                held.rate += loan.part.rate;
+                held.units += loan.part.units;
+            }
+        }
+        // Of a window nothing is counted of one that is down.
+        let units = if has.window_ns > 0 { 0 } else { has.effective.units };
+        unseen.rate += held.rate.min(has.effective.rate);
+        unseen.units += held.units.min(units);
+    }
+    unseen
 }
 
 /// What a region that is down has left: what it borrowed ends.
