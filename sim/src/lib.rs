@@ -19,6 +19,8 @@ pub mod checks;
 pub mod compare;
 pub mod demand;
 pub mod file;
+#[cfg(feature = "broken")]
+pub mod kill;
 pub mod many;
 pub mod minimise;
 pub mod progress;

@@ -94,6 +94,17 @@ enum Command {
         #[arg(long)]
         out: Option<PathBuf>,
     },
+    /// Leave out one rule of the server after the other: each must be missed. Only of a build with the feature `broken`.
+    Kill {
+        /// Only rules that take a few seconds, with a few seeds.
+        #[arg(long)]
+        quick: bool,
+        /// So many seeds of each scenario of a rule.
+        #[arg(long)]
+        seeds: Option<u64>,
+        /// Only this rule.
+        rule: Option<String>,
+    },
     /// The scenarios, and what each is about.
     List,
 }
@@ -133,6 +144,7 @@ fn main() -> ExitCode {
         Command::Compare { scenarios, seed, markdown } => {
             compare_all(&scenarios, seed, if markdown { Form::Markdown } else { Form::Plain })
         }
+        Command::Kill { quick, seeds, rule } => kill_all(quick, seeds, rule.as_deref()),
         Command::List => {
             scenarios::ALL.iter().for_each(|scenario| say(&listed(scenario)));
             Ok(ExitCode::SUCCESS)
@@ -142,6 +154,51 @@ fn main() -> ExitCode {
         let _ = writeln!(std::io::stderr(), "{fault}");
         ExitCode::from(2)
     })
+}
+
+#[cfg(not(feature = "broken"))]
+fn kill_all(_: bool, _: Option<u64>, _: Option<&str>) -> Result<ExitCode, String> {
+    let again = "cargo run --profile suite -p acequia-sim --features broken -- kill";
+    Err(format!("no rule can be left out of this build: {again}"))
+}
+
+#[cfg(feature = "broken")]
+fn kill_all(quick: bool, seeds: Option<u64>, only: Option<&str>) -> Result<ExitCode, String> {
+    use acequia_sim::kill::{Killed, RULES, kill};
+
+    std::panic::set_hook(Box::new(|_| ()));
+    let chosen =
+        RULES.iter().filter(|rule| only.is_none_or(|only| only == rule.name) && (rule.is_quick || !quick));
+    let rules: Vec<_> = chosen.collect();
+    let seeds = seeds.unwrap_or(if quick { 8 } else { 100 });
+    let (next, table) = (std::sync::atomic::AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            // A rule is left out in one thread only, and a simulation runs in one.
+            scope.spawn(|| {
+                while let Some(rule) = rules.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                    let killed = kill(rule, seeds);
+                    let line = match &killed {
+                        Some(killed) => {
+                            let Killed { seeds, scenario, seed, finding } = killed;
+                            let at = format!("{scenario} --seed {seed}");
+                            let what: String = finding.chars().take(COLUMNS).collect();
+                            let check = killed.check();
+                            format!("{:<26} {seeds:>5}  {check:<19} {at:<24}  {what}", rule.name)
+                        }
+                        None => format!("{:<26} {seeds:>5}  SURVIVES", rule.name),
+                    };
+                    say(&line);
+                    table.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(killed.is_some());
+                }
+            });
+        }
+    });
+    let table = table.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let survivors = table.iter().filter(|killed| !**killed).count();
+    say(&format!("{} rules, {survivors} survive", table.len()));
+    Ok(if survivors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn named(name: &str) -> Result<Scenario, String> {

@@ -120,7 +120,7 @@ fn calm() -> World {
 fn the_judge_of_limits_finds_admissions_that_count_twice() {
     let mut world = calm();
     let clocks = Clocks { error_ns: 10_000_000, drift_ppm: 0 };
-    let judge = || NeverOver::new(&world.limits(), clocks, 3).expect("limits that it can judge");
+    let judge = || NeverOver::new(&world.limits(), clocks, 3, &[]).expect("limits that it can judge");
     let (mut honest, mut doubting, mut found) = (judge(), judge(), false);
     for _ in 0..10_000 {
         world.step().expect("a step");

@@ -17,7 +17,7 @@ const CONNECTS: Duration = Duration::from_millis(2_500);
 pub struct AnswersCome {
     /// When each region last did not run, or could not write.
     out: Vec<Option<Duration>>,
-    /// Whose disk is full, or whose process sleeps.
+    /// Whose disk is full.
     is_stuck: Vec<bool>,
     /// The process that was last looked at.
     processes: Vec<u64>,
@@ -36,8 +36,8 @@ impl Check for AnswersCome {
         for done in &world.done()[self.read..] {
             self.read += 1;
             match done.fault {
-                Fault::FillDisk(at) | Fault::Sleep(at) => self.is_stuck[at] = true,
-                Fault::ClearDisk(at) | Fault::Wake(at) => self.is_stuck[at] = false,
+                Fault::FillDisk(at) => self.is_stuck[at] = true,
+                Fault::ClearDisk(at) => self.is_stuck[at] = false,
                 Fault::Heal => self.is_stuck.fill(false),
                 _ => {}
             }
@@ -46,7 +46,7 @@ impl Check for AnswersCome {
             let runs = region.process().is_some_and(|process| !process.is_draining());
             let is_another =
                 std::mem::replace(&mut self.processes[place], region.processes()) != region.processes();
-            if !runs || is_another || self.is_stuck[place] {
+            if !runs || is_another || region.is_asleep() || self.is_stuck[place] {
                 self.out[place] = Some(world.elapsed());
             }
         }

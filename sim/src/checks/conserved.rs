@@ -1,10 +1,11 @@
 //! Conservation: what all regions may use of a cell, together, is never more than what is in force, whatever was lent, given,
-//! lost, raised or lowered. A region that is down still has what it had, where that was seen shortly before: nobody else may use it.
+//! lost, raised or lowered. A region that is down still has what it had: nobody else may use it.
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{Limit, RATE_PARTS};
+use acequia_limits::{Limit, Part, RATE_PARTS};
 use acequia_node::Holding;
+use acequia_rights::Region as Rights;
 
 use super::{
     Check,
@@ -16,13 +17,11 @@ use crate::{
     demand::Question,
     scenarios::Plan,
     schedule::{Fault, Place},
-    world::{Answer, Said, World},
+    world::{Answer, Region, Said, World},
 };
 
 /// A look costs a microsecond for each region and cell. What is lent travels for longer than this.
 const EVERY_MS: u64 = 5;
-/// Of one that is down, what was seen so long before its end is what it had then.
-const FRESH_NS: u64 = 2 * EVERY_MS * 1_000_000;
 /// Cells of one limit that are weighed, one of them each time.
 const CELLS_MAX: usize = 64;
 
@@ -37,8 +36,6 @@ pub struct Conserved {
     /// Faults that were read.
     read: usize,
     looks: u64,
-    /// When each region's process last ran, in nanoseconds.
-    ran_ns: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -51,8 +48,8 @@ struct Watched {
 #[derive(Debug)]
 struct Weighed {
     asked: Question,
-    /// What each region had when it was last seen, and when that was, in nanoseconds.
-    seen: Vec<(u64, Holding)>,
+    /// What each region had when it was last seen.
+    seen: Vec<Holding>,
 }
 
 impl Conserved {
@@ -63,8 +60,7 @@ impl Conserved {
     pub fn new(limits: &[Limit], plan: &Plan) -> Result<Self, String> {
         let watched = |limit: &Limit| Watched { limit: limit.clone(), cells: Vec::new(), next: 0 };
         let (budgets, limits) = (Budgets::new(limits, plan.regions)?, limits.iter().map(watched).collect());
-        let ran_ns = vec![0; plan.regions];
-        Ok(Self { limits, budgets, apart: plan.apart.clone(), read: 0, looks: 0, ran_ns })
+        Ok(Self { limits, budgets, apart: plan.apart.clone(), read: 0, looks: 0 })
     }
 
     /// A machine whose disk is another one now is another region.
@@ -76,7 +72,7 @@ impl Conserved {
                 self.apart.push(at);
             }
             let cells = self.limits.iter_mut().flat_map(|watched| &mut watched.cells);
-            cells.for_each(|(_, weighed)| weighed.seen[at] = Default::default());
+            cells.for_each(|(_, weighed)| weighed.seen[at] = Holding::default());
         }
     }
 }
@@ -85,20 +81,13 @@ impl Watched {
     fn meet(&mut self, question: &Question, regions: usize) {
         let name = cell_of(&self.limit, question);
         if self.cells.len() < CELLS_MAX && self.cells.iter().all(|(known, _)| *known != name) {
-            let seen = vec![Default::default(); regions];
+            let seen = vec![Holding::default(); regions];
             self.cells.push((name, Weighed { asked: question.clone(), seen }));
         }
     }
 
     /// Weighs the next cell.
-    fn weigh(
-        &mut self,
-        world: &World,
-        budgets: &Budgets,
-        apart: &[Place],
-        ran_ns: &[u64],
-    ) -> Result<(), String> {
-        let now_ns = ns(world.elapsed());
+    fn weigh(&mut self, world: &World, budgets: &Budgets, apart: &[Place]) -> Result<(), String> {
         let name = &self.limit.spec.name;
         let Some(in_force) = budgets.now(name) else { return Ok(()) };
         if self.cells.is_empty() {
@@ -121,14 +110,8 @@ impl Watched {
                 holding.unwrap_or_default()
             });
             let is_there = holding.is_some();
-            let (seen_ns, seen) = weighed.seen[place];
-            let holding = match holding {
-                Some(holding) => holding,
-                // What it lent after it was last seen, others have.
-                None if ran_ns[place] > seen_ns + FRESH_NS => Holding::default(),
-                None => without_held(seen),
-            };
-            weighed.seen[place] = (if is_there { now_ns } else { seen_ns }, holding);
+            let holding = holding.unwrap_or_else(|| without_held(weighed.seen[place]));
+            weighed.seen[place] = holding;
             rate += u64::from(holding.effective.rate);
             if let Numbers::Window { .. } = in_force {
                 // Of one that is down nobody knows which window it would open.
@@ -142,6 +125,7 @@ impl Watched {
                 units += holding.effective.units;
             }
         }
+        let now_ns = ns(world.elapsed());
         let bound = match in_force {
             // One that opened under a larger budget keeps it.
             Numbers::Window { window_ns, .. } => {
@@ -151,15 +135,46 @@ impl Watched {
         };
         let (most, bound) =
             (windows.into_values().fold(units, u64::max), bound.map_or(u64::MAX, Numbers::capacity));
+        let unseen = if most > bound || rate > u64::from(RATE_PARTS) {
+            lent_unseen(world, (&self.limit, &weighed.asked), &weighed.seen)
+        } else {
+            Part::default()
+        };
+        let (most, rate) = (most - unseen.units, rate - u64::from(unseen.rate));
         if most > bound || rate > u64::from(RATE_PARTS) {
-            let all = world.regions().iter().zip(&weighed.seen);
-            let all: Vec<_> = all.map(|(region, (_, has))| (region.name(), has)).collect();
+            let all: Vec<_> =
+                world.regions().iter().zip(&weighed.seen).map(|(region, has)| (region.name(), has)).collect();
             return Err(format!(
                 "limit {name}, cell [{cell}]: parts of {most} units of {bound}, and {rate} of {RATE_PARTS} of the rate: {all:?}"
             ));
         }
         Ok(())
     }
+}
+
+/// What regions that are down may have lent between the last look at them and their end: what others hold of them, as far as
+/// it was counted as theirs.
+fn lent_unseen(world: &World, (limit, asked): (&Limit, &Question), seen: &[Holding]) -> Part {
+    let mut unseen = Part::default();
+    let is_down = |region: &Region| region.process().is_none() || region.is_asleep();
+    for (down, has) in world.regions().iter().zip(seen).filter(|(region, _)| is_down(region)) {
+        let of = Rights::named(down.name());
+        let mut held = Part::default();
+        for process in world.regions().iter().filter(|region| !is_down(region)).filter_map(Region::process) {
+            let now = process.clock.now();
+            let cell = asked.with(|values| process.node.cell_named(limit.id, values, now));
+            let loans = cell.map_or_else(Vec::new, |cell| cell.view.loans);
+            for loan in loans.iter().filter(|loan| !loan.is_lent && loan.peer.region == of) {
+                held.rate += loan.part.rate;
+                held.units += loan.part.units;
+            }
+        }
+        // Of a window nothing is counted of one that is down.
+        let units = if has.window_ns > 0 { 0 } else { has.effective.units };
+        unseen.rate += held.rate.min(has.effective.rate);
+        unseen.units += held.units.min(units);
+    }
+    unseen
 }
 
 /// What a region that is down has left: what it borrowed ends.
@@ -189,12 +204,7 @@ impl Check for Conserved {
         if !self.looks.is_multiple_of(EVERY_MS) {
             return Ok(());
         }
-        let Self { limits, budgets, apart, ran_ns, .. } = self;
-        for (region, ran_ns) in world.regions().iter().zip(ran_ns.iter_mut()) {
-            if region.process().is_some() && !region.is_asleep() {
-                *ran_ns = ns(world.elapsed());
-            }
-        }
-        limits.iter_mut().try_for_each(|watched| watched.weigh(world, budgets, apart, ran_ns))
+        let Self { limits, budgets, apart, .. } = self;
+        limits.iter_mut().try_for_each(|watched| watched.weigh(world, budgets, apart))
     }
 }

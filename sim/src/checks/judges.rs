@@ -16,7 +16,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 const LABELS_MAX: usize = 16;
 
 /// Counts one cell's admissions.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Judge {
     Bucket { bucket: BucketOracle, parts: u64, rate: u64 },
     Window(Windows),
@@ -114,7 +114,7 @@ impl Numbers {
 }
 
 /// Windows of true time.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Windows {
     window_ns: u64,
     admitted: BTreeMap<u64, u64>,
@@ -173,7 +173,7 @@ impl Labels {
 }
 
 /// Every stretch of a window's length.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Trailing {
     window_ns: u64,
     admitted: VecDeque<Admitted>,

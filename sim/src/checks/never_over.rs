@@ -1,5 +1,6 @@
 //! Never over: what all callers of all regions were allowed is within each limit, over every interval and in every window,
-//! however the admissions between a question and its answer are dated.
+//! however the admissions between a question and its answer are dated. Nor would it be over if all that every region has left
+//! were asked for at this moment.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,8 @@ use super::{
 };
 use crate::{
     demand::Question,
-    world::{Answer, Said, World},
+    schedule::{Fault, Place},
+    world::{Answer, Region, Said, World},
 };
 
 /// Counts what callers were allowed.
@@ -22,8 +24,15 @@ pub struct NeverOver {
     clocks: Clocks,
     budgets: Budgets,
     limits: BTreeMap<String, Watched>,
+    apart: Vec<Place>,
+    /// Faults that were read.
+    read: usize,
     looked_ns: u64,
+    looks: usize,
 }
+
+/// How often it is looked at what would be if all that is left were asked for.
+const DRAINED_EVERY_MS: usize = 20;
 
 /// One limit, by what its cells are known by.
 #[derive(Debug)]
@@ -37,6 +46,7 @@ struct Watched {
 
 #[derive(Debug)]
 struct Cell {
+    asked: Question,
     judge: Judge,
     labels: Labels,
 }
@@ -46,13 +56,13 @@ impl NeverOver {
     ///
     /// # Errors
     /// A limit that it cannot judge.
-    pub fn new(limits: &[Limit], clocks: Clocks, regions: usize) -> Result<Self, String> {
+    pub fn new(limits: &[Limit], clocks: Clocks, regions: usize, apart: &[Place]) -> Result<Self, String> {
         let watched = |limit: &Limit| {
             let watched = Watched { limit: limit.clone(), cells: BTreeMap::new(), changes: 1, admitted: 0 };
             (limit.spec.name.clone(), watched)
         };
         let (limits, budgets) = (limits.iter().map(watched).collect(), Budgets::new(limits, regions)?);
-        Ok(Self { clocks, budgets, limits, looked_ns: 0 })
+        Ok(Self { clocks, budgets, limits, apart: apart.to_vec(), read: 0, looked_ns: 0, looks: 0 })
     }
 
     fn admit(&mut self, world: &World, answer: &Answer, name: &str, units: u64) -> Result<(), String> {
@@ -61,7 +71,11 @@ impl NeverOver {
         };
         let key = cell_of(&watched.limit, &answer.question);
         let cell = watched.cells.entry(key.clone());
-        let cell = cell.or_insert_with(|| Cell { judge: Judge::new(in_force), labels: Labels::default() });
+        let cell = cell.or_insert_with(|| Cell {
+            asked: answer.question.clone(),
+            judge: Judge::new(in_force),
+            labels: Labels::default(),
+        });
         watched.admitted += units;
         let admitted = Admitted { asked_ns: ns(answer.asked), answered_ns: ns(answer.answered), units };
         let most = |since_ns| self.budgets.most_since(name, since_ns).map_or(u64::MAX, Numbers::capacity);
@@ -80,6 +94,41 @@ impl NeverOver {
     }
 }
 
+impl Watched {
+    /// Asks in thought for all that is left of a cell.
+    fn drain(
+        &self,
+        world: &World,
+        looks: usize,
+        (budgets, clocks, apart): (&Budgets, Clocks, &[Place]),
+    ) -> Result<(), String> {
+        let cell = self.cells.iter().nth(looks % self.cells.len().max(1));
+        let (Some((key, cell)), Some(in_force)) = (cell, budgets.now(&self.limit.spec.name)) else {
+            return Ok(());
+        };
+        if let Numbers::Window { .. } = in_force {
+            return Ok(());
+        }
+        let has_left = |(place, region): (Place, &Region)| {
+            let process = region.process().filter(|_| !apart.contains(&place) && !region.is_asleep())?;
+            let now = process.clock.now();
+            let holding = cell.asked.with(|values| process.node.holding_named(self.limit.id, values, now));
+            holding.map(|holding| holding.left)
+        };
+        let left: Vec<u64> = world.regions().iter().enumerate().filter_map(has_left).collect();
+        let (now_ns, units) = (ns(world.elapsed()), left.iter().sum());
+        let admitted = Admitted { asked_ns: now_ns, answered_ns: now_ns, units };
+        let over = cell.judge.clone().admit(admitted, clocks, |_| u64::MAX);
+        if over > 0 {
+            let name = &self.limit.spec.name;
+            return Err(format!(
+                "limit {name}: {left:?} units are left of {in_force} in the cell [{key}], {over} too many"
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// The end of the window that the node has open which gave the answer.
 fn window_of(world: &World, answer: &Answer, limit: &Limit) -> Option<u64> {
     let process = world.regions()[answer.place].process()?;
@@ -94,6 +143,13 @@ impl Check for NeverOver {
     }
 
     fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        for done in &world.done()[self.read..] {
+            self.read += 1;
+            // One on an old disk does not know what it lent, until it hears of it.
+            if let Fault::RestoreDisk(at) = done.fault {
+                self.apart.push(at);
+            }
+        }
         if self.budgets.follow(world) {
             for (name, watched) in &mut self.limits {
                 for (at_ns, in_force) in self.budgets.changes(name, watched.changes) {
@@ -107,7 +163,12 @@ impl Check for NeverOver {
             limits.iter().try_for_each(|(name, units)| self.admit(world, answer, name, *units))?;
         }
         self.looked_ns = ns(world.elapsed());
-        Ok(())
+        self.looks += 1;
+        if !self.looks.is_multiple_of(DRAINED_EVERY_MS) {
+            return Ok(());
+        }
+        let (looks, by) = (self.looks / DRAINED_EVERY_MS, (&self.budgets, self.clocks, &self.apart[..]));
+        self.limits.values().try_for_each(|watched| watched.drain(world, looks, by))
     }
 
     fn summary(&self) -> Vec<String> {
