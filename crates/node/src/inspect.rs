@@ -133,6 +133,20 @@ impl Node {
         self.lock_sharing().map_or(0, |sharing| sharing.charged_in())
     }
 
+    /// Whether a loan of the cell that counts these values has ended, or a window, and nobody has asked since: until somebody
+    /// does, its state is what it was, and [`Holding::left`] may be more than could be charged.
+    pub fn is_due(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> bool {
+        let catalogue = self.catalogue();
+        let now = self.not_before(now);
+        let active = catalogue.limits.iter().find(|active| active.limit.id == limit);
+        let Some((slot, tag)) = active.and_then(|it| Some((it.slot, it.cell_of(values, now)?.0))) else {
+            return false;
+        };
+        let cells = self.shards[shard_of(tag)].lock();
+        let account = cells.table.find(tag, slot).and_then(|place| cells.account(place));
+        account.is_some_and(|account| account.is_due(now))
+    }
+
     /// Whether a batch is on disk, as far as this node was told.
     pub fn is_committed(&self, batch: u64) -> bool {
         self.progress().committed >= batch

@@ -111,9 +111,11 @@ impl Watched {
         }
         let has_left = |(place, region): (Place, &Region)| {
             let process = region.process().filter(|_| !apart.contains(&place) && !region.is_asleep())?;
-            let now = process.clock.now();
-            let holding = cell.asked.with(|values| process.node.holding_named(self.limit.id, values, now));
-            holding.map(|holding| holding.left)
+            let (now, limit) = (process.clock.now(), self.limit.id);
+            // Until a loan that has ended is settled, which is before anything is charged, what is left is not known.
+            let is_due = cell.asked.with(|values| process.node.is_due(limit, values, now));
+            let holding = cell.asked.with(|values| process.node.holding_named(limit, values, now));
+            holding.filter(|_| !is_due).map(|holding| holding.left)
         };
         let left: Vec<u64> = world.regions().iter().enumerate().filter_map(has_left).collect();
         let (now_ns, units) = (ns(world.elapsed()), left.iter().sum());
