@@ -35,3 +35,8 @@ pub mod world;
 
 /// The names of regions, by their places. The first one's node is the authority.
 pub const NAMES: [&str; 5] = ["eu", "us", "ap", "sa", "af"];
+
+/// The example that the README shows works.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
