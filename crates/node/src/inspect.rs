@@ -127,6 +127,26 @@ impl Node {
         (sharing.mark(), sharing.acked())
     }
 
+    /// The batch of rows that what this node has charged in all is in ([`Node::charged_by`]): others hear of it when that is
+    /// on the disk.
+    pub fn charged_in(&self) -> u64 {
+        self.lock_sharing().map_or(0, |sharing| sharing.charged_in())
+    }
+
+    /// Whether a loan of the cell that counts these values has ended, or a window, and nobody has asked since: until somebody
+    /// does, its state is what it was, and [`Holding::left`] may be more than could be charged.
+    pub fn is_due(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> bool {
+        let catalogue = self.catalogue();
+        let now = self.not_before(now);
+        let active = catalogue.limits.iter().find(|active| active.limit.id == limit);
+        let Some((slot, tag)) = active.and_then(|it| Some((it.slot, it.cell_of(values, now)?.0))) else {
+            return false;
+        };
+        let cells = self.shards[shard_of(tag)].lock();
+        let account = cells.table.find(tag, slot).and_then(|place| cells.account(place));
+        account.is_some_and(|account| account.is_due(now))
+    }
+
     /// Whether a batch is on disk, as far as this node was told.
     pub fn is_committed(&self, batch: u64) -> bool {
         self.progress().committed >= batch
@@ -151,6 +171,16 @@ impl Node {
         let active = catalogue.limits.iter().find(|active| active.slot == slot)?;
         let numbers = active.numbers_of(active.limit.override_for(values, now.wall_ns), role);
         self.holding_of((slot, tag), Some(numbers), now)
+    }
+
+    /// The same, of the cell that counts these values of a limit's `by`; nothing where one of them is missing, and where there
+    /// is a cell for each class.
+    pub fn holding_named(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> Option<Holding> {
+        let catalogue = self.catalogue();
+        let now = self.not_before(now);
+        let active = catalogue.limits.iter().find(|active| active.limit.id == limit)?;
+        let (tag, numbers) = active.cell_of(values, now)?;
+        self.holding_of((active.slot, tag), Some(numbers), now)
     }
 
     /// The same, of a cell that has these numbers, if it is not there.
@@ -219,6 +249,23 @@ impl Node {
     }
 }
 
+impl Active {
+    /// The cell that counts these values, and its numbers.
+    fn cell_of(&self, values: &Descriptor<'_>, now: Now) -> Option<(CellTag, u16)> {
+        let by = self.limit.by.iter();
+        let all: Option<Vec<_>> = by.map(|by| Some(by.canonical(values.value(by.key.as_bytes())?))).collect();
+        let tag = match all?.as_slice() {
+            [one] => self.tagger.one(one.bytes()),
+            all => self.tagger.all(all.iter().map(|value| value.bytes())),
+        };
+        if self.limit.separate().is_some() {
+            // There is a cell for each class.
+            return None;
+        }
+        Some((tag, self.numbers_of(self.limit.override_for(values, now.wall_ns), 0)))
+    }
+}
+
 impl Catalogue {
     /// The override whose numbers a cell has that an answer tells of; none where it has the limit's own.
     pub fn override_of(&self, answer: &LimitAnswer) -> Option<&Override> {
@@ -254,17 +301,7 @@ impl Node {
         let now = self.not_before(now);
         let is_it = |active: &&Active| active.limit.id == limit && active.is_in_force(now.wall_ns);
         let active = catalogue.limits.iter().find(is_it)?;
-        let by = active.limit.by.iter();
-        let all: Option<Vec<_>> = by.map(|by| Some(by.canonical(values.value(by.key.as_bytes())?))).collect();
-        let tag = match all?.as_slice() {
-            [one] => active.tagger.one(one.bytes()),
-            all => active.tagger.all(all.iter().map(|value| value.bytes())),
-        };
-        if active.limit.separate().is_some() {
-            // There is a cell for each class.
-            return None;
-        }
-        let numbers = active.numbers_of(active.limit.override_for(values, now.wall_ns), 0);
+        let (tag, numbers) = active.cell_of(values, now)?;
         let view = self.view_of((active.slot, tag), numbers, &catalogue, now)?;
         let window_ends_ns = match &view.algorithm {
             Algorithm::FixedWindow(window) => window.end_after(now.wall_ns, tag.salt()),

@@ -11,6 +11,7 @@ use crate::{
     serve::{HANDOVER_MAX, Listener, Port, Rounds, accept, work},
     service::{Service, StartError},
     warnings,
+    worker::Shared,
 };
 
 /// What a service that does not run on a machine of its own stands on, beside its store, clock and chance.
@@ -77,6 +78,7 @@ impl Service {
             sharing
         });
         let shared = Arc::clone(&self.shared);
+        let _end = End(Arc::clone(&shared));
         let (hand, hands) = mpsc::channel(HANDOVER_MAX);
         let working = tokio::spawn(work(Arc::clone(&shared), hands, Arc::default(), stopping.clone()));
         let connections = self.config.connections_max;
@@ -117,5 +119,14 @@ impl Service {
         self.close();
         warnings::tell(&shared);
         Ok(())
+    }
+}
+
+/// Where a service ends and its process does not: nothing of it is left.
+struct End(Arc<Shared>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.dismiss();
     }
 }

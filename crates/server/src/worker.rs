@@ -148,6 +148,11 @@ impl Shared {
         }
     }
 
+    /// Forgets every worker, whose hold on this would otherwise outlast whoever uses it.
+    pub(crate) fn dismiss(&self) {
+        self.workers.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     pub(crate) fn settings(&self) -> arc_swap::Guard<Arc<Settings>> {
         self.live.load()
     }

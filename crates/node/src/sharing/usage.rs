@@ -60,6 +60,10 @@ impl Sharing {
         self.returned.get(&limit).copied().unwrap_or(0)
     }
 
+    pub(crate) fn charged_in(&self) -> u64 {
+        self.charged_in
+    }
+
     pub(crate) fn charged(&self, writer: Writer, limit: LimitId) -> u64 {
         self.charged.get(&(writer, limit)).copied().unwrap_or(0)
     }

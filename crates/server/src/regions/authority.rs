@@ -282,9 +282,11 @@ impl Regions {
                 plan.limits(&before, &merged(&before, changed), now)?;
             }
             Order::TakeOver { is_fenced } => self.plan_take_over(&mut plan, version, *is_fenced)?,
-            Order::Add { region, weight } => self.plan_add(&mut plan, region, *weight, now)?,
+            Order::Add { region, weight } => self.plan_add(&mut plan, version, region, *weight, now)?,
             Order::Recover { region } => self.plan_recover(&mut plan, region, now)?,
-            Order::Evict { region, is_fenced } => self.plan_evict(&mut plan, region, *is_fenced, now)?,
+            Order::Evict { region, is_fenced } => {
+                self.plan_evict(&mut plan, version, region, *is_fenced, now)?;
+            }
             Order::Remove { region } => {
                 let member = self.other_member(&plan, region)?;
                 plan.draft.members.remove(&member.writer.region);
@@ -353,7 +355,14 @@ impl Regions {
         Ok(())
     }
 
-    fn plan_add(&self, plan: &mut Plan, region: &str, weight: u32, now: Now) -> Result<(), OrderFault> {
+    fn plan_add(
+        &self,
+        plan: &mut Plan,
+        version: &Version,
+        region: &str,
+        weight: u32,
+        now: Now,
+    ) -> Result<(), OrderFault> {
         check_weight(weight)?;
         let number = Region::named(region);
         if plan.draft.members.contains_key(&number) {
@@ -368,6 +377,10 @@ impl Regions {
                 .to_owned(),
         );
         plan.draft.members.insert(number, member);
+        // A node that has begun anew will never say that it gave up what it had before.
+        let is_before = |old: &Writer| old.node == writer.node && old.incarnation < writer.incarnation;
+        let before = leavers(version, number).filter(is_before);
+        plan.draft.fenced.extend(before.map(|old| fence(old, now)));
         Ok(())
     }
 
@@ -388,21 +401,37 @@ impl Regions {
             "if the disk that {region} had is put back and started, it is refused; what it lent and held is lost to it"
         ));
         plan.draft.members.insert(writer.region, self.member(writer, old.weight));
-        plan.draft.fenced.push(Fence { writer: old.writer, wall_ns: now.wall_ns });
+        plan.draft.fenced.push(fence(old.writer, now));
         Ok(())
     }
 
-    fn plan_evict(&self, plan: &mut Plan, region: &str, is_fenced: bool, now: Now) -> Result<(), OrderFault> {
-        let member = self.other_member(plan, region)?;
+    fn plan_evict(
+        &self,
+        plan: &mut Plan,
+        version: &Version,
+        region: &str,
+        is_fenced: bool,
+        now: Now,
+    ) -> Result<(), OrderFault> {
+        // One that was removed and is gone before it could say that it gave its share up is waited for, too.
+        let leavers: Vec<Writer> = leavers(version, Region::named(region)).collect();
+        let is_member = plan.draft.members.contains_key(&Region::named(region));
+        let member =
+            if is_member || leavers.is_empty() { Some(self.other_member(plan, region)?) } else { None };
         if !is_fenced {
             return Err(OrderFault::NotYet(format!(
                 "{region} keeps its share until you say that its node is gone: stop it, or cut it off from every \
                  caller, for good; then say --fenced. If it still answers anybody, limits are exceeded by its share"
             )));
         }
-        plan.draft.members.remove(&member.writer.region);
-        plan.draft.fenced.push(Fence { writer: member.writer, wall_ns: now.wall_ns });
-        plan.changes.push(format!("{} loses its share: weight {}", member.name, member.weight));
+        plan.draft.fenced.extend(leavers.into_iter().map(|writer| fence(writer, now)));
+        if let Some(member) = member {
+            plan.draft.members.remove(&member.writer.region);
+            plan.draft.fenced.push(fence(member.writer, now));
+            plan.changes.push(format!("{} loses its share: weight {}", member.name, member.weight));
+        } else {
+            plan.changes.push(format!("{region} is not waited for any more: it gave its share up"));
+        }
         plan.warnings.push(format!(
             "if {region} still answers anybody, limits are exceeded by its share; its disk is refused from then on"
         ));
@@ -497,6 +526,16 @@ pub(super) fn specs_of(version: &Version) -> Result<Vec<LimitSpec>, OrderFault> 
 
 fn bytes_of(specs: &[LimitSpec]) -> Result<Vec<u8>, OrderFault> {
     limits_to_bytes(specs).map_err(OrderFault::Invalid)
+}
+
+/// Writers of a region that were removed, and had not said that they gave their share up when the version was made.
+fn leavers(version: &Version, region: Region) -> impl Iterator<Item = Writer> + '_ {
+    version.leaving.iter().copied().filter(move |writer| writer.region == region)
+}
+
+/// The word of an operator that a writer does nothing any more.
+fn fence(writer: Writer, now: Now) -> Fence {
+    Fence { writer, wall_ns: now.wall_ns }
 }
 
 fn no_member(region: &str) -> OrderFault {

@@ -1,0 +1,62 @@
+//! Every question is answered by a node that runs: never with an error because a node cannot decide, and never too late because
+//! it waits for another region.
+
+use std::time::Duration;
+
+use super::Check;
+use crate::{
+    schedule::Fault,
+    world::{Answer, Said, World},
+};
+
+/// How long a caller takes to have a connection again after its node has begun.
+const CONNECTS: Duration = Duration::from_millis(2_500);
+
+/// Looks at questions without an answer.
+#[derive(Debug, Default)]
+pub struct AnswersCome {
+    /// When each region last did not run, or could not write.
+    out: Vec<Option<Duration>>,
+    /// Whose disk is full.
+    is_stuck: Vec<bool>,
+    /// The process that was last looked at.
+    processes: Vec<u64>,
+    read: usize,
+}
+
+impl Check for AnswersCome {
+    fn name(&self) -> &'static str {
+        "answers come"
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        self.out.resize(world.regions().len(), Some(Duration::ZERO));
+        self.is_stuck.resize(world.regions().len(), false);
+        self.processes.resize(world.regions().len(), 0);
+        for done in &world.done()[self.read..] {
+            self.read += 1;
+            match done.fault {
+                Fault::FillDisk(at) => self.is_stuck[at] = true,
+                Fault::ClearDisk(at) => self.is_stuck[at] = false,
+                Fault::Heal => self.is_stuck.fill(false),
+                _ => {}
+            }
+        }
+        for (place, region) in world.regions().iter().enumerate() {
+            let runs = region.process().is_some_and(|process| !process.is_draining());
+            let is_another =
+                std::mem::replace(&mut self.processes[place], region.processes()) != region.processes();
+            if !runs || is_another || region.is_asleep() || self.is_stuck[place] {
+                self.out[place] = Some(world.elapsed());
+            }
+        }
+        for answer in answers {
+            let Said::Nothing(why) = &answer.said else { continue };
+            if self.out[answer.place].is_none_or(|out| answer.asked > out + CONNECTS) {
+                let (name, asked) = (world.regions()[answer.place].name(), answer.asked);
+                return Err(format!("{name} runs, and did not answer what was asked at {asked:?}: {why}"));
+            }
+        }
+        Ok(())
+    }
+}

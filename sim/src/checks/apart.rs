@@ -1,0 +1,47 @@
+//! A check that does not look at what some regions answered.
+
+use super::Check;
+use crate::{
+    schedule::Place,
+    world::{Answer, World},
+};
+
+/// The check, and the regions that it leaves out.
+#[derive(Debug)]
+pub struct Apart<C> {
+    check: C,
+    places: Vec<Place>,
+}
+
+impl<C: Check> Apart<C> {
+    /// The check, without the answers of these regions.
+    pub fn new(check: C, places: &[Place]) -> Self {
+        Self { check, places: places.to_vec() }
+    }
+}
+
+impl<C: Check> Check for Apart<C> {
+    fn name(&self) -> &'static str {
+        self.check.name()
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        if self.places.is_empty() {
+            return self.check.look(world, answers);
+        }
+        let others = answers.iter().filter(|answer| !self.places.contains(&answer.place));
+        self.check.look(world, &others.cloned().collect::<Vec<_>>())
+    }
+
+    fn end(&mut self, world: &World) -> Result<(), String> {
+        self.check.end(world)
+    }
+
+    fn rest(&mut self, world: &World) -> Result<(), String> {
+        self.check.rest(world)
+    }
+
+    fn summary(&self) -> Vec<String> {
+        self.check.summary()
+    }
+}

@@ -1,0 +1,349 @@
+//! What is in force of every limit, by the orders that were given and the versions that regions have acknowledged.
+
+use std::{collections::BTreeMap, fmt};
+
+use acequia_limits::{
+    Limit,
+    limit::LimitSpec,
+    notation::{Rate, parse_duration_ns},
+};
+use acequia_rights::{Mark, Writer};
+
+use super::ns;
+use crate::{
+    schedule::{Command, Fault, Place},
+    world::{Done, World},
+};
+
+/// What a limit allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Numbers {
+    /// Units in a period, and the burst, or the queue.
+    Bucket { units: u64, period_ns: u64, burst: u64 },
+    /// Units from an edge to the next.
+    Window { limit: u64, window_ns: u64 },
+    /// Units in every stretch of a length.
+    Sliding { limit: u64, window_ns: u64 },
+}
+
+/// The numbers of every limit over time. One that is raised counts as soon as it is ordered, one that is lowered when
+/// nobody is bound by more any more.
+#[derive(Debug)]
+pub(crate) struct Budgets {
+    limits: BTreeMap<String, Series>,
+    floors: Vec<Floor>,
+    /// Writers that are gone, of which others may hold something: the last version that one acknowledged, and the one
+    /// since which nobody holds anything of it.
+    ghosts: Vec<(Mark, Option<Mark>)>,
+    /// Of the regions that an operator said are gone.
+    gone: Vec<bool>,
+    /// The version with which the present authority began.
+    epoch_began: Mark,
+    /// Orders that were read.
+    read: usize,
+    floor: Mark,
+    at_ns: u64,
+}
+
+/// The numbers of one limit.
+#[derive(Debug)]
+struct Series {
+    /// How the limit is written in a version, and in all later ones until the next.
+    specs: Vec<(Mark, LimitSpec)>,
+    /// What was ordered, by the version, and whether everybody who goes by a later one has heard of it.
+    issued: Vec<(Mark, Numbers, bool)>,
+    /// What is in force since when; never empty.
+    in_force: Vec<(u64, Numbers)>,
+}
+
+/// What one region is bound by.
+#[derive(Clone, Copy, Debug, Default)]
+struct Floor {
+    writer: Option<Writer>,
+    processes: u64,
+    adopted: Mark,
+    is_named: bool,
+    acked: Mark,
+}
+
+impl Budgets {
+    /// # Errors
+    /// A limit that cannot be judged.
+    pub(crate) fn new(limits: &[Limit], regions: usize) -> Result<Self, String> {
+        let series = |limit: &Limit| {
+            let first = Numbers::of(&limit.spec)?;
+            let (issued, in_force) = (vec![(Mark::default(), first, true)], vec![(0, first)]);
+            Ok((
+                limit.spec.name.clone(),
+                Series { specs: vec![(Mark::default(), limit.spec.clone())], issued, in_force },
+            ))
+        };
+        Ok(Self {
+            limits: limits.iter().map(series).collect::<Result<_, String>>()?,
+            floors: vec![Floor::default(); regions],
+            ghosts: Vec::new(),
+            gone: vec![false; regions],
+            epoch_began: Mark::default(),
+            read: 0,
+            floor: Mark::default(),
+            at_ns: 0,
+        })
+    }
+
+    /// Reads what was done, and what regions say of themselves. Says whether anything changed.
+    pub(crate) fn follow(&mut self, world: &World) -> bool {
+        let mut is_news = false;
+        for done in &world.done()[self.read..] {
+            self.read += 1;
+            is_news |= self.read_one(done);
+        }
+        for place in 0..self.floors.len() {
+            is_news |= self.learn(world, place);
+        }
+        if is_news {
+            let bound = (0..self.floors.len()).filter_map(|place| self.bound_by(place)).min();
+            if let Some(bound) = bound {
+                self.ghosts.retain(|(_, gone)| gone.is_none_or(|gone| bound < gone));
+                self.floor = self.ghosts.iter().map(|(floor, _)| *floor).fold(bound, Mark::min);
+            }
+            let (floor, times) = (self.floor, (self.at_ns, ns(world.elapsed())));
+            self.limits.values_mut().for_each(|series| series.renew(floor, times));
+        }
+        self.at_ns = ns(world.elapsed());
+        is_news
+    }
+
+    fn read_one(&mut self, done: &Done) -> bool {
+        let (Fault::Order(_, command), Some((before, after))) = (&done.fault, done.made) else {
+            return false;
+        };
+        match command {
+            Command::Budget { limit, numbers } => {
+                // An authority that another one has replaced, on an operator's word, may be heard by nobody.
+                let is_heard = after > self.epoch_began;
+                if let Some(series) = self.limits.get_mut(limit) {
+                    series.order((before, after), numbers, is_heard);
+                }
+            }
+            Command::TakeOver => {
+                // What the old one ordered after the last version that the new one knows, is none of its history.
+                let issued = self.limits.values_mut().flat_map(|series| &mut series.issued);
+                issued.filter(|(mark, ..)| *mark > before).for_each(|(.., is_heard)| *is_heard = false);
+                self.epoch_began = after;
+            }
+            Command::Evict(of) | Command::EvictAlive(of) => {
+                self.gone[*of] = true;
+                self.bury(*of, Some(after));
+            }
+            Command::Recover(_) => {
+                self.ghosts.iter_mut().for_each(|(_, gone)| *gone = gone.or(Some(after)));
+            }
+            Command::Add(of, _) => self.gone[*of] = false,
+            Command::Weight(..) | Command::Remove(_) => {}
+        }
+        true
+    }
+
+    fn learn(&mut self, world: &World, place: Place) -> bool {
+        let region = &world.regions()[place];
+        let Some(process) = region.process() else { return false };
+        let (adopted, acked) = process.node.marks();
+        let floor = self.floors[place];
+        if (region.processes(), adopted) == (floor.processes, floor.adopted) && acked <= floor.acked {
+            return false;
+        }
+        let Some(writer) = process.node.membership(process.clock.now()).map(|membership| membership.writer)
+        else {
+            return false;
+        };
+        if floor.writer.is_some_and(|before| before != writer) {
+            self.bury(place, None);
+        }
+        let version = process.node.version();
+        let member = version.as_ref().and_then(|version| version.members.get(&writer.region));
+        let acked = self.floors[place].acked.max(acked);
+        let (writer, processes, is_named) =
+            (Some(writer), region.processes(), member.map(|it| it.writer) == Some(writer));
+        self.floors[place] = Floor { writer, processes, adopted, is_named, acked };
+        true
+    }
+
+    /// The writer that a region had is gone.
+    fn bury(&mut self, place: Place, gone: Option<Mark>) {
+        if let Some(floor) = self.bound_by(place) {
+            self.ghosts.push((floor, gone));
+        }
+        self.floors[place].acked = Mark::default();
+    }
+
+    /// The version that a region is bound by, unless it has nothing.
+    fn bound_by(&self, place: Place) -> Option<Mark> {
+        let floor = self.floors[place];
+        let has_left = floor.adopted != Mark::default() && !floor.is_named && floor.acked >= floor.adopted;
+        (floor.acked != Mark::default() && !has_left).then_some(floor.acked)
+    }
+
+    /// Whether a region has a share by the version that it goes by.
+    pub(crate) fn is_named(&self, place: Place) -> bool {
+        self.floors[place].is_named
+    }
+
+    /// Whether an operator said that a region is gone: what it does nevertheless, nobody promised.
+    pub(crate) fn is_gone(&self, place: Place) -> bool {
+        self.gone[place]
+    }
+
+    /// What is in force of a limit.
+    pub(crate) fn now(&self, limit: &str) -> Option<Numbers> {
+        Some(self.limits.get(limit)?.in_force.last()?.1)
+    }
+
+    /// What came into force of a limit after so many changes, and when.
+    pub(crate) fn changes(&self, limit: &str, after: usize) -> &[(u64, Numbers)] {
+        self.limits.get(limit).and_then(|series| series.in_force.get(after..)).unwrap_or_default()
+    }
+
+    /// The most that was in force of a limit at any time since an instant.
+    pub(crate) fn most_since(&self, limit: &str, since_ns: u64) -> Option<Numbers> {
+        let in_force = &self.limits.get(limit)?.in_force;
+        let before = in_force.partition_point(|(from_ns, _)| *from_ns <= since_ns).saturating_sub(1);
+        in_force[before..].iter().map(|(_, numbers)| *numbers).reduce(Numbers::or_more)
+    }
+}
+
+impl Series {
+    fn order(&mut self, (before, after): (Mark, Mark), numbers: &[(String, String)], is_heard: bool) {
+        let known = self.specs.iter().filter(|(mark, _)| *mark <= before).max_by_key(|(mark, _)| *mark);
+        let Some(Ok(spec)) = known.map(|(_, spec)| ordered(spec, numbers)) else { return };
+        if let Ok(numbers) = Numbers::of(&spec) {
+            self.issued.push((after, numbers, is_heard));
+            self.specs.push((after, spec));
+        }
+    }
+
+    /// Whatever changed did so between two instants.
+    fn renew(&mut self, floor: Mark, (after_ns, before_ns): (u64, u64)) {
+        let replaced = self.issued.iter().filter(|(mark, _, is_heard)| *is_heard && *mark <= floor);
+        if let Some(since) = replaced.map(|(mark, ..)| *mark).max() {
+            self.issued.retain(|(mark, ..)| *mark >= since);
+        }
+        let most = self.issued.iter().map(|(_, numbers, _)| *numbers).reduce(Numbers::or_more);
+        let (Some(most), Some((_, last))) = (most, self.in_force.last().copied()) else { return };
+        let raised = last.or_more(most);
+        if raised != last {
+            self.in_force.push((after_ns, raised));
+        }
+        if raised != most {
+            self.in_force.push((before_ns, most));
+        }
+    }
+}
+
+impl Numbers {
+    fn of(spec: &LimitSpec) -> Result<Self, String> {
+        let bucket = |rate: &str, burst| {
+            let (units, period_ns) = rate_of(rate)?;
+            Ok(Self::Bucket { units, period_ns, burst })
+        };
+        if let Some(it) = &spec.token_bucket {
+            return bucket(&it.rate, it.burst);
+        }
+        if let Some(it) = &spec.leaky_bucket {
+            return bucket(&it.rate, it.queue);
+        }
+        if let Some(it) = spec.fixed_window.as_ref().filter(|it| !it.stagger) {
+            return Ok(Self::Window { limit: it.limit, window_ns: parse_duration_ns(&it.window)? });
+        }
+        if let Some(it) = spec.sliding_window.as_ref().filter(|it| !it.approximate) {
+            return Ok(Self::Sliding { limit: it.limit, window_ns: parse_duration_ns(&it.window)? });
+        }
+        Err(format!("limit {}: calendars, edges of cells' own and approximations are not judged", spec.name))
+    }
+
+    /// The larger ones of each kind.
+    fn or_more(self, other: Self) -> Self {
+        match (self, other) {
+            (
+                Self::Bucket { units, period_ns, burst },
+                Self::Bucket { units: others, period_ns: theirs, burst: most },
+            ) => {
+                let is_faster =
+                    u128::from(others) * u128::from(period_ns) > u128::from(units) * u128::from(theirs);
+                let (units, period_ns) = if is_faster { (others, theirs) } else { (units, period_ns) };
+                Self::Bucket { units, period_ns, burst: burst.max(most) }
+            }
+            (Self::Window { limit, window_ns }, Self::Window { limit: other, .. }) => {
+                Self::Window { limit: limit.max(other), window_ns }
+            }
+            (Self::Sliding { limit, window_ns }, Self::Sliding { limit: other, .. }) => {
+                Self::Sliding { limit: limit.max(other), window_ns }
+            }
+            (one, _) => one,
+        }
+    }
+
+    /// Units that a cell holds at once.
+    pub(crate) fn capacity(self) -> u64 {
+        match self {
+            Self::Bucket { burst, .. } => burst,
+            Self::Window { limit, .. } | Self::Sliding { limit, .. } => limit,
+        }
+    }
+}
+
+impl fmt::Display for Numbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = |ns: &u64| *ns as f64 / 1e9;
+        match self {
+            Self::Bucket { units, period_ns: 1_000_000_000, burst } => {
+                write!(f, "{units}/s and a burst of {burst}")
+            }
+            Self::Bucket { units, period_ns, burst } => {
+                write!(f, "{units}/{}s and a burst of {burst}", seconds(period_ns))
+            }
+            Self::Window { limit, window_ns } => write!(f, "{limit} in {:.0} s", seconds(window_ns)),
+            Self::Sliding { limit, window_ns } => write!(f, "{limit} in any {:.0} s", seconds(window_ns)),
+        }
+    }
+}
+
+/// Units, and the period in nanoseconds.
+fn rate_of(text: &str) -> Result<(u64, u64), String> {
+    Rate::parse(text)?;
+    let unread = || format!("{text} is no rate");
+    let (units, period) = text.split_once('/').ok_or_else(unread)?;
+    let units = units.trim().replace('_', "").parse().map_err(|_| unread())?;
+    let period = period.trim();
+    let whole = if period.starts_with(|c: char| c.is_ascii_digit()) {
+        period.to_owned()
+    } else {
+        format!("1{period}")
+    };
+    Ok((units, parse_duration_ns(&whole)?))
+}
+
+/// The limit as it is written after an order.
+fn ordered(spec: &LimitSpec, numbers: &[(String, String)]) -> Result<LimitSpec, String> {
+    let mut spec = spec.clone();
+    for (name, value) in numbers {
+        let units = || value.parse().map_err(|_| format!("{value} is no number"));
+        match name.as_str() {
+            "rate" => {
+                spec.token_bucket.iter_mut().for_each(|it| it.rate.clone_from(value));
+                spec.leaky_bucket.iter_mut().for_each(|it| it.rate.clone_from(value));
+            }
+            "burst" => {
+                spec.token_bucket.iter_mut().try_for_each(|it| units().map(|units| it.burst = units))?
+            }
+            "queue" => {
+                spec.leaky_bucket.iter_mut().try_for_each(|it| units().map(|units| it.queue = units))?
+            }
+            "limit" => {
+                spec.fixed_window.iter_mut().try_for_each(|it| units().map(|units| it.limit = units))?;
+                spec.sliding_window.iter_mut().try_for_each(|it| units().map(|units| it.limit = units))?;
+            }
+            other => return Err(format!("a budget has no {other}")),
+        }
+    }
+    Ok(spec)
+}

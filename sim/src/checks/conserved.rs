@@ -1,0 +1,210 @@
+//! Conservation: what all regions may use of a cell, together, is never more than what is in force, whatever was lent, given,
+//! lost, raised or lowered. A region that is down still has what it had: nobody else may use it.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::{Limit, Part, RATE_PARTS};
+use acequia_node::Holding;
+use acequia_rights::Region as Rights;
+
+use super::{
+    Check,
+    budgets::{Budgets, Numbers},
+    never_over::cell_of,
+    ns,
+};
+use crate::{
+    demand::Question,
+    scenarios::Plan,
+    schedule::{Fault, Place},
+    world::{Answer, Region, Said, World},
+};
+
+/// A look costs a microsecond for each region and cell. What is lent travels for longer than this.
+const EVERY_MS: u64 = 5;
+/// Cells of one limit that are weighed, one of them each time.
+const CELLS_MAX: usize = 64;
+
+/// Weighs the parts of cells.
+#[derive(Debug)]
+pub struct Conserved {
+    limits: Vec<Watched>,
+    budgets: Budgets,
+    /// Regions that are not weighed: those of the plan, and those that went on with an old disk. What such a one lent since, it does
+    /// not know, until it hears of the others that it is another one now.
+    apart: Vec<Place>,
+    /// Faults that were read.
+    read: usize,
+    looks: u64,
+}
+
+#[derive(Debug)]
+struct Watched {
+    limit: Limit,
+    cells: Vec<(String, Weighed)>,
+    next: usize,
+}
+
+#[derive(Debug)]
+struct Weighed {
+    asked: Question,
+    /// What each region had when it was last seen.
+    seen: Vec<Holding>,
+}
+
+impl Conserved {
+    /// For these limits.
+    ///
+    /// # Errors
+    /// A limit that it cannot judge.
+    pub fn new(limits: &[Limit], plan: &Plan) -> Result<Self, String> {
+        let watched = |limit: &Limit| Watched { limit: limit.clone(), cells: Vec::new(), next: 0 };
+        let (budgets, limits) = (Budgets::new(limits, plan.regions)?, limits.iter().map(watched).collect());
+        Ok(Self { limits, budgets, apart: plan.apart.clone(), read: 0, looks: 0 })
+    }
+
+    /// A machine whose disk is another one now is another region.
+    fn forget_disks(&mut self, world: &World) {
+        for done in &world.done()[self.read..] {
+            self.read += 1;
+            let (Fault::LoseDisk(at) | Fault::RestoreDisk(at)) = done.fault else { continue };
+            if let Fault::RestoreDisk(at) = done.fault {
+                self.apart.push(at);
+            }
+            let cells = self.limits.iter_mut().flat_map(|watched| &mut watched.cells);
+            cells.for_each(|(_, weighed)| weighed.seen[at] = Holding::default());
+        }
+    }
+}
+
+impl Watched {
+    fn meet(&mut self, question: &Question, regions: usize) {
+        let name = cell_of(&self.limit, question);
+        if self.cells.len() < CELLS_MAX && self.cells.iter().all(|(known, _)| *known != name) {
+            let seen = vec![Holding::default(); regions];
+            self.cells.push((name, Weighed { asked: question.clone(), seen }));
+        }
+    }
+
+    /// Weighs the next cell.
+    fn weigh(&mut self, world: &World, budgets: &Budgets, apart: &[Place]) -> Result<(), String> {
+        let name = &self.limit.spec.name;
+        let Some(in_force) = budgets.now(name) else { return Ok(()) };
+        if self.cells.is_empty() {
+            return Ok(());
+        }
+        self.next = (self.next + 1) % self.cells.len();
+        let (cell, weighed) = &mut self.cells[self.next];
+        let (mut rate, mut units) = (0, 0);
+        let mut windows: BTreeMap<u64, u64> = BTreeMap::new();
+        for (place, region) in world.regions().iter().enumerate() {
+            if budgets.is_gone(place) || apart.contains(&place) {
+                continue;
+            }
+            // What a process that sleeps says of itself is what was when it fell asleep.
+            let awake = region.process().filter(|_| !region.is_asleep());
+            let holding = awake.map(|process| {
+                let now = process.clock.now();
+                let holding =
+                    weighed.asked.with(|values| process.node.holding_named(self.limit.id, values, now));
+                holding.unwrap_or_default()
+            });
+            let is_there = holding.is_some();
+            let holding = holding.unwrap_or_else(|| without_held(weighed.seen[place]));
+            weighed.seen[place] = holding;
+            rate += u64::from(holding.effective.rate);
+            if let Numbers::Window { .. } = in_force {
+                // Of one that is down nobody knows which window it would open.
+                if is_there && holding.window_ns > 0 {
+                    *windows.entry(holding.window_ns).or_default() += holding.effective.units;
+                    if holding.next_window_ns > 0 {
+                        *windows.entry(holding.next_window_ns).or_default() += holding.next_units;
+                    }
+                }
+            } else {
+                units += holding.effective.units;
+            }
+        }
+        let now_ns = ns(world.elapsed());
+        let bound = match in_force {
+            // One that opened under a larger budget keeps it.
+            Numbers::Window { window_ns, .. } => {
+                budgets.most_since(name, now_ns.saturating_sub(2 * window_ns))
+            }
+            _ => budgets.most_since(name, now_ns),
+        };
+        let (most, bound) =
+            (windows.into_values().fold(units, u64::max), bound.map_or(u64::MAX, Numbers::capacity));
+        let unseen = if most > bound || rate > u64::from(RATE_PARTS) {
+            lent_unseen(world, (&self.limit, &weighed.asked), &weighed.seen)
+        } else {
+            Part::default()
+        };
+        let (most, rate) = (most - unseen.units, rate - u64::from(unseen.rate));
+        if most > bound || rate > u64::from(RATE_PARTS) {
+            let all: Vec<_> =
+                world.regions().iter().zip(&weighed.seen).map(|(region, has)| (region.name(), has)).collect();
+            return Err(format!(
+                "limit {name}, cell [{cell}]: parts of {most} units of {bound}, and {rate} of {RATE_PARTS} of the rate: {all:?}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What regions that are down may have lent between the last look at them and their end: what others hold of them, as far as
+/// it was counted as theirs.
+fn lent_unseen(world: &World, (limit, asked): (&Limit, &Question), seen: &[Holding]) -> Part {
+    let mut unseen = Part::default();
+    let is_down = |region: &Region| region.process().is_none() || region.is_asleep();
+    for (down, has) in world.regions().iter().zip(seen).filter(|(region, _)| is_down(region)) {
+        let of = Rights::named(down.name());
+        let mut held = Part::default();
+        for process in world.regions().iter().filter(|region| !is_down(region)).filter_map(Region::process) {
+            let now = process.clock.now();
+            let cell = asked.with(|values| process.node.cell_named(limit.id, values, now));
+            let loans = cell.map_or_else(Vec::new, |cell| cell.view.loans);
+            for loan in loans.iter().filter(|loan| !loan.is_lent && loan.peer.region == of) {
+                held.rate += loan.part.rate;
+                held.units += loan.part.units;
+            }
+        }
+        // Of a window nothing is counted of one that is down.
+        let units = if has.window_ns > 0 { 0 } else { has.effective.units };
+        unseen.rate += held.rate.min(has.effective.rate);
+        unseen.units += held.units.min(units);
+    }
+    unseen
+}
+
+/// What a region that is down has left: what it borrowed ends.
+fn without_held(mut holding: Holding) -> Holding {
+    holding.effective.rate = holding.effective.rate.saturating_sub(holding.held.rate);
+    holding.effective.units = holding.effective.units.saturating_sub(holding.held.units);
+    holding.held = Default::default();
+    holding
+}
+
+impl Check for Conserved {
+    fn name(&self) -> &'static str {
+        "conserved"
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        self.budgets.follow(world);
+        self.forget_disks(world);
+        for answer in answers {
+            let Said::Allowed(limits) = &answer.said else { continue };
+            for (name, _) in limits {
+                let watched = self.limits.iter_mut().find(|watched| watched.limit.spec.name == *name);
+                watched.into_iter().for_each(|watched| watched.meet(&answer.question, world.regions().len()));
+            }
+        }
+        self.looks += 1;
+        if !self.looks.is_multiple_of(EVERY_MS) {
+            return Ok(());
+        }
+        let Self { limits, budgets, apart, .. } = self;
+        limits.iter_mut().try_for_each(|watched| watched.weigh(world, budgets, apart))
+    }
+}

@@ -1,0 +1,116 @@
+//! Never over by the nodes' own counts: what all regions say that they charged, answered or not, is within each limit. Of limits
+//! with one cell, since a node counts by limit.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::Limit;
+use acequia_rights::Writer;
+
+use super::{
+    Check,
+    budgets::{Budgets, Numbers},
+    judges::{Admitted, Clocks, Judge},
+    ns,
+};
+use crate::{
+    scenarios::Plan,
+    schedule::Place,
+    world::{Answer, World},
+};
+
+const EVERY_MS: u64 = 5;
+
+/// Counts what nodes charged.
+#[derive(Debug)]
+pub struct NeverChargedOver {
+    clocks: Clocks,
+    budgets: Budgets,
+    limits: Vec<Watched>,
+    regions: Vec<Seen>,
+    apart: Vec<Place>,
+    looks: u64,
+}
+
+#[derive(Debug)]
+struct Watched {
+    limit: Limit,
+    judge: Judge,
+    changes: usize,
+    /// By writer, what it had charged in all, and when that was last seen to grow.
+    charged: BTreeMap<Writer, (u64, u64)>,
+}
+
+/// A region's process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    processes: u64,
+    writer: Option<Writer>,
+    begun_ns: u64,
+}
+
+impl NeverChargedOver {
+    /// For these limits.
+    ///
+    /// # Errors
+    /// A limit that it cannot judge.
+    pub fn new(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Self, String> {
+        let budgets = Budgets::new(limits, plan.regions)?;
+        let watched = |limit: &Limit| {
+            let judge = Judge::new(budgets.now(&limit.spec.name)?);
+            let is_one_cell = limit.by.is_empty() && limit.classes.is_none();
+            is_one_cell.then(|| Watched { limit: limit.clone(), judge, changes: 1, charged: BTreeMap::new() })
+        };
+        let limits = limits.iter().filter_map(watched).collect();
+        let (regions, apart) = (vec![Seen::default(); plan.regions], plan.apart.clone());
+        Ok(Self { clocks, budgets, limits, regions, apart, looks: 0 })
+    }
+}
+
+impl Check for NeverChargedOver {
+    fn name(&self) -> &'static str {
+        "never charged over"
+    }
+
+    fn look(&mut self, world: &World, _: &[Answer]) -> Result<(), String> {
+        if self.budgets.follow(world) {
+            for watched in &mut self.limits {
+                for (at_ns, in_force) in self.budgets.changes(&watched.limit.spec.name, watched.changes) {
+                    watched.changes += 1;
+                    watched.judge.change(*at_ns, *in_force);
+                }
+            }
+        }
+        self.looks += 1;
+        if !self.looks.is_multiple_of(EVERY_MS) {
+            return Ok(());
+        }
+        let now_ns = ns(world.elapsed());
+        for (place, region) in world.regions().iter().enumerate() {
+            let Some(process) = region.process() else { continue };
+            let seen = &mut self.regions[place];
+            if seen.processes != region.processes() {
+                let writer = process.node.membership(process.clock.now()).map(|membership| membership.writer);
+                *seen = Seen { processes: region.processes(), writer, begun_ns: now_ns };
+            }
+            let Some(writer) = seen.writer.filter(|_| !self.apart.contains(&place)) else { continue };
+            for watched in &mut self.limits {
+                let charged = process.node.charged_by(writer, watched.limit.id);
+                let (before, grown_ns) = watched.charged.entry(writer).or_insert((0, 0));
+                if charged <= *before {
+                    continue;
+                }
+                let (units, asked_ns) = (charged - *before, (*grown_ns).max(seen.begun_ns));
+                (*before, *grown_ns) = (charged, now_ns);
+                let admitted = Admitted { asked_ns, answered_ns: now_ns, units };
+                let name = &watched.limit.spec.name;
+                let most =
+                    |since_ns| self.budgets.most_since(name, since_ns).map_or(u64::MAX, Numbers::capacity);
+                let over = watched.judge.admit(admitted, self.clocks, most);
+                if over > 0 {
+                    return Err(format!("limit {name}: regions charged {over} units more than is in force"));
+                }
+            }
+        }
+        Ok(())
+    }
+}

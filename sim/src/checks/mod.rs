@@ -1,0 +1,120 @@
+//! What must hold. A check looks at the world after every step, and once more at the end; what it finds is a bug.
+//!
+//! | | Invariant | Where it is checked |
+//! |---|---|---|
+//! | I1 | admitted in a window is within its limit | [`NeverOver`] by answers, in true windows and by the nodes' own labels; [`NeverChargedOver`] by the nodes' counts |
+//! | I2 | no region's rights are below zero | [`Conserved`]: a part that is lent twice is a part too many; asserted inside `crates/rights` |
+//! | I3 | what is known of a row is at most the row | [`RowsGrow`]; of versions, [`OneWord`] |
+//! | I4 | rights as they are seen are at most the true ones | follows from I3 and I5; `tests/ring`, check `parts` |
+//! | I5 | rights are conserved | [`Conserved`]: the parts of all regions, down or not, are within what is in force |
+//! | I6 | rows are monotone, across restarts too | [`RowsGrow`] |
+//! | I7 | one true bucket, fed with all admissions, is never below zero | [`NeverOver`], also if all that is left were asked for at once; [`NeverChargedOver`] |
+//! | I8 | rates and bursts of all regions are within the whole, and so is what is in them | [`Conserved`]; what is in them, [`NeverOver`] |
+//! | I9 | any stretch of a sliding window is within the limit | [`NeverOver`], [`NeverChargedOver`]; what is lent of it, [`Conserved`] |
+//! | I10 | true windows hold while clocks are as good as is promised | [`NeverOver`]: no margin unless the schedule breaks the promise ([`Clocks::beyond`]) |
+//! | I11 | nothing is spent by whom is closed, nor of loans that ended | [`OnlyOwnersAdmit`], [`Conserved`] |
+//! | I12 | standing shares move from windows on that the giver has not opened | [`Conserved`], window by window; `crates/rights` |
+//! | I13 | nothing has an effect before it is durable | [`RowsGrow`]: nobody knows of more than is on the disk; of loans and gifts, [`Conserved`] after a crash |
+//! | I14 | leases of callers are within what was set apart | callers of a world take none: `tests/ring`, `crates/node` |
+//! | I15 | after healing all views are equal | [`AllSettles`]; that nobody is waited for, [`NobodyWaits`] |
+//! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
+//! | I17 | utilisation is as promised | `tests/ring` (utilisation); a run says its own ([`Check::summary`]) |
+//! | I18 | donors keep their reserve | policy, which no bound rests on: `crates/node`, `policy.rs` |
+//! | I19 | messages are bounded | a run counts packets and bytes; `crates/node` bounds them by construction |
+//! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
+
+mod answers;
+mod apart;
+mod budgets;
+mod conserved;
+mod counted;
+mod judges;
+mod never_over;
+mod one_word;
+mod owner;
+mod rows;
+mod service;
+mod settles;
+
+use std::time::Duration;
+
+use acequia_limits::Limit;
+
+pub use self::{
+    answers::AnswersCome,
+    apart::Apart,
+    conserved::Conserved,
+    counted::NeverChargedOver,
+    judges::Clocks,
+    never_over::NeverOver,
+    one_word::OneWord,
+    owner::OnlyOwnersAdmit,
+    rows::RowsGrow,
+    service::ServiceResumes,
+    settles::{AllSettles, NobodyWaits},
+};
+use crate::{
+    scenarios::Plan,
+    world::{Answer, World},
+};
+
+/// Something that must hold.
+pub trait Check {
+    /// Its name.
+    fn name(&self) -> &'static str;
+
+    /// Looks after a step. `answers` came in it.
+    ///
+    /// # Errors
+    /// What does not hold, in words.
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String>;
+
+    /// Looks once more when the time is over.
+    ///
+    /// # Errors
+    /// What does not hold, in words.
+    fn end(&mut self, _: &World) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Looks when nobody has asked anything for a while, again and again for [`REST_MAX`].
+    ///
+    /// # Errors
+    /// What does not hold, in words.
+    fn rest(&mut self, _: &World) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// What is worth a line in a summary.
+    fn summary(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// How long it may take at the end, when nobody asks anything any more, until all has come to rest: longer than a loan lasts and
+/// than rows take to be compared, and than a bucket takes to drain whose rate was lent and has come back.
+pub const REST_MAX: Duration = Duration::from_secs(600);
+
+/// All of them, for a run of a plan.
+///
+/// # Errors
+/// A limit that cannot be judged.
+pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn Check>>, String> {
+    let regions = plan.regions;
+    Ok(vec![
+        Box::new(Apart::new(NeverOver::new(limits, clocks, regions, &plan.apart)?, &plan.apart)),
+        Box::new(NeverChargedOver::new(limits, clocks, plan)?),
+        Box::new(Conserved::new(limits, plan)?),
+        Box::new(RowsGrow::new(limits, regions)),
+        Box::new(OnlyOwnersAdmit::new(limits, regions)?),
+        Box::new(OneWord::default()),
+        Box::new(AnswersCome::default()),
+        Box::new(ServiceResumes::new(plan)),
+        Box::new(AllSettles::new(limits, plan)),
+    ])
+}
+
+/// Nanoseconds since the start.
+fn ns(at: Duration) -> u64 {
+    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,203 @@
+//! Never over: what all callers of all regions were allowed is within each limit, over every interval and in every window,
+//! however the admissions between a question and its answer are dated. Nor would it be over if all that every region has left
+//! were asked for at this moment.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::Limit;
+
+use super::{
+    Check,
+    budgets::{Budgets, Numbers},
+    judges::{Admitted, Clocks, Judge, Labels},
+    ns,
+};
+use crate::{
+    demand::Question,
+    schedule::{Fault, Place},
+    world::{Answer, Region, Said, World},
+};
+
+/// Counts what callers were allowed.
+#[derive(Debug)]
+pub struct NeverOver {
+    clocks: Clocks,
+    budgets: Budgets,
+    limits: BTreeMap<String, Watched>,
+    apart: Vec<Place>,
+    /// Faults that were read.
+    read: usize,
+    looked_ns: u64,
+    looks: usize,
+}
+
+/// How often it is looked at what would be if all that is left were asked for.
+const DRAINED_EVERY_MS: usize = 20;
+
+/// One limit, by what its cells are known by.
+#[derive(Debug)]
+struct Watched {
+    limit: Limit,
+    cells: BTreeMap<String, Cell>,
+    /// Changes of its numbers that its cells know of.
+    changes: usize,
+    admitted: u64,
+}
+
+#[derive(Debug)]
+struct Cell {
+    asked: Question,
+    judge: Judge,
+    labels: Labels,
+}
+
+impl NeverOver {
+    /// For these limits.
+    ///
+    /// # Errors
+    /// A limit that it cannot judge.
+    pub fn new(limits: &[Limit], clocks: Clocks, regions: usize, apart: &[Place]) -> Result<Self, String> {
+        let watched = |limit: &Limit| {
+            let watched = Watched { limit: limit.clone(), cells: BTreeMap::new(), changes: 1, admitted: 0 };
+            (limit.spec.name.clone(), watched)
+        };
+        let (limits, budgets) = (limits.iter().map(watched).collect(), Budgets::new(limits, regions)?);
+        Ok(Self { clocks, budgets, limits, apart: apart.to_vec(), read: 0, looked_ns: 0, looks: 0 })
+    }
+
+    fn admit(&mut self, world: &World, answer: &Answer, name: &str, units: u64) -> Result<(), String> {
+        let (Some(watched), Some(in_force)) = (self.limits.get_mut(name), self.budgets.now(name)) else {
+            return Ok(());
+        };
+        let key = cell_of(&watched.limit, &answer.question);
+        let cell = watched.cells.entry(key.clone());
+        let cell = cell.or_insert_with(|| Cell {
+            asked: answer.question.clone(),
+            judge: Judge::new(in_force),
+            labels: Labels::default(),
+        });
+        watched.admitted += units;
+        let admitted = Admitted { asked_ns: ns(answer.asked), answered_ns: ns(answer.answered), units };
+        let most = |since_ns| self.budgets.most_since(name, since_ns).map_or(u64::MAX, Numbers::capacity);
+        let mut over = cell.judge.admit(admitted, self.clocks, most);
+        if let Numbers::Window { window_ns, .. } = in_force
+            && let Some(end_ns) = window_of(world, answer, &watched.limit)
+        {
+            let sum = cell.labels.admit((answer.place, end_ns), admitted);
+            over = over.max(sum.saturating_sub(most(admitted.asked_ns.saturating_sub(2 * window_ns))));
+        }
+        if over > 0 {
+            Err(format!("limit {name}: {over} units over {in_force} in the cell [{key}]"))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Watched {
+    /// Asks in thought for all that is left of a cell.
+    fn drain(
+        &self,
+        world: &World,
+        looks: usize,
+        (budgets, clocks, apart): (&Budgets, Clocks, &[Place]),
+    ) -> Result<(), String> {
+        let cell = self.cells.iter().nth(looks % self.cells.len().max(1));
+        let (Some((key, cell)), Some(in_force)) = (cell, budgets.now(&self.limit.spec.name)) else {
+            return Ok(());
+        };
+        if let Numbers::Window { .. } = in_force {
+            return Ok(());
+        }
+        let has_left = |(place, region): (Place, &Region)| {
+            let process = region.process().filter(|_| !apart.contains(&place) && !region.is_asleep())?;
+            let (now, limit) = (process.clock.now(), self.limit.id);
+            // Until a loan that has ended is settled, which is before anything is charged, what is left is not known.
+            let is_due = cell.asked.with(|values| process.node.is_due(limit, values, now));
+            let holding = cell.asked.with(|values| process.node.holding_named(limit, values, now));
+            holding.filter(|_| !is_due).map(|holding| holding.left)
+        };
+        let left: Vec<u64> = world.regions().iter().enumerate().filter_map(has_left).collect();
+        let (now_ns, units) = (ns(world.elapsed()), left.iter().sum());
+        let admitted = Admitted { asked_ns: now_ns, answered_ns: now_ns, units };
+        let over = cell.judge.clone().admit(admitted, clocks, |_| u64::MAX);
+        if over > 0 {
+            let name = &self.limit.spec.name;
+            return Err(format!(
+                "limit {name}: {left:?} units are left of {in_force} in the cell [{key}], {over} too many"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The end of the window that the node has open which gave the answer.
+fn window_of(world: &World, answer: &Answer, limit: &Limit) -> Option<u64> {
+    let process = world.regions()[answer.place].process()?;
+    let holding =
+        answer.question.with(|values| process.node.holding_named(limit.id, values, process.clock.now()))?;
+    Some(holding.window_ns).filter(|end_ns| *end_ns > 0)
+}
+
+impl Check for NeverOver {
+    fn name(&self) -> &'static str {
+        "never over"
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        for done in &world.done()[self.read..] {
+            self.read += 1;
+            // One on an old disk does not know what it lent, until it hears of it.
+            if let Fault::RestoreDisk(at) = done.fault {
+                self.apart.push(at);
+            }
+        }
+        if self.budgets.follow(world) {
+            for (name, watched) in &mut self.limits {
+                for (at_ns, in_force) in self.budgets.changes(name, watched.changes) {
+                    watched.changes += 1;
+                    watched.cells.values_mut().for_each(|cell| cell.judge.change(*at_ns, *in_force));
+                }
+            }
+        }
+        for answer in answers {
+            let Said::Allowed(limits) = &answer.said else { continue };
+            limits.iter().try_for_each(|(name, units)| self.admit(world, answer, name, *units))?;
+        }
+        self.looked_ns = ns(world.elapsed());
+        self.looks += 1;
+        if !self.looks.is_multiple_of(DRAINED_EVERY_MS) {
+            return Ok(());
+        }
+        let (looks, by) = (self.looks / DRAINED_EVERY_MS, (&self.budgets, self.clocks, &self.apart[..]));
+        self.limits.values().try_for_each(|watched| watched.drain(world, looks, by))
+    }
+
+    fn summary(&self) -> Vec<String> {
+        let line = |(name, watched): (&String, &Watched)| {
+            let (in_force, passed_ns) = (self.budgets.now(name)?, u128::from(self.looked_ns));
+            let times = |window_ns: u64| passed_ns / u128::from(window_ns) + 1;
+            let allows = match in_force {
+                Numbers::Bucket { units, period_ns, burst } => {
+                    u128::from(units) * passed_ns / u128::from(period_ns) + u128::from(burst)
+                }
+                Numbers::Window { limit, window_ns } | Numbers::Sliding { limit, window_ns } => {
+                    u128::from(limit) * times(window_ns)
+                }
+            };
+            let (cells, admitted) = (watched.cells.len().max(1), watched.admitted);
+            let part = admitted as f64 * 100.0 / (allows * cells as u128) as f64;
+            Some(format!(
+                "{name}: {admitted} units admitted in {cells} cells of {in_force}: {part:.0} % of what they allow"
+            ))
+        };
+        self.limits.iter().filter_map(line).collect()
+    }
+}
+
+/// A cell's name among those of its limit.
+pub(super) fn cell_of(limit: &Limit, question: &Question) -> String {
+    let is_by = |key: &String| limit.by.iter().any(|by| by.key == *key);
+    let of = question.entries.iter().filter(|(key, _)| is_by(key));
+    of.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,67 @@
+//! A region that owns nothing admits nothing: neither its own share, for it has none, nor what it would hold of others.
+
+use super::{Check, budgets::Budgets};
+use crate::world::{Answer, Said, World};
+use acequia_limits::Limit;
+use std::time::Duration;
+
+/// Looks at what regions admit that no version names.
+#[derive(Debug)]
+pub struct OnlyOwnersAdmit {
+    limits: Vec<Limit>,
+    budgets: Budgets,
+    /// Since when each region has had no share, by the version that it goes by.
+    nothing_since: Vec<Option<Duration>>,
+}
+
+impl OnlyOwnersAdmit {
+    /// For these limits.
+    ///
+    /// # Errors
+    /// A limit that cannot be judged.
+    pub fn new(limits: &[Limit], regions: usize) -> Result<Self, String> {
+        let budgets = Budgets::new(limits, regions)?;
+        Ok(Self { limits: limits.to_vec(), budgets, nothing_since: vec![Some(Duration::ZERO); regions] })
+    }
+}
+
+impl Check for OnlyOwnersAdmit {
+    fn name(&self) -> &'static str {
+        "only owners admit"
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        self.budgets.follow(world);
+        for (place, since) in self.nothing_since.iter_mut().enumerate() {
+            *since = match since {
+                _ if self.budgets.is_named(place) => None,
+                Some(since) => Some(*since),
+                None => Some(world.elapsed()),
+            };
+        }
+        for answer in answers {
+            let Said::Allowed(charged) = &answer.said else { continue };
+            let region = &world.regions()[answer.place];
+            let (Some(since), Some(process)) = (self.nothing_since[answer.place], region.process()) else {
+                continue;
+            };
+            if answer.asked < since {
+                continue;
+            }
+            for (name, units) in charged {
+                let Some(limit) = self.limits.iter().find(|limit| limit.spec.name == *name) else { continue };
+                let now = process.clock.now();
+                let holding =
+                    answer.question.with(|values| process.node.holding_named(limit.id, values, now));
+                // One that leaves may use what it still holds of others.
+                if holding.is_none_or(|holding| holding.held.units == 0 && holding.held.rate == 0) {
+                    return Err(format!(
+                        "{} has no share, and admitted {units} units of {name}",
+                        region.name()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,199 @@
+//! Rows are monotone and durable: what a region says of itself only grows, for as long as its disk is the same, over all its
+//! processes; what another knows of it only grows, and is never more than what is on its disk.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use acequia_limits::{Limit, LimitId};
+use acequia_rights::Writer;
+
+use super::Check;
+use crate::{
+    schedule::{Fault, Place},
+    world::{Answer, Said, World},
+};
+
+/// Others hear of a row after so long at least: the shortest way there.
+const EVERY_MS: u64 = 3;
+/// How long a node that hears others may go on with an older disk than it once had.
+const OLD_DISK_MS: u64 = 2_000;
+
+/// Looks at what every region has charged in all, and what the others know of it.
+#[derive(Debug)]
+pub struct RowsGrow {
+    limits: Vec<LimitId>,
+    regions: Vec<Own>,
+    /// What every writer has on its disk.
+    durable: BTreeMap<Writer, Vec<u64>>,
+    /// What each region knew of each writer.
+    known: BTreeMap<(Place, Writer), (u64, Vec<u64>)>,
+    read: usize,
+    looks: u64,
+}
+
+/// A region's own rows.
+#[derive(Clone, Debug, Default)]
+struct Own {
+    processes: u64,
+    writer: Option<Writer>,
+    /// What was last charged in all, by limit.
+    charged: Vec<u64>,
+    /// What is on its way to the disk, and in which batch.
+    waiting: VecDeque<(u64, Vec<u64>)>,
+    /// Whether its disk was replaced by an older one, and for how long the process has heard others since.
+    is_old: bool,
+    heard_ms: u64,
+}
+
+impl RowsGrow {
+    /// For these limits.
+    pub fn new(limits: &[Limit], regions: usize) -> Self {
+        Self {
+            limits: limits.iter().map(|limit| limit.id).collect(),
+            regions: vec![Own::default(); regions],
+            durable: BTreeMap::new(),
+            known: BTreeMap::new(),
+            read: 0,
+            looks: 0,
+        }
+    }
+
+    fn look_at(&mut self, world: &World, place: Place) -> Result<(), String> {
+        let region = &world.regions()[place];
+        let Some(process) = region.process() else { return Ok(()) };
+        let (node, own) = (&process.node, &mut self.regions[place]);
+        if own.processes != region.processes() {
+            let Some(membership) = node.membership(process.clock.now()) else { return Ok(()) };
+            let is_old = own.is_old;
+            *own = Own {
+                processes: region.processes(),
+                writer: Some(membership.writer),
+                is_old,
+                ..Own::default()
+            };
+        }
+        let Some(writer) = own.writer else { return Ok(()) };
+        let batch = node.charged_in();
+        // A batch that nobody has taken yet is the same one for all that comes.
+        let charged: Vec<u64> = self.limits.iter().map(|limit| node.charged_by(writer, *limit)).collect();
+        if charged != own.charged {
+            let begins = own.charged.is_empty();
+            // What a process begins with is what its disk has.
+            let before = if begins { self.durable.get(&writer) } else { Some(&own.charged) };
+            if !own.is_old
+                && let Some((before, now)) = before.and_then(|before| is_less(&charged, before))
+            {
+                return Err(format!("{} had charged {before} units in all, and now {now}", region.name()));
+            }
+            if begins {
+                // What an older disk has, is not what was told.
+                let durable = self.durable.entry(writer).or_default();
+                if !own.is_old || durable.is_empty() {
+                    durable.clone_from(&charged);
+                }
+            } else {
+                own.waiting.push_back((batch, charged.clone()));
+            }
+            own.charged = charged;
+        }
+        while let Some((_, charged)) = own.waiting.pop_front_if(|(batch, _)| node.is_committed(*batch)) {
+            let durable = self.durable.entry(writer).or_default();
+            if is_less(&charged, durable).is_none() {
+                *durable = charged;
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at_views(&mut self, world: &World, place: Place) -> Result<(), String> {
+        let region = &world.regions()[place];
+        let Some(process) = region.process() else { return Ok(()) };
+        for (writer, durable) in &self.durable {
+            let own = &self.regions[place];
+            if own.writer == Some(*writer) {
+                continue;
+            }
+            let known: Vec<u64> =
+                self.limits.iter().map(|limit| process.node.charged_by(*writer, *limit)).collect();
+            let name = region.name();
+            if let Some((most, known)) = is_less(durable, &known).filter(|_| !self.is_old(*writer)) {
+                return Err(format!(
+                    "{name} knows of {most} units that {writer:?} charged, whose disk knows of {known}"
+                ));
+            }
+            let (processes, before) = self.known.entry((place, *writer)).or_default();
+            if *processes == region.processes()
+                && let Some((before, now)) = is_less(&known, before)
+            {
+                return Err(format!(
+                    "{name} knew of {before} units that {writer:?} charged, and now of {now}"
+                ));
+            }
+            (*processes, *before) = (region.processes(), known);
+        }
+        Ok(())
+    }
+
+    fn is_old(&self, writer: Writer) -> bool {
+        self.regions.iter().any(|own| own.is_old && own.writer == Some(writer))
+    }
+
+    /// A node on an older disk than it once had is told so by whoever it hears.
+    fn look_at_old_disk(&mut self, world: &World, place: Place, answers: &[Answer]) -> Result<(), String> {
+        let region = &world.regions()[place];
+        let Some(process) = region.process().filter(|_| self.regions[place].is_old) else { return Ok(()) };
+        let Some(writer) = self.regions[place].writer else { return Ok(()) };
+        let now = process.clock.now();
+        // Only where somebody knows of more than the disk has: else nothing was forgotten.
+        let others = || world.regions().iter().filter(|other| other.name() != region.name());
+        let own: Vec<u64> = self.limits.iter().map(|limit| process.node.charged_by(writer, *limit)).collect();
+        let is_behind = self.durable.get(&writer).is_some_and(|durable| is_less(&own, durable).is_some());
+        let is_told = others().filter_map(|other| other.process()).any(|other| {
+            let knows: Vec<u64> =
+                self.limits.iter().map(|limit| other.node.charged_by(writer, *limit)).collect();
+            is_less(&own, &knows).is_some()
+        });
+        let hears = is_behind && is_told && process.node.peers(now).iter().any(|peer| peer.is_reached);
+        let state = &mut self.regions[place];
+        state.heard_ms = if hears { state.heard_ms + EVERY_MS } else { 0 };
+        let allowed =
+            answers.iter().any(|answer| answer.place == place && matches!(answer.said, Said::Allowed(_)));
+        if state.heard_ms > OLD_DISK_MS && allowed {
+            return Err(format!("{} goes on with an older disk than it once had", region.name()));
+        }
+        Ok(())
+    }
+}
+
+/// The first of the numbers that is less than it was: what it was, and is.
+fn is_less(now: &[u64], before: &[u64]) -> Option<(u64, u64)> {
+    now.iter().zip(before).find(|(now, before)| now < before).map(|(now, before)| (*before, *now))
+}
+
+impl Check for RowsGrow {
+    fn name(&self) -> &'static str {
+        "rows grow"
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        for done in &world.done()[self.read..] {
+            self.read += 1;
+            match done.fault {
+                Fault::RestoreDisk(at) => self.regions[at].is_old = true,
+                Fault::LoseDisk(at) => self.regions[at] = Own::default(),
+                _ => {}
+            }
+        }
+        (0..self.regions.len()).try_for_each(|place| self.look_at(world, place))?;
+        self.looks += 1;
+        for place in 0..self.regions.len() {
+            if self.regions[place].is_old && !self.looks.is_multiple_of(EVERY_MS) {
+                continue;
+            }
+            self.look_at_old_disk(world, place, answers)?;
+        }
+        if !self.looks.is_multiple_of(EVERY_MS) {
+            return Ok(());
+        }
+        (0..self.regions.len()).try_for_each(|place| self.look_at_views(world, place))
+    }
+}

@@ -1,0 +1,100 @@
+//! Service resumes: when faults are over, every node that runs has its shares, and callers are answered.
+
+use std::time::Duration;
+
+use super::Check;
+use crate::{
+    scenarios::Plan,
+    schedule::Place,
+    world::{Answer, Said, World},
+};
+
+/// How long before the end callers must be answered.
+const LAST: Duration = Duration::from_secs(3);
+
+/// Looks at the end.
+#[derive(Debug)]
+pub struct ServiceResumes {
+    duration: Duration,
+    /// Of the last seconds: how many each region answered, and did not.
+    answered: Vec<(u64, u64)>,
+    /// Regions that do not run any more.
+    gone: Vec<Place>,
+    /// Regions that must own nothing.
+    barred: Vec<Place>,
+}
+
+impl ServiceResumes {
+    /// For a run in which all faults are over some seconds before the end.
+    pub fn new(plan: &Plan) -> Self {
+        let (gone, barred) = (plan.gone.clone(), plan.barred.clone());
+        Self { duration: plan.duration, answered: vec![(0, 0); plan.regions], gone, barred }
+    }
+}
+
+impl Check for ServiceResumes {
+    fn name(&self) -> &'static str {
+        "service resumes"
+    }
+
+    fn look(&mut self, _: &World, answers: &[Answer]) -> Result<(), String> {
+        for answer in answers.iter().filter(|answer| answer.asked + LAST >= self.duration) {
+            let (answered, silent) = &mut self.answered[answer.place];
+            match answer.said {
+                Said::Nothing(_) => *silent += 1,
+                _ => *answered += 1,
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, world: &World) -> Result<(), String> {
+        for (place, (answered, silent)) in self.answered.iter().enumerate() {
+            if self.gone.contains(&place) {
+                continue;
+            }
+            let region = &world.regions()[place];
+            let name = region.name();
+            let process = region.process().ok_or_else(|| format!("{name} does not run"))?;
+            if self.barred.contains(&place) {
+                match process.ready() {
+                    Ok(()) => return Err(format!("{name} is ready, and must own nothing")),
+                    Err(_) => continue,
+                }
+            }
+            process.ready().map_err(|why| format!("{name} is not ready: {why}"))?;
+            if *silent > 0 || *answered == 0 {
+                return Err(format!("{name} answered {answered} questions at last, and {silent} not"));
+            }
+        }
+        self.nobody_waits_for_the_dead(world)?;
+        let stay = world
+            .regions()
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| !self.barred.contains(place) && !self.gone.contains(place));
+        let marks = stay.filter_map(|(_, region)| Some(region.process()?.node.marks().0));
+        let marks: std::collections::BTreeSet<_> = marks.collect();
+        if marks.len() > 1 { Err(format!("regions go by different versions: {marks:?}")) } else { Ok(()) }
+    }
+}
+
+impl ServiceResumes {
+    /// A version that waits for a writer that will never say anything waits for ever.
+    fn nobody_waits_for_the_dead(&self, world: &World) -> Result<(), String> {
+        let members = world.regions().iter().filter_map(|region| {
+            let process = region.process()?;
+            Some((region.name(), process.node.membership(process.clock.now())?))
+        });
+        let members: Vec<_> = members.collect();
+        let lives = |writer| members.iter().any(|(_, member)| member.writer == writer);
+        for (place, (name, member)) in members.iter().enumerate() {
+            let pending = member.progress.iter().flat_map(|progress| &progress.pending);
+            let dead = pending.filter(|(writer, _)| !lives(*writer)).count();
+            if dead > 0 && !self.barred.contains(&place) {
+                return Err(format!("{name} waits for {dead} writers that are gone"));
+            }
+        }
+        Ok(())
+    }
+}

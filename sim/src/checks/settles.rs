@@ -1,0 +1,157 @@
+//! After the faults, when nobody asks any more: every region knows the same of every other, and what was lent is back.
+
+use std::sync::Arc;
+
+use acequia_limits::{Limit, Part};
+use acequia_rights::{Region, Writer};
+use acequia_server::worker::Shared;
+
+use super::{Check, never_over::cell_of};
+use crate::{
+    NAMES,
+    demand::Question,
+    scenarios::Plan,
+    schedule::Place,
+    world::{Answer, World},
+};
+
+/// Cells of one limit that are looked at.
+const CELLS_MAX: usize = 64;
+
+/// Looks when all is quiet.
+#[derive(Debug)]
+pub struct AllSettles {
+    limits: Vec<Limit>,
+    asked: Vec<Vec<(String, Question)>>,
+    /// Regions that are none of the others' any more.
+    out: Vec<Place>,
+}
+
+/// Nobody waits for anybody's acknowledgement. That may take minutes: a bucket whose share falls drains first, and slowly where
+/// its rate is small.
+#[derive(Clone, Debug, Default)]
+pub struct NobodyWaits {
+    out: Vec<Place>,
+}
+
+impl AllSettles {
+    /// For these limits.
+    pub fn new(limits: &[Limit], plan: &Plan) -> Self {
+        Self { limits: limits.to_vec(), asked: vec![Vec::new(); limits.len()], out: out_of(plan) }
+    }
+
+    fn same_views(&self, world: &World) -> Result<(), String> {
+        let nodes = || {
+            in_of(world, &self.out)
+                .map(|(name, process)| (name, Arc::clone(&process.node), process.clock.now()))
+        };
+        let writers: Vec<Writer> =
+            nodes().filter_map(|(_, node, now)| Some(node.membership(now)?.writer)).collect();
+        for (limit, writer) in self.limits.iter().flat_map(|limit| writers.iter().map(move |of| (limit, *of)))
+        {
+            let known: Vec<_> =
+                nodes().map(|(name, node, _)| (name, node.charged_by(writer, limit.id))).collect();
+            if known.iter().any(|(_, units)| *units != known[0].1) {
+                return Err(format!("limit {}, charged by {writer:?}: {known:?}", limit.spec.name));
+            }
+        }
+        Ok(())
+    }
+
+    fn nothing_lent(&self, world: &World) -> Result<(), String> {
+        for (limit, asked) in self.limits.iter().zip(&self.asked) {
+            for ((cell, question), (name, process)) in
+                asked.iter().flat_map(|cell| in_of(world, &self.out).map(move |of| (cell, of)))
+            {
+                let now = process.clock.now();
+                let holding = question.with(|values| process.node.holding_named(limit.id, values, now));
+                if let Some(holding) = holding
+                    && (holding.lent, holding.held) != (Part::default(), Part::default())
+                {
+                    let (id, limit) = (limit.id, &limit.spec.name);
+                    let (lent, held) = (holding.lent, holding.held);
+                    let loans = question.with(|values| process.node.cell_named(id, values, now));
+                    let loans = loans.map_or_else(Vec::new, |cell| cell.view.loans);
+                    // What was lent to one that must own nothing stays out until an operator says who it is now.
+                    let is_out =
+                        |peer: &Writer| self.out.iter().any(|at| Region::named(NAMES[*at]) == peer.region);
+                    if !loans.is_empty() && loans.iter().all(|loan| is_out(&loan.peer)) {
+                        continue;
+                    }
+                    return Err(format!(
+                        "limit {limit}, cell [{cell}]: {name} has lent {lent:?} and holds {held:?}: {loans:?}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NobodyWaits {
+    /// In a run of a plan.
+    pub fn new(plan: &Plan) -> Self {
+        Self { out: out_of(plan) }
+    }
+}
+
+/// Regions that the others do not hear of any more at the end, or that have no share.
+fn out_of(plan: &Plan) -> Vec<Place> {
+    [&plan.gone[..], &plan.barred[..]].concat()
+}
+
+/// The others' names and processes.
+fn in_of<'a>(world: &'a World, out: &'a [Place]) -> impl Iterator<Item = (&'static str, Arc<Shared>)> + 'a {
+    let stay = world.regions().iter().enumerate().filter(|(place, _)| !out.contains(place));
+    stay.filter_map(|(_, region)| Some((region.name(), region.process()?)))
+}
+
+impl Check for NobodyWaits {
+    fn name(&self) -> &'static str {
+        "nobody waits"
+    }
+
+    fn look(&mut self, _: &World, _: &[Answer]) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn rest(&mut self, world: &World) -> Result<(), String> {
+        let newest = in_of(world, &self.out).map(|(_, process)| process.node.marks().0).max();
+        for (name, process) in in_of(world, &self.out) {
+            let (mark, _) = process.node.marks();
+            let Some(membership) = process.node.membership(process.clock.now()) else { continue };
+            let progress = membership.progress.ok_or_else(|| format!("{name} has no version"))?;
+            let waits = progress.effective != progress.requested || !progress.pending.is_empty();
+            if Some(mark) != newest || waits {
+                return Err(format!("{name} goes by {mark:?} of {newest:?}: {progress:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Check for AllSettles {
+    fn name(&self) -> &'static str {
+        "all settles"
+    }
+
+    fn look(&mut self, _: &World, answers: &[Answer]) -> Result<(), String> {
+        for answer in answers {
+            for (limit, asked) in self.limits.iter().zip(&mut self.asked) {
+                let has = |key: &str| answer.question.entries.iter().any(|(known, _)| known == key);
+                let is_about =
+                    limit.when.iter().all(|when| has(&when.key)) && limit.by.iter().all(|by| has(&by.key));
+                let cell = cell_of(limit, &answer.question);
+                if is_about && asked.len() < CELLS_MAX && asked.iter().all(|(known, _)| *known != cell) {
+                    asked.push((cell, answer.question.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn rest(&mut self, world: &World) -> Result<(), String> {
+        self.same_views(world)?;
+        self.nothing_lent(world)
+    }
+}

@@ -1,0 +1,72 @@
+//! One counter in the first region, which every question of every region asks; what happens when it does not answer is a
+//! matter of taste.
+//!
+//! This is a limiter on one Redis, DynamoDB or SQL store (the rate limit services of Envoy and Lyft, Kong's `redis` policy with
+//! `sync_rate` 0, most libraries with a Redis backend) that serves more than one region. Fail-open (`fault_tolerant: true`,
+//! `failure_mode_deny: false`: the usual default) allows what it cannot ask about, fail-closed denies it. Without a fault it is
+//! exact, and every decision waits for a round trip.
+
+use super::{
+    meter::Meter,
+    model::{Asked, Case, Policy, Wire},
+};
+use crate::schedule::Place;
+
+/// Where the counter is.
+const STORE: Place = 0;
+/// How long a question waits for it.
+const TIMEOUT_NS: u64 = 250_000_000;
+
+/// The counter.
+#[derive(Debug)]
+pub(super) struct Central {
+    meters: Vec<Meter>,
+    /// Whether what cannot be asked about is allowed.
+    is_open: bool,
+}
+
+impl Central {
+    pub(super) fn new(case: &Case, is_open: bool) -> Self {
+        Self { meters: case.cells.iter().map(|bound| Meter::new(*bound)).collect(), is_open }
+    }
+
+    fn admit(&mut self, hits: &[(usize, u64)], now_ns: u64) -> bool {
+        let is_allowed = hits.iter().all(|(cell, units)| self.meters[*cell].room(now_ns) >= *units);
+        for (cell, units) in hits.iter().filter(|_| is_allowed) {
+            self.meters[*cell].take(now_ns, *units);
+        }
+        is_allowed
+    }
+}
+
+impl Policy for Central {
+    fn name(&self) -> &'static str {
+        if self.is_open { "central, fail-open" } else { "central, fail-closed" }
+    }
+
+    fn ask(&mut self, id: usize, asked: &Asked, wire: &mut Wire) {
+        if asked.place == STORE {
+            let is_allowed = self.admit(&asked.hits, wire.now_ns);
+            wire.answer(id, is_allowed);
+            return;
+        }
+        let hits = asked.hits.iter().flat_map(|(cell, units)| [*cell as u64, *units]);
+        wire.send(asked.place, STORE, [id as u64].into_iter().chain(hits).collect());
+        wire.remind(id, wire.now_ns + TIMEOUT_NS);
+    }
+
+    fn hear(&mut self, from: Place, to: Place, words: &[u64], wire: &mut Wire) {
+        let [id, said @ ..] = words else { return };
+        if to == STORE {
+            let hits: Vec<_> = said.chunks_exact(2).map(|hit| (hit[0] as usize, hit[1])).collect();
+            let is_allowed = self.admit(&hits, wire.now_ns);
+            wire.send(STORE, from, vec![*id, u64::from(is_allowed)]);
+        } else {
+            wire.answer(*id as usize, said == [1]);
+        }
+    }
+
+    fn late(&mut self, id: usize, wire: &mut Wire) {
+        wire.answer(id, self.is_open);
+    }
+}

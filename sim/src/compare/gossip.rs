@@ -1,0 +1,111 @@
+//! Each region counts what it admits, tells all others ten times a second, and checks the merged view that it has.
+//!
+//! This is a counter that only grows (a G-counter: one number for each region, merged by the larger one), the design of
+//! limiters that replicate counts between peers: Patrol's buckets, rate limits over the replicated counters of Redis
+//! Enterprise's Active-Active databases or of Riak, and most of what calls itself an eventually consistent limiter. It is fast,
+//! it uses everything, and its promise is what the network makes of it: in a split, each part spends the whole limit.
+
+use std::collections::BTreeMap;
+
+use super::{
+    meter::Meter,
+    model::{Asked, Case, Policy, Wire},
+};
+use crate::schedule::Place;
+
+/// Between two messages to a peer.
+const EVERY_NS: u64 = 100_000_000;
+/// A cell is told of for so long after it changed; a message that is lost is made up for by the next one.
+const FRESH_NS: u64 = 1_000_000_000;
+
+/// What all regions know.
+#[derive(Debug)]
+pub(super) struct Gossip {
+    pub(super) regions: Vec<View>,
+}
+
+/// What one region knows.
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    meters: Vec<Meter>,
+    /// Of each cell and window: units that each region has admitted, and when that changed.
+    counts: BTreeMap<(usize, u64), (Vec<u64>, u64)>,
+    windows: Vec<crate::bound::Bound>,
+}
+
+impl Gossip {
+    pub(super) fn new(case: &Case) -> Self {
+        let view = View {
+            meters: case.cells.iter().map(|bound| Meter::new(*bound)).collect(),
+            counts: BTreeMap::new(),
+            windows: case.cells.clone(),
+        };
+        Self { regions: vec![view; case.regions] }
+    }
+}
+
+impl View {
+    /// Whether there is room for a question, by what is known here; if so it is counted.
+    pub(super) fn admit(&mut self, asked: &Asked, wire: &Wire) -> bool {
+        let is_allowed =
+            asked.hits.iter().all(|(cell, units)| self.meters[*cell].room(wire.now_ns) >= *units);
+        for (cell, units) in asked.hits.iter().filter(|_| is_allowed) {
+            self.meters[*cell].take(wire.now_ns, *units);
+            let window = self.windows[*cell].window_at(wire.now_ns);
+            let (counts, changed_ns) =
+                self.counts.entry((*cell, window)).or_insert_with(|| (vec![0; wire.regions], 0));
+            counts[asked.place] += *units;
+            *changed_ns = wire.now_ns;
+        }
+        is_allowed
+    }
+
+    /// What has changed within a while: of each cell its number, the window's, and a count for each region.
+    pub(super) fn words(&self, now_ns: u64, fresh_ns: u64) -> Vec<u64> {
+        let fresh = self.counts.iter().filter(|(_, (_, changed_ns))| changed_ns + fresh_ns > now_ns);
+        fresh
+            .flat_map(|((cell, window), (counts, _))| [&[*cell as u64, *window], &counts[..]].concat())
+            .collect()
+    }
+
+    /// Merges what another one says.
+    pub(super) fn merge(&mut self, words: &[u64], wire: &Wire) {
+        for entry in words.chunks_exact(2 + wire.regions) {
+            let (cell, window) = (entry[0] as usize, entry[1]);
+            let (counts, changed_ns) =
+                self.counts.entry((cell, window)).or_insert_with(|| (vec![0; wire.regions], 0));
+            for (known, told) in counts.iter_mut().zip(&entry[2..]) {
+                if told > known {
+                    self.meters[cell].learn(wire.now_ns, window, told - *known);
+                    (*known, *changed_ns) = (*told, wire.now_ns);
+                }
+            }
+        }
+    }
+}
+
+impl Policy for Gossip {
+    fn name(&self) -> &'static str {
+        "gossip"
+    }
+
+    fn beat_ns(&self) -> Option<u64> {
+        Some(EVERY_NS)
+    }
+
+    fn ask(&mut self, id: usize, asked: &Asked, wire: &mut Wire) {
+        let is_allowed = self.regions[asked.place].admit(asked, wire);
+        wire.answer(id, is_allowed);
+    }
+
+    fn wake(&mut self, at: Place, wire: &mut Wire) {
+        let words = self.regions[at].words(wire.now_ns, FRESH_NS);
+        for peer in (0..wire.regions).filter(|peer| *peer != at && !words.is_empty()) {
+            wire.send(at, peer, words.clone());
+        }
+    }
+
+    fn hear(&mut self, _: Place, to: Place, words: &[u64], wire: &mut Wire) {
+        self.regions[to].merge(words, wire);
+    }
+}

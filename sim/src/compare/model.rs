@@ -1,0 +1,399 @@
+//! A small world for reference policies: the same questions, latencies and cuts as the real server has, messages of words, and
+//! no clocks, disks or chance besides. What a policy knows survives every crash, for nothing.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    bound::Bound,
+    random::Random,
+    run::Record,
+    schedule::{Fault, Place},
+    series::{Series, cell_of},
+    world::{Answer, Said},
+};
+
+/// From a caller to its node, and back.
+const NEAR_NS: u64 = 1_000_000;
+/// How long a caller waits for a node that is down.
+const PATIENCE_NS: u64 = 1_000_000_000;
+/// After how long a message that was lost is sent again.
+const AGAIN_NS: u64 = 200_000_000;
+/// How often at most, by chance.
+const AGAIN_MAX: u64 = 8;
+/// What a message weighs besides its words: a record of TLS and a length.
+const MESSAGE_BYTES: u64 = 30;
+const WORD_BYTES: u64 = 8;
+
+/// What is asked and what breaks, as the real server had it.
+#[derive(Clone, Debug, Default)]
+pub struct Case {
+    /// How many regions.
+    pub regions: usize,
+    /// What each cell allows.
+    pub cells: Vec<Bound>,
+    /// In the order in which it was asked.
+    pub asked: Vec<Asked>,
+    /// What breaks.
+    pub faults: Vec<(Duration, Fault)>,
+    /// How far from true time walls may be: an admission as near to an edge may be of either window.
+    pub clock_error_ns: u64,
+    /// When regions are down.
+    pub down: Vec<(Place, Duration, Duration)>,
+    /// How long messages take between regions, in milliseconds, at least and at most.
+    pub latency_ms: (u64, u64),
+    /// Decides latencies.
+    pub seed: u64,
+}
+
+/// One question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// When, since the start.
+    pub at_ns: u64,
+    /// Where.
+    pub place: Place,
+    /// Cells, by their places in [`Case::cells`], and how many units of each.
+    pub hits: Vec<(usize, u64)>,
+}
+
+/// What became of a question, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// When the caller had its answer.
+    pub at_ns: u64,
+    /// Which.
+    pub verdict: Verdict,
+}
+
+/// What a caller is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may pass.
+    Allowed,
+    /// It may not.
+    Denied,
+    /// Nothing.
+    Silent,
+}
+
+/// What a way of limiting made of a case.
+#[derive(Clone, Debug, Default)]
+pub struct Played {
+    /// Of each question.
+    pub decisions: Vec<Decision>,
+    /// What regions sent each other.
+    pub bytes: u64,
+}
+
+/// A way of limiting, in all regions at once; what one of them knows of another it knows from messages only.
+pub trait Policy {
+    /// In a few words.
+    fn name(&self) -> &'static str;
+
+    /// How often each region is woken; never where there is none.
+    fn beat_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// A question has come to its region. It is answered now or later by [`Wire::answer`].
+    fn ask(&mut self, id: usize, asked: &Asked, wire: &mut Wire);
+
+    /// A message has come.
+    fn hear(&mut self, _from: Place, _to: Place, _words: &[u64], _wire: &mut Wire) {}
+
+    /// A region is woken.
+    fn wake(&mut self, _at: Place, _wire: &mut Wire) {}
+
+    /// The time that was asked for with [`Wire::remind`] is over, and the question has no answer yet.
+    fn late(&mut self, _id: usize, _wire: &mut Wire) {}
+}
+
+/// What a policy may do.
+#[derive(Debug)]
+pub struct Wire {
+    /// How late it is.
+    pub now_ns: u64,
+    /// How many regions there are.
+    pub regions: usize,
+    played: Played,
+    answered: Vec<bool>,
+    sent: Vec<(Place, Place, Vec<u64>)>,
+    reminders: Vec<(u64, usize)>,
+}
+
+impl Wire {
+    /// Answers a question; the first answer counts.
+    pub fn answer(&mut self, id: usize, is_allowed: bool) {
+        let verdict = if is_allowed { Verdict::Allowed } else { Verdict::Denied };
+        self.close(id, self.now_ns + NEAR_NS, verdict);
+    }
+
+    /// Sends a message.
+    pub fn send(&mut self, from: Place, to: Place, words: Vec<u64>) {
+        self.played.bytes += MESSAGE_BYTES + WORD_BYTES * words.len() as u64;
+        self.sent.push((from, to, words));
+    }
+
+    /// Asks to be told when a question has no answer by then.
+    pub fn remind(&mut self, id: usize, at_ns: u64) {
+        self.reminders.push((at_ns, id));
+    }
+
+    fn close(&mut self, id: usize, at_ns: u64, verdict: Verdict) {
+        if !std::mem::replace(&mut self.answered[id], true) {
+            self.played.decisions[id] = Decision { at_ns, verdict };
+        }
+    }
+}
+
+enum Event {
+    Fault(usize),
+    Ask(usize),
+    Hear { from: Place, to: Place, words: Vec<u64>, cuts: u64 },
+    Wake(Place),
+    Late(usize),
+}
+
+/// Between two regions, one way.
+#[derive(Clone, Debug, Default)]
+struct Link {
+    is_cut: bool,
+    /// How often it was: what was under way then is lost.
+    cuts: u64,
+    is_held: bool,
+    held: Vec<Vec<u64>>,
+    slow_ms: Option<u64>,
+    /// Of a hundred messages so many have to be sent again.
+    loses: u32,
+}
+
+/// Plays a case with a policy.
+pub fn play(case: &Case, policy: &mut dyn Policy) -> Played {
+    let silent = |asked: &Asked| Decision { at_ns: asked.at_ns + PATIENCE_NS, verdict: Verdict::Silent };
+    let wire = Wire {
+        now_ns: 0,
+        regions: case.regions,
+        played: Played { decisions: case.asked.iter().map(silent).collect(), bytes: 0 },
+        answered: vec![false; case.asked.len()],
+        sent: Vec::new(),
+        reminders: Vec::new(),
+    };
+    let mut model = Model {
+        case,
+        wire,
+        links: vec![vec![Link::default(); case.regions]; case.regions],
+        random: Random::of(case.seed, "model"),
+        queue: BTreeMap::new(),
+        events: 0,
+    };
+    model.run(policy);
+    model.wire.played
+}
+
+struct Model<'a> {
+    case: &'a Case,
+    wire: Wire,
+    links: Vec<Vec<Link>>,
+    random: Random,
+    /// By when they happen, and of those of one time in the order in which they were put.
+    queue: BTreeMap<(u64, u64), Event>,
+    events: u64,
+}
+
+impl Model<'_> {
+    fn run(&mut self, policy: &mut dyn Policy) {
+        let case = self.case;
+        for (number, (at, _)) in case.faults.iter().enumerate() {
+            self.put(ns(*at), Event::Fault(number));
+        }
+        for (id, asked) in case.asked.iter().enumerate() {
+            self.put(asked.at_ns + NEAR_NS, Event::Ask(id));
+        }
+        let end_ns = case.asked.last().map_or(0, |asked| asked.at_ns + PATIENCE_NS);
+        if let Some(beat_ns) = policy.beat_ns() {
+            // Not all at once.
+            (0..case.regions).for_each(|at| {
+                self.put(beat_ns * (at as u64 + 1) / case.regions as u64, Event::Wake(at));
+            });
+        }
+        while let Some(((at_ns, _), event)) = self.queue.pop_first() {
+            if at_ns > end_ns {
+                break;
+            }
+            self.wire.now_ns = at_ns;
+            match event {
+                Event::Fault(number) => self.apply(&case.faults[number].1),
+                Event::Ask(id) if !self.is_down(case.asked[id].place) => {
+                    policy.ask(id, &case.asked[id], &mut self.wire);
+                }
+                Event::Hear { from, to, words, cuts } => self.deliver(policy, (from, to), words, cuts),
+                Event::Wake(at) => {
+                    if !self.is_down(at) {
+                        policy.wake(at, &mut self.wire);
+                    }
+                    self.put(at_ns + policy.beat_ns().unwrap_or(end_ns).max(1), Event::Wake(at));
+                }
+                Event::Late(id) if !self.wire.answered[id] => policy.late(id, &mut self.wire),
+                Event::Ask(_) | Event::Late(_) => {}
+            }
+            self.take_orders();
+        }
+    }
+
+    fn put(&mut self, at_ns: u64, event: Event) {
+        self.events += 1;
+        self.queue.insert((at_ns, self.events), event);
+    }
+
+    fn take_orders(&mut self) {
+        for (from, to, words) in std::mem::take(&mut self.wire.sent) {
+            let (least, most) = self.case.latency_ms;
+            let drawn_ms = self.random.between(least, most);
+            let link = &self.links[from][to];
+            if !link.is_cut {
+                let mut at_ns = self.wire.now_ns + link.slow_ms.unwrap_or(drawn_ms) * 1_000_000;
+                let (cuts, loses) = (link.cuts, link.loses * 10_000);
+                at_ns += AGAIN_NS * (0..AGAIN_MAX).take_while(|_| self.random.chance(loses)).count() as u64;
+                self.put(at_ns, Event::Hear { from, to, words, cuts });
+            }
+        }
+        for (at_ns, id) in std::mem::take(&mut self.wire.reminders) {
+            self.put(at_ns, Event::Late(id));
+        }
+    }
+
+    fn deliver(&mut self, policy: &mut dyn Policy, (from, to): (Place, Place), words: Vec<u64>, cuts: u64) {
+        let link = &mut self.links[from][to];
+        if link.is_held {
+            link.held.push(words);
+        } else if link.cuts == cuts && !self.is_down(to) {
+            policy.hear(from, to, &words, &mut self.wire);
+        }
+    }
+
+    fn is_down(&self, place: Place) -> bool {
+        self.case.is_down(place, self.wire.now_ns)
+    }
+
+    fn apply(&mut self, fault: &Fault) {
+        match *fault {
+            Fault::Cut(a, b) => [(a, b), (b, a)].into_iter().for_each(|link| self.cut(link)),
+            Fault::CutOneWay(a, b) => self.cut((a, b)),
+            Fault::Mend(a, b) => [(a, b), (b, a)].into_iter().for_each(|link| self.mend(link)),
+            Fault::Lose(a, b, percent) => {
+                [(a, b), (b, a)].into_iter().for_each(|(from, to)| self.links[from][to].loses = percent);
+            }
+            Fault::Hold(a, b) => {
+                [(a, b), (b, a)].into_iter().for_each(|(from, to)| self.links[from][to].is_held = true);
+            }
+            Fault::Release(a, b) => [(a, b), (b, a)].into_iter().for_each(|link| self.release(link)),
+            Fault::Slow(a, b, ms) => {
+                for (from, to) in [(a, b), (b, a)] {
+                    self.links[from][to].slow_ms = Some(ms);
+                }
+            }
+            Fault::Heal => {
+                let all = (0..self.case.regions).flat_map(|a| (0..self.case.regions).map(move |b| (a, b)));
+                for (from, to) in all {
+                    self.mend((from, to));
+                    self.release((from, to));
+                }
+            }
+            // When regions are down is known, and policies have neither disks nor clocks of their own.
+            _ => {}
+        }
+    }
+
+    fn cut(&mut self, (from, to): (Place, Place)) {
+        let link = &mut self.links[from][to];
+        link.is_cut = true;
+        link.cuts += 1;
+    }
+
+    fn mend(&mut self, (from, to): (Place, Place)) {
+        let link = &mut self.links[from][to];
+        (link.is_cut, link.loses) = (false, 0);
+    }
+
+    fn release(&mut self, (from, to): (Place, Place)) {
+        let link = &mut self.links[from][to];
+        link.is_held = false;
+        let (held, cuts) = (std::mem::take(&mut link.held), link.cuts);
+        for words in held {
+            self.put(self.wire.now_ns, Event::Hear { from, to, words, cuts });
+        }
+    }
+}
+
+impl Case {
+    /// What a run of the real server had, and what that made of it.
+    pub fn of(record: &Record, series: &Series, seed: u64) -> (Self, Played) {
+        let plan = &record.plan;
+        let mut answers: Vec<&Answer> = series.answers.iter().collect();
+        answers.sort_by_key(|answer| (answer.asked, answer.place));
+        let (mut cells, mut names) = (Vec::new(), BTreeMap::new());
+        let mut asked = Vec::new();
+        for answer in &answers {
+            let hits = series.cells.iter().enumerate().filter_map(|(limit, series)| {
+                let by = cell_of(&series.limit, &answer.question)?;
+                let cell = *names.entry((limit, by)).or_insert_with(|| {
+                    cells.push(series.bound);
+                    cells.len() - 1
+                });
+                Some((cell, answer.question.cost * series.limit.cost))
+            });
+            asked.push(Asked { at_ns: ns(answer.asked), place: answer.place, hits: hits.collect() });
+        }
+        let down = (0..plan.regions)
+            .flat_map(|place| series.down(place).into_iter().map(move |(from, until)| (place, from, until)));
+        let case = Self {
+            regions: plan.regions,
+            cells,
+            asked,
+            faults: plan.schedule.faults().to_vec(),
+            down: down.chain(asleep(plan.schedule.faults(), series.ended)).collect(),
+            clock_error_ns: series.clock_error_ns,
+            latency_ms: plan.latency_ms,
+            seed,
+        };
+        let decision = |answer: &&Answer| Decision {
+            at_ns: ns(answer.answered),
+            verdict: match answer.said {
+                Said::Allowed(_) => Verdict::Allowed,
+                Said::Denied(_) => Verdict::Denied,
+                Said::Nothing(_) => Verdict::Silent,
+            },
+        };
+        let played = Played { decisions: answers.iter().map(decision).collect(), bytes: record.counts.2 };
+        (case, played)
+    }
+
+    /// Whether a region is down then.
+    pub(super) fn is_down(&self, place: Place, at_ns: u64) -> bool {
+        let is_in = |(at, from, until): &(Place, Duration, Duration)| {
+            *at == place && ns(*from) <= at_ns && at_ns < ns(*until)
+        };
+        self.down.iter().any(is_in)
+    }
+}
+
+/// A process that sleeps answers nobody.
+fn asleep(faults: &[(Duration, Fault)], ended: Duration) -> Vec<(Place, Duration, Duration)> {
+    let mut times: Vec<(Place, Duration, Duration)> = Vec::new();
+    for (at, fault) in faults {
+        match fault {
+            Fault::Sleep(place) => times.push((*place, *at, ended)),
+            Fault::Wake(_) | Fault::Heal => {
+                let wakes = |place: Place| matches!(fault, Fault::Heal) || *fault == Fault::Wake(place);
+                let open = times.iter_mut().filter(|(place, _, until)| *until == ended && wakes(*place));
+                open.for_each(|(_, _, until)| *until = *at);
+            }
+            _ => {}
+        }
+    }
+    times
+}
+
+fn ns(at: Duration) -> u64 {
+    u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,37 @@
+//! Each region has an equal part of every limit, for ever, and tells nobody anything.
+//!
+//! This is what is done by hand wherever a limit is divided by the number of regions or instances in a config: nginx's
+//! `limit_req`, Envoy's local rate limit filter, Kong's `local` policy. It can never admit too much; what one region does not
+//! use nobody uses, and a cost that is larger than a part is never admitted anywhere.
+
+use super::{
+    meter::Meter,
+    model::{Asked, Case, Policy, Wire},
+};
+
+/// A meter for each region and cell.
+#[derive(Debug)]
+pub(super) struct Shares(Vec<Vec<Meter>>);
+
+impl Shares {
+    pub(super) fn new(case: &Case) -> Self {
+        let of = case.regions as u64;
+        let part = |place| case.cells.iter().map(|bound| Meter::part(*bound, place, of)).collect();
+        Self((0..of).map(part).collect())
+    }
+}
+
+impl Policy for Shares {
+    fn name(&self) -> &'static str {
+        "static shares"
+    }
+
+    fn ask(&mut self, id: usize, asked: &Asked, wire: &mut Wire) {
+        let meters = &mut self.0[asked.place];
+        let is_allowed = asked.hits.iter().all(|(cell, units)| meters[*cell].room(wire.now_ns) >= *units);
+        for (cell, units) in asked.hits.iter().filter(|_| is_allowed) {
+            meters[*cell].take(wire.now_ns, *units);
+        }
+        wire.answer(id, is_allowed);
+    }
+}

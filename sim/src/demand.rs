@@ -1,0 +1,147 @@
+//! Who asks what, and when: whether it is answered or not, the next question comes.
+
+use std::time::Duration;
+
+use acequia_limits::Descriptor;
+
+use crate::{random::Random, schedule::Place};
+
+/// A question of a caller's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Keys and values.
+    pub entries: Vec<(String, String)>,
+    /// In units.
+    pub cost: u64,
+}
+
+/// What every caller asks.
+#[derive(Clone, Debug)]
+pub struct Demand {
+    /// Questions a second of one caller.
+    pub per_second: u32,
+    /// Kinds of questions, and how often each comes among the others.
+    pub kinds: Vec<(u32, Kind)>,
+    /// In percent of that, how many questions the caller of each region asks; 100 where nothing is said.
+    pub percent: Vec<u32>,
+    /// Questions that all callers ask at once.
+    pub herd: Option<Herd>,
+}
+
+/// Questions that all callers ask at once, again and again.
+#[derive(Clone, Debug)]
+pub struct Herd {
+    /// How often: at every multiple of this.
+    pub every: Duration,
+    /// Of each caller.
+    pub questions: u32,
+}
+
+/// Questions that are alike.
+#[derive(Clone, Debug)]
+pub struct Kind {
+    /// What all of them say.
+    pub entries: Vec<(&'static str, &'static str)>,
+    /// An entry with one of so many values; none where there is no such.
+    pub spread: Option<(&'static str, u64)>,
+    /// Of a hundred of those with one of several values so many have the first.
+    pub hot: u32,
+    /// The highest cost; the lowest is 1.
+    pub cost_max: u64,
+}
+
+impl Kind {
+    /// Questions of one entry.
+    pub fn of(key: &'static str, value: &'static str, cost_max: u64) -> Self {
+        Self { entries: vec![(key, value)], spread: None, hot: 0, cost_max }
+    }
+
+    fn question(&self, random: &mut Random) -> Question {
+        let mut entries: Vec<(String, String)> =
+            self.entries.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        if let Some((key, values)) = self.spread {
+            let is_hot = random.chance(self.hot * 10_000);
+            let value = if is_hot { 0 } else { random.below(values) };
+            entries.push((key.to_owned(), value.to_string()));
+        }
+        Question { entries, cost: random.between(1, self.cost_max) }
+    }
+}
+
+impl Demand {
+    /// Each caller asks 20 times a second.
+    pub fn of(kinds: impl Into<Vec<(u32, Kind)>>) -> Self {
+        Self { per_second: 20, kinds: kinds.into(), percent: Vec::new(), herd: None }
+    }
+
+    /// What the caller of a region asks, one question after the other, each with the time until it.
+    pub(crate) fn questions(
+        &self,
+        place: Place,
+        mut random: Random,
+    ) -> impl Iterator<Item = (Duration, Question)> + use<> {
+        let demand = self.clone();
+        let percent = u64::from(self.percent.get(place).copied().unwrap_or(100).max(1));
+        let every_us = 100_000_000 / (u64::from(self.per_second.max(1)) * percent);
+        let (mut now, mut herds, mut left) = (Duration::ZERO, 0, 0);
+        std::iter::repeat_with(move || {
+            let mut wait = Duration::ZERO;
+            if left > 0 {
+                left -= 1;
+            } else {
+                wait = Duration::from_micros(random.between(every_us / 2, every_us + every_us / 2));
+                if let Some(herd) = demand.herd.as_ref().filter(|herd| herd.every * herds <= now + wait) {
+                    wait = (herd.every * herds).saturating_sub(now);
+                    (herds, left) = (herds + 1, herd.questions.saturating_sub(1));
+                }
+            }
+            now += wait;
+            (wait, demand.question(&mut random))
+        })
+    }
+
+    fn question(&self, random: &mut Random) -> Question {
+        let total: u32 = self.kinds.iter().map(|(weight, _)| weight).sum();
+        let mut drawn = random.below(u64::from(total.max(1)));
+        let kind = self.kinds.iter().find(|(weight, _)| {
+            let is_it = drawn < u64::from(*weight);
+            drawn = drawn.saturating_sub(u64::from(*weight));
+            is_it
+        });
+        let question = kind.map(|(_, kind)| kind.question(random));
+        question.unwrap_or(Question { entries: Vec::new(), cost: 1 })
+    }
+}
+
+impl Question {
+    /// Shows its entries as a node reads them.
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&Descriptor<'_>) -> T) -> T {
+        let entries: Vec<_> =
+            self.entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
+        read(&Descriptor { entries: &entries, cost: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_herd_comes_at_once_and_a_caller_asks_as_often_as_said() {
+        let every = Duration::from_secs(10);
+        let herd = Some(Herd { every, questions: 50 });
+        let demand = Demand { herd, percent: vec![100, 50], ..Demand::of([(1, Kind::of("a", "b", 1))]) };
+        let asked = |place| {
+            let mut now = Duration::ZERO;
+            let waits = demand.questions(place, Random::new(1)).map(move |(wait, _)| {
+                now += wait;
+                now
+            });
+            waits.take_while(|at| *at < Duration::from_secs(15)).collect::<Vec<_>>()
+        };
+        let at_edge = |asked: &[Duration]| asked.iter().filter(|at| **at == every).count();
+        let (full, half) = (asked(0), asked(1));
+        assert!([&full, &half].iter().all(|asked| at_edge(asked) == 50));
+        assert!((390..410).contains(&full.len()) && (245..255).contains(&half.len()), "{}", full.len());
+    }
+}

@@ -1,0 +1,120 @@
+//! Servers that break a rule, each in turn: the checks must find every one of them, and nothing in the server that keeps it.
+
+use acequia_rights::broken::{Broken, break_rule};
+
+use crate::{run::run_to_end, scenarios, trace::Trace};
+
+/// A rule that the simulator must miss when it is left out.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// As it is called in [`Broken`].
+    pub name: &'static str,
+    /// Which one.
+    pub broken: Broken,
+    /// Where it matters.
+    pub scenarios: &'static [&'static str],
+    /// Whether a few seeds are enough.
+    pub is_quick: bool,
+}
+
+/// How a broken server was found out.
+#[derive(Clone, Debug)]
+pub struct Killed {
+    /// Seeds that it took, in all scenarios of the rule.
+    pub seeds: u64,
+    /// In which it was found.
+    pub scenario: &'static str,
+    /// The seed of that.
+    pub seed: u64,
+    /// What was found.
+    pub finding: String,
+}
+
+impl Killed {
+    /// The check that found it.
+    pub fn check(&self) -> &str {
+        self.finding.split_once(':').map_or("", |(check, _)| check)
+    }
+}
+
+macro_rules! rules {
+    ($($rule:ident in $scenarios:expr, $quick:expr;)*) => {
+        &[$(Rule {
+            name: stringify!($rule),
+            broken: Broken::$rule,
+            scenarios: &$scenarios,
+            is_quick: $quick,
+        }),*]
+    };
+}
+
+const CRASHES: &str = "drill-crashes";
+const LINKS: &str = "drill-links";
+const ORDERS: &str = "drill-orders";
+
+/// The rules. Others are not missed here, or so rarely that a kill table would not end: what callers give back or lease (they do
+/// neither), what comes twice (QUIC sees to that), and meetings of crashes and messages that take thousands of histories, which
+/// `tests/ring` runs.
+pub const RULES: &[Rule] = rules![
+    // What must be on the disk first, and what a restart must not forget.
+    GiveBeforeDurable in [CRASHES], true;
+    RestartForgetsPledge in [CRASHES], true;
+    RestartForgetsLoans in [CRASHES], true;
+    RestartWaitsForNothing in [CRASHES], true;
+    CrashForgetsSpent in [CRASHES], true;
+    GrantBeforeDurable in [CRASHES], false;
+    // How loans end.
+    RenewWithoutExtending in [LINKS], true;
+    RenewWithoutExcept in [ORDERS], false;
+    RenewExtendsFromReceipt in [LINKS], true;
+    DateFromReceipt in [LINKS], true;
+    AcceptTwice in [LINKS], true;
+    // What loans and gifts carry.
+    GiverKeepsTokens in [LINKS], true;
+    LendUsedCapacity in [LINKS], true;
+    ReclaimWithoutLinger in [LINKS], true;
+    GiveBackAndKeep in [LINKS], true;
+    GivenNotCounted in [LINKS], true;
+    ReceiveAdds in [LINKS], true;
+    // Versions.
+    RaiseBeforeAck in [ORDERS], true;
+    ConformAtOnce in [ORDERS], true;
+    ReshareWithoutRenumber in [ORDERS], true;
+    RebuildForgetsDebt in [ORDERS], true;
+    // Members.
+    TrustUnnamedIncarnation in ["lost-disk"], true;
+    OwnsNothingIgnored in ["lost-disk"], true;
+    OldDiskTrusted in ["old-disk"], true;
+    SkipSurvivorAck in ["evict-dead"], true;
+    // Windows.
+    NoMargin in ["clock-skew"], true;
+];
+
+/// Runs without a rule, with so many seeds of each of its scenarios, until something is found that is not found with it.
+pub fn kill(rule: &Rule, seeds: u64) -> Option<Killed> {
+    let mut tried = 0;
+    for seed in 1..=seeds {
+        for scenario in rule.scenarios {
+            tried += 1;
+            let Some(finding) = without(Some(rule.broken), scenario, seed) else { continue };
+            if without(None, scenario, seed).is_none() {
+                return Some(Killed { seeds: tried, scenario, seed, finding });
+            }
+        }
+    }
+    None
+}
+
+/// What is found when a rule is left out.
+fn without(rule: Option<Broken>, scenario: &str, seed: u64) -> Option<String> {
+    let scenario = scenarios::named(scenario)?;
+    let run = || run_to_end(scenario.plan_of(seed), seed, &Trace::default(), Vec::new());
+    break_rule(rule);
+    let record = std::panic::catch_unwind(run);
+    break_rule(None);
+    match record {
+        Ok(Ok(record)) => record.findings.into_iter().next(),
+        Ok(Err(fault)) => Some(format!("world: {fault}")),
+        Err(_) => Some("panic: of a check".to_owned()),
+    }
+}

@@ -1,0 +1,156 @@
+//! What plots are made of: scales, ticks, paths, and text that does not overlap.
+
+use std::fmt::Write as _;
+
+/// How wide a plot is with all that is beside it, in its own units.
+pub(super) const WIDTH: f64 = 840.0;
+/// Where time begins, and where it ends; right of it is room for words.
+pub(super) const LEFT: f64 = 50.0;
+pub(super) const RIGHT: f64 = WIDTH - 118.0;
+/// About how wide a letter of a label is.
+const LETTER: f64 = 6.9;
+
+/// From numbers to places in a plot.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Scale {
+    from: (f64, f64),
+    to: (f64, f64),
+}
+
+impl Scale {
+    /// A range of numbers, which is not empty, onto a range of places.
+    pub(super) fn new(from: (f64, f64), to: (f64, f64)) -> Self {
+        let most = if from.1 > from.0 { from.1 } else { from.0 + 1.0 };
+        Self { from: (from.0, most), to }
+    }
+
+    /// Seconds from the start, from left to right.
+    pub(super) fn of_time(seconds: f64) -> Self {
+        Self::new((0.0, seconds), (LEFT, RIGHT))
+    }
+
+    /// Where a number is.
+    pub(super) fn at(&self, number: f64) -> f64 {
+        let part = (number - self.from.0) / (self.from.1 - self.from.0);
+        self.to.0 + part * (self.to.1 - self.to.0)
+    }
+
+    /// Round numbers of the range, `about` of them: 1, 2 or 5 times a power of ten apart.
+    pub(super) fn ticks(&self, about: usize) -> Vec<f64> {
+        let rough = (self.from.1 - self.from.0) / about.max(1) as f64;
+        let power = 10_f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power).find(|step| *step >= rough);
+        let step = step.unwrap_or(10.0 * power);
+        let (first, last) = ((self.from.0 / step).ceil() as i64, (self.from.1 / step + 1e-9).floor() as i64);
+        (first..=last).map(|times| times as f64 * step).collect()
+    }
+}
+
+/// A line through points.
+pub(super) fn line(points: impl IntoIterator<Item = (f64, f64)>) -> String {
+    let mut path = String::new();
+    for (place, (x, y)) in points.into_iter().enumerate() {
+        // Writing to a string cannot fail.
+        let _ = write!(path, "{}{x:.1} {y:.1}", if place == 0 { "M" } else { "L" });
+    }
+    path
+}
+
+/// The area between two lines of the same points in time.
+pub(super) fn area(above: &[(f64, f64)], below: &[(f64, f64)]) -> String {
+    if above.is_empty() {
+        return String::new();
+    }
+    line(above.iter().chain(below.iter().rev()).copied()) + "Z"
+}
+
+/// Of many points, those that a plot can show: the first and last, and each that is not on the line between its neighbours.
+pub(super) fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let is_bend = |window: &[(f64, f64)]| {
+        let [(x0, y0), (x1, y1), (x2, y2)] = [window[0], window[1], window[2]];
+        ((y1 - y0) * (x2 - x0) - (y2 - y0) * (x1 - x0)).abs() > 0.02 * (x2 - x0).abs()
+    };
+    let bends = points.windows(3).filter(|window| is_bend(window)).map(|window| window[1]);
+    let last = points.last().filter(|_| points.len() > 1);
+    points.first().copied().into_iter().chain(bends).chain(last.copied()).collect()
+}
+
+/// Moves labels apart that are nearer than `gap` to each other, as little as that takes and inside `range`. They are in order.
+pub(super) fn spread(labels: &mut [f64], gap: f64, range: (f64, f64)) {
+    for place in 0..labels.len() {
+        let least = if place == 0 { range.0 } else { labels[place - 1] + gap };
+        labels[place] = labels[place].max(least);
+    }
+    for place in (0..labels.len()).rev() {
+        let most = labels.get(place + 1).map_or(range.1, |next| next - gap);
+        labels[place] = labels[place].min(most);
+    }
+}
+
+/// About how wide a label is.
+pub(super) fn width_of(label: &str) -> f64 {
+    label.chars().count() as f64 * LETTER
+}
+
+/// Text for a page.
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// A number with thin spaces between thousands.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push('\u{202F}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Thousandths as a number with at most one decimal.
+pub(super) fn milli(milli: u64) -> String {
+    let tenths = (milli + 50) / 100;
+    if tenths.is_multiple_of(10) {
+        (tenths / 10).to_string()
+    } else {
+        format!("{}.{}", tenths / 10, tenths % 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_has_its_ends_at_the_ends_and_round_ticks_between() {
+        let scale = Scale::new((0.0, 47.0), (100.0, 10.0));
+        assert_eq!((scale.at(0.0), scale.at(47.0)), (100.0, 10.0));
+        assert_eq!(scale.ticks(5), [0.0, 10.0, 20.0, 30.0, 40.0]);
+        assert_eq!(Scale::new((0.0, 0.3), (0.0, 1.0)).ticks(3).len(), 4);
+        assert_eq!(Scale::new((0.0, 0.0), (0.0, 1.0)).at(0.0), 0.0, "an empty range is no division by 0");
+        assert_eq!(Scale::of_time(60.0).at(60.0), RIGHT);
+    }
+
+    #[test]
+    fn labels_that_would_overlap_move_apart_and_stay_inside() {
+        let mut labels = [10.0, 12.0, 98.0, 99.0];
+        spread(&mut labels, 14.0, (0.0, 100.0));
+        assert_eq!(labels, [10.0, 24.0, 86.0, 100.0]);
+        assert!(labels.windows(2).all(|two| two[1] - two[0] >= 14.0));
+    }
+
+    #[test]
+    fn points_on_a_line_are_left_out() {
+        let points = [(0.0, 0.0), (1.0, 1.0), (2.0, 2.0), (3.0, 2.0), (4.0, 2.0)];
+        assert_eq!(thin(&points), [(0.0, 0.0), (2.0, 2.0), (4.0, 2.0)]);
+    }
+
+    #[test]
+    fn numbers_are_read_as_people_write_them() {
+        assert_eq!((grouped(1_234_567).as_str(), grouped(12).as_str()), ("1\u{202F}234\u{202F}567", "12"));
+        assert_eq!((milli(13_333), milli(40_000)), ("13.3".to_owned(), "40".to_owned()));
+    }
+}

@@ -1,0 +1,176 @@
+//! One scenario with one seed, from its start to its record.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    NAMES,
+    checks::{self, Check, Clocks, REST_MAX},
+    scenarios::{Plan, Scenario},
+    trace::Trace,
+    world::{Answer, Said, Setup, World, WorldError},
+};
+
+/// Steps between two looks whether all has come to rest.
+const STEPS_A_LOOK: u32 = 1_000;
+
+/// What a run leaves.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// What happened in it.
+    pub plan: Plan,
+    /// Each region's name and counts.
+    pub regions: Vec<(&'static str, Counts)>,
+    /// What must not be and was; the promise is that there is none.
+    pub findings: Vec<String>,
+    /// What checks have to say besides.
+    pub notes: Vec<String>,
+    /// All that happened as one number.
+    pub hash: u64,
+    /// Events, packets between regions and their bytes.
+    pub counts: (u64, u64, u64),
+    /// How long it took on this machine.
+    pub took: Duration,
+}
+
+/// What the callers of a region were told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// It may pass.
+    pub allowed: u64,
+    /// It may not.
+    pub denied: u64,
+    /// Nothing.
+    pub silent: u64,
+}
+
+/// Runs a scenario, and stops at the first finding.
+///
+/// # Errors
+/// The world cannot be made, or a host ended it.
+pub fn run(scenario: &Scenario, seed: u64, trace: &Trace) -> Result<Record, WorldError> {
+    run_plan(scenario.plan_of(seed), seed, trace)
+}
+
+/// The same of a plan.
+///
+/// # Errors
+/// The world cannot be made, or a host ended it.
+pub fn run_plan(plan: Plan, seed: u64, trace: &Trace) -> Result<Record, WorldError> {
+    run_with(plan, seed, trace, Vec::new())
+}
+
+/// The same with more checks.
+///
+/// # Errors
+/// The world cannot be made, or a host ended it.
+pub fn run_with(
+    plan: Plan,
+    seed: u64,
+    trace: &Trace,
+    more: Vec<Box<dyn Check>>,
+) -> Result<Record, WorldError> {
+    judge(plan, seed, trace, more, true)
+}
+
+/// The same, which ends when the plan does: nobody waits until all has come to rest.
+///
+/// # Errors
+/// The world cannot be made, or a host ended it.
+pub fn run_to_end(
+    plan: Plan,
+    seed: u64,
+    trace: &Trace,
+    more: Vec<Box<dyn Check>>,
+) -> Result<Record, WorldError> {
+    judge(plan, seed, trace, more, false)
+}
+
+fn judge(
+    plan: Plan,
+    seed: u64,
+    trace: &Trace,
+    more: Vec<Box<dyn Check>>,
+    rests: bool,
+) -> Result<Record, WorldError> {
+    let begun = Instant::now();
+    let setup = Setup {
+        seed,
+        regions: plan.regions,
+        limits: plan.limits.clone(),
+        clock: plan.clock.to_owned(),
+        latency_ms: plan.latency_ms,
+        demand: plan.demand.clone(),
+    };
+    let mut world = World::new(&setup, trace.clone())?;
+    let clocks = Clocks::beyond(&world.clock(), &plan.schedule, plan.duration);
+    let mut checks = checks::all(&world.limits(), clocks, &plan).map_err(WorldError::Setup)?;
+    checks.extend(more);
+    let mut regions: Vec<_> = NAMES[..plan.regions].iter().map(|name| (*name, Counts::default())).collect();
+    let mut faults = plan.schedule.faults().iter().peekable();
+    while world.elapsed() < plan.duration && trace.findings().is_empty() {
+        while let Some((_, fault)) = faults.next_if(|(when, _)| *when <= world.elapsed()) {
+            world.apply(fault);
+        }
+        world.step()?;
+        let answers = look(&world, &mut checks, trace);
+        answers.iter().for_each(|answer| regions[answer.place].1.count(answer));
+    }
+    if trace.findings().is_empty() {
+        for check in &mut checks {
+            if let Err(what) = check.end(&world) {
+                trace.finding(format!("{}: {what}, at the end", check.name()));
+            }
+        }
+    }
+    if rests {
+        rest(&mut world, &mut checks, trace)?;
+    }
+    Ok(Record {
+        plan,
+        regions,
+        findings: trace.findings(),
+        notes: checks.iter().flat_map(|check| check.summary()).collect(),
+        hash: trace.hash(),
+        counts: trace.counts(),
+        took: begun.elapsed(),
+    })
+}
+
+/// Nobody asks any more, and all comes to rest.
+fn rest(world: &mut World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Result<(), WorldError> {
+    let until = world.elapsed() + REST_MAX;
+    world.hush();
+    while trace.findings().is_empty() {
+        for _ in 0..STEPS_A_LOOK {
+            world.step()?;
+            look(world, checks, trace);
+        }
+        let mut restless = checks.iter_mut().map(|check| (check.name(), check.rest(world)));
+        let Some((name, Err(what))) = restless.find(|(_, rest)| rest.is_err()) else { break };
+        if world.elapsed() > until {
+            trace.finding(format!("{name}: {what}, {REST_MAX:?} after the last question"));
+        }
+    }
+    Ok(())
+}
+
+/// Gives the answers that came.
+fn look(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<Answer> {
+    let answers = world.take_answers();
+    for check in checks {
+        if let Err(what) = check.look(world, &answers) {
+            trace.finding(format!("{}: {what}, at {:?}", check.name(), world.elapsed()));
+        }
+    }
+    answers
+}
+
+impl Counts {
+    pub(crate) fn count(&mut self, answer: &Answer) {
+        match answer.said {
+            Said::Allowed(_) => self.allowed += 1,
+            Said::Denied(_) => self.denied += 1,
+            Said::Nothing(_) => self.silent += 1,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+use super::{Plan, Scenario, seconds};
+use crate::{
+    demand::{Demand, Kind},
+    schedule::Schedule,
+};
+
+pub(super) const CALM: Scenario = Scenario {
+    name: "calm",
+    story: "Nothing breaks: three regions share a bucket, a window and buckets for each user, and more is asked for than \
+            there is.",
+    plan: |_| Plan::default(),
+};
+
+/// What every story begins with.
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            regions: 3,
+            limits: LIMITS.to_owned(),
+            clock: "",
+            latency_ms: (15, 40),
+            demand: Demand::of([
+                (5, Kind::of("route", "/api", 3)),
+                (3, Kind::of("route", "/export", 4)),
+                (2, Kind { spread: Some(("user", 8)), ..Kind::of("route", "/home", 2) }),
+            ]),
+            schedule: Schedule::default(),
+            duration: seconds(30),
+            apart: Vec::new(),
+            barred: Vec::new(),
+            gone: Vec::new(),
+        }
+    }
+}
+
+const LIMITS: &str = "
+  - name: api
+    domain: sim
+    when: { route: /api }
+    token_bucket: { rate: 40/s, burst: 60 }
+  - name: exports
+    domain: sim
+    when: { route: /export }
+    fixed_window: { limit: 300, window: 10s }
+  - name: per-user
+    domain: sim
+    by: [user]
+    token_bucket: { rate: 2/s, burst: 6 }
+";

@@ -1,0 +1,56 @@
+use super::{Plan, Scenario, ms, seconds};
+use crate::{
+    demand::{Demand, Herd, Kind},
+    schedule::{Fault, Schedule},
+};
+
+pub(super) const HERD: Scenario = Scenario {
+    name: "herd",
+    story: "All callers of all regions ask at once at the edge of a window, some of them while a link is cut: the new window \
+            is spent in an instant, and once.",
+    plan: |random| {
+        let mut schedule = Schedule::default();
+        let (from, long) = (ms(random.between(9_000, 10_500)), seconds(random.between(1, 6)));
+        let a = random.index(3);
+        schedule.during(from, from + long, Fault::Cut(a, (a + 1) % 3), Fault::Mend(a, (a + 1) % 3));
+        let kinds = [(4, Kind::of("route", "/export", 4)), (1, Kind::of("route", "/api", 3))];
+        let herd = Some(Herd { every: seconds(5), questions: random.between(50, 200) as u32 });
+        Plan {
+            schedule,
+            demand: Demand { herd, ..Demand::of(kinds) },
+            duration: seconds(28),
+            ..Plan::default()
+        }
+    },
+};
+
+pub(super) const KEY_FLOOD: Scenario = Scenario {
+    name: "key-flood",
+    story: "Callers ask for a million different users, one of them often: memory stays bounded, and the one user's limit \
+            holds all the while.",
+    plan: |random| {
+        let hot = random.between(2, 30) as u32;
+        let users = Kind { spread: Some(("user", 1_000_000)), hot, ..Kind::of("route", "/home", 2) };
+        let kinds = [(9, users), (1, Kind::of("route", "/api", 3))];
+        let mut schedule = Schedule::default();
+        let at = seconds(random.between(5, 9));
+        schedule.during(at, at + seconds(4), Fault::Cut(0, 1), Fault::Mend(0, 1));
+        let demand = Demand { per_second: 100, ..Demand::of(kinds) };
+        Plan { schedule, demand, duration: seconds(22), ..Plan::default() }
+    },
+};
+
+pub(super) const STALLED_PEER: Scenario = Scenario {
+    name: "stalled-peer",
+    story: "A region's process sleeps for a while with its sockets open, as under a debugger or a busy hypervisor: nobody \
+            waits for it, and when it wakes it knows that time has passed.",
+    plan: |random| {
+        let mut schedule = Schedule::default();
+        for at in [5, 13] {
+            let (place, at) = (random.index(3), seconds(at));
+            let long = ms(random.between(200, 6_000));
+            schedule.during(at, at + long, Fault::Sleep(place), Fault::Wake(place));
+        }
+        Plan { schedule, duration: seconds(32), ..Plan::default() }
+    },
+};

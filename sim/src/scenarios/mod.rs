@@ -1,0 +1,121 @@
+//! Stories of what breaks, a file for each kind: what they are, their limits, what is asked, what happens when.
+
+mod calm;
+mod clocks;
+mod crashes;
+mod disks;
+mod drills;
+mod links;
+mod load;
+mod orders;
+mod split_brain;
+mod storm;
+mod swarm;
+mod window_roll;
+
+use std::time::Duration;
+
+pub use self::crashes::crash_at;
+use crate::{
+    demand::Demand,
+    random::Random,
+    schedule::{Place, Schedule},
+};
+
+/// A story that can be run with any seed.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// By which it is run.
+    pub name: &'static str,
+    /// In a sentence.
+    pub story: &'static str,
+    /// What happens with a seed.
+    pub plan: fn(&mut Random) -> Plan,
+}
+
+/// What happens in one run. [`Plan::default`] is the plan of a calm world.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How many regions.
+    pub regions: usize,
+    /// The limits, as a config has them.
+    pub limits: String,
+    /// What is promised of the clocks, as a config has it; the default where empty.
+    pub clock: &'static str,
+    /// How long packets take between regions, in milliseconds, at least and at most.
+    pub latency_ms: (u64, u64),
+    /// What is asked.
+    pub demand: Demand,
+    /// What breaks.
+    pub schedule: Schedule,
+    /// How long it lasts: all faults are over some ten seconds before.
+    pub duration: Duration,
+    /// Regions whose admissions are in no sum, since an operator gave a word that is not true; the story says why.
+    pub apart: Vec<Place>,
+    /// Regions that run at the end, and must own nothing.
+    pub barred: Vec<Place>,
+    /// Regions that do not run at the end.
+    pub gone: Vec<Place>,
+}
+
+/// All of them.
+pub const ALL: [Scenario; 29] = [
+    calm::CALM,
+    split_brain::SPLIT_BRAIN,
+    split_brain::SPLIT_IN_THREE,
+    links::ONE_WAY_CUT,
+    links::FLAPPING_LINK,
+    links::SLOW_LINK,
+    links::LOSSY_LINK,
+    crashes::ROLLING_RESTART,
+    crashes::CRASH_AUTHORITY,
+    crashes::AUTHORITY_MOVES,
+    crashes::CRASH_AT_WRITE,
+    disks::LOST_DISK,
+    disks::FULL_DISK,
+    disks::OLD_DISK,
+    clocks::CLOCK_SKEW,
+    clocks::CLOCK_JUMP,
+    clocks::WILD_CLOCK,
+    orders::BUDGET_IN_A_SPLIT,
+    orders::WEIGHTS_IN_A_ROLLOUT,
+    orders::JOIN_AND_LEAVE,
+    orders::LEAVER_DIES,
+    orders::EVICT_DEAD,
+    orders::EVICT_ALIVE,
+    window_roll::WINDOW_ROLL,
+    load::HERD,
+    load::KEY_FLOOD,
+    load::STALLED_PEER,
+    storm::STORM,
+    swarm::SWARM,
+];
+
+/// In which servers that break a rule are found out: no stories of their own, but they run like any other.
+pub const DRILLS: [Scenario; 3] = [drills::CRASHES, drills::LINKS, drills::ORDERS];
+
+/// The one with a name.
+pub fn named(name: &str) -> Option<Scenario> {
+    ALL.into_iter().chain(DRILLS).find(|scenario| scenario.name == name)
+}
+
+impl Scenario {
+    /// What happens with a seed.
+    pub fn plan_of(&self, seed: u64) -> Plan {
+        (self.plan)(&mut Random::of(seed, self.name))
+    }
+}
+
+/// Two different regions out of so many.
+fn pair(random: &mut Random, regions: usize) -> (Place, Place) {
+    let a = random.index(regions);
+    (a, (a + 1 + random.index(regions - 1)) % regions)
+}
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}

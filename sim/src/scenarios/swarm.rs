@@ -1,0 +1,256 @@
+use std::fmt::Write as _;
+
+use super::{Plan, Scenario, crashes::LEFTOVERS, ms, pair};
+use crate::{
+    demand::{Demand, Herd, Kind},
+    random::Random,
+    schedule::{Command, Fault, Leftover, Place, Schedule},
+};
+
+/// Swarm testing (Groce et al., ISSTA 2012): a run with all faults at once rarely gets anywhere, one with few of them gets far
+/// in what those few can do.
+pub(super) const SWARM: Scenario = Scenario {
+    name: "swarm",
+    story: "Every seed draws its own regions, limits, demand, latencies and clocks, and its own few kinds of faults, each as \
+            often as it pleases: nothing that is promised may break.",
+    plan: |random| {
+        let regions = random.pick(&[2, 3, 3, 3, 4, 5]);
+        let clocks = random.pick(&[Clocks::Good, Clocks::Good, Clocks::Skewed, Clocks::Poor]);
+        let latest_ms = random.pick(&[3, 20, 40, 80, 150]);
+        let (limits, demand) = limits(random, regions);
+        let schedule = schedule(random, regions, clocks);
+        let clock = if clocks == Clocks::Poor { "{ error: 200ms, drift: 1e-3 }" } else { "" };
+        let latency_ms = (latest_ms / 3, latest_ms);
+        Plan { regions, limits, clock, latency_ms, demand, schedule, duration: ms(END_MS), ..Plan::default() }
+    },
+};
+
+/// When faults begin, when all are over, and when the run is, in milliseconds.
+const FROM_MS: u64 = 4_000;
+const UNTIL_MS: u64 = 19_000;
+const END_MS: u64 = 32_000;
+
+/// How wrong clocks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Clocks {
+    /// Not at all.
+    Good,
+    /// As far as is promised.
+    Skewed,
+    /// As far as is promised, and little is.
+    Poor,
+}
+
+impl Clocks {
+    /// By how much a wall may be set, in milliseconds, and how many parts per million an oscillator may be off: together less
+    /// than what is promised.
+    const fn bounds(self) -> (u64, u64) {
+        match self {
+            Self::Good => (0, 0),
+            Self::Skewed => (6, 100),
+            Self::Poor => (160, 1_000),
+        }
+    }
+}
+
+/// Kinds of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kinds {
+    Cut,
+    OneWay,
+    Split,
+    Flap,
+    Hold,
+    Slow,
+    Lose,
+    Crash,
+    CrashAtWrite,
+    Stop,
+    Sleep,
+    Fill,
+    Budget,
+    Weight,
+}
+
+/// Each, and in how many runs of a hundred it is.
+const KINDS: [(Kinds, u32); 14] = [
+    (Kinds::Cut, 45),
+    (Kinds::OneWay, 30),
+    (Kinds::Split, 35),
+    (Kinds::Flap, 20),
+    (Kinds::Hold, 25),
+    (Kinds::Slow, 20),
+    (Kinds::Lose, 30),
+    (Kinds::Crash, 40),
+    (Kinds::CrashAtWrite, 30),
+    (Kinds::Stop, 20),
+    (Kinds::Sleep, 25),
+    (Kinds::Fill, 15),
+    (Kinds::Budget, 40),
+    (Kinds::Weight, 30),
+];
+
+/// The limits, and who asks for them.
+fn limits(random: &mut Random, regions: usize) -> (String, Demand) {
+    let per_second = random.pick(&[5, 20, 20, 40]);
+    let asked = u64::from(per_second) * regions as u64;
+    let (mut text, mut kinds) = (String::new(), Vec::new());
+    // Writing to a string cannot fail.
+    let rate = random.between(1, 2 + asked * 2);
+    let burst = random.between(1, 1 + rate * 3);
+    let _ = write!(text, "  - name: api\n    domain: sim\n    when: {{ route: [/api, /both] }}\n");
+    let _ = match random.below(6) {
+        0 => writeln!(text, "    leaky_bucket: {{ rate: {rate}/s, queue: {burst} }}"),
+        1 => writeln!(text, "    token_bucket: {{ rate: {}/m, burst: {burst} }}", rate * 60 + 7),
+        _ => writeln!(text, "    token_bucket: {{ rate: {rate}/s, burst: {burst} }}"),
+    };
+    kinds.push((random.between(1, 5) as u32, Kind::of("route", "/api", random.between(1, 4))));
+    if random.chance(700_000) {
+        let window_s = random.pick(&[4, 5, 10, 20]);
+        let limit = random.between(1, 1 + asked * window_s);
+        let _ = write!(text, "  - name: exports\n    domain: sim\n    when: {{ route: [/export, /both] }}\n");
+        let kind = random.pick(&["fixed_window", "fixed_window", "sliding_window"]);
+        let _ = writeln!(text, "    {kind}: {{ limit: {limit}, window: {window_s}s }}");
+        kinds.push((random.between(1, 5) as u32, Kind::of("route", "/export", random.between(1, 6))));
+        if random.chance(500_000) {
+            kinds.push((random.between(1, 5) as u32, Kind::of("route", "/both", 3)));
+        }
+    }
+    if random.chance(600_000) {
+        let (rate, users) = (random.between(1, 10), random.pick(&[1, 5, 50, 5_000]));
+        let burst = random.between(1, 30);
+        let _ = write!(text, "  - name: per-user\n    domain: sim\n    by: [user]\n");
+        let _ = writeln!(text, "    token_bucket: {{ rate: {rate}/s, burst: {burst} }}");
+        let hot = random.pick(&[0, 0, 50, 90]);
+        let route = random.pick(&["/home", "/api"]);
+        let kind = Kind { spread: Some(("user", users)), hot, ..Kind::of("route", route, 2) };
+        kinds.push((random.between(1, 5) as u32, kind));
+    }
+    let mut demand = Demand { per_second, ..Demand::of(kinds) };
+    if random.chance(400_000) {
+        demand.percent = (0..regions).map(|_| random.pick(&[20, 50, 100, 150])).collect();
+    }
+    if random.chance(300_000) {
+        let every = ms(random.pick(&[4_000, 5_000, 10_000]));
+        demand.herd = Some(Herd { every, questions: random.between(5, 80) as u32 });
+    }
+    (text, demand)
+}
+
+fn schedule(random: &mut Random, regions: usize, clocks: Clocks) -> Schedule {
+    let mut schedule = Schedule::default();
+    set_clocks(&mut schedule, random, regions, clocks);
+    for (kind, of_hundred) in KINDS {
+        if random.chance(of_hundred * 10_000) {
+            for _ in 0..random.pick(&[1, 1, 2, 3, 6]) {
+                break_one(&mut schedule, random, regions, kind);
+            }
+        }
+    }
+    schedule.at(ms(UNTIL_MS), Fault::Heal);
+    // A region that has another identity after this is the only one of its run: an operator sees to one thing at a time.
+    if random.chance(350_000) {
+        change_member(&mut schedule, random, regions);
+    }
+    schedule
+}
+
+fn set_clocks(schedule: &mut Schedule, random: &mut Random, regions: usize, clocks: Clocks) {
+    let (wall_ms, ppm) = clocks.bounds();
+    for place in (0..regions).filter(|_| clocks != Clocks::Good) {
+        let drift = random.between(0, 2 * ppm) as i64 - ppm as i64;
+        // Half of it from the beginning, and as much again later.
+        let [first, then] = [0; 2].map(|_| random.between(0, wall_ms) as i64 - wall_ms as i64 / 2);
+        let at_ms = random.between(FROM_MS, UNTIL_MS);
+        schedule.at(ms(0), Fault::Drift(place, drift)).at(ms(0), Fault::Wall(place, first));
+        schedule.at(ms(at_ms), Fault::Wall(place, then - first));
+    }
+}
+
+fn break_one(schedule: &mut Schedule, random: &mut Random, regions: usize, kind: Kinds) {
+    let (a, b) = pair(random, regions);
+    let from_ms = random.between(FROM_MS, UNTIL_MS - 1_000);
+    let longest_ms = random.pick(&[300, 2_000, 5_000, 12_000]);
+    let until_ms = (from_ms + random.between(100, longest_ms)).min(UNTIL_MS);
+    let (from, until) = (ms(from_ms), ms(until_ms));
+    match kind {
+        Kinds::Cut => schedule.during(from, until, Fault::Cut(a, b), Fault::Mend(a, b)),
+        Kinds::OneWay => schedule.during(from, until, Fault::CutOneWay(a, b), Fault::Mend(a, b)),
+        Kinds::Split => {
+            let mut parts = [const { Vec::<Place>::new() }; 3];
+            let several = random.between(2, 3) as usize;
+            (0..regions).for_each(|place| parts[random.index(several)].push(place));
+            schedule.split(from, until, &[&parts[0], &parts[1], &parts[2]])
+        }
+        Kinds::Flap => {
+            let mut at_ms = from_ms;
+            while at_ms < until_ms {
+                let back_ms = at_ms + random.between(20, 1_500);
+                schedule.during(ms(at_ms), ms(back_ms), Fault::Cut(a, b), Fault::Mend(a, b));
+                at_ms = back_ms + random.between(20, 1_000);
+            }
+            schedule
+        }
+        Kinds::Hold => schedule.during(from, until, Fault::Hold(a, b), Fault::Release(a, b)),
+        Kinds::Slow => {
+            let slow = Fault::Slow(a, b, random.between(100, 900));
+            schedule.during(from, until, slow, Fault::Slow(a, b, 20))
+        }
+        Kinds::Lose => {
+            let lose = Fault::Lose(a, b, random.between(1, 60) as u32);
+            schedule.during(from, until, lose, Fault::Lose(a, b, 0))
+        }
+        Kinds::Crash => {
+            let crash = Fault::Crash(a, random.pick(&LEFTOVERS));
+            schedule.during(from, until, crash, Fault::Start(a))
+        }
+        Kinds::CrashAtWrite => {
+            let crash = Fault::CrashAtWrite(a, random.below(40));
+            schedule.during(from, until, crash, Fault::Start(a))
+        }
+        Kinds::Stop => schedule.during(from, until, Fault::Stop(a), Fault::Start(a)),
+        Kinds::Sleep => schedule.during(from, until, Fault::Sleep(a), Fault::Wake(a)),
+        Kinds::Fill => schedule.during(from, until, Fault::FillDisk(a), Fault::ClearDisk(a)),
+        Kinds::Budget => {
+            let (name, value) = match random.below(3) {
+                0 => ("burst", random.between(1, 200).to_string()),
+                _ => ("rate", format!("{}/s", random.between(1, 200))),
+            };
+            schedule.at(from, Fault::Order(0, Command::budget("api", name, &value)))
+        }
+        Kinds::Weight => {
+            let weight = Command::Weight(a, random.between(1, 9) as u32);
+            schedule.at(from, Fault::Order(0, weight))
+        }
+    };
+}
+
+/// One region loses its disk, is evicted, or leaves; when all is healed it gets a share again.
+fn change_member(schedule: &mut Schedule, random: &mut Random, regions: usize) {
+    let of = 1 + random.index(regions - 1);
+    let at_ms = random.between(FROM_MS, UNTIL_MS - 6_000);
+    let back_ms = random.between(at_ms + 500, UNTIL_MS);
+    let leaves = random.chance(300_000);
+    if leaves {
+        // It comes back as a new one; before, it has time to say that it goes.
+        schedule.at(ms(at_ms), Fault::Order(0, Command::Remove(of)));
+        let at = ms(UNTIL_MS + 1_500);
+        schedule
+            .at(at, Fault::Crash(of, Leftover::Lost))
+            .at(at, Fault::LoseDisk(of))
+            .at(at, Fault::Start(of));
+    } else {
+        let at = ms(at_ms);
+        schedule.at(at, Fault::Crash(of, Leftover::Lost)).at(at, Fault::LoseDisk(of));
+        if random.chance(500_000) {
+            let word_ms = random.between(at_ms, back_ms);
+            schedule.at(ms(word_ms), Fault::Order(0, Command::Evict(of)));
+        }
+        schedule.at(ms(back_ms), Fault::Start(of));
+    }
+    for after_ms in [random.between(0, 2_000), 4_000, 6_000] {
+        let at = ms(UNTIL_MS + after_ms);
+        schedule.at(at, Fault::Order(0, Command::Recover(of)));
+        schedule.at(at, Fault::Order(0, Command::Add(of, random.between(1, 4) as u32)));
+    }
+}

@@ -1,0 +1,259 @@
+//! What breaks, and when.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::NAMES;
+
+/// A region, by its place in [`NAMES`].
+pub type Place = usize;
+
+/// Something that is done to the world at an instant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// Nothing passes between two regions, and what is under way is lost.
+    Cut(Place, Place),
+    /// Nothing passes from the first to the second.
+    CutOneWay(Place, Place),
+    /// All passes again.
+    Mend(Place, Place),
+    /// Nothing arrives between two regions for now, and nothing is lost.
+    Hold(Place, Place),
+    /// What was held arrives at once.
+    Release(Place, Place),
+    /// Packets between two regions take so many milliseconds.
+    Slow(Place, Place, u64),
+    /// Of a hundred packets between two regions so many are lost.
+    Lose(Place, Place, u32),
+    /// A node's process sleeps: its sockets stay open, and nothing comes out of them.
+    Sleep(Place),
+    /// It wakes.
+    Wake(Place),
+    /// A node loses its power; of what its disk had not synced, there is what is said.
+    Crash(Place, Leftover),
+    /// A node stops as it should.
+    Stop(Place),
+    /// A node that is down begins again.
+    Start(Place),
+    /// A node loses its power at the durable write after so many more.
+    CrashAtWrite(Place, u64),
+    /// The disk of a node that is down is gone: it begins with an empty one.
+    LoseDisk(Place),
+    /// A copy is made of a disk as it is.
+    CopyDisk(Place),
+    /// The disk of a node that is down is replaced by the copy.
+    RestoreDisk(Place),
+    /// A disk takes nothing more.
+    FillDisk(Place),
+    /// It does again.
+    ClearDisk(Place),
+    /// A wall is set by so many milliseconds.
+    Wall(Place, i64),
+    /// A machine's oscillator runs so many parts per million too fast.
+    Drift(Place, i64),
+    /// An operator orders at a node.
+    Order(Place, Command),
+    /// Every link is mended, every disk takes writes, no crash is due any more, and every node that is down begins again.
+    /// Clocks stay as they are, and so does what disks hold.
+    Heal,
+}
+
+impl Fault {
+    /// Whether it ends what another fault began, if that came before.
+    pub fn ends(&self, begun: &Self) -> bool {
+        match (self, begun) {
+            (Self::Mend(a, b), Self::Cut(c, d) | Self::CutOneWay(c, d))
+            | (Self::Release(a, b), Self::Hold(c, d))
+            | (Self::Slow(a, b, _), Self::Slow(c, d, _))
+            | (Self::Lose(a, b, _) | Self::Mend(a, b), Self::Lose(c, d, _)) => {
+                [(a, b), (b, a)].contains(&(c, d))
+            }
+            (Self::Start(a), Self::Crash(b, _) | Self::Stop(b) | Self::CrashAtWrite(b, _))
+            | (Self::LoseDisk(a) | Self::RestoreDisk(a), Self::Crash(b, _) | Self::Stop(b))
+            | (Self::Order(_, Command::Recover(a) | Command::Add(a, _)), Self::Crash(b, _) | Self::Stop(b))
+            | (Self::ClearDisk(a), Self::FillDisk(b))
+            | (Self::Wake(a), Self::Sleep(b)) => a == b,
+            _ => false,
+        }
+    }
+
+    /// Whether it may end the same more than once: what is tried again, or is in several steps.
+    pub fn is_repeated(&self) -> bool {
+        matches!(self, Self::Start(_) | Self::LoseDisk(_) | Self::RestoreDisk(_) | Self::Order(..))
+    }
+}
+
+/// What becomes of what a disk had not synced when the power went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Leftover {
+    /// It is lost.
+    Lost,
+    /// It is there all the same.
+    Written,
+    /// Each sector is there or not.
+    Torn,
+}
+
+/// What an operator orders.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Command {
+    /// Other numbers for a limit, by their names in a config.
+    Budget {
+        /// The limit's name.
+        limit: String,
+        /// Such as `rate` and `40/s`.
+        numbers: Vec<(String, String)>,
+    },
+    /// Another weight for a region.
+    Weight(Place, u32),
+    /// A region is gone, on the operator's word, who gives it only if its process has ended and its disk is lost.
+    Evict(Place),
+    /// A region is gone, on the word of an operator who does not look.
+    EvictAlive(Place),
+    /// A region leaves.
+    Remove(Place),
+    /// A region is let in, with a weight.
+    Add(Place, u32),
+    /// A region that lost its disk has its share again.
+    Recover(Place),
+    /// The node becomes the authority, on the operator's word that the old one is gone, given as for [`Command::Evict`].
+    TakeOver,
+}
+
+/// Faults in the order of their times.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Schedule(Vec<(Duration, Fault)>);
+
+impl Schedule {
+    /// Adds a fault. Of those at one time the one that was added first comes first.
+    pub fn at(&mut self, when: Duration, fault: Fault) -> &mut Self {
+        let place = self.0.partition_point(|(earlier, _)| *earlier <= when);
+        self.0.insert(place, (when, fault));
+        self
+    }
+
+    /// Parts that do not hear each other from one time to another.
+    pub fn split(&mut self, from: Duration, until: Duration, parts: &[&[Place]]) -> &mut Self {
+        for (place, part) in parts.iter().enumerate() {
+            for (one, other) in parts[place + 1..].iter().flat_map(|later| pairs(part, later)) {
+                self.at(from, Fault::Cut(one, other)).at(until, Fault::Mend(one, other));
+            }
+        }
+        self
+    }
+
+    /// A fault from one time to another.
+    pub fn during(&mut self, from: Duration, until: Duration, fault: Fault, mend: Fault) -> &mut Self {
+        self.at(from, fault).at(until, mend)
+    }
+
+    /// How far any clock's rate is from true, at most, in parts per million.
+    pub fn drift_ppm_max(&self) -> u64 {
+        let drift = |fault: &Fault| if let Fault::Drift(_, ppm) = fault { ppm.unsigned_abs() } else { 0 };
+        self.0.iter().map(|(_, fault)| drift(fault)).max().unwrap_or(0)
+    }
+
+    /// How far any wall is set from where it was at first, at most, in milliseconds.
+    pub fn wall_ms_max(&self) -> u64 {
+        let mut walls = [0_i64; NAMES.len()];
+        let set = |(_, fault): &(Duration, Fault)| {
+            let Fault::Wall(at, ms) = fault else { return 0 };
+            walls[*at] += ms;
+            walls[*at].unsigned_abs()
+        };
+        self.0.iter().map(set).max().unwrap_or(0)
+    }
+
+    /// All of them.
+    pub fn faults(&self) -> &[(Duration, Fault)] {
+        &self.0
+    }
+}
+
+fn pairs(one: &[Place], other: &[Place]) -> impl Iterator<Item = (Place, Place)> {
+    one.iter().flat_map(move |a| other.iter().map(move |b| (*a, *b)))
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |place: &Place| NAMES[*place];
+        match self {
+            Self::Cut(a, b) => write!(f, "cut {} | {}", name(a), name(b)),
+            Self::CutOneWay(a, b) => write!(f, "cut {} -> {}", name(a), name(b)),
+            Self::Mend(a, b) => write!(f, "mend {} - {}", name(a), name(b)),
+            Self::Hold(a, b) => write!(f, "hold {} - {}", name(a), name(b)),
+            Self::Release(a, b) => write!(f, "release {} - {}", name(a), name(b)),
+            Self::Slow(a, b, ms) => write!(f, "slow {} - {} to {ms} ms", name(a), name(b)),
+            Self::Lose(a, b, percent) => write!(f, "lose {percent} % between {} - {}", name(a), name(b)),
+            Self::Sleep(at) => write!(f, "put {} to sleep", name(at)),
+            Self::Wake(at) => write!(f, "wake {}", name(at)),
+            Self::Crash(at, leftover) => {
+                let leftover = match leftover {
+                    Leftover::Lost => "lost",
+                    Leftover::Written => "written",
+                    Leftover::Torn => "torn",
+                };
+                write!(f, "crash {}, the unsynced {leftover}", name(at))
+            }
+            Self::Stop(at) => write!(f, "stop {}", name(at)),
+            Self::Start(at) => write!(f, "start {}", name(at)),
+            Self::CrashAtWrite(at, after) => write!(f, "crash {} at the write after {after} more", name(at)),
+            Self::LoseDisk(at) => write!(f, "lose the disk of {}", name(at)),
+            Self::CopyDisk(at) => write!(f, "copy the disk of {}", name(at)),
+            Self::RestoreDisk(at) => write!(f, "restore the old disk of {}", name(at)),
+            Self::FillDisk(at) => write!(f, "fill the disk of {}", name(at)),
+            Self::ClearDisk(at) => write!(f, "clear the disk of {}", name(at)),
+            Self::Wall(at, ms) => write!(f, "set the wall of {} by {ms:+} ms", name(at)),
+            Self::Drift(at, ppm) => write!(f, "let {} drift by {ppm:+} ppm", name(at)),
+            Self::Order(at, command) => write!(f, "at {}: {command}", name(at)),
+            Self::Heal => f.write_str("heal"),
+        }
+    }
+}
+
+impl Command {
+    /// Another number for a limit.
+    pub fn budget(limit: &str, name: &str, value: &str) -> Self {
+        Self::Budget { limit: limit.to_owned(), numbers: vec![(name.to_owned(), value.to_owned())] }
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Budget { limit, numbers } => {
+                write!(f, "budget set {limit}")?;
+                numbers.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+            }
+            Self::Weight(at, weight) => write!(f, "regions weight {} {weight}", NAMES[*at]),
+            Self::Evict(at) => write!(f, "regions evict {}", NAMES[*at]),
+            Self::EvictAlive(at) => write!(f, "regions evict {}, alive or not", NAMES[*at]),
+            Self::Remove(at) => write!(f, "regions remove {}", NAMES[*at]),
+            Self::Add(at, weight) => write!(f, "regions add {} --weight {weight}", NAMES[*at]),
+            Self::Recover(at) => write!(f, "regions recover {}", NAMES[*at]),
+            Self::TakeOver => f.write_str("authority take-over"),
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|(when, fault)| writeln!(f, "{:8.3} s  {fault}", when.as_secs_f64()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_cuts_every_pair_across_it_and_no_other() {
+        let mut schedule = Schedule::default();
+        schedule.split(Duration::from_secs(1), Duration::from_secs(2), &[&[0, 1], &[2], &[3]]);
+        let cut = |fault: &Fault| matches!(fault, Fault::Cut(..));
+        assert_eq!(schedule.faults().iter().filter(|(_, fault)| cut(fault)).count(), 5);
+        assert!(!schedule.to_string().contains(&format!("cut {} | {}", NAMES[0], NAMES[1])));
+        assert!(schedule.faults().is_sorted_by_key(|(when, _)| *when));
+    }
+}

@@ -1,0 +1,151 @@
+//! What happened: the last of it for people, all of it as one number that two equal runs have in common.
+
+use std::{
+    collections::VecDeque,
+    fmt::Write as _,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// Events of a host that are kept to be shown.
+const KEPT: usize = 40;
+
+/// The trace of a run, shared by all who have something to tell.
+#[derive(Clone, Debug, Default)]
+pub struct Trace(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    hosts: Vec<(String, VecDeque<Line>)>,
+    hash: Fnv,
+    events: u64,
+    packets: u64,
+    packet_bytes: u64,
+    /// Every line, where somebody wants to compare two runs.
+    whole: Option<String>,
+    findings: Vec<String>,
+}
+
+/// Something that happened at a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// When: since the start.
+    pub at: Duration,
+    /// What, in words.
+    pub what: String,
+}
+
+/// Fowler, Noll and Vo's hash (FNV-1a, 64 bits): all that is asked of it is to differ.
+#[derive(Clone, Copy, Debug)]
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xCBF2_9CE4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn take(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
+        }
+    }
+}
+
+impl Trace {
+    /// A trace that keeps every line.
+    pub fn whole() -> Self {
+        let trace = Self::default();
+        trace.inner().whole = Some(String::new());
+        trace
+    }
+
+    /// Something happened at a host.
+    pub fn tell(&self, host: &str, at: Duration, what: impl Into<String>) {
+        let what = what.into();
+        let mut inner = self.inner();
+        inner.events += 1;
+        inner.note(host, at, &what);
+        let place = inner.hosts.iter().position(|(name, _)| name == host).unwrap_or_else(|| {
+            inner.hosts.push((host.to_owned(), VecDeque::new()));
+            inner.hosts.len() - 1
+        });
+        let lines = &mut inner.hosts[place].1;
+        if lines.len() == KEPT {
+            lines.pop_front();
+        }
+        lines.push_back(Line { at, what });
+    }
+
+    /// A host sent a packet.
+    pub fn packet(&self, from: &str, at: Duration, to: std::net::SocketAddr, bytes: usize) {
+        let mut inner = self.inner();
+        inner.packets += 1;
+        inner.packet_bytes += bytes as u64;
+        if inner.whole.is_some() {
+            inner.note(from, at, &format!("{bytes} bytes to {to}"));
+            return;
+        }
+        let hash = &mut inner.hash;
+        hash.take(&at.as_nanos().to_le_bytes());
+        hash.take(from.as_bytes());
+        hash.take(&to.port().to_le_bytes());
+        if let std::net::IpAddr::V4(ip) = to.ip() {
+            hash.take(&ip.octets());
+        }
+        hash.take(&bytes.to_le_bytes());
+    }
+
+    /// What must not be.
+    pub fn finding(&self, what: String) {
+        self.inner().findings.push(what);
+    }
+
+    /// What must not be and was.
+    pub fn findings(&self) -> Vec<String> {
+        self.inner().findings.clone()
+    }
+
+    /// All of it as one number.
+    pub fn hash(&self) -> u64 {
+        self.inner().hash.0
+    }
+
+    /// Events, packets and their bytes.
+    pub fn counts(&self) -> (u64, u64, u64) {
+        let inner = self.inner();
+        (inner.events, inner.packets, inner.packet_bytes)
+    }
+
+    /// The last lines of every host, oldest first.
+    pub fn last(&self) -> Vec<(String, Vec<Line>)> {
+        let inner = self.inner();
+        inner.hosts.iter().map(|(host, lines)| (host.clone(), lines.iter().cloned().collect())).collect()
+    }
+
+    /// Writes every line, of a trace that keeps them.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &std::path::Path) -> io::Result<()> {
+        std::fs::write(path, self.inner().whole.as_deref().unwrap_or_default())
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn note(&mut self, host: &str, at: Duration, what: &str) {
+        self.hash.take(&at.as_nanos().to_le_bytes());
+        self.hash.take(host.as_bytes());
+        self.hash.take(what.as_bytes());
+        if let Some(whole) = &mut self.whole {
+            // Writing to a string cannot fail.
+            let _ = writeln!(whole, "{:>10.3} {host:<12} {what}", at.as_secs_f64() * 1e3);
+        }
+    }
+}

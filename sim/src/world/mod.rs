@@ -1,0 +1,474 @@
+//! Regions, callers, links, disks and clocks, in one thread, and what can be done to them.
+//!
+//! Each region is a host of turmoil's that runs the real server; each has a caller, another host, that asks it over gRPC. Time
+//! passes by [`World::step`], and between two steps [`World::apply`] breaks things and everything can be looked at.
+
+mod caller;
+mod clock;
+mod disk;
+mod keys;
+mod nap;
+mod region;
+mod tcp;
+mod udp;
+mod weather;
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use acequia_limits::Limit;
+use acequia_rights::{Mark, Region as Rights};
+use acequia_server::{
+    config::ClockConfig,
+    regions::{Order, Ordered},
+};
+
+pub use self::{
+    caller::{Answer, DOMAIN, Said},
+    clock::EPOCH_S,
+    region::Region,
+};
+use self::{
+    caller::{Answers, Caller},
+    disk::{Copy, Mood, Unsynced},
+    region::{GRPC_PORT, HTTP_PORT, MESH_PORT, identity},
+};
+use crate::{
+    NAMES,
+    demand::Demand,
+    random::Random,
+    schedule::{Command, Fault, Leftover, Place},
+    trace::Trace,
+};
+
+/// How long each step is: all that happens, happens at multiples of it.
+pub const STEP: Duration = Duration::from_millis(1);
+/// Between a caller and its node.
+const NEAR: Duration = Duration::from_millis(1);
+/// Packets and segments that wait for a host to take them.
+const QUEUE: usize = 4_096;
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Decides everything that is not said here.
+    pub seed: u64,
+    /// How many regions: the first ones of [`NAMES`]. The first is the authority.
+    pub regions: usize,
+    /// The limits, as a config has them: a list below `limits:`, in the domain [`DOMAIN`].
+    pub limits: String,
+    /// What is promised of the clocks, as a config has it, such as `{ error: 10ms }`; the default where empty.
+    pub clock: String,
+    /// How long packets take between regions, in milliseconds, at least and at most.
+    pub latency_ms: (u64, u64),
+    /// What every caller asks.
+    pub demand: Demand,
+}
+
+/// A fault that was applied.
+#[derive(Clone, Debug)]
+pub struct Done {
+    /// When: true time since the start.
+    pub at: Duration,
+    /// What.
+    pub fault: Fault,
+    /// Of an order that was carried out, the version before and the one that it made.
+    pub made: Option<(Mark, Mark)>,
+}
+
+/// Why there is no world, or no more of it.
+#[derive(Debug, thiserror::Error)]
+pub enum WorldError {
+    /// It cannot be made.
+    #[error("the world cannot be made: {0}")]
+    Setup(String),
+    /// A host ended it.
+    #[error("a host ended the simulation: {0}")]
+    Host(String),
+}
+
+/// A simulated world.
+pub struct World {
+    sim: turmoil::Sim<'static>,
+    regions: Vec<Region>,
+    limits: Vec<Limit>,
+    clock: ClockConfig,
+    callers: Vec<String>,
+    answers: Answers,
+    copies: BTreeMap<Place, Copy>,
+    /// Nodes that stop, and whether they are to begin again when they have.
+    stopping: BTreeMap<Place, bool>,
+    done: Vec<Done>,
+    is_hushed: Arc<AtomicBool>,
+    random: Random,
+    trace: Trace,
+    /// Of the nodes' certificates.
+    _keys: tempfile::TempDir,
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World").field("elapsed", &self.elapsed()).finish_non_exhaustive()
+    }
+}
+
+impl World {
+    /// A world in which nothing has happened.
+    ///
+    /// # Errors
+    /// The setup makes no sense.
+    pub fn new(setup: &Setup, trace: Trace) -> Result<Self, WorldError> {
+        hear_panics();
+        let names = NAMES.get(..setup.regions).filter(|names| !names.is_empty());
+        let names =
+            names.ok_or_else(|| WorldError::Setup(format!("1 to {} regions, please", NAMES.len())))?;
+        let unmade = |fault: &dyn std::fmt::Display| WorldError::Setup(fault.to_string());
+        let folder = tempfile::tempdir().map_err(|fault| unmade(&fault))?;
+        let identities: Vec<_> = names.iter().map(|name| identity(name)).collect();
+        keys::write(folder.path(), &identities).map_err(|fault| unmade(&fault))?;
+
+        let (least, most) = setup.latency_ms;
+        let mut sim = turmoil::Builder::new()
+            .simulation_duration(Duration::MAX)
+            .tick_duration(STEP)
+            .epoch(std::time::UNIX_EPOCH + Duration::from_secs(EPOCH_S))
+            .rng_seed(Random::of(setup.seed, "network").next())
+            .min_message_latency(Duration::from_millis(least))
+            .max_message_latency(Duration::from_millis(most))
+            .udp_capacity(QUEUE)
+            .tcp_capacity(QUEUE)
+            .build();
+        let addresses: Vec<_> = names.iter().map(|name| sim.lookup(*name)).collect();
+        let peers: Vec<_> = addresses.iter().map(|ip| SocketAddr::new(*ip, MESH_PORT)).collect();
+        let (mut regions, mut limits, mut clock) = (Vec::new(), Vec::new(), ClockConfig::default());
+        for name in names {
+            let config = config(name, &peers, setup, folder.path());
+            let parsed = acequia_server::config::Config::parse(name, &config);
+            let parsed = parsed.map_err(|faults| WorldError::Setup(format!("{faults}\n{config}")))?;
+            clock = parsed.regions.map_or_else(ClockConfig::default, |regions| regions.clock);
+            limits = parsed.live.limits;
+            let region = Region::new(name, config, setup.seed, trace.clone());
+            let running = region.clone();
+            sim.host(*name, move || running.clone().run());
+            regions.push(region);
+        }
+        let (answers, is_hushed) = (Answers::default(), Arc::new(AtomicBool::new(false)));
+        let mut callers = Vec::new();
+        for (place, name) in names.iter().enumerate() {
+            let host = format!("{name}-caller");
+            let caller = Caller {
+                place,
+                name: host.clone(),
+                node: SocketAddr::new(addresses[place], GRPC_PORT),
+                demand: setup.demand.clone(),
+                seed: setup.seed,
+                answers: answers.clone(),
+                is_hushed: Arc::clone(&is_hushed),
+                trace: trace.clone(),
+            };
+            sim.host(host.as_str(), move || caller.clone().call());
+            sim.set_link_latency(host.as_str(), *name, NEAR);
+            callers.push(host);
+        }
+        let random = Random::of(setup.seed, "faults");
+        let (copies, stopping) = (BTreeMap::new(), BTreeMap::new());
+        let (done, _keys) = (Vec::new(), folder);
+        Ok(Self {
+            sim,
+            regions,
+            limits,
+            clock,
+            callers,
+            answers,
+            copies,
+            stopping,
+            done,
+            is_hushed,
+            random,
+            trace,
+            _keys,
+        })
+    }
+
+    /// How late it is: true time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.sim.elapsed()
+    }
+
+    /// The regions, in the order of [`NAMES`].
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The limits that the configs of all regions say.
+    pub fn limits(&self) -> Vec<Limit> {
+        self.limits.clone()
+    }
+
+    /// What the configs of all regions promise of the clocks.
+    pub fn clock(&self) -> ClockConfig {
+        self.clock
+    }
+
+    /// The answers that callers got since the last call, in their order.
+    pub fn take_answers(&self) -> Vec<Answer> {
+        self.answers.take()
+    }
+
+    /// What was done to it, in its order.
+    pub fn done(&self) -> &[Done] {
+        &self.done
+    }
+
+    /// Packets that regions sent each other so far, and their bytes.
+    pub fn traffic(&self) -> (u64, u64) {
+        let (_, packets, bytes) = self.trace.counts();
+        (packets, bytes)
+    }
+
+    /// From now on callers ask nothing more.
+    pub fn hush(&self) {
+        self.is_hushed.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets time pass for everybody, by [`STEP`].
+    ///
+    /// # Errors
+    /// A host ended the simulation.
+    pub fn step(&mut self) -> Result<(), WorldError> {
+        self.sim.step().map_err(|fault| WorldError::Host(fault.to_string()))?;
+        for panic in PANICS.with_borrow_mut(std::mem::take) {
+            self.trace.finding(format!("a panic: {panic}"));
+        }
+        let elapsed = self.elapsed();
+        for place in 0..self.regions.len() {
+            self.regions[place].machine.pass(elapsed);
+            if self.regions[place].disk.is_cut() {
+                self.crash(place, Unsynced::Torn);
+            }
+        }
+        for (place, name) in NAMES.iter().enumerate() {
+            let stops = self.stopping.contains_key(&place);
+            if stops && !self.sim.is_host_running(*name) && self.stopping.remove(&place) == Some(true) {
+                self.start(place);
+            }
+        }
+        Ok(())
+    }
+
+    /// Breaks or mends something.
+    pub fn apply(&mut self, fault: &Fault) {
+        self.trace.tell("world", self.elapsed(), fault.to_string());
+        let made = match fault {
+            Fault::Order(at, command) => self.order(*at, command),
+            _ => None,
+        };
+        self.done.push(Done { at: self.elapsed(), fault: fault.clone(), made });
+        match fault {
+            Fault::Cut(a, b) => self.sim.partition(NAMES[*a], NAMES[*b]),
+            Fault::CutOneWay(a, b) => self.sim.partition_oneway(NAMES[*a], NAMES[*b]),
+            Fault::Mend(a, b) => {
+                self.sim.repair(NAMES[*a], NAMES[*b]);
+                self.lose(*a, *b, 0);
+            }
+            Fault::Hold(a, b) => self.sim.hold(NAMES[*a], NAMES[*b]),
+            Fault::Release(a, b) => self.sim.release(NAMES[*a], NAMES[*b]),
+            Fault::Slow(a, b, ms) => {
+                self.sim.set_link_latency(NAMES[*a], NAMES[*b], Duration::from_millis(*ms));
+            }
+            Fault::Lose(a, b, percent) => self.lose(*a, *b, *percent),
+            Fault::Sleep(at) => self.regions[*at].sleep(),
+            Fault::Wake(at) => self.regions[*at].wake(),
+            Fault::Crash(at, leftover) => {
+                let unsynced = match leftover {
+                    Leftover::Lost => Unsynced::Lost,
+                    Leftover::Written => Unsynced::Written,
+                    Leftover::Torn => Unsynced::Torn,
+                };
+                self.crash(*at, unsynced);
+            }
+            Fault::Stop(at) => {
+                if self.sim.is_host_running(NAMES[*at]) {
+                    self.regions[*at].stop();
+                    self.stopping.entry(*at).or_insert(false);
+                }
+            }
+            Fault::Start(at) => self.start(*at),
+            Fault::CrashAtWrite(at, after) => self.regions[*at].disk.set_mood(Mood::CutAfter(*after)),
+            Fault::LoseDisk(at) => self.replace_disk(*at, None),
+            Fault::CopyDisk(at) => drop(self.copies.insert(*at, self.regions[*at].disk.copy())),
+            Fault::RestoreDisk(at) => {
+                if let Some(copy) = self.copies.get(at).cloned() {
+                    self.replace_disk(*at, Some(copy));
+                }
+            }
+            Fault::FillDisk(at) => self.regions[*at].disk.set_mood(Mood::Full),
+            Fault::ClearDisk(at) => self.regions[*at].disk.set_mood(Mood::Sound),
+            Fault::Wall(at, ms) => self.regions[*at].machine.step(*ms),
+            Fault::Drift(at, ppm) => self.regions[*at].machine.drift(*ppm),
+            Fault::Order(..) => {}
+            Fault::Heal => self.heal(),
+        }
+    }
+
+    fn lose(&self, a: Place, b: Place, percent: u32) {
+        for (from, to) in [(a, b), (b, a)] {
+            self.regions[from].weather.lose(self.sim.lookup(NAMES[to]), percent);
+        }
+    }
+
+    fn crash(&mut self, at: Place, unsynced: Unsynced) {
+        // The disk first: what a process does when it is dropped must not reach it.
+        self.regions[at].disk.cut(unsynced, &mut self.random);
+        self.regions[at].forget();
+        self.stopping.remove(&at);
+        self.trace.tell(NAMES[at], self.sim.elapsed(), "lost its power");
+        // What turmoil says to callers when it drops a host, a machine without power does not say.
+        self.sim.partition(NAMES[at], self.callers[at].as_str());
+        self.sim.crash(NAMES[at]);
+        self.sim.repair(NAMES[at], self.callers[at].as_str());
+    }
+
+    fn start(&mut self, at: Place) {
+        if !self.sim.is_host_running(NAMES[at]) {
+            self.stopping.remove(&at);
+            self.sim.bounce(NAMES[at]);
+        } else if let Some(begins_again) = self.stopping.get_mut(&at) {
+            *begins_again = true;
+        }
+    }
+
+    fn replace_disk(&mut self, at: Place, copy: Option<Copy>) {
+        if !self.sim.is_host_running(NAMES[at]) {
+            self.regions[at].disk.replace(copy);
+        }
+    }
+
+    fn heal(&mut self) {
+        let names = &NAMES[..self.regions.len()];
+        for (place, name) in names.iter().enumerate() {
+            // What was held has not been lost.
+            names[..place].iter().for_each(|other| self.sim.release(*name, *other));
+        }
+        for at in 0..self.regions.len() {
+            self.regions[at].disk.set_mood(Mood::Sound);
+            self.regions[at].weather.clear();
+            self.regions[at].wake();
+            self.start(at);
+        }
+    }
+
+    /// Gives the version before and the one that the order made.
+    fn order(&mut self, at: Place, command: &Command) -> Option<(Mark, Mark)> {
+        let region = |at: &Place| NAMES[*at].to_owned();
+        let order = match command {
+            Command::Budget { limit, numbers } => Order::Budget {
+                domain: DOMAIN.to_owned(),
+                name: limit.clone(),
+                key: BTreeMap::new(),
+                numbers: numbers.iter().cloned().collect(),
+                end: None,
+            },
+            Command::Weight(of, weight) => Order::Weight { region: region(of), weight: *weight },
+            Command::Evict(of) | Command::EvictAlive(of) => {
+                Order::Evict { region: region(of), is_fenced: true }
+            }
+            Command::Remove(of) => Order::Remove { region: region(of) },
+            Command::Add(of, weight) => Order::Add { region: region(of), weight: *weight },
+            Command::Recover(of) => Order::Recover { region: region(of) },
+            Command::TakeOver => Order::TakeOver { is_fenced: true },
+        };
+        if let Err(why) = self.is_true(at, command) {
+            self.trace.tell(NAMES[at], self.elapsed(), format!("not ordered: {why}"));
+            return None;
+        }
+        let ordered = Ordered { author: "a scenario".to_owned(), ..Ordered::default() };
+        let process = self.regions[at].process();
+        let done = process
+            .as_ref()
+            .and_then(|process| process.regions())
+            .map(|regions| regions.order(&order, &ordered).map_err(|fault| fault.to_string()));
+        let made = done.as_ref().and_then(|done| done.as_ref().ok()).map(|made| (made.before, made.after));
+        let what = match done {
+            Some(Ok(outcome)) => format!("ordered: {}", outcome.changes.join(", ")),
+            Some(Err(fault)) => format!("refused: {fault}"),
+            None => "nobody there to take an order".to_owned(),
+        };
+        self.trace.tell(NAMES[at], self.elapsed(), what);
+        made
+    }
+}
+
+impl World {
+    /// An operator gives no word that is not true: what he says is gone has neither a process nor a disk.
+    fn is_true(&mut self, at: Place, command: &Command) -> Result<(), String> {
+        let gone = match command {
+            Command::Evict(of) => *of,
+            Command::TakeOver => match self.authority_of(at) {
+                Some(authority) if authority != at => authority,
+                _ => return Err("there is no other authority".to_owned()),
+            },
+            _ => return Ok(()),
+        };
+        let name = NAMES[gone];
+        if self.sim.is_host_running(name) || !self.regions[gone].disk.is_empty() {
+            return Err(format!("{name} is not gone"));
+        }
+        Ok(())
+    }
+
+    /// Whom a node takes for the authority.
+    fn authority_of(&self, at: Place) -> Option<Place> {
+        let version = self.regions[at].process()?.node.version()?;
+        NAMES.iter().position(|name| Rights::named(name) == version.authority.region)
+    }
+}
+
+fn config(name: &str, peers: &[SocketAddr], setup: &Setup, keys: &std::path::Path) -> String {
+    let regions = NAMES.iter().zip(peers);
+    let regions = regions.map(|(name, at)| format!("  {name}: {{ nodes: {{ {name}-1: \"{at}\" }} }}\n"));
+    let regions: String = regions.collect();
+    let clock = if setup.clock.is_empty() { String::new() } else { format!("clock: {}\n", setup.clock) };
+    format!(
+        "\
+region: {name}
+node: {name}-1
+listen: {{ grpc: \"0.0.0.0:{GRPC_PORT}\", http: \"0.0.0.0:{HTTP_PORT}\", mesh: \"0.0.0.0:{MESH_PORT}\" }}
+data: simulated
+tls: {keys:?}
+store: memory
+memory: 16MiB
+workers: 1
+drain: 200ms
+regions:
+{regions}authority: {authority}-1
+{clock}limits:
+{limits}",
+        authority = NAMES[0],
+        limits = setup.limits,
+    )
+}
+
+thread_local! {
+    /// Of this thread, since the last step: a runtime keeps the panics of its tasks to itself.
+    static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+fn hear_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PANICS.with_borrow_mut(|panics| panics.push(info.to_string()));
+            before(info);
+        }));
+    });
+}

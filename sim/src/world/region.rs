@@ -1,0 +1,187 @@
+//! A region: a machine with a disk and clocks that outlive its process, and the process, which is the real server.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use acequia_mesh::{Identity, Mesh};
+use acequia_server::{
+    MeshSurroundings, Service, Surroundings, chance::Chance, config::Config, regions::Audit, worker::Shared,
+};
+use acequia_store::{Journal, Store};
+use quinn::TokioRuntime;
+use redb::StorageBackend;
+use tokio::sync::watch;
+
+use super::{
+    clock::{Machine, elapsed},
+    disk::Disk,
+    nap::Nap,
+    tcp::Port,
+    udp::Socket,
+    weather::Weather,
+};
+use crate::{random::Random, trace::Trace};
+
+/// The ports of a node.
+pub(crate) const MESH_PORT: u16 = 7000;
+pub(crate) const GRPC_PORT: u16 = 7001;
+pub(crate) const HTTP_PORT: u16 = 7002;
+/// How long a durable write takes, in microseconds.
+const DISK_US: (u64, u64) = (500, 3_000);
+
+/// One region.
+#[derive(Clone, Debug)]
+pub struct Region {
+    pub(crate) name: &'static str,
+    pub(crate) disk: Disk,
+    pub(crate) machine: Machine,
+    pub(crate) nap: Nap,
+    pub(crate) weather: Weather,
+    config: Arc<str>,
+    seed: u64,
+    trace: Trace,
+    /// Processes so far.
+    begun: Arc<AtomicU64>,
+    process: Arc<Mutex<Option<Process>>>,
+}
+
+/// The process that runs.
+#[derive(Debug)]
+struct Process {
+    shared: Weak<Shared>,
+    stop: watch::Sender<bool>,
+}
+
+impl Region {
+    pub(crate) fn new(name: &'static str, config: String, seed: u64, trace: Trace) -> Self {
+        Self {
+            name,
+            disk: Disk::new(),
+            machine: Machine::default(),
+            nap: Nap::default(),
+            weather: Weather::new(Random::of(seed, &format!("{name} weather"))),
+            config: config.into(),
+            seed,
+            trace,
+            begun: Arc::default(),
+            process: Arc::default(),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The process, if one runs and has begun to serve. Not to be kept beyond the look at it.
+    pub fn process(&self) -> Option<Arc<Shared>> {
+        self.current().as_ref()?.shared.upgrade()
+    }
+
+    /// Whether its process sleeps: what that says of itself is what was when it fell asleep.
+    pub fn is_asleep(&self) -> bool {
+        self.nap.is_on()
+    }
+
+    /// Processes that have begun so far.
+    pub fn processes(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Durable writes of its disk so far: a crash at the n-th is [`Fault::CrashAtWrite`](crate::schedule::Fault::CrashAtWrite).
+    pub fn durable_writes(&self) -> u64 {
+        self.disk.durable_writes()
+    }
+
+    /// Asks the process to stop as it should; one that sleeps wakes for it.
+    pub(crate) fn stop(&self) {
+        self.wake();
+        if let Some(process) = &*self.current() {
+            process.stop.send_replace(true);
+        }
+    }
+
+    /// The process sleeps from now on.
+    pub(crate) fn sleep(&self) {
+        if self.process().is_some() {
+            self.machine.sleep();
+            self.nap.begin();
+        }
+    }
+
+    /// It wakes, if it sleeps.
+    pub(crate) fn wake(&self) {
+        self.machine.wake();
+        self.nap.end();
+    }
+
+    /// Nobody looks at the process any more.
+    pub(crate) fn forget(&self) {
+        self.wake();
+        *self.current() = None;
+    }
+
+    /// A process from its start to its end, for turmoil.
+    pub(crate) async fn run(self) -> turmoil::Result {
+        let ended = match self.serve().await {
+            Ok(()) => "stopped".to_owned(),
+            Err(fault) => format!("cannot run: {fault}"),
+        };
+        self.trace.tell(self.name, elapsed(Duration::ZERO), ended);
+        self.forget();
+        Ok(())
+    }
+
+    async fn serve(&self) -> Result<(), Box<dyn std::error::Error>> {
+        let begun = self.begun.fetch_add(1, Ordering::Relaxed);
+        let mut random = Random::of(self.seed, &format!("{} {begun}", self.name));
+        self.trace.tell(self.name, elapsed(Duration::ZERO), format!("begins, process {begun}"));
+
+        let disk = self.disk.handle();
+        let bytes = disk.clone();
+        let journal = Journal::open_on(move || Ok(Box::new(bytes.clone()) as Box<dyn StorageBackend>))?;
+        let store: Arc<dyn Store> = Arc::new(journal);
+        let config = Config::parse(self.name, &self.config).map_err(|faults| faults.to_string())?;
+        let (grpc, http) = (self.port(GRPC_PORT).await?, self.port(HTTP_PORT).await?);
+        let (trace, name, weather) = (self.trace.clone(), self.name, self.weather.clone());
+        let socket = Socket::bind(MESH_PORT, self.nap.clone(), move |to: SocketAddr, bytes: &[u8]| {
+            trace.packet(name, elapsed(Duration::ZERO), to, bytes.len());
+            !weather.loses(to)
+        });
+        let socket = socket.await?;
+
+        let clock = Arc::new(self.machine.start());
+        let service = Service::start_with(config, Some(store), clock, Chance::Seeded(random.bytes()))?;
+        let (stop, stopping) = watch::channel(false);
+        *self.current() = Some(Process { shared: Arc::downgrade(service.shared()), stop });
+        let mesh = MeshSurroundings {
+            audit: Audit::open_on(Box::new(disk))?,
+            connect: Box::new(move |config| Mesh::start_with(config, socket, Arc::new(TokioRuntime))),
+        };
+        let disk_latency = Box::new(move || {
+            let (least, most) = DISK_US;
+            Duration::from_micros(random.between(least, most))
+        });
+        service.serve_in(Surroundings { grpc, http, mesh, disk_latency }, stopping).await?;
+        Ok(())
+    }
+
+    async fn port(&self, port: u16) -> std::io::Result<Port> {
+        Port::bind(port, self.nap.clone()).await
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A node's name in the mesh.
+pub(crate) fn identity(region: &str) -> Identity {
+    Identity::new(region, format!("{region}-1"))
+}
