@@ -52,9 +52,9 @@ const CRASHES: &str = "drill-crashes";
 const LINKS: &str = "drill-links";
 const ORDERS: &str = "drill-orders";
 
-/// The rules. Others are not missed here, or so rarely that a kill table would not end: what callers give back or lease (they do
-/// neither), what comes twice (QUIC sees to that), and meetings of crashes and messages that take thousands of histories, which
-/// `tests/ring` runs.
+/// The rules: those that were missed when all that seemed to matter here were left out. Of 51 that were tried with four seeds of
+/// each scenario, these were missed, and `GrantBeforeDurable` with more seeds; the others were tried no further. What callers give
+/// back or lease was not tried at all, since they do neither here. `tests/ring` has a table of its own with more rules.
 pub const RULES: &[Rule] = rules![
     // What must be on the disk first, and what a restart must not forget.
     GiveBeforeDurable in [CRASHES], true;

@@ -117,6 +117,13 @@ impl Budgets {
         let (Fault::Order(_, command), Some((before, after))) = (&done.fault, done.made) else {
             return false;
         };
+        // What was ordered under the same version before was lost with the authority's power.
+        let is_lost = |mark: &Mark| mark.epoch == after.epoch && *mark >= after;
+        for series in self.limits.values_mut() {
+            series.specs.retain(|(mark, _)| !is_lost(mark));
+            let lost = series.issued.iter_mut().filter(|(mark, ..)| is_lost(mark));
+            lost.for_each(|(.., is_heard)| *is_heard = false);
+        }
         match command {
             Command::Budget { limit, numbers } => {
                 // An authority that another one has replaced, on an operator's word, may be heard by nobody.

@@ -3,7 +3,7 @@
 //! | | Invariant | Where it is checked |
 //! |---|---|---|
 //! | I1 | admitted in a window is within its limit | [`NeverOver`] by answers, in true windows and by the nodes' own labels; [`NeverChargedOver`] by the nodes' counts |
-//! | I2 | no region's rights are below zero | [`Conserved`]: a part that is lent twice is a part too many; asserted inside `crates/rights` |
+//! | I2 | no region's rights are below zero | [`Conserved`]: a part that is lent twice is a part too many |
 //! | I3 | what is known of a row is at most the row | [`RowsGrow`]; of versions, [`OneWord`] |
 //! | I4 | rights as they are seen are at most the true ones | follows from I3 and I5; `tests/ring`, check `parts` |
 //! | I5 | rights are conserved | [`Conserved`]: the parts of all regions, down or not, are within what is in force |
@@ -13,14 +13,14 @@
 //! | I9 | any stretch of a sliding window is within the limit | [`NeverOver`], [`NeverChargedOver`]; what is lent of it, [`Conserved`] |
 //! | I10 | true windows hold while clocks are as good as is promised | [`NeverOver`]: no margin unless the schedule breaks the promise ([`Clocks::beyond`]) |
 //! | I11 | nothing is spent by whom is closed, nor of loans that ended | [`OnlyOwnersAdmit`], [`Conserved`] |
-//! | I12 | standing shares move from windows on that the giver has not opened | [`Conserved`], window by window; `crates/rights` |
+//! | I12 | standing shares move from windows on that the giver has not opened | [`Conserved`], window by window |
 //! | I13 | nothing has an effect before it is durable | [`RowsGrow`]: nobody knows of more than is on the disk; of loans and gifts, [`Conserved`] after a crash |
 //! | I14 | leases of callers are within what was set apart | callers of a world take none: `tests/ring`, `crates/node` |
 //! | I15 | after healing all views are equal | [`AllSettles`]; that nobody is waited for, [`NobodyWaits`] |
 //! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
 //! | I17 | utilisation is as promised | `tests/ring` (utilisation); a run says its own ([`Check::summary`]) |
 //! | I18 | donors keep their reserve | policy, which no bound rests on: `crates/node`, `policy.rs` |
-//! | I19 | messages are bounded | a run counts packets and bytes; `crates/node` bounds them by construction |
+//! | I19 | messages are bounded | no check: a run only counts packets and bytes |
 //! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
 
 mod answers;

@@ -42,18 +42,25 @@ impl OneWord {
             }
             let Some(version) = process.node.version() else { continue };
             self.looked[place] = looked;
-            if let Some(membership) = process.node.membership(process.clock.now()) {
+            let membership = process.node.membership(process.clock.now());
+            let writer = membership.as_ref().map(|membership| membership.writer);
+            if let Some(membership) = membership {
                 let adopted = self.adopted.entry(membership.writer).or_default();
                 *adopted = version.mark.max(*adopted);
             }
-            let authority = *self.authorities.entry(version.mark.epoch).or_insert(version.authority);
-            if authority != version.authority && !is_doubtful {
-                let (mark, now) = (version.mark, version.authority);
-                return Err(format!("epoch {} has two authorities, {authority:?} and {now:?}", mark.epoch));
+            // What an authority made and nobody else has, may be lost with its power, and made anew with other words.
+            let is_heard = writer != Some(version.authority);
+            let (mark, authority) = (version.mark, version.authority);
+            let known = self.authorities.get(&mark.epoch).copied().unwrap_or(authority);
+            if known != authority && !is_doubtful {
+                return Err(format!("epoch {} has two authorities, {known:?} and {authority:?}", mark.epoch));
             }
-            let known = self.versions.entry(version.mark).or_insert_with(|| version.clone());
-            if *known != version && !is_doubtful {
-                return Err(format!("{} has another version {:?} than others", region.name(), version.mark));
+            if self.versions.get(&mark).is_some_and(|known| *known != version) && !is_doubtful {
+                return Err(format!("{} has another version {mark:?} than others", region.name()));
+            }
+            if is_heard {
+                self.authorities.entry(mark.epoch).or_insert(authority);
+                self.versions.entry(mark).or_insert(version);
             }
         }
         Ok(())
