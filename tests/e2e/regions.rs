@@ -176,6 +176,7 @@ impl Operator {
         let request = ChangeRegionRequest {
             change: change.into(),
             region: region.to_owned(),
+            weight: u32::from(change == Change::Add),
             is_fenced,
             author: "ana".to_owned(),
             ..ChangeRegionRequest::default()
@@ -444,6 +445,37 @@ fn a_lost_disk_a_dead_region_and_the_authority_itself_are_mended_by_commands() {
     assert_eq!(eu.set_rate("500/s", false).expect_err("no authority").code(), Code::FailedPrecondition);
     us.set_rate("500/s", false).expect("the new authority changes budgets");
     eventually("it is everywhere", || rate_milli(&eu.status()) == 500_000);
+    never_over(&cluster.end(callers));
+}
+
+#[test]
+fn a_region_that_left_and_was_lost_comes_back_on_an_operators_word_alone() {
+    let mut cluster = Cluster::start(&limits());
+    let callers = cluster.callers(all_three());
+    until_used(&callers, RATE * 9 / 20);
+    let mut eu = Operator::of(&cluster.nodes[EU]);
+    // It never hears that it was removed.
+    cluster.nodes[AP].kill();
+    eu.change(Change::Remove, "ap", false).expect("removed");
+    let pending = |eu: &mut Operator| eu.status().catalogue.unwrap_or_default().pending;
+    eventually("it is waited for", || pending(&mut eu).iter().any(|pending| pending.region == "ap"));
+
+    // On an empty disk it cannot say that it gave up what it had.
+    std::fs::remove_dir_all(cluster.nodes[AP].data()).expect("the disk is gone");
+    cluster.nodes[AP].start_again();
+    let mut refused = String::new();
+    eventually("it is heard", || {
+        let fault = eu.change(Change::Add, "ap", false).expect_err("the old one may still answer somebody");
+        refused = fault.message().to_owned();
+        refused.contains("evict ap --fenced")
+    });
+    assert!(!pending(&mut eu).is_empty(), "{refused}");
+    eu.change(Change::Evict, "ap", false).expect_err("without an operator's word");
+    eu.change(Change::Evict, "ap", true).expect("evicted");
+    eventually("nobody waits for it", || pending(&mut eu).is_empty());
+    eu.change(Change::Add, "ap", false).expect("the new one is let in");
+    cluster.until_ready(AP);
+    until_used(&callers, RATE * 9 / 20);
     never_over(&cluster.end(callers));
 }
 

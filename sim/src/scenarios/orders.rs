@@ -75,7 +75,7 @@ pub(super) const EVICT_DEAD: Scenario = Scenario {
 pub(super) const LEAVER_DIES: Scenario = Scenario {
     name: "leaver-dies",
     story: "A region that is asked to leave is gone with its disk before it could say that it does: an operator evicts it, \
-            or lets it in again as a new one, and nobody waits for the old one.",
+            and may let it in again as a new one, and nobody waits for the old one.",
     plan: |random| {
         let of = 1 + random.index(2);
         let others: Vec<Place> = (0..3).filter(|place| *place != of).collect();
@@ -83,11 +83,11 @@ pub(super) const LEAVER_DIES: Scenario = Scenario {
         schedule.split(seconds(5), seconds(9), &[&[of], &others]);
         schedule.at(ms(random.between(5_100, 6_900)), Fault::Order(0, Command::Remove(of)));
         schedule.at(seconds(7), Fault::Crash(of, Leftover::Lost)).at(seconds(7), Fault::LoseDisk(of));
+        schedule.at(seconds(10), Fault::Order(0, Command::Evict(of)));
         if random.chance(500_000) {
-            schedule.at(seconds(10), Fault::Order(0, Command::Evict(of)));
             return Plan { schedule, gone: vec![of], duration: seconds(26), ..Plan::default() };
         }
-        schedule.at(seconds(10), Fault::Start(of));
+        schedule.at(seconds(11), Fault::Start(of));
         for at in [13, 16] {
             schedule.at(seconds(at), Fault::Order(0, Command::Add(of, 1)));
         }

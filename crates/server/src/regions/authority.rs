@@ -369,6 +369,16 @@ impl Regions {
             return Err(OrderFault::Invalid(format!("{region} has a share already: see `regions weight`")));
         }
         let writer = self.heard(region, now)?;
+        // Whoever has begun anew will never say that it gave up what it had before; and that this does nothing any more is an
+        // operator's to say, not ours.
+        let is_before = |old: Writer| old.node == writer.node && old.incarnation < writer.incarnation;
+        if leavers(version, number).any(is_before) {
+            return Err(OrderFault::NotYet(format!(
+                "{region} was removed, and the node that it had then has not said that it gave its share up: bring that one \
+                 back with its disk until `acequia regions` waits for it no more; or, if it is gone for good, say \
+                 `acequia regions evict {region} --fenced`, and then add the new one"
+            )));
+        }
         let member = self.member(writer, weight);
         plan.changes.push(format!("{} gets a share: weight {weight}", member.name));
         plan.warnings.push(
@@ -377,10 +387,6 @@ impl Regions {
                 .to_owned(),
         );
         plan.draft.members.insert(number, member);
-        // A node that has begun anew will never say that it gave up what it had before.
-        let is_before = |old: &Writer| old.node == writer.node && old.incarnation < writer.incarnation;
-        let before = leavers(version, number).filter(is_before);
-        plan.draft.fenced.extend(before.map(|old| fence(old, now)));
         Ok(())
     }
 
@@ -430,7 +436,7 @@ impl Regions {
             plan.draft.fenced.push(fence(member.writer, now));
             plan.changes.push(format!("{} loses its share: weight {}", member.name, member.weight));
         } else {
-            plan.changes.push(format!("{region} is not waited for any more: it gave its share up"));
+            plan.changes.push(format!("{region}, which was removed, is not waited for any more"));
         }
         plan.warnings.push(format!(
             "if {region} still answers anybody, limits are exceeded by its share; its disk is refused from then on"
