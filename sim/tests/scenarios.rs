@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use acequia_sim::{
-    checks::{Check as _, Clocks, NeverOver},
+    checks::{Check as _, Clocks, NeverOver, NobodyWaits},
     random::Random,
-    run::{Record, run, run_plan},
+    run::{Record, run, run_plan, run_with},
     scenarios::{Plan, named},
     schedule::{Command, Fault, Leftover, Schedule},
     trace::Trace,
@@ -21,6 +21,22 @@ fn nothing_is_found_in_calm_and_in_a_split_brain() {
             assert_eq!(record.findings, [""; 0], "{name} --seed {seed}");
             assert!(record.regions.iter().all(|(_, counts)| counts.allowed > 100), "{name} --seed {seed}");
         }
+    }
+}
+
+#[test]
+fn when_orders_are_over_nobody_waits_for_anybody() {
+    for (name, seed) in [
+        ("join-and-leave", 1),
+        ("leaver-dies", 2),
+        ("evict-dead", 1),
+        ("weights-in-a-rollout", 1),
+        ("budget-in-a-split", 1),
+    ] {
+        let plan = named(name).expect("a scenario").plan_of(seed);
+        let waits: Box<dyn acequia_sim::checks::Check> = Box::new(NobodyWaits::new(&plan));
+        let record = run_with(plan, seed, &Trace::default(), vec![waits]).expect("a world");
+        assert_eq!(record.findings, [""; 0], "{name} --seed {seed}");
     }
 }
 

@@ -436,6 +436,8 @@ pub struct Progress {
     pub term_effective: Mark,
     /// Who has not acknowledged the adopted version, and how far it is.
     pub pending: Vec<(Writer, Waiting)>,
+    /// Who leaves and has not yet said that it gave its share up, while it was no member any more.
+    pub leavers: BTreeSet<Writer>,
 }
 
 /// What must be on disk: all of it, before an acknowledgement counts.
@@ -833,7 +835,13 @@ impl Versions {
             term_requested: newest.mark,
             term_effective: front.map_or(Mark::default(), |term| term.mark),
             pending: pending.collect(),
+            leavers: version.leaving.iter().copied().filter(|writer| !self.has_left(*writer)).collect(),
         })
+    }
+
+    /// Whether a writer has acknowledged a term that does not name it.
+    fn has_left(&self, writer: Writer) -> bool {
+        self.kept.chain.iter().any(|term| !term.names(writer) && term.acked.contains_key(&writer))
     }
 
     /// The next version, made by this node as the authority. It is in force once adopted, here too, and must be on this
@@ -918,10 +926,7 @@ impl Versions {
         let is_fenced = |writer: &Writer| version.fenced.iter().any(|fence| fence.writer == *writer);
         let named =
             |writer: &Writer| version.members.get(&writer.region).is_some_and(|m| m.writer == *writer);
-        let has_left = |writer: &Writer| {
-            self.kept.chain.iter().any(|term| !term.names(*writer) && term.acked.contains_key(writer))
-        };
-        let gone = held.leaving.iter().copied().filter(|writer| !has_left(writer));
+        let gone = held.leaving.iter().copied().filter(|writer| !self.has_left(*writer));
         let going = held.members.values().map(|member| member.writer).filter(|writer| !named(writer));
         let leaving: BTreeSet<Writer> = gone.chain(going).filter(|writer| !is_fenced(writer)).collect();
         if !broken(Broken::ForgetLeavers) {

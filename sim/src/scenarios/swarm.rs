@@ -232,13 +232,14 @@ fn change_member(schedule: &mut Schedule, random: &mut Random, regions: usize) {
     let back_ms = random.between(at_ms + 500, UNTIL_MS);
     let leaves = random.chance(300_000);
     if leaves {
-        // It comes back as a new one; before, it has time to say that it goes.
+        // It comes back as a new one. Before, it has time to say that it goes; if that was not enough, an operator says so.
         schedule.at(ms(at_ms), Fault::Order(0, Command::Remove(of)));
         let at = ms(UNTIL_MS + 1_500);
         schedule
             .at(at, Fault::Crash(of, Leftover::Lost))
             .at(at, Fault::LoseDisk(of))
-            .at(at, Fault::Start(of));
+            .at(at, Fault::Order(0, Command::Evict(of)))
+            .at(at + ms(100), Fault::Start(of));
     } else {
         let at = ms(at_ms);
         schedule.at(at, Fault::Crash(of, Leftover::Lost)).at(at, Fault::LoseDisk(of));

@@ -1,6 +1,6 @@
 //! Orders become versions of the catalogue: planned against the newest, shown, written to the audit log, put in force.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{Descriptor, Limit, Now, RATE_PARTS, limit::LimitSpec};
 use acequia_node::{
@@ -282,10 +282,10 @@ impl Regions {
                 plan.limits(&before, &merged(&before, changed), now)?;
             }
             Order::TakeOver { is_fenced } => self.plan_take_over(&mut plan, version, *is_fenced)?,
-            Order::Add { region, weight } => self.plan_add(&mut plan, version, region, *weight, now)?,
+            Order::Add { region, weight } => self.plan_add(&mut plan, region, *weight, now)?,
             Order::Recover { region } => self.plan_recover(&mut plan, region, now)?,
             Order::Evict { region, is_fenced } => {
-                self.plan_evict(&mut plan, version, region, *is_fenced, now)?;
+                self.plan_evict(&mut plan, region, *is_fenced, now)?;
             }
             Order::Remove { region } => {
                 let member = self.other_member(&plan, region)?;
@@ -355,14 +355,7 @@ impl Regions {
         Ok(())
     }
 
-    fn plan_add(
-        &self,
-        plan: &mut Plan,
-        version: &Version,
-        region: &str,
-        weight: u32,
-        now: Now,
-    ) -> Result<(), OrderFault> {
+    fn plan_add(&self, plan: &mut Plan, region: &str, weight: u32, now: Now) -> Result<(), OrderFault> {
         check_weight(weight)?;
         let number = Region::named(region);
         if plan.draft.members.contains_key(&number) {
@@ -372,7 +365,7 @@ impl Regions {
         // Whoever has begun anew will never say that it gave up what it had before; and that this does nothing any more is an
         // operator's to say, not ours.
         let is_before = |old: Writer| old.node == writer.node && old.incarnation < writer.incarnation;
-        if leavers(version, number).any(is_before) {
+        if self.leavers(number, now).any(is_before) {
             return Err(OrderFault::NotYet(format!(
                 "{region} was removed, and the node that it had then has not said that it gave its share up: bring that one \
                  back with its disk until `acequia regions` waits for it no more; or, if it is gone for good, say \
@@ -411,16 +404,9 @@ impl Regions {
         Ok(())
     }
 
-    fn plan_evict(
-        &self,
-        plan: &mut Plan,
-        version: &Version,
-        region: &str,
-        is_fenced: bool,
-        now: Now,
-    ) -> Result<(), OrderFault> {
+    fn plan_evict(&self, plan: &mut Plan, region: &str, is_fenced: bool, now: Now) -> Result<(), OrderFault> {
         // One that was removed and is gone before it could say that it gave its share up is waited for, too.
-        let leavers: Vec<Writer> = leavers(version, Region::named(region)).collect();
+        let leavers: Vec<Writer> = self.leavers(Region::named(region), now).collect();
         let is_member = plan.draft.members.contains_key(&Region::named(region));
         let member =
             if is_member || leavers.is_empty() { Some(self.other_member(plan, region)?) } else { None };
@@ -442,6 +428,13 @@ impl Regions {
             "if {region} still answers anybody, limits are exceeded by its share; its disk is refused from then on"
         ));
         Ok(())
+    }
+
+    /// Writers of a region that were removed, and have not said that they gave their share up.
+    fn leavers(&self, region: Region, now: Now) -> impl Iterator<Item = Writer> + use<> {
+        let progress = self.node.membership(now).and_then(|membership| membership.progress);
+        let leavers = progress.map_or_else(BTreeSet::new, |progress| progress.leavers);
+        leavers.into_iter().filter(move |writer| writer.region == region)
     }
 
     /// A member that is not this node.
@@ -532,11 +525,6 @@ pub(super) fn specs_of(version: &Version) -> Result<Vec<LimitSpec>, OrderFault> 
 
 fn bytes_of(specs: &[LimitSpec]) -> Result<Vec<u8>, OrderFault> {
     limits_to_bytes(specs).map_err(OrderFault::Invalid)
-}
-
-/// Writers of a region that were removed, and had not said that they gave their share up when the version was made.
-fn leavers(version: &Version, region: Region) -> impl Iterator<Item = Writer> + '_ {
-    version.leaving.iter().copied().filter(move |writer| writer.region == region)
 }
 
 /// The word of an operator that a writer does nothing any more.
