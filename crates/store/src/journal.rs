@@ -6,6 +6,7 @@
 use std::{
     fs::File,
     io,
+    ops::Bound,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
 };
@@ -21,6 +22,10 @@ use crate::{Store, StoreError, file::Watched};
 
 /// The file in the `data` folder.
 const FILE: &str = "journal.redb";
+/// Its name until it is one.
+const UNFINISHED: &str = "journal.redb.unfinished";
+/// Bytes by which redb knows its files.
+const MAGIC_BYTES: usize = 9;
 /// (limit, tag) to the postcard bytes of a state.
 const ROWS: TableDefinition<'_, (u128, u128), &[u8]> = TableDefinition::new("rows");
 /// Named values.
@@ -41,6 +46,21 @@ pub struct Journal {
     is_doubtful: Arc<AtomicBool>,
 }
 
+/// A way to a file.
+fn reach_file(file: File) -> Box<Reach> {
+    Box::new(move || Ok(Box::new(FileBackend::new(file.try_clone()?)?) as Box<dyn StorageBackend>))
+}
+
+fn unopened(path: &str, fault: &DatabaseError) -> StoreError {
+    let mend = match fault {
+        DatabaseError::DatabaseAlreadyOpen => {
+            "Another node uses this `data` folder: stop it, or give this node a folder of its own"
+        }
+        _ => "If it was damaged, restore it from a copy, or move it away and start afresh",
+    };
+    StoreError::Open { path: path.to_owned(), cause: fault.to_string(), mend }
+}
+
 impl std::fmt::Debug for Journal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Journal").finish_non_exhaustive()
@@ -56,13 +76,33 @@ impl Journal {
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let fault = |cause: String, mend| StoreError::Open { path: path.display().to_string(), cause, mend };
-        let made = std::fs::create_dir_all(folder)
-            .and_then(|()| File::options().read(true).write(true).create(true).truncate(false).open(&path));
-        let file = made.map_err(|e| {
+        let open =
+            |path: &Path| File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let unwritable = |e: io::Error| {
             fault(e.to_string(), "Make the `data` folder writable for this user, or name another one")
-        })?;
-        let reach = move || Ok(Box::new(FileBackend::new(file.try_clone()?)?) as Box<dyn StorageBackend>);
-        Self::over(Box::new(reach)).first_opened(&path.display().to_string())
+        };
+        std::fs::create_dir_all(folder).map_err(unwritable)?;
+        if path.exists() {
+            return Self::over(reach_file(open(&path).map_err(unwritable)?))
+                .first_opened(&path.display().to_string());
+        }
+        // It is made under another name, so that what is cut short is not taken for a journal that was damaged.
+        let unfinished = folder.join(UNFINISHED);
+        let file = open(&unfinished).map_err(unwritable)?;
+        let journal = Self::over(reach_file(file.try_clone().map_err(unwritable)?));
+        if path.exists() {
+            // Another process has just made it.
+            return Self::open(folder);
+        }
+        journal
+            .begin_anew(|_| true)
+            .and_then(|()| journal.first_opened(&path.display().to_string()))
+            .and_then(|journal| {
+                std::fs::rename(&unfinished, &path)
+                    .and_then(|()| File::open(folder)?.sync_all())
+                    .map_err(unwritable)?;
+                Ok(journal)
+            })
     }
 
     /// Opens the journal on bytes of the caller's, those of a simulated disk, for instance. `reach` gives a way to them, always
@@ -73,26 +113,41 @@ impl Journal {
     pub fn open_on(
         reach: impl Fn() -> io::Result<Box<dyn StorageBackend>> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
-        Self::over(Box::new(move || Ok(reach()?))).first_opened("given by the caller")
+        let journal = Self::over(Box::new(move || Ok(reach()?)));
+        journal.begin_anew(|magic| magic.iter().all(|byte| *byte == 0))?;
+        journal.first_opened("given by the caller")
+    }
+
+    /// Empties bytes that are there, if their beginning says so. redb writes its first bytes, which say that it is a database, when all
+    /// others of an empty one are on the disk: before, nothing was ever committed.
+    fn begin_anew(&self, is_unfinished: impl Fn(&[u8]) -> bool) -> Result<(), StoreError> {
+        let anew = || -> Result<(), DatabaseError> {
+            let file = Watched::new((self.reach)()?, &self.is_doubtful);
+            let mut magic = [0; MAGIC_BYTES];
+            let length = file.len()?;
+            if length >= magic.len() as u64 {
+                file.read(0, &mut magic)?;
+            }
+            if length > 0 && is_unfinished(&magic) {
+                if !file.try_lock_range(Bound::Unbounded, Bound::Unbounded)? {
+                    return Err(DatabaseError::DatabaseAlreadyOpen);
+                }
+                file.set_len(0)?;
+            }
+            Ok(())
+        };
+        anew().map_err(|e| unopened("a journal that is being made", &e))
     }
 
     fn first_opened(self, path: &str) -> Result<Self, StoreError> {
-        let fault = |cause: String, mend| StoreError::Open { path: path.to_owned(), cause, mend };
-        let database = self.opened().map_err(|e| {
-            let mend = match e {
-                DatabaseError::DatabaseAlreadyOpen => {
-                    "Another node uses this `data` folder: stop it, or give this node a folder of its own"
-                }
-                _ => "If it was damaged, restore it from a copy, or move it away and start afresh",
-            };
-            fault(e.to_string(), mend)
-        })?;
+        let database = self.opened().map_err(|e| unopened(path, &e))?;
         match value(&database, FORMAT_NAME)?.as_deref() {
             None => commit(&database, &[], &[(FORMAT_NAME, Some(FORMAT))])?,
             Some(FORMAT) => {}
             Some(other) => {
                 let cause = format!("its format is {:?}", String::from_utf8_lossy(other));
-                return Err(fault(cause, "A newer version wrote it: run that version"));
+                let (path, mend) = (path.to_owned(), "A newer version wrote it: run that version");
+                return Err(StoreError::Open { path, cause, mend });
             }
         }
         *self.database() = Some(database);
@@ -433,6 +488,39 @@ mod tests {
             let first = after.rows(LimitId(1)).expect("rows");
             assert!(first == rows(1, 4) || (failed && first == rows(1, 3)), "{well}: neither old nor new");
         }
+    }
+
+    #[test]
+    fn a_journal_whose_making_was_cut_short_is_made_again() {
+        let mut cut_short = 0;
+        for (failing, well) in (0..40).flat_map(|well| [(Failing::Writes, well), (Failing::Syncs, well)]) {
+            let handle = Handle::default();
+            (handle.disk().failing, handle.disk().well, handle.disk().badly) =
+                (Some(failing), well, usize::MAX);
+            let on = |handle: &Handle| {
+                let handle = handle.clone();
+                Journal::open_on(move || Ok(Box::new(handle.clone())))
+            };
+            if on(&handle).is_ok() {
+                continue;
+            }
+            for cut in [|_| false, |_| true, |page: usize| page.is_multiple_of(2)] {
+                let after = Handle(Arc::new(Mutex::new(handle.disk().after_a_cut(cut))));
+                cut_short += usize::from(!after.disk().cached.is_empty());
+                contract::check(&on(&after).expect("an empty journal"));
+            }
+        }
+        assert!(cut_short > 20, "{cut_short}");
+    }
+
+    #[test]
+    fn a_file_that_was_not_finished_is_not_taken_for_a_journal() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join(UNFINISHED), [7; 10_000]).expect("a file");
+        contract::check(&Journal::open(folder.path()).expect("a journal"));
+        assert!(!folder.path().join(UNFINISHED).exists());
+        let journal = Journal::open(folder.path()).expect("the same");
+        assert_eq!(journal.value("other").expect("a value").as_deref(), Some(&b""[..]));
     }
 
     #[test]
