@@ -10,7 +10,7 @@ use acequia_rights::{
 };
 use smallvec::SmallVec;
 
-use super::{CellKey, Entry, Header, Sharing, Topic, peer::Peer, wire::ShortId};
+use super::{CellKey, Entry, Header, Sharing, Storing, Topic, peer::Peer, wire::ShortId};
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
     asker::spent_for_ns,
@@ -232,7 +232,7 @@ impl Sharing {
         self.keep(node);
         // Of the limits that the version brings back a crash presumes nothing before it is on the disk.
         node.take_from_disk(taken);
-        let batch = self.storing.last().map_or(0, |(batch, _)| *batch);
+        let batch = self.storing.last().map_or(0, |storing| storing.batch);
         self.tell_version(batch);
         for writer in closed {
             // Its session stays: what was lent to it ends by that.
@@ -351,7 +351,7 @@ impl Sharing {
         let revision = self.versions.revision();
         if let Ok(bytes) = postcard::to_allocvec(self.versions.kept()) {
             let batch = node.write_record(crate::journal::VERSIONS, bytes);
-            self.storing.push((batch, revision));
+            self.storing.push(Storing { batch, revision, mark: self.mark() });
         }
     }
 
@@ -433,7 +433,7 @@ impl Sharing {
         if node.reshare(terms, now) {
             self.settle_accounts(node, &[], now);
         }
-        if self.storing.iter().all(|(_, revision)| *revision < self.versions.revision()) {
+        if self.storing.iter().all(|storing| storing.revision < self.versions.revision()) {
             self.keep(node);
         }
     }
@@ -506,7 +506,7 @@ impl Sharing {
     /// Tells peers that are behind the version that this node has.
     pub(crate) fn compare_marks(&mut self, header: &Header, from: Region) {
         let own = self.mark();
-        let stored = self.storing.iter().map(|(batch, _)| *batch).max().unwrap_or(0);
+        let stored = self.storing.iter().map(|storing| storing.batch).max().unwrap_or(0);
         if header.mark >= own {
             return;
         }

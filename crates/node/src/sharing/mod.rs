@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use acequia_limits::{LimitId, Now, Reason};
 use acequia_rights::{
-    Beats, Region, Session, Version, Versions, Writer,
+    Beats, Mark, Region, Session, Version, Versions, Writer,
     broken::{Broken, broken},
     session::Beat,
 };
@@ -157,8 +157,10 @@ pub(crate) struct Sharing {
     ticks_since_adopted: u32,
     /// Before this nothing is acknowledged: a crash forgot what was spent.
     forgotten_until_ns: u64,
-    /// Revisions of the versions that wait for the disk: (batch, revision).
-    storing: Vec<(u64, u64)>,
+    /// Revisions of the versions that wait for the disk.
+    storing: Vec<Storing>,
+    /// The newest version that is there: what others may hear that this node has.
+    stored: Mark,
     /// A version that a peer told, not yet adopted.
     offered: Option<Version>,
     peers: BTreeMap<Region, Peer>,
@@ -219,6 +221,14 @@ impl Memory {
     }
 }
 
+/// What of the versions waits for the disk.
+#[derive(Clone, Copy, Debug)]
+struct Storing {
+    batch: u64,
+    revision: u64,
+    mark: Mark,
+}
+
 impl Sharing {
     pub(crate) fn new(home: Home, versions: Versions, memory: Memory, born_in: u64) -> Self {
         let beats = Beats::new(memory.boot, home.loan_ttl_ns.saturating_mul(4));
@@ -227,6 +237,7 @@ impl Sharing {
             beat: Beat { boot: memory.boot, number: 0 },
             beats,
             beat_ns: 0,
+            stored: versions.version().map_or_else(Mark::default, |version| version.mark),
             versions,
             splits: BTreeMap::new(),
             over_lent: BTreeSet::new(),
@@ -321,11 +332,13 @@ impl Sharing {
     fn stored(&mut self, node: &Node, now: Now) {
         let committed = node.progress().committed;
         let mut newest = None;
-        self.storing.retain(|(batch, revision)| {
-            if *batch <= committed {
-                newest = newest.max(Some(*revision));
+        let stored = &mut self.stored;
+        self.storing.retain(|storing| {
+            if storing.batch <= committed {
+                newest = newest.max(Some(storing.revision));
+                *stored = storing.mark.max(*stored);
             }
-            *batch > committed
+            storing.batch > committed
         });
         if let Some(revision) = newest {
             self.versions.stored(revision, now);
@@ -449,7 +462,7 @@ impl Sharing {
         let regions: SmallVec<[Region; 8]> = self.peers.keys().copied().filter(|r| may_send(*r)).collect();
         let catalogue = node.catalogue();
         for region in regions {
-            let (me, beat, mark) = (self.me(), self.beat, self.mark());
+            let (me, beat, mark) = (self.me(), self.beat, self.stored);
             let Some(peer) = self.peers.get_mut(&region) else { continue };
             let quiet = now.steady_ns.saturating_sub(peer.said_ns);
             let pulse = peer.said_ns == 0 || quiet >= PULSE_NS;
