@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 
 use acequia_rights::{Held, Lent, Mark, Region, Sessions, Writer};
 
-use crate::{Active, Catalogue, LimitAnswer, Node, journal_tag, shard_of, sharing::CellKey};
+use crate::{
+    Active, Catalogue, LimitAnswer, Node, OverflowKey, journal::HeapCell, journal_tag, lock, shard_of,
+    sharing::CellKey,
+};
 
 /// What a region has of one cell. Nothing changes by looking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -209,8 +212,14 @@ impl Node {
                 match place {
                     Some(_) => local.at(salt).available(words, now, salt),
                     None => {
-                        let state = self.initial(&catalogue, (slot, numbers), local.at(salt), salt, now);
-                        local.at(salt).available(state.words(), now, salt)
+                        // A new cell begins with what others, or an earlier process, spent in the shared one.
+                        let algorithm = local.at(salt);
+                        let state = self.initial(&catalogue, (slot, numbers), algorithm, salt, now);
+                        let own = algorithm.available(state.words(), now, salt);
+                        let shared = lock(&self.overflow);
+                        let shared = shared.get(&OverflowKey { slot, numbers });
+                        let theirs = |cell: &HeapCell| algorithm.available(&cell.words, now, salt);
+                        shared.map_or(own, |cell| own.min(theirs(cell)))
                     }
                 }
             };

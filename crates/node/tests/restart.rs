@@ -9,7 +9,7 @@ use std::{
 };
 
 use acequia_limits::{
-    CellTag, Now, Reason, Request,
+    CellTag, Descriptor, Now, Reason, Request,
     limit::{LimitSpec, NoWait},
 };
 use acequia_node::{Ask, Asker, Config, MEMORY_BYTES_MIN, Node, Row};
@@ -401,6 +401,11 @@ fn a_clean_stop_soon_after_a_crash_remembers_what_the_crash_forgot() {
     let second = restarted(&node, &mut disk, &specs, START.later(S), false);
     stop(&second, &mut disk, START.later(2 * S));
     let third = restarted(&second, &mut disk, &specs, START.later(3 * S), true);
+    // Whoever looks is told so before anybody asks.
+    let limit = third.schedule()[0].limit.id;
+    let values = Descriptor { entries: &[(b"key", b"k")], cost: None };
+    let holding = third.holding_named(limit, &values, START.later(3 * S));
+    assert_eq!(holding.expect("a cell").left, 0);
     assert_eq!(scene::drain(&mut third.asker(), "k", START.later(3 * S)), 0);
 }
 
