@@ -19,6 +19,21 @@ pub(super) const ROLLING_RESTART: Scenario = Scenario {
     },
 };
 
+pub(super) const STOP_AFTER_CRASH: Scenario = Scenario {
+    name: "stop-after-crash",
+    story: "A region loses its power, is back, and is stopped as it should be and started again before what the crash forgot \
+            is over: it still counts as spent.",
+    plan: |random| {
+        let mut schedule = Schedule::default();
+        let (place, at) = (random.index(3), seconds(random.between(5, 8)));
+        let [back, stop, again] =
+            [(50, 800), (100, 1_500), (600, 1_500)].map(|(least, most)| ms(random.between(least, most)));
+        schedule.at(at, Fault::Crash(place, random.pick(&LEFTOVERS))).at(at + back, Fault::Start(place));
+        schedule.at(at + back + stop, Fault::Stop(place)).at(at + back + stop + again, Fault::Start(place));
+        Plan { schedule, duration: seconds(26), ..Plan::default() }
+    },
+};
+
 pub(super) const CRASH_AUTHORITY: Scenario = Scenario {
     name: "crash-authority",
     story: "The authority loses its power twice, the second time with an order just given: the others go on without it, \

@@ -17,6 +17,23 @@ pub(super) const LOST_DISK: Scenario = Scenario {
     },
 };
 
+pub(super) const FIRST_WRITES: Scenario = Scenario {
+    name: "first-writes",
+    story: "A region loses its disk, and its power at one of the first writes on the empty one: half a journal is none, and it \
+            begins once more.",
+    plan: |random| {
+        let (place, at) = (1 + random.index(2), seconds(random.between(5, 8)));
+        let mut schedule = Schedule::default();
+        schedule.at(at, Fault::Crash(place, Leftover::Lost)).at(at, Fault::LoseDisk(place));
+        schedule.at(at + seconds(1), Fault::CrashAtWrite(place, random.below(12)));
+        schedule.at(at + seconds(1), Fault::Start(place)).at(at + seconds(3), Fault::Start(place));
+        for after in [5, 8, 11] {
+            schedule.at(at + seconds(after), Fault::Order(0, Command::Recover(place)));
+        }
+        Plan { schedule, duration: seconds(34), ..Plan::default() }
+    },
+};
+
 pub(super) const FULL_DISK: Scenario = Scenario {
     name: "full-disk",
     story: "A region's disk takes no more writes for a while: it says nothing that it could not write down first.",

@@ -59,7 +59,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 29] = [
+pub const ALL: [Scenario; 32] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -68,10 +68,12 @@ pub const ALL: [Scenario; 29] = [
     links::SLOW_LINK,
     links::LOSSY_LINK,
     crashes::ROLLING_RESTART,
+    crashes::STOP_AFTER_CRASH,
     crashes::CRASH_AUTHORITY,
     crashes::AUTHORITY_MOVES,
     crashes::CRASH_AT_WRITE,
     disks::LOST_DISK,
+    disks::FIRST_WRITES,
     disks::FULL_DISK,
     disks::OLD_DISK,
     clocks::CLOCK_SKEW,
@@ -81,6 +83,7 @@ pub const ALL: [Scenario; 29] = [
     orders::WEIGHTS_IN_A_ROLLOUT,
     orders::JOIN_AND_LEAVE,
     orders::LEAVER_DIES,
+    orders::CRASH_IN_AN_ORDER,
     orders::EVICT_DEAD,
     orders::EVICT_ALIVE,
     window_roll::WINDOW_ROLL,

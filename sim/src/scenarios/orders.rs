@@ -59,6 +59,28 @@ pub(super) const JOIN_AND_LEAVE: Scenario = Scenario {
     },
 };
 
+pub(super) const CRASH_IN_AN_ORDER: Scenario = Scenario {
+    name: "crash-in-an-order",
+    story: "Budgets change one after the other, and a region that hears of them loses its power at the write that would keep one: \
+            nobody hears that it has what it never kept.",
+    plan: |random| {
+        let mut schedule = Schedule::default();
+        let place = 1 + random.index(2);
+        for round in 0..4 {
+            let at = seconds(5 + 4 * round);
+            schedule.at(at, Fault::CrashAtWrite(place, random.below(8)));
+            for after in [0, 60, 120, 180] {
+                let budget = Command::budget("api", "rate", &format!("{}/s", random.between(20, 60)));
+                schedule.at(at + ms(after + random.between(0, 40)), Fault::Order(0, budget));
+            }
+            schedule.at(at + ms(random.between(200, 2_000)), Fault::Start(place));
+            schedule.at(at + ms(2_500), Fault::Start(place));
+        }
+        schedule.at(seconds(21), Fault::Heal);
+        Plan { schedule, duration: seconds(31), ..Plan::default() }
+    },
+};
+
 pub(super) const EVICT_DEAD: Scenario = Scenario {
     name: "evict-dead",
     story: "A region is gone for good with its disk, and an operator evicts it: the others have its share then, and not \
