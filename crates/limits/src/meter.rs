@@ -99,6 +99,11 @@ impl Meter {
         self.capacity
     }
 
+    /// The rate in lowest terms: so many units in so many nanoseconds.
+    pub const fn terms(&self) -> (u64, u64) {
+        (self.n, self.p)
+    }
+
     /// The rate: units a second, in thousandths, rounded down.
     pub fn rate_milli(&self) -> u64 {
         const MILLI_NS: u128 = 1_000 * 1_000_000_000;

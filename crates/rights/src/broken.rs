@@ -183,6 +183,40 @@ pub enum Broken {
     LeaseNotSetApart,
     /// What a crash forgot is forgotten with the next crash, though the limit is journalled by then.
     ForgottenUnwritten,
+    /// A pool grants what it may have drained too soon.
+    PoolGrantsUnsure,
+    /// What comes back to a pool drains there from when it may still have drained at its holder.
+    PoolDrainsEarly,
+    /// A lease that ended comes back to its pool unspent.
+    PoolOwesNothing,
+    /// A call that comes after a later one counts.
+    PoolHearsOlderCalls,
+    /// What an earlier process of a node held comes back unspent.
+    PoolTrustsTheDead,
+    /// A pool grants before all nodes have told what they hold.
+    PoolGrantsUntold,
+    /// A generation grants when the first node has told what it holds.
+    PoolAsksOneNode,
+    /// A pool that forgot begins full.
+    PoolBeginsFull,
+    /// What was spent is unknown up to when the first node told what it holds.
+    PoolFreshFromFirst,
+    /// Windows count in whose time a node lost what it had taken.
+    PoolBurnsNothing,
+    /// What an earlier process of a node took from a window is forgotten.
+    PoolForgetsTheDead,
+    /// A promoted replica is taken for the process before it.
+    PoolKnowsNoProcess,
+    /// What a sliding window's lease may have used counts no more when it ends.
+    PoolLingersNot,
+    /// A node takes up what is granted by an answer that comes late.
+    PurseTakesLate,
+    /// A node counts a lease from when the answer came.
+    PurseDatesFromAnswer,
+    /// A node takes what an answer to an earlier call says.
+    PurseHearsOlderCalls,
+    /// A node gives parts back after the call that says so.
+    PurseKeepsWhatItGave,
 }
 
 /// Whether a rule is left out in this thread.

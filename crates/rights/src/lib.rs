@@ -21,6 +21,9 @@
 //!    ([`loan`], Theorem 3). A sliding window's capacity moves only unused, and is not used again before what the
 //!    holder spent has left the window ([`loan`], Theorem 4). A window's rights move only unused, and never back. ∎
 //!
+//! What several nodes of one region share they take leases of, from pools that are kept by a server which may forget: [`pool`] has
+//! the same promise a level below, with its own theorems.
+//!
 //! Where a share is lowered, loans cut from the larger one go on counting until they are back within the smaller one,
 //! and so does what such a cell owes: until then the region does not acknowledge, the older budget is in force, and
 //! nobody's share is raised. What other cells owe drains in the horizon that a raise waits for.
@@ -56,6 +59,9 @@ pub mod loan;
 
 // What a region gives away inside a window.
 pub mod transfer;
+
+// What the nodes of one region share.
+pub mod pool;
 
 // Whether two nodes know the same, in a few bytes.
 pub mod digest;

@@ -215,11 +215,11 @@ pub struct Change {
 }
 
 impl Change {
-    fn gain(part: Part, owe: u64) -> Self {
+    pub(crate) fn gain(part: Part, owe: u64) -> Self {
         Self { rate: i64::from(part.rate), units: part.units.cast_signed(), owe, shed: 0 }
     }
 
-    fn lose(part: Part, shed: u64) -> Self {
+    pub(crate) fn lose(part: Part, shed: u64) -> Self {
         Self { rate: -i64::from(part.rate), units: -part.units.cast_signed(), owe: 0, shed }
     }
 }

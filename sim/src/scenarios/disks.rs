@@ -1,4 +1,4 @@
-use super::{Plan, Scenario, crashes::LEFTOVERS, seconds};
+use super::{Plan, Scenario, crashes::LEFTOVERS, ms, seconds};
 use crate::schedule::{Command, Fault, Leftover, Schedule};
 
 pub(super) const LOST_DISK: Scenario = Scenario {
@@ -29,6 +29,7 @@ pub(super) const FIRST_WRITES: Scenario = Scenario {
         schedule.at(at + seconds(1), Fault::Start(place)).at(at + seconds(3), Fault::Start(place));
         for after in [5, 8, 11] {
             schedule.at(at + seconds(after), Fault::Order(0, Command::Recover(place)));
+            schedule.at(at + seconds(after) + ms(500), Fault::Start(place));
         }
         Plan { schedule, duration: seconds(34), ..Plan::default() }
     },

@@ -1,0 +1,393 @@
+//! The pool of a token or leaky bucket: a bucket of its own, of which nodes hold parts, each with its rate and units.
+//!
+//! A pool of `units` and `rate` has lent what nodes hold. It keeps the *debt* of what is left: units charged that the rate has not yet
+//! given back. Parts move with debt as loans do ([`crate::loan`], whose table holds here, too): what a node holds it counts as a bucket of
+//! its own, by its steady clock.
+//!
+//! **Theorem 7.** `admitted(s, t] <= units + rate · (t − s)` for every interval. *Proof.* As that of Theorem 3, with the pool as the giver:
+//! a node holds at most what the pool has down for it, so a part of the rate drains at one place at a time and debts sum to at most
+//! the units. What is new is the pool's clock. *Grants.* Between two that are taken up it may have drained for the slack too long. So no
+//! token is granted out of the last slack of draining: while anything is owed, and until nothing has been for the slack, the level
+//! counts as lower by what the whole rate gives in it; what was drained too soon is not granted before it would have drained in truth.
+//! *Parts that come back* begin to drain in the pool at the time of the call, which may be 2ε before the holder's last; so they bring
+//! what their rate gives in the slack as debt. *What is taken back* from a process that is gone, at a lease's end, or in an answer that
+//! was lost, is owed whole. ∎
+//!
+//! Numbers: a unit weighs `weight` *ticks*; a part of the rate gives `gives` ticks in `step_us` microseconds, which is no more than the limit
+//! says ([`Terms::of`]). All are integers, and no product that counts is above 2^53.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::{Part, RATE_PARTS, meter::Meter};
+use serde::{Deserialize, Serialize};
+
+use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, time_at};
+use crate::{
+    broken::{Broken, broken},
+    loan::Change,
+};
+
+/// What the units of a pool may weigh together, in ticks.
+const WEIGHT_MAX: u64 = 1 << 50;
+
+/// What a unit weighs at least where it can: the rate is rounded down by less than one part in so many.
+const WEIGHT_MIN: u64 = 1 << 12;
+
+/// What a limit puts into the pool of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// Ticks that a unit weighs: 1 to 2^50.
+    pub weight: u64,
+    /// Ticks that one of [`RATE_PARTS`] gives in a step: 1 to 2^12.
+    pub gives: u64,
+    /// Microseconds of a step, at least 1.
+    pub step_us: u64,
+    /// Parts of the rate, at most [`RATE_PARTS`], and units, of which all together weigh at most 2^50.
+    pub part: Part,
+    /// By how much more than true time may seem to have passed between two calls.
+    pub slack_us: u64,
+}
+
+impl Terms {
+    /// The terms of a part of a limit's bucket. Nothing where its numbers are too large to be counted by a script: more than 2^50 units, or
+    /// a rate above 2^12 a nanosecond.
+    pub fn of(whole: &Meter, part: Part, slack_us: u64) -> Option<Self> {
+        let (n, p) = whole.terms();
+        // What a unit weighs if a part gives one tick a microsecond: parts and microseconds in which one unit comes, rounded up.
+        let (parts, micros) = (u128::from(p) * u128::from(RATE_PARTS), u128::from(n) * 1_000);
+        let units = u128::from(part.units.max(1));
+        let gives = (0..=12).map(|shift| 1_u64 << shift);
+        let gives =
+            gives.into_iter().find(|gives| parts * u128::from(*gives) >= micros * u128::from(WEIGHT_MIN));
+        let gives = gives.unwrap_or(1 << 12);
+        let fine = (parts * u128::from(gives)).div_ceil(micros);
+        let step_us = (fine * units).div_ceil(u128::from(WEIGHT_MAX)).max(1);
+        let weight = (parts * u128::from(gives)).div_ceil(micros * step_us);
+        let fits = weight * units <= u128::from(WEIGHT_MAX) && step_us <= u128::from(POOL_MAX);
+        let (weight, step_us) = (u64::try_from(weight).ok()?, u64::try_from(step_us).ok()?);
+        fits.then_some(Self { weight, gives, step_us, part, slack_us })
+    }
+
+    /// What parts of the rate give in a time, in ticks: at least what they do, at most [`WEIGHT_MAX`].
+    fn gives_in(&self, rate: u64, us: u64) -> u64 {
+        us.div_ceil(self.step_us).saturating_mul(self.gives * rate).min(WEIGHT_MAX)
+    }
+
+    /// Whether debts under these terms mean the same.
+    const fn counts_as(&self, other: &(u64, u64, u64)) -> bool {
+        self.weight == other.0 && self.gives == other.1 && self.step_us == other.2
+    }
+}
+
+/// What one node holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Lease {
+    boot: u32,
+    call: u64,
+    rate: u64,
+    units: u64,
+    end_us: u64,
+    /// The rate that it would like to have.
+    wanted: u64,
+}
+
+impl Lease {
+    const fn is_held(&self) -> bool {
+        self.rate > 0 || self.units > 0
+    }
+}
+
+/// What is known of one cell's pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bucket {
+    generation: Generation,
+    /// The pool's time. 0 where nothing was ever asked.
+    at_us: u64,
+    /// Units that are owed, in ticks.
+    debt: u64,
+    /// For how long nothing has been owed, at most the slack.
+    idle_us: u64,
+    /// What a tick is: weight, gives, step.
+    terms: (u64, u64, u64),
+    nodes: BTreeMap<u16, Lease>,
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// Who calls.
+    pub taker: Taker,
+    /// What it holds, and keeps.
+    pub keeps: Part,
+    /// Of the units that it held and does not keep, those that are not owed.
+    pub tokens: u64,
+    /// What it would like to hold besides: parts of the rate, and units.
+    pub wanted: Part,
+    /// Units with tokens without which it needs no more units now. At most those wanted.
+    pub needed: u64,
+    /// Units of the level that stay for others.
+    pub reserved: u64,
+    /// How long it counts on what is granted, by the pool's clock: see [`super::keep_us`].
+    pub keep_us: u64,
+}
+
+/// What a call leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchanged {
+    /// What the node may hold.
+    pub part: Part,
+    /// Units that it must owe besides what it does.
+    pub owed: u64,
+    /// Whole units that could be granted now.
+    pub left: u64,
+    /// Parts of the rate that would be its share, were everybody to get in proportion to what he would like.
+    pub fair: u32,
+}
+
+impl Bucket {
+    /// Takes back what a node does not keep, and grants what there is.
+    ///
+    /// # Errors
+    /// The call changes nothing that counts.
+    pub fn exchange(&mut self, ask: &Exchange, terms: &Terms, ground: &Ground) -> Result<Exchanged, Refused> {
+        let Taker { node, boot, call } = ask.taker;
+        self.settle(terms, ground)?;
+        let known = self.nodes.get(&node).copied().unwrap_or_default();
+        if (boot, call) <= (known.boot, known.call) && !broken(Broken::PoolHearsOlderCalls) {
+            return Err(Refused::Stale);
+        }
+        if known.boot == 0 && self.nodes.len() >= NODES_MAX {
+            return Err(Refused::TooManyNodes);
+        }
+        let (mut rate, mut units) =
+            (u64::from(ask.keeps.rate.min(RATE_PARTS)), ask.keeps.units.min(POOL_MAX));
+        // Of an earlier process everything comes back, and all of it is owed.
+        let trusts = broken(Broken::PoolTrustsTheDead);
+        let tokens = if boot > known.boot { if trusts { POOL_MAX } else { 0 } } else { ask.tokens };
+        let (back, slower) = (known.units.saturating_sub(units), known.rate.saturating_sub(rate));
+        self.owe(back.saturating_sub(tokens), terms);
+        self.owe_late(slower, terms);
+        self.nodes.remove(&node);
+
+        let (lent_rate, lent_units) = self.lent();
+        let spare_rate = u64::from(terms.part.rate).saturating_sub(lent_rate.saturating_add(rate));
+        let spare_units = terms.part.units.saturating_sub(lent_units.saturating_add(units));
+        let level = self.level(spare_units, terms);
+        let liked = (rate + u64::from(ask.wanted.rate)).min(u64::from(RATE_PARTS));
+        let fair = self.fair(liked, terms);
+        let (mut owed, mut left) = (0, level);
+        if (ground.grants || broken(Broken::PoolGrantsUntold)) && ground.wall_us >= ground.fresh_us {
+            rate += fair.saturating_sub(rate).min(spare_rate);
+            let wanted = ask.wanted.units.min(spare_units);
+            let tokens = level.saturating_sub(ask.reserved).min(wanted);
+            if tokens >= ask.needed {
+                // Units go with the debt that there is for them: others would be owed by nobody before, and be lost.
+                let gained = wanted.min(tokens + self.debt / terms.weight);
+                owed = gained - tokens;
+                self.debt = self.debt.saturating_sub(owed.saturating_mul(terms.weight));
+                units += gained;
+                left -= tokens;
+            }
+        }
+        let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
+        self.nodes.insert(node, Lease { boot, call, rate, units, end_us, wanted: liked });
+        let part = Part { rate: u32::try_from(rate).unwrap_or(RATE_PARTS), units };
+        Ok(Exchanged { part, owed, left, fair: u32::try_from(fair).unwrap_or(RATE_PARTS) })
+    }
+
+    /// Lets time pass until now.
+    fn settle(&mut self, terms: &Terms, ground: &Ground) -> Result<(), Refused> {
+        if self.generation != ground.generation {
+            *self = Self { generation: ground.generation, ..Self::default() };
+        }
+        let now_us = time_at(self.at_us, ground.wall_us, terms.slack_us)?;
+        self.convert(terms);
+        if self.at_us < ground.fresh_us {
+            self.at_us = ground.fresh_us;
+            if !broken(Broken::PoolBeginsFull) {
+                self.owe_all(terms);
+            }
+        }
+        // Leases that ended, the earliest first: what they held drains here from then on.
+        while let Some(end_us) = self.next_end(now_us) {
+            self.drain(end_us, terms);
+            let ended = |lease: &Lease| lease.end_us <= end_us && lease.is_held();
+            let (rate, units) = sum(self.nodes.values().filter(|lease| ended(lease)));
+            if !broken(Broken::PoolOwesNothing) {
+                self.owe(units, terms);
+            }
+            self.owe_late(rate, terms);
+            // Calls before the last one still do nothing.
+            let over = self.nodes.values_mut().filter(|lease| ended(lease));
+            over.for_each(|lease| (lease.rate, lease.units, lease.wanted) = (0, 0, 0));
+        }
+        self.drain(now_us, terms);
+        Ok(())
+    }
+
+    /// When the earliest of the leases that have ended did.
+    fn next_end(&self, now_us: u64) -> Option<u64> {
+        let held = self.nodes.values().filter(|lease| lease.is_held());
+        held.map(|lease| lease.end_us).filter(|end_us| *end_us <= now_us).min()
+    }
+
+    /// All that is not lent is owed from now on.
+    fn owe_all(&mut self, terms: &Terms) {
+        let rest = terms.part.units.saturating_sub(self.lent().1).saturating_mul(terms.weight);
+        (self.debt, self.idle_us) = (self.debt.max(rest.min(WEIGHT_MAX)), 0);
+    }
+
+    fn drain(&mut self, now_us: u64, terms: &Terms) {
+        let steps = now_us.saturating_sub(self.at_us) / terms.step_us;
+        self.at_us += steps * terms.step_us;
+        let gives = terms.gives * u64::from(terms.part.rate).saturating_sub(self.lent().0);
+        let needed = if self.debt == 0 {
+            0
+        } else if gives == 0 {
+            u64::MAX
+        } else {
+            self.debt.div_ceil(gives)
+        };
+        if steps >= needed {
+            self.debt = 0;
+            self.idle_us = (steps - needed)
+                .saturating_mul(terms.step_us)
+                .saturating_add(self.idle_us)
+                .min(terms.slack_us);
+        } else {
+            self.debt -= steps * gives;
+        }
+    }
+
+    /// Whole units that could be granted, where so many are not lent.
+    fn level(&self, spare_units: u64, terms: &Terms) -> u64 {
+        let slack_us = if broken(Broken::PoolGrantsUnsure) { 0 } else { terms.slack_us };
+        let unsure_us = slack_us.saturating_sub(self.idle_us);
+        let unsure = terms.gives_in(u64::from(terms.part.rate), unsure_us);
+        let ticks = spare_units.saturating_mul(terms.weight).min(WEIGHT_MAX);
+        ticks.saturating_sub(self.debt).saturating_sub(unsure) / terms.weight
+    }
+
+    /// A node's part of the rate, if everybody gets in proportion to what he would like, where that is more than there is.
+    fn fair(&self, liked: u64, terms: &Terms) -> u64 {
+        let rate = u64::from(terms.part.rate);
+        let all = self.nodes.values().fold(liked, |sum, lease| sum + lease.wanted);
+        if all <= rate { liked } else { liked * rate / all }
+    }
+
+    /// What nodes hold, of the rate and of the units.
+    fn lent(&self) -> (u64, u64) {
+        sum(self.nodes.values())
+    }
+
+    /// Parts of the rate come back that may have drained elsewhere until the slack ago.
+    fn owe_late(&mut self, rate: u64, terms: &Terms) {
+        if !broken(Broken::PoolDrainsEarly) {
+            self.owe_ticks(terms.gives_in(rate, terms.slack_us));
+        }
+    }
+
+    fn owe(&mut self, units: u64, terms: &Terms) {
+        self.owe_ticks(units.saturating_mul(terms.weight).min(WEIGHT_MAX));
+    }
+
+    fn owe_ticks(&mut self, ticks: u64) {
+        if ticks > 0 {
+            (self.debt, self.idle_us) = ((self.debt + ticks).min(POOL_MAX), 0);
+        }
+    }
+
+    /// Debts under other terms are as many units, rounded up.
+    fn convert(&mut self, terms: &Terms) {
+        if !terms.counts_as(&self.terms) {
+            let units = if self.debt == 0 { 0 } else { self.debt / self.terms.0 + 1 };
+            self.debt = units.saturating_mul(terms.weight).min(POOL_MAX);
+            self.terms = (terms.weight, terms.gives, terms.step_us);
+        }
+    }
+}
+
+/// Of the rate and of the units.
+fn sum<'a>(leases: impl Iterator<Item = &'a Lease>) -> (u64, u64) {
+    leases.fold((0, 0), |(rate, units), lease| (rate + lease.rate, (units + lease.units).min(POOL_MAX)))
+}
+
+/// What a node holds of a pool, as it knows itself. It stays on the safe side of what the pool has down for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Purse {
+    part: Part,
+    call: u64,
+    /// When the call was sent that is not answered: steady clock.
+    sent_ns: Option<u64>,
+    /// When it holds nothing any more: steady clock.
+    end_ns: u64,
+}
+
+impl Purse {
+    /// What it holds.
+    pub const fn part(&self) -> Part {
+        self.part
+    }
+
+    /// When it ends, unless a call is answered before.
+    pub const fn end_ns(&self) -> u64 {
+        self.end_ns
+    }
+
+    /// Whether a call is on its way, since when.
+    pub const fn asking_since_ns(&self) -> Option<u64> {
+        self.sent_ns
+    }
+
+    /// Before a call: what is not kept is given back, `tokens` of its units unspent. Returns the number of the call.
+    pub fn ask(&mut self, keeps: Part, tokens: u64, now_ns: u64) -> (u64, Change) {
+        let back = Part {
+            rate: self.part.rate.saturating_sub(keeps.rate),
+            units: self.part.units.saturating_sub(keeps.units),
+        };
+        if !broken(Broken::PurseKeepsWhatItGave) {
+            self.part = Part { rate: self.part.rate - back.rate, units: self.part.units - back.units };
+        }
+        self.call += 1;
+        self.sent_ns = Some(now_ns);
+        (self.call, Change::lose(back, back.units.saturating_sub(tokens)))
+    }
+
+    /// The answer to a call, which counts from when the call was sent. Nothing if there was a later one; and what is granted by one that
+    /// comes more than `late_ns` after its call is not taken up, though what is kept goes on.
+    pub fn answer(
+        &mut self,
+        call: u64,
+        answer: &Exchanged,
+        (ttl_ns, late_ns): (u64, u64),
+        now_ns: u64,
+    ) -> Option<Change> {
+        let sent_ns = self.sent_ns.filter(|_| call == self.call || broken(Broken::PurseHearsOlderCalls))?;
+        self.sent_ns = None;
+        let from_ns = if broken(Broken::PurseDatesFromAnswer) { now_ns } else { sent_ns };
+        let end_ns = from_ns.saturating_add(ttl_ns);
+        if now_ns >= end_ns {
+            return None;
+        }
+        if now_ns > sent_ns.saturating_add(late_ns) && !broken(Broken::PurseTakesLate) {
+            self.end_ns = end_ns;
+            return Some(Change::default());
+        }
+        let gained = Part {
+            rate: answer.part.rate.saturating_sub(self.part.rate),
+            units: answer.part.units.saturating_sub(self.part.units),
+        };
+        self.part = Part { rate: self.part.rate + gained.rate, units: self.part.units + gained.units };
+        self.end_ns = end_ns;
+        Some(Change::gain(gained, answer.owed))
+    }
+
+    /// What ends by itself, if it is time.
+    pub fn settle(&mut self, now_ns: u64) -> Option<Change> {
+        let over = now_ns >= self.end_ns && self.part != Part::default();
+        over.then(|| {
+            let part = std::mem::take(&mut self.part);
+            Change::lose(part, part.units)
+        })
+    }
+}

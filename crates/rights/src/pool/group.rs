@@ -1,0 +1,143 @@
+//! Which server process keeps the pools of a group of cells, and since when nothing of them can have been forgotten.
+//!
+//! All pools of a group lie in one place, and are lost or rolled back together: when a server begins anew, when a replica is promoted that
+//! had not heard the last of its primary, or when somebody deletes what is there. A group has one record, in the same place. It
+//! names the place that it was made in ([`Place`]), which for a replica is another one, and its *generation*.
+//!
+//! - A call says which place answers it, and the generation that the caller knows. If the record does not say the same, or is
+//!   absent, the call does nothing, and the caller *begins* a generation ([`Group::begin`]): from then on nothing is granted.
+//!   Numbers of generations may come again, with a record that was rolled back; so each has the name of the call that began it.
+//! - Every node says again what it holds of every pool of the group, by calls that ask for nothing, and then that it has done so
+//!   ([`Group::assert`]). When all nodes have, the pools know again at least what is held, and grant: of buckets and sliding windows
+//!   what was spent is unknown up to this instant ([`Ground::fresh_us`]), and counts as all.
+//! - Of windows each node must know what it took from its beginning. Windows that began before any node knows what earlier processes of
+//!   it took are *burned* ([`Ground::burned_us`]).
+//! - A node that does not answer may be left out by whoever is sure that it calls no other process of the server meanwhile
+//!   ([`Group::assert_without`]). Then all windows are burned that had begun, and nothing else is granted until all leases have
+//!   ended that such a node may hold.
+//!
+//! **Theorem 9.** In a generation that grants, every pool has down for every node at least what that may use. *Proof.* By the rules of the
+//! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told
+//! it what it holds, and from when a node did, the pool remembers that. What another process of the server grants meanwhile, to nodes
+//! that do not know of this generation, they tell before this one grants: a node that has heard of a generation uses no earlier one,
+//! and says that it has told all only of what it held after that. A node that is left out calls nobody, by the word of whoever leaves it out;
+//! what it took of windows is burned, its leases are over. ∎
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Generation, Ground, Taker};
+use crate::broken::{Broken, broken};
+
+/// Where a group is kept, as one of its callers sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The server's process, since it last became a primary: another one after every start, and after every promotion.
+    pub run: String,
+    /// What groups are kept where: another number when groups move.
+    pub map: u64,
+}
+
+/// What is known of a group, where it is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    generation: Generation,
+    place: Option<Place>,
+    grants: bool,
+    fresh_us: u64,
+    burned_us: u64,
+    asserted: BTreeSet<u16>,
+}
+
+/// What a node says when it has told all that it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assertion {
+    /// Which node.
+    pub node: u16,
+    /// The generation.
+    pub generation: Generation,
+    /// All nodes of the region.
+    pub nodes: BTreeSet<u16>,
+    /// Since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds.
+    pub knows_from_us: u64,
+    /// Its wall clock, in microseconds, and by how much that may be wrong twice.
+    pub wall_us: u64,
+    /// See [`super::slack_us`].
+    pub slack_us: u64,
+}
+
+/// How a generation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Which one it is: number 0 for none.
+    pub generation: Generation,
+    /// Whether it grants.
+    pub grants: bool,
+}
+
+impl Group {
+    /// How it is, for whoever is answered by that place: nothing is known of a group that was kept elsewhere.
+    pub fn known(&self, place: &Place) -> Known {
+        let is_here = self.place.as_ref() == Some(place) || broken(Broken::PoolKnowsNoProcess);
+        let generation = if is_here { self.generation } else { Generation::default() };
+        Known { generation, grants: is_here && self.grants }
+    }
+
+    /// What a call may count on that knows of a generation; nothing if it is not this one.
+    pub fn ground(&self, place: &Place, generation: Generation, wall_us: u64) -> Option<Ground> {
+        let Known { generation: known, grants } = self.known(place);
+        let Self { fresh_us, burned_us, .. } = *self;
+        (known == generation && known.number > 0).then_some(Ground {
+            wall_us,
+            generation,
+            grants,
+            fresh_us,
+            burned_us,
+        })
+    }
+
+    /// Begins a generation, with a number above `heard`, the highest that the caller has heard of, unless somebody has begun such a one
+    /// here already. Returns how it is.
+    pub fn begin(&mut self, place: &Place, heard: u64, by: Taker) -> Known {
+        let known = self.known(place).generation;
+        if known.number == 0 || known.number < heard {
+            let number = self.generation.number.max(heard) + 1;
+            self.generation = Generation { number, by };
+            self.place = Some(place.clone());
+            self.grants = false;
+            self.asserted.clear();
+        }
+        self.known(place)
+    }
+
+    /// A node has told what it holds. Returns how it is.
+    pub fn assert(&mut self, place: &Place, assertion: &Assertion) -> Known {
+        if self.known(place).generation == assertion.generation
+            && assertion.generation.number > 0
+            && !self.grants
+        {
+            self.asserted.insert(assertion.node);
+            self.burned_us = self.burned_us.max(assertion.knows_from_us.saturating_add(assertion.slack_us));
+            // Nothing is granted before, so it is known from the last of them on.
+            if !broken(Broken::PoolFreshFromFirst) || self.asserted.len() == 1 {
+                self.fresh_us = self.fresh_us.max(assertion.wall_us);
+            }
+            self.grants = assertion.nodes.is_subset(&self.asserted) || broken(Broken::PoolAsksOneNode);
+        }
+        self.known(place)
+    }
+
+    /// The same of the others, who do not answer and call no other process of the server any more; leases of theirs are over after
+    /// `keep_us`. Returns how it is.
+    pub fn assert_without(&mut self, place: &Place, assertion: &Assertion, keep_us: u64) -> Known {
+        let known = self.assert(place, assertion);
+        if known.generation == assertion.generation && assertion.generation.number > 0 && !self.grants {
+            let Assertion { wall_us, slack_us, .. } = *assertion;
+            self.burned_us = self.burned_us.max(wall_us.saturating_add(slack_us));
+            self.fresh_us = self.fresh_us.max(wall_us.saturating_add(keep_us));
+            self.grants = true;
+        }
+        self.known(place)
+    }
+}

@@ -1,0 +1,148 @@
+//! The pool of a sliding window: nodes hold units, each a sliding window of its own.
+//!
+//! **Theorem 8.** At every instant `Σ used in the last window <= units`. *Proof.* As Theorem 4: a node holds at most what the pool has down for
+//! it, admits no more than that in any window, and gives back only what it has not used in the last one. What is taken back from
+//! a process that is gone, at a lease's end, or in an answer that was lost, may be used up to that instant, and leaves the window one
+//! window after it; so long it *lingers* ([`Exchange::lingers_us`]: the window, stretched by the drift bound, and 2ε, since the pool may
+//! count 2ε too much). So what is granted, is held, or lingers is at most the units. ∎
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, time_at};
+use crate::broken::{Broken, broken};
+
+/// What lingers is counted in so many pieces of the time that it does, each until the end of its piece.
+const PIECES: u64 = 16;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Lease {
+    boot: u32,
+    call: u64,
+    units: u64,
+    end_us: u64,
+    /// What it said that it needed before it lingers no more.
+    lingers_us: u64,
+}
+
+/// What is known of one cell's pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sliding {
+    generation: Generation,
+    at_us: u64,
+    /// Units, by when they linger no more.
+    lingering: BTreeMap<u64, u64>,
+    nodes: BTreeMap<u16, Lease>,
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// Who calls.
+    pub taker: Taker,
+    /// Units that it holds, and keeps.
+    pub keeps: u64,
+    /// Of the units that it held and does not keep, those that it has not used in the last window.
+    pub unused: u64,
+    /// Units more that it would like.
+    pub wanted: u64,
+    /// Of those, units without which it needs no others now.
+    pub needed: u64,
+    /// Units that stay for others.
+    pub reserved: u64,
+    /// How long it counts on what is granted, by the pool's clock: see [`super::keep_us`].
+    pub keep_us: u64,
+    /// How long what it used may count, by the pool's clock: at least 1.
+    pub lingers_us: u64,
+    /// Units that the region has put into the pool: at most [`POOL_MAX`].
+    pub total: u64,
+    /// By how much more than true time may seem to have passed between two calls.
+    pub slack_us: u64,
+}
+
+/// What a call leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchanged {
+    /// Units that the node may hold.
+    pub units: u64,
+    /// Units that nobody has.
+    pub left: u64,
+}
+
+impl Sliding {
+    /// Takes back what a node does not keep, and grants what there is.
+    ///
+    /// # Errors
+    /// The call changes nothing that counts.
+    pub fn exchange(&mut self, ask: &Exchange, ground: &Ground) -> Result<Exchanged, Refused> {
+        let Taker { node, boot, call } = ask.taker;
+        self.settle(ask, ground)?;
+        let known = self.nodes.get(&node).copied().unwrap_or_default();
+        if (boot, call) <= (known.boot, known.call) && !broken(Broken::PoolHearsOlderCalls) {
+            return Err(Refused::Stale);
+        }
+        if known.boot == 0 && self.nodes.len() >= NODES_MAX {
+            return Err(Refused::TooManyNodes);
+        }
+        let mut units = ask.keeps.min(POOL_MAX);
+        let unused = if boot > known.boot { 0 } else { ask.unused };
+        self.linger(known.units.saturating_sub(units).saturating_sub(unused), self.at_us, ask.lingers_us);
+        self.nodes.remove(&node);
+
+        let mut left = ask.total.min(POOL_MAX).saturating_sub(self.out().saturating_add(units));
+        // Before, what had been spent is not known, and may count for a window more.
+        if (ground.grants || broken(Broken::PoolGrantsUntold))
+            && self.at_us >= ground.fresh_us.saturating_add(ask.lingers_us)
+        {
+            let free = left.saturating_sub(ask.reserved);
+            if ask.needed <= free {
+                let granted = ask.wanted.min(free);
+                units += granted;
+                left -= granted;
+            }
+        }
+        let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
+        self.nodes.insert(node, Lease { boot, call, units, end_us, lingers_us: ask.lingers_us });
+        Ok(Exchanged { units, left })
+    }
+
+    fn settle(&mut self, ask: &Exchange, ground: &Ground) -> Result<(), Refused> {
+        if self.generation != ground.generation {
+            *self = Self { generation: ground.generation, ..Self::default() };
+        }
+        let now_us = time_at(self.at_us, ground.wall_us, ask.slack_us)?;
+        self.at_us = now_us;
+        let ended: Vec<(u16, Lease)> = self
+            .nodes
+            .iter()
+            .filter(|(_, lease)| lease.end_us <= now_us && lease.units > 0)
+            .map(|(node, lease)| (*node, *lease))
+            .collect();
+        for (node, lease) in ended {
+            if !broken(Broken::PoolLingersNot) {
+                self.linger(lease.units, lease.end_us, lease.lingers_us);
+            }
+            // Calls before the last one still do nothing.
+            self.nodes.insert(node, Lease { units: 0, ..lease });
+        }
+        self.lingering.retain(|until_us, _| *until_us > now_us);
+        Ok(())
+    }
+
+    /// Units that are held or linger.
+    fn out(&self) -> u64 {
+        let held = self.nodes.values().map(|lease| lease.units);
+        held.chain(self.lingering.values().copied()).fold(0, |sum, units| (sum + units).min(POOL_MAX))
+    }
+
+    /// Units that were used until `from_us` at the latest.
+    fn linger(&mut self, units: u64, from_us: u64, lingers_us: u64) {
+        if units > 0 {
+            let piece_us = lingers_us.div_ceil(PIECES).max(1);
+            let until_us = (from_us.saturating_add(lingers_us)).div_ceil(piece_us).saturating_mul(piece_us);
+            let lingering = self.lingering.entry(until_us.min(TIME_MAX)).or_default();
+            *lingering = (*lingering + units).min(POOL_MAX);
+        }
+    }
+}

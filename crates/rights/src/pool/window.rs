@@ -1,0 +1,119 @@
+//! The pool of one window with edges: units are taken for good, and what was not spent may come back while the window lasts.
+//!
+//! **Theorem 6.** `Σ used <= total` in every window. *Proof.* A node uses at most `taken − returned` as it knows them, and returns only
+//! what it has not used. `taken` grows in the pool before it does at the node, `returned` at the node before it does in the pool, and
+//! both only grow; so what a node may use is at most `taken − returned` in the pool. The pool grants no more than the total has left,
+//! so `Σ (taken − returned) + spent <= total`, and a total that is lowered grants nothing until that is so again. After the pool has
+//! forgotten, nothing is granted before every node has said its own numbers, which are at least those that it may use; and a
+//! window that began before somebody knows what an earlier process of his took is burned ([`super::group`]). ∎
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, Taker};
+use crate::broken::{Broken, broken};
+
+/// Of what is left, a node may take one part in so many, divided by the nodes that take, unless it needs more: so little is
+/// stranded where one stops asking, at about `10 · nodes · ln(total / 10 / nodes)` calls for a whole window.
+const PART: u64 = 10;
+
+/// What one node has taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Taken {
+    boot: u32,
+    taken: u64,
+    returned: u64,
+}
+
+/// What is known of one window's pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    generation: Generation,
+    /// What processes took that are gone.
+    spent: u64,
+    nodes: BTreeMap<u16, Taken>,
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Take {
+    /// Who calls. The number of the call is of no meaning here: numbers that only grow need none.
+    pub taker: Taker,
+    /// Units that this process knows to have taken from this window, in all.
+    pub taken: u64,
+    /// Of those, units that it has given back, in all.
+    pub returned: u64,
+    /// Units more that it would like.
+    pub wanted: u64,
+    /// Of those, units without which the others are of no use now. At most `wanted`.
+    pub needed: u64,
+    /// Units of the window that stay for others.
+    pub reserved: u64,
+    /// Units that the region has put into the pool of this window: at most [`POOL_MAX`].
+    pub total: u64,
+    /// When the window begins: wall clock, in microseconds.
+    pub begins_us: u64,
+}
+
+/// What a call leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Took {
+    /// Units that the process has taken, in all.
+    pub taken: u64,
+    /// Units that nobody has.
+    pub left: u64,
+}
+
+impl Window {
+    /// Takes what a node says, and grants what there is.
+    ///
+    /// # Errors
+    /// The call does nothing.
+    pub fn take(&mut self, take: &Take, ground: &Ground) -> Result<Took, Refused> {
+        let Taker { node, boot, .. } = take.taker;
+        if self.generation != ground.generation {
+            *self = Self { generation: ground.generation, ..Self::default() };
+        }
+        let known = self.nodes.get(&node).copied().unwrap_or_default();
+        if boot < known.boot {
+            return Err(Refused::Stale);
+        }
+        if known.boot == 0 && self.nodes.len() >= NODES_MAX {
+            return Err(Refused::TooManyNodes);
+        }
+        let mut record = Taken { boot, ..known };
+        if boot > known.boot {
+            let gone = if broken(Broken::PoolForgetsTheDead) { 0 } else { known.taken - known.returned };
+            self.spent = (self.spent + gone).min(POOL_MAX);
+            record = Taken { boot, taken: 0, returned: 0 };
+        }
+        record.taken = record.taken.max(take.taken.min(POOL_MAX));
+        record.returned = record.returned.max(take.returned.min(record.taken));
+        self.nodes.insert(node, record);
+
+        let is_burned = take.begins_us < ground.burned_us && !broken(Broken::PoolBurnsNothing);
+        let total = if is_burned { 0 } else { take.total.min(POOL_MAX) };
+        let left = total.saturating_sub(self.out());
+        let free = left.saturating_sub(take.reserved);
+        // What was granted before, and not heard of, counts.
+        let ahead = record.taken.saturating_sub(take.taken);
+        let wanted = take.wanted.saturating_sub(ahead);
+        let needed = take.needed.saturating_sub(ahead);
+        let mut granted = 0;
+        if (ground.grants || broken(Broken::PoolGrantsUntold)) && needed <= free {
+            let part = left / (PART * self.nodes.len() as u64);
+            granted = wanted.min(needed.max(part)).min(free);
+        }
+        record.taken += granted;
+        self.nodes.insert(node, record);
+        Ok(Took { taken: record.taken, left: left - granted })
+    }
+
+    /// Units that are taken and did not come back.
+    pub fn out(&self) -> u64 {
+        let held =
+            self.nodes.values().fold(0_u64, |sum, taken| sum.saturating_add(taken.taken - taken.returned));
+        held.saturating_add(self.spent).min(POOL_MAX)
+    }
+}

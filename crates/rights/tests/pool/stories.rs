@@ -1,0 +1,188 @@
+//! One pool, by hand.
+
+use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
+use acequia_rights::pool::{
+    Bucket, Generation, Ground, Purse, Refused, Taker,
+    bucket::{Exchange, Exchanged, Terms},
+    slack_us,
+};
+
+pub(super) const UNITS: u64 = 10;
+const MS: u64 = 1_000;
+const START_US: u64 = 1_700_000_000_000_000;
+const ERROR_US: u64 = 5 * MS;
+const ALL: Part = Part { rate: RATE_PARTS, units: UNITS };
+const NOTHING: Part = Part { rate: 0, units: 0 };
+
+/// A pool of 1000/s and a burst of 10 that has been idle for long, whose callers' walls are up to 5 ms off.
+struct Pool {
+    bucket: Bucket,
+    terms: Terms,
+    calls: u64,
+}
+
+impl Pool {
+    fn new() -> Self {
+        Self::of(UNITS)
+    }
+
+    fn of(units: u64) -> Self {
+        let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), units);
+        let part = Part { rate: RATE_PARTS, units };
+        let terms = Terms::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("terms");
+        Self { bucket: Bucket::default(), terms, calls: 0 }
+    }
+
+    fn call(
+        &mut self,
+        node: u16,
+        wall_us: u64,
+        (keeps, tokens): (Part, u64),
+        wanted: Part,
+    ) -> Result<Exchanged, Refused> {
+        self.calls += 1;
+        let taker = Taker { node, boot: 1, call: self.calls };
+        let exchange = Exchange { taker, keeps, tokens, wanted, needed: 0, reserved: 0, keep_us: 1_000 * MS };
+        let generation = Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } };
+        let ground = Ground {
+            wall_us: START_US + wall_us,
+            generation,
+            grants: true,
+            fresh_us: START_US - 100_000 * MS,
+            burned_us: 0,
+        };
+        self.bucket.exchange(&exchange, &self.terms, &ground)
+    }
+}
+
+/// Units that two nodes get at one instant, one whose wall is late and one whose wall is early.
+pub(super) fn two_walls_at_one_instant() -> u64 {
+    let mut pool = Pool::new();
+    let units = Part { rate: 0, units: UNITS };
+    let first = pool.call(1, 100 * MS - ERROR_US, (NOTHING, 0), units).expect("an answer");
+    let tokens = first.part.units - first.owed;
+    // It gives the units back, and owes them: they drain in the pool from then on.
+    pool.call(1, 100 * MS - ERROR_US, (NOTHING, 0), NOTHING).expect("an answer");
+    let second = pool.call(2, 100 * MS + ERROR_US, (NOTHING, 0), units).expect("an answer");
+    tokens + second.part.units - second.owed
+}
+
+#[test]
+fn two_walls_do_not_make_time() {
+    assert_eq!(two_walls_at_one_instant(), UNITS);
+}
+
+const ROUNDS: u64 = 50;
+const MANY: u64 = 2_000;
+/// What may be admitted in as many rounds of 10 ms, at 1000/s after a burst.
+pub(super) const MOST: u64 = MANY + ROUNDS * 10;
+
+/// Units that are admitted, all at once in the beginning and what there is at the end. In between a node holds all for 10 ms, gives it
+/// back when its wall is late, and takes it again when it is early, over and over.
+pub(super) fn a_part_that_comes_and_goes() -> u64 {
+    let mut pool = Pool::of(MANY);
+    let all = Part { rate: RATE_PARTS, units: MANY };
+    let mut now = 100 * MS;
+    let first = pool.call(1, now, (NOTHING, 0), all).expect("an answer");
+    let admitted = first.part.units - first.owed;
+    pool.call(1, now, (NOTHING, 0), NOTHING).expect("an answer");
+    for _ in 0..ROUNDS {
+        let held = pool.call(1, now + ERROR_US, (NOTHING, 0), all).expect("an answer");
+        // A unit drains in each millisecond, at the holder's.
+        now += 10 * MS;
+        let debt = held.owed.saturating_sub(10 * u64::from(held.part.rate) / u64::from(RATE_PARTS));
+        pool.call(1, now - ERROR_US, (NOTHING, held.part.units - debt), NOTHING).expect("an answer");
+    }
+    let last = pool.call(1, now + ERROR_US, (NOTHING, 0), all).expect("an answer");
+    admitted + last.part.units - last.owed
+}
+
+#[test]
+fn a_part_drains_at_one_place_at_a_time() {
+    let admitted = a_part_that_comes_and_goes();
+    assert!(admitted <= MOST, "{admitted} of {MOST}");
+}
+
+#[test]
+fn what_is_not_asked_for_by_others_is_all_for_one() {
+    let mut pool = Pool::new();
+    let all = pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
+    assert_eq!((all.part, all.owed, all.fair), (ALL, 0, RATE_PARTS));
+    // Another asks for as much: each may have half, when the first gives it back.
+    let none = pool.call(2, MS, (NOTHING, 0), ALL).expect("an answer");
+    assert_eq!((none.part, none.fair), (NOTHING, RATE_PARTS / 2));
+    let half = Part { rate: RATE_PARTS / 2, units: UNITS / 2 };
+    let kept = pool.call(1, 2 * MS, (half, UNITS / 2), NOTHING).expect("an answer");
+    assert_eq!(kept.part, half);
+    let other = pool.call(2, 100 * MS, (NOTHING, 0), ALL).expect("an answer");
+    assert_eq!(other.part.units, UNITS / 2);
+}
+
+#[test]
+fn a_lease_that_ends_is_owed_whole() {
+    let mut pool = Pool::new();
+    pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
+    let at_its_end = pool.call(2, 1_000 * MS, (NOTHING, 0), ALL).expect("an answer");
+    assert_eq!(at_its_end.owed, at_its_end.part.units, "nothing of it is left");
+    let mut pool = Pool::new();
+    pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
+    let later = pool.call(2, 1_100 * MS, (NOTHING, 0), ALL).expect("an answer");
+    assert_eq!((later.part, later.owed), (ALL, 0));
+}
+
+#[test]
+fn a_call_that_comes_after_a_later_one_does_nothing() {
+    let mut pool = Pool::new();
+    pool.call(1, 0, (NOTHING, 0), ALL).expect("an answer");
+    pool.calls -= 1;
+    assert_eq!(pool.call(1, 0, (NOTHING, 0), NOTHING), Err(Refused::Stale));
+    assert_eq!(pool.call(2, 0, (NOTHING, 0), ALL).expect("an answer").part.units, 0);
+}
+
+#[test]
+fn a_call_that_was_long_under_way_does_nothing() {
+    let mut pool = Pool::new();
+    pool.call(1, 100 * MS, (NOTHING, 0), NOTHING).expect("an answer");
+    assert_eq!(pool.call(2, 0, (NOTHING, 0), ALL), Err(Refused::Late));
+}
+
+/// When a lease of a second ends whose answer was 300 ms under way, in milliseconds after the call was sent.
+pub(super) fn the_end_of_a_lease() -> u64 {
+    let (ttl_ns, late_ns) = (1_000_000_000, 10_000_000);
+    let mut purse = Purse::default();
+    let (call, _) = purse.ask(NOTHING, 0, 5_000_000);
+    let answer = Exchanged { part: ALL, owed: 0, left: 0, fair: 0 };
+    let _ = purse.answer(call, &answer, (ttl_ns, late_ns), 6_000_000).expect("in time");
+    let (call, _) = purse.ask(ALL, 0, 500_000_000);
+    let _ = purse.answer(call, &answer, (ttl_ns, late_ns), 800_000_000).expect("what is kept goes on");
+    (purse.end_ns() - 500_000_000) / 1_000_000
+}
+
+#[test]
+fn a_lease_is_dated_from_when_the_call_was_sent() {
+    assert_eq!(the_end_of_a_lease(), 1_000);
+}
+
+#[test]
+fn terms_give_no_more_than_the_limit() {
+    for (rate, units) in [
+        ("1/s", 1),
+        ("7/m", 100_000),
+        ("999/s", 12),
+        ("1000000/s", 5_000_000),
+        ("1/30d", 1_000),
+        ("3000000000/s", 9),
+    ] {
+        let meter = Meter::new(Rate::parse(rate).expect("a rate"), units);
+        let terms = Terms::of(&meter, Part { rate: RATE_PARTS, units }, 0).expect("terms");
+        let (n, p) = meter.terms();
+        // Ticks a second, as units.
+        let given = u128::from(terms.gives) * u128::from(RATE_PARTS) * 1_000_000_000 * u128::from(p);
+        let exact =
+            u128::from(terms.weight) * u128::from(terms.step_us) * 1_000 * u128::from(n) * 1_000_000_000;
+        assert!(given <= exact, "{rate}: {terms:?}");
+        // And not much less.
+        assert!(given + given / 1_000 >= exact, "{rate}: {terms:?}");
+        assert!(u128::from(terms.weight) * u128::from(units) <= 1 << 50, "{rate}: {terms:?}");
+    }
+}
