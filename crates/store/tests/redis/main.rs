@@ -1,0 +1,7 @@
+//! Calls to real Redis servers, in all three ways to run them, with all that happens to servers.
+
+mod access;
+mod calls;
+mod failover;
+mod scene;
+mod servers;
