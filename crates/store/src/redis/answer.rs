@@ -79,19 +79,25 @@ impl Missed {
 }
 
 /// What an error means for a call that met it.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
     /// The function is not there. Nothing was executed.
+    #[error("it has not got our functions")]
     NoFunction,
     /// Another server has the group, or will have it. Nothing was executed.
+    #[error("{0}")]
     Elsewhere(String),
     /// The server cannot serve anybody now. Nothing was executed.
+    #[error("{0}")]
     Unready(String),
     /// It is not the process, or not in the life as a primary, that it was when we connected. Nothing was executed.
+    #[error("it is not the primary any more that it was")]
     Changed,
     /// The server or the function said no. A function checks before it writes, so nothing was executed.
+    #[error("{0}")]
     Refused(String),
     /// The connection broke: it may have been executed.
+    #[error("{0}")]
     Broken(String),
 }
 

@@ -164,7 +164,8 @@ impl Keeper {
         let connections = self.settings.connections;
         let tally = self.tallies.get(&name).cloned().unwrap_or_default();
         let seed = self.random.next();
-        let shard = Arc::new(Shard::new(name, address, connections, seed, tally, Arc::clone(&self.refresh)));
+        let shard =
+            Arc::new(Shard::new((name, address), &self.settings, seed, tally, Arc::clone(&self.refresh)));
         let mut tasks = JoinSet::new();
         for index in 0..connections {
             let (access, timings) = (self.access.clone(), self.settings.timings.clone());

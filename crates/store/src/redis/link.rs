@@ -32,8 +32,13 @@ pub(super) struct Link {
     pub(super) server: Server,
     incarnation: String,
     timeout: Duration,
-    /// How often the library was loaded over this link; held while it is.
-    loads: Mutex<u64>,
+    opened: Instant,
+    /// When the question was asked, in microseconds after `opened`, whose answer last showed that it is who it was.
+    proved_us: AtomicU64,
+    /// How often the library was loaded over this link.
+    loads: AtomicU64,
+    /// Held while it is.
+    loading: Mutex<()>,
     /// Told when an answer was not that of its question.
     pub(super) broke: Notify,
 }
@@ -58,6 +63,7 @@ impl Link {
     /// In words.
     pub(super) async fn open(address: &Address, access: &Access) -> Result<(Arc<Self>, Wire), String> {
         let wire = Wire::dial(address, access).await?;
+        let opened = Instant::now();
         let connection = wire.connection.clone();
         let info = info(&connection, access.timeout).await;
         let server = Server::read(&info.map_err(|fault| format!("INFO: {fault}"))?);
@@ -66,10 +72,20 @@ impl Link {
             incarnation: server.incarnation(),
             server,
             timeout: access.timeout,
-            loads: Mutex::default(),
+            opened,
+            proved_us: AtomicU64::new(0),
+            loads: AtomicU64::new(0),
+            loading: Mutex::default(),
             broke: Notify::new(),
         };
         Ok((Arc::new(link), wire))
+    }
+
+    /// How long ago we last knew that the server is who it was. A process that is held up for long knows nothing of what happened
+    /// meanwhile, and finds its connections as they were.
+    pub(super) fn doubt(&self, now: Instant) -> Duration {
+        let proved = self.opened + Duration::from_micros(self.proved_us.load(Ordering::Relaxed));
+        now.saturating_duration_since(proved)
     }
 
     /// Looks at the server again; loads the library into one that is fit, if it is not known to be there. What is returned is why it
@@ -79,18 +95,15 @@ impl Link {
     /// It did not answer, or is another one.
     pub(super) async fn look(&self) -> Result<Option<String>, Fault> {
         let server = self.asked().await?;
-        if server.incarnation() != self.incarnation {
-            return Err(Fault::Changed);
-        }
         if let Some(why) = server.unfit() {
             return Ok(Some(why));
         }
-        if self.loads().await > 0 {
+        if self.loads() > 0 {
             return Ok(None);
         }
         match self.load(0).await {
             Ok(()) => Ok(None),
-            Err(Fault::Elsewhere(fault) | Fault::Unready(fault) | Fault::Refused(fault)) => {
+            Err(fault @ (Fault::Elsewhere(_) | Fault::Unready(_) | Fault::Refused(_))) => {
                 Ok(Some(format!("it does not take our functions ({fault}): allow this user +function|load")))
             }
             Err(fault) => Err(fault),
@@ -105,30 +118,43 @@ impl Link {
     /// # Errors
     /// It is not there.
     pub(super) async fn load(&self, seen: u64) -> Result<(), Fault> {
-        let mut loads = self.loads.lock().await;
-        if *loads > seen {
+        let _turn = self.loading.lock().await;
+        if self.loads() > seen {
             return Ok(());
         }
-        if self.asked().await?.incarnation() != self.incarnation {
-            return Err(Fault::Changed);
-        }
+        self.asked().await?;
         match self.ask(&command("FUNCTION", &["LOAD", &LIBRARY.text])).await {
             Err(fault) if !fault.detail().is_some_and(|detail| detail.contains("already exists")) => {
-                return Err(Fault::of(&fault));
+                Err(Fault::of(&fault))
             }
-            _ => *loads += 1,
+            _ => {
+                self.loads.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
         }
-        Ok(())
     }
 
+    /// Asks again who is there; it must be who it was.
     async fn asked(&self) -> Result<Server, Fault> {
-        let info = info(&self.connection, self.timeout).await;
-        info.map(|info| Server::read(&info)).map_err(|fault| Fault::of(&fault))
+        let begun = Instant::now();
+        let info = info(&self.connection, self.timeout).await.map_err(|fault| Fault::of(&fault))?;
+        let server = Server::read(&info);
+        if server.incarnation() != self.incarnation {
+            return Err(Fault::Changed);
+        }
+        self.prove(begun);
+        Ok(server)
+    }
+
+    /// An answer to what was asked then shows that the server is who it was.
+    fn prove(&self, asked: Instant) {
+        let us = asked.duration_since(self.opened).as_micros();
+        self.proved_us.store(u64::try_from(us).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// For [`Self::load`].
-    pub(super) async fn loads(&self) -> u64 {
-        *self.loads.lock().await
+    pub(super) fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Relaxed)
     }
 
     /// Asks a question that is none of a caller's.
@@ -182,6 +208,7 @@ impl Link {
             return Pong::Broken("an answer came to another question".to_owned());
         };
         if is(role, &self.server.role) && is(history, &self.server.history) {
+            self.prove(begun);
             Pong::Alive(begun.elapsed())
         } else {
             Pong::Changed
@@ -190,7 +217,7 @@ impl Link {
 
     /// The function for pings is gone: somebody emptied the server, or it took its functions from another.
     async fn revived(&self, begun: Instant) -> Pong {
-        match self.load(self.loads().await).await {
+        match self.load(self.loads()).await {
             Err(Fault::Changed) => Pong::Changed,
             Err(Fault::Broken(why)) => Pong::Broken(why),
             // A server that is too old, or does not let us, cannot be given it; it is alive.

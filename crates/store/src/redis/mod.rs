@@ -50,7 +50,8 @@ use self::{
     shard::Call,
 };
 
-/// A region's Redis. Cheap to clone; when the last one is dropped, the connections are closed.
+/// A region's Redis. Cheap to clone, and any thread may call whose runtime has timers; when the last one is dropped, the
+/// connections are closed.
 #[derive(Clone, Debug)]
 pub struct Redis(Arc<Handle>);
 

@@ -60,7 +60,7 @@ impl Server {
             ));
         }
         if self.role != "master" {
-            return Some("it is a replica: waiting for the news of who is the primary".to_owned());
+            return Some("it is a replica: only its primary may be called".to_owned());
         }
         if self.memory_max > 0 && self.policy != "noeviction" {
             let policy = &self.policy;

@@ -16,12 +16,16 @@ use super::{
     breaker::{Breaker, BreakerState},
     library::Function,
     link::{Link, operation, reply},
-    settings::Address,
+    settings::{Address, Settings},
 };
 
 /// Calls in flight to one shard. One core of Redis executes about 50 000 functions a second: of more than this many, the last could not
 /// be answered within the usual deadline, and would only make the others wait.
 pub(super) const IN_FLIGHT_MAX: usize = 256;
+
+/// Periods of pings after which a connection that was not tried is not called over. A server is given up earlier if it does not answer,
+/// so this is for a process of ours that was held up.
+const DOUBT_MAX_PINGS: u32 = 4;
 
 /// A call, before it is known who gets it.
 #[derive(Debug)]
@@ -37,6 +41,7 @@ pub(super) struct Shard {
     pub(super) name: String,
     pub(super) address: Address,
     pub(super) tally: Arc<Tally>,
+    doubt_max: Duration,
     standing: Mutex<Standing>,
     /// Told when somebody should look again who serves what.
     refresh: Arc<Notify>,
@@ -117,21 +122,22 @@ pub struct ShardView {
 }
 
 impl Shard {
+    /// One that is not connected yet, with places for the connections that the settings want.
     pub(super) fn new(
-        name: String,
-        address: Address,
-        connections: usize,
+        (name, address): (String, Address),
+        settings: &Settings,
         seed: u64,
         tally: Arc<Tally>,
         refresh: Arc<Notify>,
     ) -> Self {
         let standing = Standing {
-            slots: vec![Slot::Connecting; connections],
+            slots: vec![Slot::Connecting; settings.connections],
             unfit: None,
             breaker: Breaker::new(seed),
             turn: 0,
         };
-        Self { name, address, tally, standing: Mutex::new(standing), refresh }
+        let doubt_max = settings.timings.ping_every * DOUBT_MAX_PINGS;
+        Self { name, address, tally, doubt_max, standing: Mutex::new(standing), refresh }
     }
 
     /// Calls a function, once. What is returned follows the operation's number in its answer.
@@ -150,7 +156,7 @@ impl Shard {
     async fn asked(&self, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
         let _place = Place::taken(&self.tally.in_flight)
             .ok_or_else(|| Missed::not_sent("too many calls to its shard are in flight"))?;
-        let link = self.standing().link(Instant::now())?;
+        let link = self.standing().link(Instant::now(), self.doubt_max)?;
         match timeout(call.deadline, self.tried(&link, call)).await {
             Ok(answer) => answer,
             Err(_) => {
@@ -170,7 +176,7 @@ impl Shard {
                 Arg::Bytes(bytes) => question.arg(*bytes),
             };
         }
-        let (begun, loads) = (Instant::now(), link.loads().await);
+        let (begun, loads) = (Instant::now(), link.loads());
         let mut answer = link.call(&question).await.map_err(|fault| Fault::of(&fault));
         if matches!(answer, Err(Fault::NoFunction)) {
             answer = match link.load(loads).await {
@@ -204,14 +210,13 @@ impl Shard {
             Err(Fault::Unready(why)) => {
                 self.standing().breaker.missed(now);
                 if why.starts_with("READONLY") {
-                    self.forget("it is a replica now");
+                    self.forget();
                 }
                 self.refresh.notify_one();
                 Err(Missed::NotSent(Cow::Owned(why)))
             }
             Err(Fault::Changed) => {
-                self.forget("it is not the primary any more that it was");
-                self.refresh.notify_one();
+                self.forget();
                 Err(Missed::not_sent("its shard has another primary, or one that begins anew"))
             }
             Err(Fault::Broken(why)) => {
@@ -234,15 +239,22 @@ impl Shard {
     }
 
     /// The server is not what our connections were told that it is: they are made again.
-    pub(super) fn forget(&self, why: &str) {
+    pub(super) fn forget(&self) {
         let mut standing = self.standing();
+        if !standing.is_open() {
+            return;
+        }
         for slot in &mut standing.slots {
             if let Slot::Open(link) = slot {
                 link.broke.notify_one();
-                *slot = Slot::Lost(why.to_owned());
+                *slot = Slot::Lost(Fault::Changed.to_string());
             }
         }
         standing.breaker.lost();
+        drop(standing);
+        let (shard, address) = (&self.name, &self.address);
+        tracing::warn!(%shard, %address, "this Redis is not the primary any more that it was: asking again who is");
+        self.refresh.notify_one();
     }
 
     /// A server answered after so long.
@@ -349,22 +361,26 @@ impl Shard {
 
 impl Standing {
     /// The connection for the next call, if it may go.
-    fn link(&mut self, now: Instant) -> Result<Arc<Link>, Missed> {
-        if !self.is_open() {
+    fn link(&mut self, now: Instant, doubt_max: Duration) -> Result<Arc<Link>, Missed> {
+        self.turn = self.turn.wrapping_add(1);
+        let count = self.links().count().max(1);
+        let Some(link) = self.links().nth(self.turn % count).cloned() else {
             return Err(Missed::not_sent("there is no connection to its shard"));
-        }
+        };
         if self.unfit.is_some() {
             return Err(Missed::not_sent("its shard must not keep limits, for the reason in the log"));
+        }
+        if link.doubt(now) > doubt_max {
+            return Err(Missed::not_sent(
+                "its connection was not tried for too long, as if this process had been held up",
+            ));
         }
         if !self.breaker.admits(now) {
             return Err(Missed::not_sent(
                 "its shard has not answered lately, and is tried only now and then",
             ));
         }
-        self.turn = self.turn.wrapping_add(1);
-        let count = self.links().count().max(1);
-        let link = self.links().nth(self.turn % count).cloned();
-        link.ok_or_else(|| Missed::not_sent("there is no connection to its shard"))
+        Ok(link)
     }
 
     fn links(&self) -> impl Iterator<Item = &Arc<Link>> {

@@ -15,7 +15,6 @@ use super::{
 
 /// Pings in a row without an answer after which a server hangs.
 const SILENT_MAX: u32 = 3;
-const CHANGED: &str = "it is not the primary any more that it was";
 
 /// Runs until it is aborted.
 pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timings: Timings, seed: u64) {
@@ -25,8 +24,9 @@ pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timing
         let begun = Instant::now();
         match opened(&shard, &access).await {
             Err(why) => {
-                // A server that hangs takes connections and says nothing: it still hangs.
-                if !shard.is_hung(index) {
+                // A server that hangs takes connections and says nothing.
+                let still_hangs = shard.is_hung(index) && begun.elapsed() >= access.timeout;
+                if !still_hangs {
                     shard.put(index, Slot::Lost(why));
                 }
             }
@@ -49,7 +49,7 @@ async fn opened(shard: &Shard, access: &Access) -> Result<(Arc<Link>, Wire), Str
     let (link, wire) = Link::open(&shard.address, access).await?;
     match link.look().await {
         Ok(unfit) => shard.judge(unfit),
-        Err(fault) => return Err(format!("it does not say what it is: {fault:?}")),
+        Err(fault) => return Err(format!("it does not say what it is: {fault}")),
     }
     Ok((link, wire))
 }
@@ -92,8 +92,8 @@ async fn watched(
                 continue;
             }
             Pong::Changed => {
-                shard.forget(CHANGED);
-                return Slot::Lost(CHANGED.to_owned());
+                shard.forget();
+                return Slot::Lost(Fault::Changed.to_string());
             }
             Pong::Broken(why) => return Slot::Lost(why),
         }
@@ -102,8 +102,8 @@ async fn watched(
             match link.look().await {
                 Ok(unfit) => shard.judge(unfit),
                 Err(Fault::Changed) => {
-                    shard.forget(CHANGED);
-                    return Slot::Lost(CHANGED.to_owned());
+                    shard.forget();
+                    return Slot::Lost(Fault::Changed.to_string());
                 }
                 // It did not answer: the next pings tell.
                 Err(_) => {}
