@@ -161,6 +161,20 @@ async fn a_server_that_begins_to_evict_is_not_called_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_memory_is_full_is_still_there() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    servers[0].cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(servers[0].cli(&["SET", "key", "value"]).starts_with("OOM"));
+    // Longer than an untried connection is used.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(1_500) {
+        called(&redis, group(1), DEADLINE).await.expect("an answer");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_end_with_the_last_handle() {
     let servers = [Server::start(&[])];
     let redis = opened(scene::shards(&servers)).await;

@@ -3,5 +3,6 @@
 mod access;
 mod calls;
 mod failover;
+mod middle;
 mod scene;
 mod servers;
