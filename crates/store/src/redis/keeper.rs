@@ -77,9 +77,12 @@ pub(super) async fn keep(settings: Settings, map: Arc<ArcSwap<Map>>, refresh: Ar
         sleep(pause.next(&mut keeper.random)).await;
         is_calm = keeper.map.load().is_well();
         if is_calm {
-            pause.reset();
             let rest = keeper.random.jittered(keeper.settings.timings.refresh_every);
             is_calm = timeout(rest, keeper.refresh.notified()).await.is_err();
+        }
+        // Not as soon as all seems well: if calls are sent on from one to the other for ever, each asks for a look.
+        if is_calm {
+            pause.reset();
         }
     }
 }

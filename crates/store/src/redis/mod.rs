@@ -84,9 +84,7 @@ impl Redis {
         let runtime = runtime::Handle::try_current().map_err(|_| SettingsError::Runtime)?;
         let placement = Placement(match &settings.place {
             Place::Cluster { .. } => 0,
-            Place::Shards { addresses } => {
-                ring::number(&addresses.iter().map(Address::to_string).collect::<Vec<_>>())
-            }
+            Place::Shards { addresses } => ring::number(&topology::names(addresses)),
             Place::Sentinel { shards, .. } => ring::number(shards),
         });
         let prefix = settings.prefix.clone();

@@ -2,12 +2,14 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
+use super::group::Group;
+
 /// How long a call waits for its answer unless its caller knows better. A call over a local network takes a tenth of it; a
 /// request waits for several in parallel.
 pub const CALL_DEADLINE: Duration = Duration::from_millis(3);
 
-/// Most shards of one region. A group has one, so that of more some would be idle.
-pub const SHARDS_MAX: usize = 256;
+/// Most shards of one region, and most servers in a list. A group has one shard, so that of more some would be idle.
+pub const SHARDS_MAX: usize = Group::COUNT as usize;
 /// Most connections to one shard.
 pub const CONNECTIONS_MAX: usize = 16;
 /// Longest prefix of keys, in bytes: every key has it.
@@ -54,20 +56,15 @@ impl Settings {
     /// # Errors
     /// The first field that is out of its range.
     pub fn check(&self) -> Result<(), SettingsError> {
-        let (field, servers) = match &self.place {
-            Place::Cluster { seeds } => ("seeds", seeds.len()),
-            Place::Shards { addresses } => ("addresses", addresses.len()),
-            Place::Sentinel { hosts, shards, .. } if hosts.is_empty() => {
-                ("hosts", shards.len().min(hosts.len()))
+        let (field, count, twice) = match &self.place {
+            Place::Cluster { seeds } => ("seeds", seeds.len(), has_twice(seeds)),
+            Place::Shards { addresses } => ("addresses", addresses.len(), has_twice(addresses)),
+            Place::Sentinel { hosts, shards, .. } => {
+                within("hosts", hosts.len(), 1, SHARDS_MAX)?;
+                ("shards", shards.len(), has_twice(shards))
             }
-            Place::Sentinel { shards, .. } => ("shards", shards.len()),
         };
-        within(field, servers, 1, SHARDS_MAX)?;
-        let twice = match &self.place {
-            Place::Cluster { .. } => false,
-            Place::Shards { addresses } => has_twice(addresses),
-            Place::Sentinel { shards, .. } => has_twice(shards),
-        };
+        within(field, count, 1, SHARDS_MAX)?;
         if twice {
             return Err(SettingsError::Twice { field });
         }
@@ -89,19 +86,19 @@ fn has_twice<T: Ord>(list: &[T]) -> bool {
 pub enum Place {
     /// A Redis Cluster, which knows itself.
     Cluster {
-        /// Some of its nodes, 1 to 256: one of them must answer when we start.
+        /// Some of its nodes, 1 to 1024: one of them must answer when we start.
         seeds: Vec<Address>,
     },
     /// Independent servers. Groups are placed by a ring of hashes; a server that is down has no substitute.
     Shards {
-        /// All of them, 1 to 256, in any order. An address is the name of its shard: a shard with a new one begins anew.
+        /// All of them, 1 to 1024, in any order. An address is the name of its shard: a shard with a new one begins anew.
         addresses: Vec<Address>,
     },
     /// Independent servers, each with replicas that sentinels promote.
     Sentinel {
         /// The sentinels.
         hosts: Vec<Address>,
-        /// The names that the sentinels monitor, 1 to 256, in any order.
+        /// The names that the sentinels monitor, 1 to 1024, in any order.
         shards: Vec<String>,
         /// Who we are to the sentinels, where they ask for a password: it is not the servers'.
         credentials: Option<Credentials>,

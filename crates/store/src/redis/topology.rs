@@ -42,16 +42,19 @@ pub(super) struct Scout {
     random: Random,
     /// Nodes that the cluster told of when last asked.
     known: BTreeSet<Address>,
+    /// For each group, the index of its shard, where a ring places them.
+    ring: Vec<Option<usize>>,
 }
 
 impl Scout {
     pub(super) fn new(place: Place, servers: Access, seed: u64) -> Self {
-        let credentials = match &place {
-            Place::Sentinel { credentials, .. } => credentials.clone(),
-            _ => None,
+        let (ring, credentials) = match &place {
+            Place::Cluster { .. } => (Vec::new(), None),
+            Place::Shards { addresses } => (ring::placed(&names(addresses)), None),
+            Place::Sentinel { shards, credentials, .. } => (ring::placed(shards), credentials.clone()),
         };
         let sentinels = Access { credentials, ..servers.clone() };
-        Self { place, servers, sentinels, random: Random::new(seed), known: BTreeSet::new() }
+        Self { place, servers, sentinels, random: Random::new(seed), known: BTreeSet::new(), ring }
     }
 
     /// Looks again. `calm` are connections to ask over if nothing is amiss; without them, or where they disagree, all that might know
@@ -62,9 +65,11 @@ impl Scout {
     pub(super) async fn look(&mut self, calm: &[(Address, Arc<Link>)]) -> Result<Layout, String> {
         match self.place.clone() {
             Place::Cluster { seeds } => self.cluster(&seeds, calm).await,
-            Place::Shards { addresses } => Ok(ringed(
-                addresses.into_iter().map(|address| (address.to_string(), Some(address))).collect(),
-            )),
+            Place::Shards { addresses } => {
+                let names = names(&addresses).into_iter();
+                let shards = names.zip(addresses.into_iter().map(Some)).collect();
+                Ok(Layout { shards, places: self.ring.clone() })
+            }
             Place::Sentinel { hosts, shards, .. } => self.sentinels(&hosts, &shards).await,
         }
     }
@@ -128,7 +133,8 @@ impl Scout {
             return Err(faults.join("; "));
         }
         let address = |shard: &String| latest.get(shard).map(|(_, address)| address.clone());
-        Ok(ringed(shards.iter().map(|shard| (shard.clone(), address(shard))).collect()))
+        let shards = shards.iter().map(|shard| (shard.clone(), address(shard))).collect();
+        Ok(Layout { shards, places: self.ring.clone() })
     }
 }
 
@@ -174,9 +180,9 @@ async fn answers(server: &Address, access: &Access, questions: &[Cmd]) -> Result
     Ok(answers)
 }
 
-fn ringed(shards: Vec<(String, Option<Address>)>) -> Layout {
-    let names: Vec<String> = shards.iter().map(|(name, _)| name.clone()).collect();
-    Layout { places: ring::placed(&names), shards }
+/// What shards are called that nobody named.
+pub(super) fn names(addresses: &[Address]) -> Vec<String> {
+    addresses.iter().map(Address::to_string).collect()
 }
 
 /// What one node of a cluster told.
