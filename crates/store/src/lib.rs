@@ -4,10 +4,13 @@
 //! Two stores: [`MemoryStore`], which survives as long as it is held (tests, simulations), and
 //! [`Journal`], a file. Both pass one suite, in `contract`. The crate knows rows and small named
 //! values; it does not know what they mean, and never decides anything.
+//!
+//! What the nodes of a region share lies in their [`redis`], where functions are called. That it is there after a crash nobody says.
 
 mod file;
 mod journal;
 mod memory;
+pub mod redis;
 
 use std::fmt::Debug;
 

@@ -1,0 +1,286 @@
+//! When a shard is left alone. **While it does not answer, it is asked at most once a pause; when it answers again, calls
+//! come back little by little.**
+//!
+//! No clock here: every step is told what time it is.
+
+use std::time::{Duration, Instant};
+
+use super::random::Random;
+
+/// Calls in a row without an answer that open the breaker. Several of them may be in flight when a server stops for some
+/// milliseconds, so fewer would open it for nothing; more would keep callers waiting for a dead one.
+const MISSED_MAX: u32 = 10;
+/// Answers in a row that close it again.
+const ANSWERED_MIN: u32 = 8;
+/// How long an open breaker lets nothing through, at most; at least half of it.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Between the first calls after a pause. Each answer halves it, so the last gap is under half a millisecond, and a shard
+/// that is well is fully used a quarter of a second after the first call.
+const GAP: Duration = Duration::from_millis(100);
+
+/// What a breaker does with calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BreakerState {
+    /// It lets all calls through.
+    Closed,
+    /// It lets a call through now and then, more often with each that is answered.
+    HalfOpen,
+    /// It lets none through.
+    Open,
+}
+
+#[derive(Debug)]
+pub(super) struct Breaker {
+    state: State,
+    random: Random,
+}
+
+#[derive(Debug)]
+enum State {
+    Closed {
+        missed: u32,
+    },
+    HalfOpen {
+        answered: u32,
+        next: Instant,
+    },
+    /// Without an end while there is no connection.
+    Open {
+        until: Option<Instant>,
+    },
+}
+
+impl Breaker {
+    /// A shard that is not connected yet.
+    pub(super) const fn new(seed: u64) -> Self {
+        Self { state: State::Open { until: None }, random: Random::new(seed) }
+    }
+
+    pub(super) const fn state(&self) -> BreakerState {
+        match self.state {
+            State::Closed { .. } => BreakerState::Closed,
+            State::HalfOpen { .. } => BreakerState::HalfOpen,
+            State::Open { .. } => BreakerState::Open,
+        }
+    }
+
+    /// Whether a call may go now. One that may not must not be sent.
+    pub(super) fn admits(&mut self, now: Instant) -> bool {
+        if let State::Open { until: Some(until) } = self.state
+            && now >= until
+        {
+            self.state = State::HalfOpen { answered: 0, next: now };
+        }
+        match &mut self.state {
+            State::Closed { .. } => true,
+            State::Open { .. } => false,
+            State::HalfOpen { next, .. } if now < *next => false,
+            State::HalfOpen { answered, next } => {
+                *next = now + self.random.jittered(GAP / (1 << *answered));
+                true
+            }
+        }
+    }
+
+    /// A call was answered, be it by an error of the function.
+    pub(super) fn answered(&mut self, now: Instant) {
+        match &mut self.state {
+            State::Closed { missed } => *missed = 0,
+            // It was sent before the breaker opened, and says nothing of now.
+            State::Open { .. } => {}
+            State::HalfOpen { answered, next } => {
+                *answered += 1;
+                if *answered >= ANSWERED_MIN {
+                    self.state = State::Closed { missed: 0 };
+                } else {
+                    *next = (*next).min(now + self.random.jittered(GAP / (1 << *answered)));
+                }
+            }
+        }
+    }
+
+    /// A call was not answered in time, or by a server that cannot serve.
+    pub(super) fn missed(&mut self, now: Instant) {
+        let opens = match &mut self.state {
+            State::Closed { missed } => {
+                *missed += 1;
+                *missed >= MISSED_MAX
+            }
+            State::HalfOpen { .. } => true,
+            State::Open { .. } => false,
+        };
+        if opens {
+            self.state = State::Open { until: Some(now + self.random.jittered(PAUSE)) };
+        }
+    }
+
+    /// There is no connection any more.
+    pub(super) const fn lost(&mut self) {
+        self.state = State::Open { until: None };
+    }
+
+    /// There is a connection again.
+    pub(super) const fn connected(&mut self, now: Instant) {
+        if matches!(self.state, State::Open { until: None }) {
+            self.state = State::HalfOpen { answered: 0, next: now };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    struct Story {
+        breaker: Breaker,
+        now: Instant,
+    }
+
+    impl Story {
+        /// A breaker of a shard that has been well for a while.
+        fn closed() -> Self {
+            let mut story = Self { breaker: Breaker::new(7), now: Instant::now() };
+            story.breaker.connected(story.now);
+            story.recovers();
+            story
+        }
+
+        /// Calls come each millisecond and are answered at once; says how many went through and how long it took.
+        fn recovers(&mut self) -> (u32, Duration) {
+            let (mut through, begun) = (0, self.now);
+            while self.breaker.state() != BreakerState::Closed {
+                assert!(self.now < begun + 1_000 * MS, "not closed after a second");
+                self.now += MS;
+                if self.breaker.admits(self.now) {
+                    through += 1;
+                    self.breaker.answered(self.now);
+                }
+            }
+            (through, self.now - begun)
+        }
+
+        fn misses(&mut self, calls: u32) {
+            for _ in 0..calls {
+                self.breaker.missed(self.now);
+            }
+        }
+    }
+
+    #[test]
+    fn a_shard_that_is_not_connected_gets_no_calls() {
+        let mut breaker = Breaker::new(1);
+        let now = Instant::now();
+        assert!(!breaker.admits(now));
+        assert!(!breaker.admits(now + Duration::from_secs(3_600)));
+    }
+
+    #[test]
+    fn it_opens_after_misses_in_a_row() {
+        let mut story = Story::closed();
+        story.misses(MISSED_MAX - 1);
+        assert!(story.breaker.admits(story.now));
+        story.misses(1);
+        assert!(!story.breaker.admits(story.now));
+        assert_eq!(story.breaker.state(), BreakerState::Open);
+    }
+
+    #[test]
+    fn an_answer_in_between_starts_the_count_again() {
+        let mut story = Story::closed();
+        for _ in 0..100 {
+            story.misses(MISSED_MAX - 1);
+            story.breaker.answered(story.now);
+        }
+        assert_eq!(story.breaker.state(), BreakerState::Closed);
+    }
+
+    #[test]
+    fn after_a_pause_one_call_tries_and_a_miss_opens_it_again() {
+        let mut story = Story::closed();
+        story.misses(MISSED_MAX);
+        for _ in 0..5 {
+            assert!(!story.breaker.admits(story.now + PAUSE / 2 - MS), "it came too early");
+            story.now += PAUSE;
+            assert!(story.breaker.admits(story.now));
+            assert!(!story.breaker.admits(story.now), "a second one came along");
+            story.misses(1);
+            assert!(!story.breaker.admits(story.now));
+        }
+    }
+
+    #[test]
+    fn a_shard_that_is_back_is_asked_more_and_more_often() {
+        let mut story = Story::closed();
+        story.misses(MISSED_MAX);
+        story.now += PAUSE;
+        let mut gaps = Vec::new();
+        let mut last = story.now;
+        while story.breaker.state() != BreakerState::Closed {
+            story.now += MS / 10;
+            if story.breaker.admits(story.now) {
+                gaps.push(story.now - last);
+                last = story.now;
+                story.breaker.answered(story.now);
+            }
+        }
+        assert_eq!(gaps.len(), ANSWERED_MIN as usize);
+        assert!(gaps[1..].is_sorted_by(|one, next| *next <= *one + MS / 10), "{gaps:?}");
+        assert!(story.breaker.admits(story.now) && story.breaker.admits(story.now), "closed, and still slow");
+    }
+
+    #[test]
+    fn a_shard_that_is_well_is_fully_used_within_a_quarter_of_a_second() {
+        let mut story = Story::closed();
+        story.misses(MISSED_MAX);
+        story.now += PAUSE;
+        let (through, took) = story.recovers();
+        assert_eq!(through, ANSWERED_MIN);
+        assert!(took <= 250 * MS, "{took:?}");
+    }
+
+    #[test]
+    fn a_lost_connection_opens_it_at_once_and_a_new_one_lets_calls_in_slowly() {
+        let mut story = Story::closed();
+        story.breaker.lost();
+        assert!(!story.breaker.admits(story.now + PAUSE * 100));
+        story.now += PAUSE;
+        story.breaker.connected(story.now);
+        assert!(story.breaker.admits(story.now));
+        assert!(!story.breaker.admits(story.now));
+    }
+
+    #[test]
+    fn late_news_of_old_calls_changes_nothing_while_it_is_open() {
+        let mut story = Story::closed();
+        story.breaker.lost();
+        story.misses(100);
+        story.breaker.answered(story.now);
+        story.breaker.connected(story.now);
+        assert!(story.breaker.admits(story.now));
+    }
+
+    #[test]
+    fn a_second_connection_does_not_end_a_pause() {
+        let mut story = Story::closed();
+        story.misses(MISSED_MAX);
+        story.breaker.connected(story.now);
+        assert!(!story.breaker.admits(story.now));
+    }
+
+    #[test]
+    fn two_nodes_do_not_come_back_at_one_moment() {
+        let first_try = |seed| {
+            let mut story = Story::closed();
+            story.breaker.random = Random::new(seed);
+            story.misses(MISSED_MAX);
+            let opened = story.now;
+            while !story.breaker.admits(story.now) {
+                story.now += MS / 10;
+            }
+            story.now - opened
+        };
+        assert_ne!(first_try(1), first_try(2));
+    }
+}

@@ -1,0 +1,179 @@
+//! Works in the background as long as somebody has a handle: looks who serves what, and tends the shards.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use super::{
+    group::Group,
+    link::Link,
+    random::Random,
+    settings::{Address, Place, SHARDS_MAX, Settings},
+    shard::{Shard, Tally},
+    tend::{Pause, tend},
+    topology::{Layout, Scout},
+    wire::Access,
+};
+
+/// Between two looks at least. A call that is refused asks for one, and there may be many.
+const LOOK_GAP: Duration = Duration::from_millis(50);
+/// Between looks while a shard is down: a successor is found within this time, and many nodes that look do not burden those who must agree on it.
+const LOOK_GAP_MAX: Duration = Duration::from_millis(500);
+/// Shards that are asked if all is calm. The second tells where the first has old news.
+const CALM_ASKED: usize = 2;
+
+/// Which shard each group is on.
+#[derive(Debug, Default)]
+pub(super) struct Map {
+    pub(super) shards: Vec<Arc<Shard>>,
+    /// For each group, an index of `shards`.
+    places: Vec<Option<usize>>,
+}
+
+impl Map {
+    pub(super) fn shard(&self, group: Group) -> Option<&Arc<Shard>> {
+        let place = *self.places.get(usize::from(group.number()))?;
+        self.shards.get(place?)
+    }
+
+    /// Whether each group has a shard that serves.
+    fn is_well(&self) -> bool {
+        !self.places.is_empty()
+            && self.places.iter().all(Option::is_some)
+            && self.shards.iter().all(|shard| shard.is_well())
+    }
+
+    fn calm_links(&self, random: &mut Random) -> Vec<(Address, Arc<Link>)> {
+        let mut shards = self.shards.clone();
+        random.shuffle(&mut shards);
+        let link = |shard: &Arc<Shard>| Some((shard.address.clone(), shard.any_link()?));
+        shards.iter().filter_map(link).take(CALM_ASKED).collect()
+    }
+}
+
+/// A shard that is tended, until this is dropped.
+#[derive(Debug)]
+struct Tended {
+    shard: Arc<Shard>,
+    _tasks: JoinSet<()>,
+}
+
+/// Runs until it is aborted.
+pub(super) async fn keep(settings: Settings, map: Arc<ArcSwap<Map>>, refresh: Arc<Notify>) {
+    let mut keeper = Keeper::new(settings, map, refresh);
+    let mut pause = Pause::new(LOOK_GAP, LOOK_GAP_MAX);
+    let mut is_calm = false;
+    loop {
+        keeper.look(is_calm).await;
+        if matches!(keeper.settings.place, Place::Shards { .. }) {
+            // Nobody could tell us anything: what there is was configured.
+            std::future::pending::<()>().await;
+        }
+        sleep(pause.next(&mut keeper.random)).await;
+        is_calm = keeper.map.load().is_well();
+        if is_calm {
+            let rest = keeper.random.jittered(keeper.settings.timings.refresh_every);
+            is_calm = timeout(rest, keeper.refresh.notified()).await.is_err();
+        }
+        // Not as soon as all seems well: if calls are sent on from one to the other for ever, each asks for a look.
+        if is_calm {
+            pause.reset();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Keeper {
+    settings: Settings,
+    map: Arc<ArcSwap<Map>>,
+    refresh: Arc<Notify>,
+    access: Access,
+    scout: Scout,
+    random: Random,
+    tended: BTreeMap<(String, Address), Tended>,
+    tallies: BTreeMap<String, Arc<Tally>>,
+    is_answered: bool,
+}
+
+impl Keeper {
+    fn new(settings: Settings, map: Arc<ArcSwap<Map>>, refresh: Arc<Notify>) -> Self {
+        let access = Access {
+            credentials: settings.credentials.clone(),
+            tls: settings.tls.clone(),
+            timeout: settings.timings.connect_timeout,
+        };
+        let mut random = Random::new(settings.seed);
+        let scout = Scout::new(settings.place.clone(), access.clone(), random.next());
+        Self {
+            settings,
+            map,
+            refresh,
+            access,
+            scout,
+            random,
+            tended: BTreeMap::new(),
+            tallies: BTreeMap::new(),
+            is_answered: true,
+        }
+    }
+
+    async fn look(&mut self, is_calm: bool) {
+        let calm = if is_calm { self.map.load().calm_links(&mut self.random) } else { Vec::new() };
+        match self.scout.look(&calm).await {
+            Ok(layout) => {
+                self.is_answered = true;
+                self.follow(layout);
+            }
+            Err(why) => {
+                if std::mem::replace(&mut self.is_answered, false) {
+                    tracing::warn!(why, "nobody tells which Redis serves what: going by what was known");
+                }
+            }
+        }
+    }
+
+    /// Tends what is new, keeps what is as it was, drops the rest.
+    fn follow(&mut self, layout: Layout) {
+        let mut before = std::mem::take(&mut self.tended);
+        let mut map = Map::default();
+        // Of each shard of the layout, its index in the map: one without an address is in no map.
+        let mut indexes = Vec::with_capacity(layout.shards.len());
+        for (name, address) in layout.shards.into_iter().take(SHARDS_MAX) {
+            let Some(address) = address else {
+                indexes.push(None);
+                continue;
+            };
+            let tended = match before.remove(&(name.clone(), address.clone())) {
+                Some(tended) => tended,
+                None => self.tended(name.clone(), address.clone()),
+            };
+            indexes.push(Some(map.shards.len()));
+            map.shards.push(Arc::clone(&tended.shard));
+            self.tended.insert((name, address), tended);
+        }
+        map.places = layout.places.into_iter().map(|place| indexes.get(place?).copied().flatten()).collect();
+        self.tallies =
+            map.shards.iter().map(|shard| (shard.name.clone(), Arc::clone(&shard.tally))).collect();
+        self.map.store(Arc::new(map));
+    }
+
+    fn tended(&mut self, name: String, address: Address) -> Tended {
+        tracing::info!(shard = name, %address, "a Redis serves");
+        let connections = self.settings.connections;
+        let tally = self.tallies.get(&name).cloned().unwrap_or_default();
+        let seed = self.random.next();
+        let shard =
+            Arc::new(Shard::new((name, address), &self.settings, seed, tally, Arc::clone(&self.refresh)));
+        let mut tasks = JoinSet::new();
+        for index in 0..connections {
+            let (access, timings) = (self.access.clone(), self.settings.timings.clone());
+            tasks.spawn(tend(Arc::clone(&shard), index, access, timings, self.random.next()));
+        }
+        Tended { shard, _tasks: tasks }
+    }
+}

@@ -1,0 +1,286 @@
+//! One connection to one server that was asked who it is.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use redis::{Cmd, RedisError};
+use tokio::sync::{Mutex, Notify};
+
+use super::{
+    answer::Fault,
+    library::{Function, LIBRARY},
+    server::Server,
+    settings::Address,
+    wire::{Access, Wire, ask, ask_text},
+};
+
+/// A number that no other question of this process has.
+pub(super) fn operation() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// A connection on which calls go. It always leads to one process: what it is told of that process holds as long as it lasts.
+#[derive(Debug)]
+pub(super) struct Link {
+    connection: redis::aio::MultiplexedConnection,
+    pub(super) server: Server,
+    incarnation: String,
+    timeout: Duration,
+    opened: Instant,
+    /// When the question was asked, in microseconds after `opened`, whose answer last showed that it is who it was.
+    proved_us: AtomicU64,
+    /// How often the library was loaded over this link.
+    loads: AtomicU64,
+    /// Held while it is.
+    loading: Mutex<()>,
+    /// Told when an answer was not that of its question.
+    pub(super) broke: Notify,
+}
+
+/// What came of a ping.
+#[derive(Debug)]
+pub(super) enum Pong {
+    /// The server answered, after so long.
+    Alive(Duration),
+    /// It is not what it was when we connected.
+    Changed,
+    /// Nothing came in time.
+    Silent,
+    /// The connection is of no use.
+    Broken(String),
+}
+
+impl Link {
+    /// Connects and asks who is there.
+    ///
+    /// # Errors
+    /// In words.
+    pub(super) async fn open(address: &Address, access: &Access) -> Result<(Arc<Self>, Wire), String> {
+        let wire = Wire::dial(address, access).await?;
+        let opened = Instant::now();
+        let connection = wire.connection.clone();
+        let info = info(&connection, access.timeout).await;
+        let server = Server::read(&info.map_err(|fault| format!("INFO: {fault}"))?);
+        let link = Self {
+            connection,
+            incarnation: server.incarnation(),
+            server,
+            timeout: access.timeout,
+            opened,
+            proved_us: AtomicU64::new(0),
+            loads: AtomicU64::new(0),
+            loading: Mutex::default(),
+            broke: Notify::new(),
+        };
+        Ok((Arc::new(link), wire))
+    }
+
+    /// How long ago we last knew that the server is who it was. A process that is held up for long knows nothing of what happened
+    /// meanwhile, and finds its connections as they were.
+    pub(super) fn doubt(&self, now: Instant) -> Duration {
+        let proved = self.opened + Duration::from_micros(self.proved_us.load(Ordering::Relaxed));
+        now.saturating_duration_since(proved)
+    }
+
+    /// Looks at the server again; loads the library into one that is fit, if it is not known to be there. What is returned is why it
+    /// must not be called, if there is a reason.
+    ///
+    /// # Errors
+    /// It did not answer, or is another one.
+    pub(super) async fn look(&self) -> Result<Option<String>, Fault> {
+        let server = self.asked().await?;
+        if let Some(why) = server.unfit() {
+            return Ok(Some(why));
+        }
+        if self.loads() > 0 {
+            return Ok(None);
+        }
+        match self.load(0).await {
+            Ok(()) => Ok(None),
+            Err(fault @ (Fault::Elsewhere(_) | Fault::Unready(_) | Fault::Refused(_))) => {
+                Ok(Some(format!("it does not take our functions ({fault}): allow this user +function|load")))
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Puts the library there, unless somebody did who came first. `seen` is what [`Self::loads`] said before the function was missed.
+    ///
+    /// A server loses its functions when it copies those of another, so this is the moment to ask whether it is still the one that
+    /// it was.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub(super) async fn load(&self, seen: u64) -> Result<(), Fault> {
+        let _turn = self.loading.lock().await;
+        if self.loads() > seen {
+            return Ok(());
+        }
+        self.asked().await?;
+        match self.ask(&command("FUNCTION", &["LOAD", &LIBRARY.text])).await {
+            Err(fault) if !fault.detail().is_some_and(|detail| detail.contains("already exists")) => {
+                Err(Fault::of(&fault))
+            }
+            _ => {
+                self.loads.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks again who is there; it must be who it was.
+    async fn asked(&self) -> Result<Server, Fault> {
+        let begun = Instant::now();
+        let info = info(&self.connection, self.timeout).await.map_err(|fault| Fault::of(&fault))?;
+        let server = Server::read(&info);
+        if server.incarnation() != self.incarnation {
+            return Err(Fault::Changed);
+        }
+        self.prove(begun);
+        Ok(server)
+    }
+
+    /// An answer to what was asked then shows that the server is who it was.
+    fn prove(&self, asked: Instant) {
+        let us = asked.duration_since(self.opened).as_micros();
+        self.proved_us.store(u64::try_from(us).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// For [`Self::load`].
+    pub(super) fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Relaxed)
+    }
+
+    /// Asks a question that is none of a caller's.
+    ///
+    /// # Errors
+    /// There is no answer in time, or it is an error.
+    pub(super) async fn ask(&self, question: &Cmd) -> Result<redis::Value, RedisError> {
+        ask(&self.connection, question, self.timeout).await
+    }
+
+    /// Calls a function. The time is up to the caller.
+    ///
+    /// # Errors
+    /// What the server said.
+    pub(super) async fn call(&self, question: &Cmd) -> Result<redis::Value, RedisError> {
+        self.connection.clone().send_packed_command(question).await.and_then(redis::Value::extract_error)
+    }
+
+    /// The beginning of a call: the function, its keys, who we think is there, and the operation.
+    pub(super) fn question(&self, function: Function, keys: &[String], operation: u64) -> Cmd {
+        let mut question = redis::cmd("FCALL");
+        question.arg(LIBRARY.name(function)).arg(keys.len());
+        for key in keys {
+            question.arg(key);
+        }
+        question.arg(&self.incarnation).arg(operation);
+        question
+    }
+
+    /// Shows that the server answers, executes functions, and is the primary that it was.
+    pub(super) async fn ping(&self, within: Duration) -> Pong {
+        let operation = operation();
+        let begun = Instant::now();
+        let question = self.question(Function::Identity, &[], operation);
+        let answer = match ask(&self.connection, &question, within).await {
+            Ok(answer) => answer,
+            Err(fault) if fault.is_timeout() => return Pong::Silent,
+            Err(fault) => {
+                return match Fault::of(&fault) {
+                    Fault::NoFunction => self.revived(begun).await,
+                    Fault::Changed => Pong::Changed,
+                    Fault::Broken(why) => Pong::Broken(why),
+                    // It says no, so it lives; what is amiss is found when it is looked at.
+                    Fault::Elsewhere(_) | Fault::Unready(_) | Fault::Refused(_) => {
+                        Pong::Alive(begun.elapsed())
+                    }
+                };
+            }
+        };
+        let Some([_, _, _, role, history]) = reply(&answer, operation) else {
+            return Pong::Broken("an answer came to another question".to_owned());
+        };
+        if is(role, &self.server.role) && is(history, &self.server.history) {
+            self.prove(begun);
+            Pong::Alive(begun.elapsed())
+        } else {
+            Pong::Changed
+        }
+    }
+
+    /// The function for pings is gone: somebody emptied the server, or it took its functions from another.
+    async fn revived(&self, begun: Instant) -> Pong {
+        match self.load(self.loads()).await {
+            Err(Fault::Changed) => Pong::Changed,
+            Err(Fault::Broken(why)) => Pong::Broken(why),
+            // A server that is too old, or does not let us, cannot be given it; it is alive.
+            _ => Pong::Alive(begun.elapsed()),
+        }
+    }
+}
+
+/// What follows the operation's number in the answer to it; nothing if it is an answer to something else.
+pub(super) fn reply(answer: &redis::Value, operation: u64) -> Option<&[redis::Value]> {
+    let redis::Value::Array(parts) = answer else {
+        return None;
+    };
+    let (first, rest) = parts.split_first()?;
+    let is_ours = match first {
+        redis::Value::Int(number) => u64::try_from(*number) == Ok(operation),
+        _ => is(first, &operation.to_string()),
+    };
+    is_ours.then_some(rest)
+}
+
+fn is(value: &redis::Value, text: &str) -> bool {
+    matches!(value, redis::Value::BulkString(bytes) if bytes == text.as_bytes())
+}
+
+/// The sections of `INFO` that [`Server::read`] reads, each asked for by itself: before 7.0 only one could be named.
+async fn info(
+    connection: &redis::aio::MultiplexedConnection,
+    within: Duration,
+) -> Result<String, RedisError> {
+    let mut all = String::new();
+    for section in ["server", "replication", "memory"] {
+        all.push_str(&ask_text(connection, &command("INFO", &[section]), within).await?);
+    }
+    Ok(all)
+}
+
+pub(super) fn command(name: &str, words: &[&str]) -> Cmd {
+    let mut command = redis::cmd(name);
+    for word in words {
+        command.arg(*word);
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_known_by_its_operation() {
+        let answer = |first| redis::Value::Array(vec![first, redis::Value::Int(7)]);
+        let text = redis::Value::BulkString(b"12".to_vec());
+        assert_eq!(reply(&answer(text.clone()), 12), Some(&[redis::Value::Int(7)][..]));
+        assert_eq!(reply(&answer(redis::Value::Int(12)), 12), Some(&[redis::Value::Int(7)][..]));
+        assert_eq!(reply(&answer(text), 13), None);
+        assert_eq!(reply(&redis::Value::Array(vec![]), 12), None);
+        assert_eq!(reply(&redis::Value::Nil, 12), None);
+    }
+
+    #[test]
+    fn no_two_operations_have_one_number() {
+        let first = operation();
+        assert!(operation() > first);
+    }
+}

@@ -1,0 +1,134 @@
+//! Calls of functions in a region's Redis. **A call is sent at most once, its answer is its own, and it tells which process,
+//! in which of its lives as a primary, it was meant for.**
+//!
+//! Cells are put into [`Group`]s. A group lies on one shard; here is known on which, and who its primary is. A call goes over
+//! a connection whose server was asked who it is, and takes what that said along as its first argument: a function compares,
+//! and so no state that another process lost, or that a copy of it never had, is taken for the present one. That is why there is no
+//! cluster client of a library underneath, which would hide who answered.
+//!
+//! A call ends within its deadline and is never repeated, unless Redis said that it did not execute it. A server that does
+//! not answer is noticed in less than a second, given up, and its successor looked for; calls to others go on meanwhile. What the
+//! functions do is none of this module's business.
+//!
+//! `settings` says where and how patiently; `keeper` looks who serves what, which `topology` asks servers and `ring` computes;
+//! `tend` keeps the connections of a `shard`, which are `link`s over `wire`s; `breaker` decides when one is left alone;
+//! `library` is what is loaded; `answer` is what comes back.
+
+mod answer;
+mod breaker;
+mod group;
+mod keeper;
+mod library;
+mod link;
+mod random;
+mod ring;
+mod server;
+mod settings;
+mod shard;
+mod tend;
+mod topology;
+mod wire;
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use tokio::{runtime, sync::Notify, task::AbortHandle};
+
+pub use self::{
+    answer::{Arg, Missed, Value},
+    breaker::BreakerState,
+    group::Group,
+    library::Function,
+    settings::{
+        Address, CALL_DEADLINE, CONNECTIONS_MAX, ClientCertificate, Credentials, Place, SHARDS_MAX, Settings,
+        SettingsError, Timings, Tls,
+    },
+    shard::{ShardState, ShardView},
+};
+use self::{
+    keeper::{Map, keep},
+    shard::Call,
+};
+
+/// A region's Redis. Cheap to clone, and any thread may call whose runtime has timers; when the last one is dropped, the
+/// connections are closed.
+#[derive(Clone, Debug)]
+pub struct Redis(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    prefix: String,
+    placement: Placement,
+    map: Arc<ArcSwap<Map>>,
+    keeper: AbortHandle,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+/// By what groups are placed: equal exactly where the same shards are configured. Where it differs from what it was, groups may be
+/// elsewhere, and those that are begin anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement(pub u64);
+
+impl Redis {
+    /// Begins to connect, on the current runtime. Whether anybody is there is told by [`Self::shards`] and by calls.
+    ///
+    /// # Errors
+    /// The settings are out of their ranges, or there is no runtime here.
+    pub fn open(settings: Settings) -> Result<Self, SettingsError> {
+        settings.check()?;
+        let runtime = runtime::Handle::try_current().map_err(|_| SettingsError::Runtime)?;
+        let placement = Placement(match &settings.place {
+            Place::Cluster { .. } => 0,
+            Place::Shards { addresses } => ring::number(&topology::names(addresses)),
+            Place::Sentinel { shards, .. } => ring::number(shards),
+        });
+        let prefix = settings.prefix.clone();
+        let map = Arc::new(ArcSwap::from_pointee(Map::default()));
+        let refresh = Arc::new(Notify::new());
+        let keeper = runtime.spawn(keep(settings, Arc::clone(&map), refresh)).abort_handle();
+        Ok(Self(Arc::new(Handle { prefix, placement, map, keeper })))
+    }
+
+    /// Calls a function once, with the keys `<prefix>:{<group>}:<suffix>`. Before the arguments it is given what its server said of
+    /// itself when we connected, and the operation's number; what is returned follows that number in its answer.
+    ///
+    /// # Errors
+    /// Why there is no answer, and whether it may have been executed. After the deadline, at the latest.
+    pub async fn call(
+        &self,
+        group: Group,
+        function: Function,
+        suffixes: &[&str],
+        args: &[Arg<'_>],
+        deadline: Duration,
+    ) -> Result<Vec<Value>, Missed> {
+        let shard = self.0.map.load().shard(group).cloned();
+        let shard =
+            shard.ok_or_else(|| Missed::not_sent("nobody has told yet which shard serves its group"))?;
+        let keys: Vec<String> = suffixes.iter().map(|suffix| group.key(&self.0.prefix, suffix)).collect();
+        shard.call(&Call { function, keys: &keys, args, deadline }).await
+    }
+
+    /// By what groups are placed; zero in a cluster, which places them itself and takes what is in them along.
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        self.0.placement
+    }
+
+    /// The shards that are known now, in a fixed order.
+    #[must_use]
+    pub fn shards(&self) -> Vec<ShardView> {
+        self.0.map.load().shards.iter().map(|shard| shard.view()).collect()
+    }
+
+    /// The shard that a group is on now, if it is known.
+    #[must_use]
+    pub fn shard(&self, group: Group) -> Option<ShardView> {
+        self.0.map.load().shard(group).map(|shard| shard.view())
+    }
+}

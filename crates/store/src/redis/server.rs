@@ -1,0 +1,116 @@
+//! Which server is at the other end, and whether it is fit to keep limits.
+
+/// What a server says of itself in `INFO`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Server {
+    /// New at each start of the process.
+    pub(super) run_id: String,
+    /// `redis_version`, which Valkey reports too: the version of Redis that it is compatible with.
+    pub(super) version: String,
+    /// `master` or `slave`.
+    pub(super) role: String,
+    /// The id of the history that it replicates: new whenever it becomes a primary.
+    pub(super) history: String,
+    /// Bytes; 0 for no bound.
+    pub(super) memory_max: u64,
+    /// What it does when that is full.
+    pub(super) policy: String,
+}
+
+impl Server {
+    /// Reads the sections `server`, `replication` and `memory`, one after the other.
+    pub(super) fn read(info: &str) -> Self {
+        let field = |name: &str| {
+            let mut lines = info.lines();
+            lines
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        };
+        Self {
+            run_id: field("run_id"),
+            version: field("redis_version"),
+            role: field("role"),
+            history: field("master_replid"),
+            memory_max: field("maxmemory").parse().unwrap_or(0),
+            policy: field("maxmemory_policy"),
+        }
+    }
+
+    /// What functions are told of the server that answers them: the process, and since when it is a primary.
+    ///
+    /// The process alone does not say it. A primary that was replaced, copied the state of its successor and was promoted again is
+    /// the same process, and has forgotten what only it knew; its history is another then.
+    pub(super) fn incarnation(&self) -> String {
+        let history = self.history.get(..16).unwrap_or(&self.history);
+        format!("{}.{history}", self.run_id)
+    }
+
+    /// Why limits must not be kept there, if there is a reason.
+    pub(super) fn unfit(&self) -> Option<String> {
+        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        if self.run_id.is_empty() || self.role.is_empty() || major.is_none() {
+            return Some("it does not say in INFO what it is: allow this user +info".to_owned());
+        }
+        if major < Some(7) {
+            let version = &self.version;
+            return Some(format!(
+                "it is version {version}, without functions: run Redis 7.0, Valkey 7.2 or newer"
+            ));
+        }
+        if self.role != "master" {
+            return Some("it is a replica: only its primary may be called".to_owned());
+        }
+        if self.memory_max > 0 && self.policy != "noeviction" {
+            let policy = &self.policy;
+            return Some(format!(
+                "it forgets what was spent when its memory is full (maxmemory-policy {policy}): set noeviction"
+            ));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nrun_id:0123456789abcdef\r\n\
+        # Replication\r\nrole:master\r\nmaster_replid:fedcba98765432100123\r\n\
+        # Memory\r\nmaxmemory:0\r\nmaxmemory_human:0B\r\nmaxmemory_policy:noeviction\r\n";
+
+    fn server(from: &str, to: &str) -> Server {
+        Server::read(&INFO.replace(from, to))
+    }
+
+    #[test]
+    fn a_fit_server_is_read() {
+        let server = Server::read(INFO);
+        assert_eq!(server.unfit(), None);
+        assert_eq!(server.incarnation(), "0123456789abcdef.fedcba9876543210");
+    }
+
+    #[test]
+    fn a_server_that_evicts_is_unfit_only_where_its_memory_is_bounded() {
+        let evicts = "maxmemory:0\r\nmaxmemory_human:0B\r\nmaxmemory_policy:allkeys-lru";
+        let evicting = INFO.replace("maxmemory_policy:noeviction", "maxmemory_policy:allkeys-lru");
+        assert!(evicting.contains(evicts));
+        assert_eq!(Server::read(&evicting).unfit(), None);
+        let bounded = evicting.replace("maxmemory:0", "maxmemory:1000000");
+        assert!(Server::read(&bounded).unfit().expect("unfit").contains("allkeys-lru"));
+        assert_eq!(server("maxmemory:0", "maxmemory:1000000").unfit(), None);
+    }
+
+    #[test]
+    fn old_servers_replicas_and_silent_ones_are_unfit() {
+        assert!(server("7.0.15", "6.2.14").unfit().expect("unfit").contains("6.2.14"));
+        assert!(server("role:master", "role:slave").unfit().expect("unfit").contains("replica"));
+        assert!(Server::read("").unfit().expect("unfit").contains("+info"));
+    }
+
+    #[test]
+    fn a_process_that_is_a_primary_again_is_another_one() {
+        assert_ne!(server("fedc", "0000").incarnation(), Server::read(INFO).incarnation());
+    }
+}

@@ -1,0 +1,423 @@
+//! One shard: a primary at an address, its connections, and the calls that go there.
+
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::Notify, time::timeout};
+
+use super::{
+    answer::{Arg, Fault, Missed, Value},
+    breaker::{Breaker, BreakerState},
+    library::Function,
+    link::{Link, operation, reply},
+    settings::{Address, Settings},
+};
+
+/// Calls in flight to one shard. One core of Redis executes about 50 000 functions a second: of more than this many, the last could not
+/// be answered within the usual deadline, and would only make the others wait.
+pub(super) const IN_FLIGHT_MAX: usize = 256;
+
+/// Periods of pings after which a connection that was not tried is not called over. A server is given up earlier if it does not answer,
+/// so this is for a process of ours that was held up.
+const DOUBT_MAX_PINGS: u32 = 4;
+
+/// A call, before it is known who gets it.
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    pub(super) function: Function,
+    pub(super) keys: &'a [String],
+    pub(super) args: &'a [Arg<'a>],
+    pub(super) deadline: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub(super) name: String,
+    pub(super) address: Address,
+    pub(super) tally: Arc<Tally>,
+    doubt_max: Duration,
+    standing: Mutex<Standing>,
+    /// Told when somebody should look again who serves what.
+    refresh: Arc<Notify>,
+}
+
+/// Counts of a shard; a successor under the same name goes on with them.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    calls: AtomicU64,
+    missed: AtomicU64,
+    in_flight: AtomicUsize,
+    round_trip_us: AtomicU64,
+}
+
+/// What calls go by. Under one lock, so that a call never meets half a change.
+#[derive(Debug)]
+struct Standing {
+    slots: Vec<Slot>,
+    unfit: Option<String>,
+    breaker: Breaker,
+    /// The slot that the next call begins to look at.
+    turn: usize,
+}
+
+/// A place for one connection.
+#[derive(Clone, Debug)]
+pub(super) enum Slot {
+    /// There was none yet.
+    Connecting,
+    Open(Arc<Link>),
+    /// The server stopped answering while its connection stayed open.
+    Hung,
+    Lost(String),
+}
+
+/// How a shard is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShardState {
+    /// There was no connection yet.
+    Connecting,
+    /// Calls are answered.
+    Open,
+    /// It has not answered three pings, and its connections were open.
+    Hung,
+    /// It answers and must not be called.
+    Unsafe {
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// There is no connection.
+    Lost {
+        /// What ended the last one, or kept the next from being made.
+        why: String,
+    },
+}
+
+/// A shard as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardView {
+    /// What it is called: by sentinels, or its address.
+    pub name: String,
+    /// Where its primary is.
+    pub address: Address,
+    /// The `run_id` of the process that answers there, if one does.
+    pub run_id: Option<String>,
+    /// How it is.
+    pub state: ShardState,
+    /// What its breaker does with calls.
+    pub breaker: BreakerState,
+    /// How long the last answer took, to a call or a ping, in microseconds; 0 if there was none.
+    pub round_trip_us: u64,
+    /// Calls since it is known by its name, those that were not sent too.
+    pub calls: u64,
+    /// Those of them that were not answered.
+    pub missed: u64,
+    /// Calls that wait for an answer now.
+    pub in_flight: usize,
+}
+
+impl Shard {
+    /// One that is not connected yet, with places for the connections that the settings want.
+    pub(super) fn new(
+        (name, address): (String, Address),
+        settings: &Settings,
+        seed: u64,
+        tally: Arc<Tally>,
+        refresh: Arc<Notify>,
+    ) -> Self {
+        let standing = Standing {
+            slots: vec![Slot::Connecting; settings.connections],
+            unfit: None,
+            breaker: Breaker::new(seed),
+            turn: 0,
+        };
+        let doubt_max = settings.timings.ping_every * DOUBT_MAX_PINGS;
+        Self { name, address, tally, doubt_max, standing: Mutex::new(standing), refresh }
+    }
+
+    /// Calls a function, once. What is returned follows the operation's number in its answer.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub(super) async fn call(&self, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
+        self.tally.calls.fetch_add(1, Ordering::Relaxed);
+        let answer = self.asked(call).await;
+        if matches!(answer, Err(Missed::NotSent(_) | Missed::Unknown(_))) {
+            self.tally.missed.fetch_add(1, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    async fn asked(&self, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
+        let _place = Place::taken(&self.tally.in_flight)
+            .ok_or_else(|| Missed::not_sent("too many calls to its shard are in flight"))?;
+        let link = self.standing().link(Instant::now(), self.doubt_max)?;
+        match timeout(call.deadline, self.tried(&link, call)).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.standing().breaker.missed(Instant::now());
+                Err(Missed::unknown("its deadline passed"))
+            }
+        }
+    }
+
+    /// Sends it, and again if the function was not there.
+    async fn tried(&self, link: &Link, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
+        let operation = operation();
+        let mut question = link.question(call.function, call.keys, operation);
+        for arg in call.args {
+            match arg {
+                Arg::Int(number) => question.arg(*number),
+                Arg::Bytes(bytes) => question.arg(*bytes),
+            };
+        }
+        let (begun, loads) = (Instant::now(), link.loads());
+        let mut answer = link.call(&question).await.map_err(|fault| Fault::of(&fault));
+        if matches!(answer, Err(Fault::NoFunction)) {
+            answer = match link.load(loads).await {
+                Ok(()) => link.call(&question).await.map_err(|fault| Fault::of(&fault)),
+                Err(fault) => Err(fault),
+            };
+        }
+        let now = Instant::now();
+        match answer {
+            Ok(answer) => {
+                let Some(reply) = reply(&answer, operation) else {
+                    self.broke(link, now);
+                    return Err(Missed::unknown("the answer was to another question"));
+                };
+                self.timed(now - begun);
+                self.standing().breaker.answered(now);
+                Ok(reply.iter().cloned().map(Value::from_redis).collect())
+            }
+            Err(Fault::Refused(why)) => {
+                self.standing().breaker.answered(now);
+                Err(Missed::Refused(why))
+            }
+            Err(Fault::NoFunction) => {
+                self.standing().breaker.answered(now);
+                Err(Missed::Refused("somebody removes our functions from it".to_owned()))
+            }
+            Err(Fault::Elsewhere(why)) => {
+                self.refresh.notify_one();
+                Err(Missed::NotSent(Cow::Owned(why)))
+            }
+            Err(Fault::Unready(why)) => {
+                self.standing().breaker.missed(now);
+                if why.starts_with("READONLY") {
+                    self.forget();
+                }
+                self.refresh.notify_one();
+                Err(Missed::NotSent(Cow::Owned(why)))
+            }
+            Err(Fault::Changed) => {
+                self.forget();
+                Err(Missed::not_sent("its shard has another primary, or one that begins anew"))
+            }
+            Err(Fault::Broken(why)) => {
+                self.standing().breaker.missed(now);
+                Err(Missed::Unknown(Cow::Owned(why)))
+            }
+        }
+    }
+
+    /// An answer was to another question, and so would be all that follow: nobody calls over this link again.
+    fn broke(&self, link: &Link, now: Instant) {
+        let mut standing = self.standing();
+        standing.breaker.missed(now);
+        for slot in &mut standing.slots {
+            if matches!(slot, Slot::Open(open) if std::ptr::eq(&raw const **open, link)) {
+                *slot = Slot::Lost("an answer came to another question".to_owned());
+            }
+        }
+        link.broke.notify_one();
+    }
+
+    /// The server is not what our connections were told that it is: they are made again.
+    pub(super) fn forget(&self) {
+        let mut standing = self.standing();
+        if !standing.is_open() {
+            return;
+        }
+        for slot in &mut standing.slots {
+            if let Slot::Open(link) = slot {
+                link.broke.notify_one();
+                *slot = Slot::Lost(Fault::Changed.to_string());
+            }
+        }
+        standing.breaker.lost();
+        drop(standing);
+        let (shard, address) = (&self.name, &self.address);
+        tracing::warn!(%shard, %address, "this Redis is not the primary any more that it was: asking again who is");
+        self.refresh.notify_one();
+    }
+
+    /// A server answered after so long.
+    pub(super) fn timed(&self, round_trip: Duration) {
+        let us = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
+        self.tally.round_trip_us.store(us, Ordering::Relaxed);
+    }
+
+    /// A connection is made, or one is no more.
+    pub(super) fn put(&self, index: usize, slot: Slot) {
+        let now = Instant::now();
+        let mut standing = self.standing();
+        let was_open = standing.is_open();
+        standing.slots[index] = slot.clone();
+        let is_open = standing.is_open();
+        if is_open {
+            standing.breaker.connected(now);
+        } else {
+            standing.breaker.lost();
+        }
+        drop(standing);
+        let (shard, address) = (&self.name, &self.address);
+        match slot {
+            Slot::Open(link) if !was_open => {
+                tracing::info!(%shard, %address, run_id = link.server.run_id, "connected to Redis");
+            }
+            Slot::Hung if was_open && !is_open => {
+                tracing::warn!(%shard, %address, "Redis stopped answering: looking for another primary");
+                self.refresh.notify_one();
+            }
+            Slot::Lost(why) if was_open && !is_open => {
+                tracing::warn!(%shard, %address, why, "lost Redis");
+                self.refresh.notify_one();
+            }
+            _ => {}
+        }
+    }
+
+    /// Its server was looked at. `Some` stops all calls, until a look finds nothing wrong.
+    pub(super) fn judge(&self, unfit: Option<String>) {
+        let mut standing = self.standing();
+        if standing.unfit == unfit {
+            return;
+        }
+        standing.unfit.clone_from(&unfit);
+        drop(standing);
+        let (shard, address) = (&self.name, &self.address);
+        match unfit {
+            Some(why) => {
+                tracing::error!(%shard, %address, why, "this Redis must not keep limits: it is not called");
+                self.refresh.notify_one();
+            }
+            None => tracing::info!(%shard, %address, "this Redis may keep limits again"),
+        }
+    }
+
+    /// Whether the server stopped answering over this connection, and has not answered since.
+    pub(super) fn is_hung(&self, index: usize) -> bool {
+        matches!(self.standing().slots[index], Slot::Hung)
+    }
+
+    /// Whether it serves, as far as we know.
+    pub(super) fn is_well(&self) -> bool {
+        let standing = self.standing();
+        standing.is_open() && standing.unfit.is_none()
+    }
+
+    /// A connection to its server, if there is one.
+    pub(super) fn any_link(&self) -> Option<Arc<Link>> {
+        self.standing().links().next().cloned()
+    }
+
+    pub(super) fn view(&self) -> ShardView {
+        let standing = self.standing();
+        let lost = standing.slots.iter().find_map(|slot| match slot {
+            Slot::Lost(why) => Some(ShardState::Lost { why: why.clone() }),
+            _ => None,
+        });
+        let state = if !standing.is_open() {
+            let is_hung = standing.slots.iter().any(|slot| matches!(slot, Slot::Hung));
+            if is_hung { ShardState::Hung } else { lost.unwrap_or(ShardState::Connecting) }
+        } else if let Some(why) = &standing.unfit {
+            ShardState::Unsafe { why: why.clone() }
+        } else {
+            ShardState::Open
+        };
+        ShardView {
+            name: self.name.clone(),
+            address: self.address.clone(),
+            run_id: standing.links().next().map(|link| link.server.run_id.clone()),
+            state,
+            breaker: standing.breaker.state(),
+            round_trip_us: self.tally.round_trip_us.load(Ordering::Relaxed),
+            calls: self.tally.calls.load(Ordering::Relaxed),
+            missed: self.tally.missed.load(Ordering::Relaxed),
+            in_flight: self.tally.in_flight.load(Ordering::Relaxed),
+        }
+    }
+
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Standing {
+    /// The connection for the next call, if it may go.
+    fn link(&mut self, now: Instant, doubt_max: Duration) -> Result<Arc<Link>, Missed> {
+        self.turn = self.turn.wrapping_add(1);
+        let count = self.links().count().max(1);
+        let Some(link) = self.links().nth(self.turn % count).cloned() else {
+            return Err(Missed::not_sent("there is no connection to its shard"));
+        };
+        if self.unfit.is_some() {
+            return Err(Missed::not_sent("its shard must not keep limits, for the reason in the log"));
+        }
+        if link.doubt(now) > doubt_max {
+            return Err(Missed::not_sent(
+                "its connection was not tried for too long, as if this process had been held up",
+            ));
+        }
+        if !self.breaker.admits(now) {
+            return Err(Missed::not_sent(
+                "its shard has not answered lately, and is tried only now and then",
+            ));
+        }
+        Ok(link)
+    }
+
+    fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.slots.iter().filter_map(|slot| if let Slot::Open(link) = slot { Some(link) } else { None })
+    }
+
+    fn is_open(&self) -> bool {
+        self.links().next().is_some()
+    }
+}
+
+/// A place among the calls in flight.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn taken(in_flight: &'a AtomicUsize) -> Option<Self> {
+        let more = |count: usize| (count < IN_FLIGHT_MAX).then_some(count + 1);
+        in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(in_flight))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_in_flight_are_given_back() {
+        let in_flight = AtomicUsize::new(0);
+        let places: Vec<_> = std::iter::from_fn(|| Place::taken(&in_flight)).collect();
+        assert_eq!(places.len(), IN_FLIGHT_MAX);
+        drop(places);
+        assert!(Place::taken(&in_flight).is_some());
+    }
+}

@@ -1,0 +1,153 @@
+//! Keeps one connection of a shard: makes it, pings it, looks at its server, and makes it again.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use super::{
+    answer::Fault,
+    link::{Link, Pong},
+    random::Random,
+    settings::Timings,
+    shard::{Shard, Slot},
+    wire::{Access, Wire},
+};
+
+/// Pings in a row without an answer after which a server hangs.
+const SILENT_MAX: u32 = 3;
+
+/// Runs until it is aborted.
+pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timings: Timings, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut pause = Pause::new(timings.reconnect_min, timings.reconnect_max);
+    loop {
+        let begun = Instant::now();
+        match opened(&shard, &access).await {
+            Err(why) => {
+                // A server that hangs takes connections and says nothing.
+                let still_hangs = shard.is_hung(index) && begun.elapsed() >= access.timeout;
+                if !still_hangs {
+                    shard.put(index, Slot::Lost(why));
+                }
+            }
+            Ok((link, mut wire)) => {
+                shard.put(index, Slot::Open(Arc::clone(&link)));
+                let end = watched(&shard, &link, &mut wire, &timings, &mut random).await;
+                shard.put(index, end);
+                // One that is closed as soon as it is made is made as rarely as one that cannot be made.
+                if begun.elapsed() > timings.reconnect_max {
+                    pause.reset();
+                }
+            }
+        }
+        sleep(pause.next(&mut random)).await;
+    }
+}
+
+/// Makes a connection. Its server is judged before anybody can call it.
+async fn opened(shard: &Shard, access: &Access) -> Result<(Arc<Link>, Wire), String> {
+    let (link, wire) = Link::open(&shard.address, access).await?;
+    match link.look().await {
+        Ok(unfit) => shard.judge(unfit),
+        Err(fault) => return Err(format!("it does not say what it is: {fault}")),
+    }
+    Ok((link, wire))
+}
+
+/// Returns when the connection is of no use any more, with what is in its place.
+async fn watched(
+    shard: &Shard,
+    link: &Link,
+    wire: &mut Wire,
+    timings: &Timings,
+    random: &mut Random,
+) -> Slot {
+    let mut silent = 0;
+    // The connections of a node, and the nodes, do not ask at one moment.
+    let mut rest = timings.ping_every.mul_f64(random.fraction());
+    let mut look_at = Instant::now() + random.jittered(timings.refresh_every);
+    loop {
+        tokio::select! {
+            biased;
+            () = wire.closed() => return Slot::Lost("the connection was closed".to_owned()),
+            () = link.broke.notified() => return Slot::Lost("it was given up".to_owned()),
+            () = sleep(rest) => {}
+        }
+        let pong = tokio::select! {
+            biased;
+            () = wire.closed() => return Slot::Lost("the connection was closed".to_owned()),
+            // The last of three ends before the fourth period does.
+            pong = link.ping(timings.ping_every * 3 / 4) => pong,
+        };
+        match pong {
+            Pong::Alive(round_trip) => {
+                shard.timed(round_trip);
+                (silent, rest) = (0, timings.ping_every);
+            }
+            Pong::Silent => {
+                (silent, rest) = (silent + 1, Duration::ZERO);
+                if silent == SILENT_MAX {
+                    return Slot::Hung;
+                }
+                continue;
+            }
+            Pong::Changed => {
+                shard.forget();
+                return Slot::Lost(Fault::Changed.to_string());
+            }
+            Pong::Broken(why) => return Slot::Lost(why),
+        }
+        if Instant::now() >= look_at {
+            look_at = Instant::now() + random.jittered(timings.refresh_every);
+            match link.look().await {
+                Ok(unfit) => shard.judge(unfit),
+                Err(Fault::Changed) => {
+                    shard.forget();
+                    return Slot::Lost(Fault::Changed.to_string());
+                }
+                // It did not answer: the next pings tell.
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// How long to wait before trying again: twice as long each time, and by chance up to half of it less.
+#[derive(Debug)]
+pub(super) struct Pause {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+}
+
+impl Pause {
+    pub(super) const fn new(min: Duration, max: Duration) -> Self {
+        Self { min, max, next: min }
+    }
+
+    pub(super) fn next(&mut self, random: &mut Random) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.max);
+        random.jittered(pause)
+    }
+
+    pub(super) const fn reset(&mut self) {
+        self.next = self.min;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_their_bound_and_begin_again() {
+        let ms = Duration::from_millis;
+        let (mut random, mut pause) = (Random::new(1), Pause::new(ms(50), ms(2_000)));
+        let pauses: Vec<_> = (0..8).map(|_| pause.next(&mut random)).collect();
+        assert!(pauses[0] <= ms(50) && pauses[0] >= ms(25), "{pauses:?}");
+        assert!(pauses[7] <= ms(2_000) && pauses[7] >= ms(1_000), "{pauses:?}");
+        pause.reset();
+        assert!(pause.next(&mut random) <= ms(50));
+    }
+}

@@ -1,0 +1,243 @@
+//! Calls where nothing is amiss, or little.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use acequia_store::redis::{Function, Group, Missed, Redis, ShardState};
+use tokio::{task::JoinSet, time::sleep};
+
+use crate::{
+    scene::{self, DEADLINE, PATIENCE, called, group, opened, run_ids, seen, serves},
+    servers::{Cluster, Sentinel, Server, wait_for},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_reach_independent_servers() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::start(&[])).collect();
+    let redis = opened(scene::shards(&servers)).await;
+    let expected: BTreeSet<String> = servers.iter().map(Server::run_id).collect();
+    assert_eq!(run_ids(&redis).await, expected);
+    assert_ne!(redis.placement().0, 0);
+    for view in redis.shards() {
+        assert_eq!(view.state, ShardState::Open);
+        assert!(expected.contains(&view.run_id.expect("a run id")));
+        assert!(view.calls > 0 && view.round_trip_us > 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_reach_the_primaries_of_a_cluster() {
+    let cluster = Cluster::start();
+    let redis = opened(scene::cluster(&cluster)).await;
+    let expected = cluster.primaries().into_iter().map(|node| cluster.nodes[node].run_id()).collect();
+    assert_eq!(run_ids(&redis).await, expected);
+    assert_eq!(redis.placement().0, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_reach_the_primary_that_a_sentinel_knows() {
+    let sentinel = Sentinel::start();
+    let redis = opened(scene::sentinel(&sentinel)).await;
+    assert_eq!(serves(&redis, group(0)).await, sentinel.primary.run_id());
+    assert_eq!(redis.shards()[0].name, Sentinel::NAME);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_named_by_their_group() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    servers[0].cli(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
+    called(&redis, group(17), DEADLINE).await.expect("an answer");
+    assert!(servers[0].cli(&["SLOWLOG", "GET", "100"]).contains("acequia:{17}:a key"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_that_is_gone_is_loaded_again_within_the_call() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    for _ in 0..20 {
+        servers[0].cli(&["FUNCTION", "FLUSH"]);
+        called(&redis, group(1), DEADLINE).await.expect("an answer");
+    }
+    let libraries = servers[0].cli(&["FUNCTION", "LIST"]);
+    assert_eq!(libraries.matches("library_name").count(), 1, "{libraries}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_calls_at_once_get_each_its_own_answer() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    closed_breaker(&redis).await;
+    let mut calls = JoinSet::new();
+    for number in 0..200 {
+        let redis = redis.clone();
+        // An answer to another call would be refused.
+        calls.spawn(async move { called(&redis, group(number), PATIENCE).await });
+    }
+    let answers = calls.join_all().await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    assert_eq!(redis.shards()[0].in_flight, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_in_flight_are_bounded() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    closed_breaker(&redis).await;
+    servers[0].hang();
+    let mut calls = JoinSet::new();
+    for number in 0..1_000 {
+        let redis = redis.clone();
+        calls.spawn(async move { called(&redis, group(number), DEADLINE).await });
+    }
+    let answers = calls.join_all().await;
+    let not_sent = |answer: &&Result<_, _>| matches!(answer, Err(Missed::NotSent(_)));
+    let sent = answers.len() - answers.iter().filter(not_sent).count();
+    assert!(sent <= 256, "{sent} were in flight");
+    assert!(answers.iter().all(Result::is_err), "a server that hangs answered");
+    servers[0].go_on();
+    serves(&redis, group(0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_restarted_is_another_process() {
+    let mut servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    let before = serves(&redis, group(5)).await;
+    servers[0].restart();
+    let after = serves(&redis, group(5)).await;
+    assert_ne!(after, before);
+    assert_eq!(after, servers[0].run_id());
+}
+
+/// The same process, in another life: it may have forgotten what only it knew, so what it is told of itself is new.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_was_a_replica_meanwhile_is_told_another_name() {
+    let servers = [Server::start(&[])];
+    let other = Server::start(&[]);
+    let redis = opened(scene::shards(&servers)).await;
+    let told = async || {
+        loop {
+            let answer = redis.call(group(1), Function::Identity, &["a key"], &[], DEADLINE).await;
+            match answer {
+                Ok(answer) => return answer[0].text().expect("text").to_owned(),
+                Err(_) => sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    let (before, run_id) = (told().await, servers[0].run_id());
+    servers[0].cli(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+    seen(&redis, group(1), |state| matches!(state, ShardState::Unsafe { why } if why.contains("replica")))
+        .await;
+    wait_for("the copy", || servers[0].info("master_link_status") == "up");
+    servers[0].cli(&["REPLICAOF", "NO", "ONE"]);
+    seen(&redis, group(1), |state| *state == ShardState::Open).await;
+    let after = told().await;
+    assert_eq!(servers[0].run_id(), run_id);
+    assert!(before.starts_with(&run_id) && after.starts_with(&run_id));
+    assert_ne!(before, after);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_begins_to_evict_is_not_called_any_more() {
+    let servers = [Server::start(&[]), Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    let ours = |number: &u16| {
+        redis.shard(group(*number)).is_some_and(|view| view.address.to_string() == servers[0].address())
+    };
+    let here = (0..Group::COUNT).find(ours).expect("a group of the first server");
+    let there = (0..Group::COUNT).find(|number| !ours(number)).expect("a group of the second");
+    servers[0].cli(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    servers[0].cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let view = seen(&redis, group(here), |state| matches!(state, ShardState::Unsafe { .. })).await;
+    assert!(matches!(view.state, ShardState::Unsafe { why } if why.contains("allkeys-lru")));
+    let missed = called(&redis, group(here), DEADLINE).await.expect_err("it was called");
+    assert!(matches!(missed, Missed::NotSent(_)), "{missed}");
+    called(&redis, group(there), DEADLINE).await.expect("the other serves");
+    servers[0].cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    serves(&redis, group(here)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_memory_is_full_is_still_there() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    servers[0].cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(servers[0].cli(&["SET", "key", "value"]).starts_with("OOM"));
+    // Longer than an untried connection is used.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(1_500) {
+        called(&redis, group(1), DEADLINE).await.expect("an answer");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_end_with_the_last_handle() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    let copy = redis.clone();
+    drop(redis);
+    called(&copy, group(1), DEADLINE).await.expect("an answer");
+    drop(copy);
+    // The one that is left asks.
+    wait_for("the connections' end", || servers[0].info("connected_clients") == "1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_at_home_is_no_reason_to_wait() {
+    let mut server = Server::start(&[]);
+    server.kill();
+    let redis = Redis::open(scene::shards(std::slice::from_ref(&server))).expect("sound settings");
+    let begun = Instant::now();
+    let missed = called(&redis, group(1), DEADLINE).await.expect_err("nobody is there");
+    assert!(matches!(missed, Missed::NotSent(_)), "{missed}");
+    assert!(begun.elapsed() < DEADLINE);
+    server.restart();
+    serves(&redis, group(1)).await;
+}
+
+/// Calls until the breaker is closed.
+async fn closed_breaker(redis: &Redis) {
+    let begun = Instant::now();
+    while redis.shards().iter().any(|view| view.breaker != acequia_store::redis::BreakerState::Closed) {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", redis.shards());
+        let _ = called(redis, group(0), DEADLINE).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a measurement"]
+async fn round_trips() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    closed_breaker(&redis).await;
+    let mut took = Vec::new();
+    for _ in 0..20_000 {
+        let begun = Instant::now();
+        called(&redis, group(1), DEADLINE).await.expect("an answer");
+        took.push(begun.elapsed());
+    }
+    took.sort_unstable();
+    eprintln!("one at a time: p50 {:?}, p99 {:?}", took[took.len() / 2], took[took.len() * 99 / 100]);
+    let mut calls = JoinSet::new();
+    let begun = Instant::now();
+    for number in 0..16 {
+        let redis = redis.clone();
+        calls.spawn(async move {
+            let mut took = Vec::new();
+            for _ in 0..5_000 {
+                let begun = Instant::now();
+                called(&redis, group(number), DEADLINE).await.expect("an answer");
+                took.push(begun.elapsed());
+            }
+            took
+        });
+    }
+    let mut took: Vec<_> = calls.join_all().await.into_iter().flatten().collect();
+    let rate = took.len() as f64 / begun.elapsed().as_secs_f64();
+    took.sort_unstable();
+    eprintln!("sixteen: p50 {:?}, p99 {:?}, {rate:.0}/s", took[took.len() / 2], took[took.len() * 99 / 100]);
+}
