@@ -45,7 +45,6 @@ struct Watched {
 struct Seen {
     processes: u64,
     writer: Option<Writer>,
-    begun_ns: u64,
 }
 
 impl NeverChargedOver {
@@ -88,19 +87,23 @@ impl Check for NeverChargedOver {
         for (place, region) in world.regions().iter().enumerate() {
             let Some(process) = region.process() else { continue };
             let seen = &mut self.regions[place];
-            if seen.processes != region.processes() {
+            let is_new = seen.processes != region.processes();
+            if is_new {
                 let writer = process.node.membership(process.clock.now()).map(|membership| membership.writer);
-                *seen = Seen { processes: region.processes(), writer, begun_ns: now_ns };
+                *seen = Seen { processes: region.processes(), writer };
             }
             let Some(writer) = seen.writer.filter(|_| !self.apart.contains(&place)) else { continue };
             for watched in &mut self.limits {
                 let charged = process.node.charged_by(writer, watched.limit.id);
                 let (before, grown_ns) = watched.charged.entry(writer).or_insert((0, 0));
-                if charged <= *before {
+                // What a process has charged in the beginning, an earlier one did, since it was last looked at.
+                let (units, asked_ns) = (charged.saturating_sub(*before), *grown_ns);
+                if units > 0 || is_new {
+                    (*before, *grown_ns) = (charged.max(*before), now_ns);
+                }
+                if units == 0 {
                     continue;
                 }
-                let (units, asked_ns) = (charged - *before, (*grown_ns).max(seen.begun_ns));
-                (*before, *grown_ns) = (charged, now_ns);
                 let admitted = Admitted { asked_ns, answered_ns: now_ns, units };
                 let name = &watched.limit.spec.name;
                 let most =

@@ -2,7 +2,8 @@
 
 use super::{Check, budgets::Budgets};
 use crate::world::{Answer, Said, World};
-use acequia_limits::Limit;
+use acequia_limits::{Limit, Part};
+use acequia_node::Holding;
 use std::time::Duration;
 
 /// Looks at what regions admit that no version names.
@@ -53,8 +54,12 @@ impl Check for OnlyOwnersAdmit {
                 let now = process.clock.now();
                 let holding =
                     answer.question.with(|values| process.node.holding_named(limit.id, values, now));
-                // One that leaves may use what it still holds of others.
-                if holding.is_none_or(|holding| holding.held.units == 0 && holding.held.rate == 0) {
+                // One that leaves may use what it still holds of others, and what it was given of a window for good.
+                let is_others = |holding: Holding| {
+                    let given = holding.standing == Part::default() && holding.effective.units > 0;
+                    holding.held != Part::default() || given
+                };
+                if !holding.is_some_and(is_others) {
                     return Err(format!(
                         "{} has no share, and admitted {units} units of {name}",
                         region.name()
