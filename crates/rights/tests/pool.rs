@@ -412,6 +412,7 @@ impl World {
             reserved: 0,
             total: self.total,
             begins_us,
+            drops_us: begins_us + 60 * WINDOW_US,
         };
         self.send(at, Message::Window(begins_us, take));
     }

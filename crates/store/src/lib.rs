@@ -5,11 +5,13 @@
 //! [`Journal`], a file. Both pass one suite, in `contract`. The crate knows rows and small named
 //! values; it does not know what they mean, and never decides anything.
 //!
-//! What the nodes of a region share lies in their [`redis`], where functions are called. That it is there after a crash nobody says.
+//! What the nodes of a region share are [`pools`]; several nodes keep them in their [`redis`], where functions are called. That
+//! anything is there after a crash nobody says of that, and the rules of pools do without.
 
 mod file;
 mod journal;
 mod memory;
+pub mod pools;
 pub mod redis;
 
 use std::fmt::Debug;

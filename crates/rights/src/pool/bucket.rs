@@ -60,11 +60,15 @@ impl Terms {
         let gives =
             gives.into_iter().find(|gives| parts * u128::from(*gives) >= micros * u128::from(WEIGHT_MIN));
         let gives = gives.unwrap_or(1 << 12);
+        let heaviest = u128::from(WEIGHT_MAX) / units;
+        if heaviest == 0 {
+            return None;
+        }
         let fine = (parts * u128::from(gives)).div_ceil(micros);
-        let step_us = (fine * units).div_ceil(u128::from(WEIGHT_MAX)).max(1);
+        let step_us = fine.div_ceil(heaviest).max(1);
         let weight = (parts * u128::from(gives)).div_ceil(micros * step_us);
-        let fits = weight * units <= u128::from(WEIGHT_MAX) && step_us <= u128::from(POOL_MAX);
         let (weight, step_us) = (u64::try_from(weight).ok()?, u64::try_from(step_us).ok()?);
+        let fits = weight <= WEIGHT_MAX / part.units.max(1) && step_us <= POOL_MAX;
         fits.then_some(Self { weight, gives, step_us, part, slack_us })
     }
 
@@ -92,8 +96,9 @@ struct Lease {
 }
 
 impl Lease {
+    /// Whether it says anything beyond which call was the last.
     const fn is_held(&self) -> bool {
-        self.rate > 0 || self.units > 0
+        self.rate > 0 || self.units > 0 || self.wanted > 0
     }
 }
 
@@ -151,7 +156,10 @@ impl Bucket {
     /// The call changes nothing that counts.
     pub fn exchange(&mut self, ask: &Exchange, terms: &Terms, ground: &Ground) -> Result<Exchanged, Refused> {
         let Taker { node, boot, call } = ask.taker;
-        self.settle(terms, ground)?;
+        if self.generation != ground.generation {
+            *self = Self { generation: ground.generation, ..Self::default() };
+        }
+        let now_us = time_at(self.at_us, ground, terms.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         if (boot, call) <= (known.boot, known.call) && !broken(Broken::PoolHearsOlderCalls) {
             return Err(Refused::Stale);
@@ -159,6 +167,8 @@ impl Bucket {
         if known.boot == 0 && self.nodes.len() >= NODES_MAX {
             return Err(Refused::TooManyNodes);
         }
+        self.settle(now_us, terms, ground);
+        let known = self.nodes.get(&node).copied().unwrap_or_default();
         let (mut rate, mut units) =
             (u64::from(ask.keeps.rate.min(RATE_PARTS)), ask.keeps.units.min(POOL_MAX));
         // Of an earlier process everything comes back, and all of it is owed.
@@ -170,7 +180,7 @@ impl Bucket {
         self.nodes.remove(&node);
 
         let (lent_rate, lent_units) = self.lent();
-        let spare_rate = u64::from(terms.part.rate).saturating_sub(lent_rate.saturating_add(rate));
+        let spare_rate = u64::from(terms.part.rate).saturating_sub(lent_rate + rate);
         let spare_units = terms.part.units.saturating_sub(lent_units.saturating_add(units));
         let level = self.level(spare_units, terms);
         let liked = (rate + u64::from(ask.wanted.rate)).min(u64::from(RATE_PARTS));
@@ -195,12 +205,22 @@ impl Bucket {
         Ok(Exchanged { part, owed, left, fair: u32::try_from(fair).unwrap_or(RATE_PARTS) })
     }
 
-    /// Lets time pass until now.
-    fn settle(&mut self, terms: &Terms, ground: &Ground) -> Result<(), Refused> {
-        if self.generation != ground.generation {
-            *self = Self { generation: ground.generation, ..Self::default() };
+    /// When the cell surely says no more than an absent one, by the wall clock in microseconds.
+    pub fn over_us(&self, terms: &Terms, ground: &Ground) -> u64 {
+        if terms.part.rate == 0 {
+            return TIME_MAX;
         }
-        let now_us = time_at(self.at_us, ground.wall_us, terms.slack_us)?;
+        let ends = self.nodes.values().filter(|lease| lease.is_held()).map(|lease| lease.end_us);
+        let latest_us = ends.fold(self.at_us.max(ground.fresh_us), u64::max);
+        let rate = u64::from(terms.part.rate);
+        let owed = 2 * terms.part.units.saturating_mul(terms.weight).min(WEIGHT_MAX);
+        let ticks = self.debt + owed + terms.gives_in(rate, terms.slack_us);
+        let refill_us = ticks.div_ceil(terms.gives * rate).saturating_mul(terms.step_us);
+        latest_us.saturating_add(refill_us).saturating_add(2 * terms.slack_us).min(TIME_MAX)
+    }
+
+    /// Lets time pass until now.
+    fn settle(&mut self, now_us: u64, terms: &Terms, ground: &Ground) {
         self.convert(terms);
         if self.at_us < ground.fresh_us {
             self.at_us = ground.fresh_us;
@@ -222,7 +242,6 @@ impl Bucket {
             over.for_each(|lease| (lease.rate, lease.units, lease.wanted) = (0, 0, 0));
         }
         self.drain(now_us, terms);
-        Ok(())
     }
 
     /// When the earliest of the leases that have ended did.

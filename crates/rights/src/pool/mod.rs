@@ -118,7 +118,8 @@ pub const fn slack_us(clock_error_ns: u64, late_ns: u64) -> u64 {
 /// A pool's time at a call: the caller's wall, never back.
 ///
 /// A wall that is behind it by more than the slack is one of a call that was under way too long to be of use, or contradicts one that was
-/// told before: one of them is wrong by more than is promised.
-fn time_at(at_us: u64, wall_us: u64, slack_us: u64) -> Result<u64, Refused> {
-    if at_us > wall_us.saturating_add(slack_us) { Err(Refused::Late) } else { Ok(at_us.max(wall_us)) }
+/// told before: one of them is wrong by more than is promised. Unless the pool is ahead because it waits until then to grant anything.
+fn time_at(at_us: u64, ground: &Ground, slack_us: u64) -> Result<u64, Refused> {
+    let is_late = at_us > ground.wall_us.saturating_add(slack_us) && at_us > ground.fresh_us;
+    if is_late { Err(Refused::Late) } else { Ok(at_us.max(ground.wall_us)) }
 }

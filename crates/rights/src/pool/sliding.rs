@@ -77,7 +77,10 @@ impl Sliding {
     /// The call changes nothing that counts.
     pub fn exchange(&mut self, ask: &Exchange, ground: &Ground) -> Result<Exchanged, Refused> {
         let Taker { node, boot, call } = ask.taker;
-        self.settle(ask, ground)?;
+        if self.generation != ground.generation {
+            *self = Self { generation: ground.generation, ..Self::default() };
+        }
+        let now_us = time_at(self.at_us, ground, ask.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         if (boot, call) <= (known.boot, known.call) && !broken(Broken::PoolHearsOlderCalls) {
             return Err(Refused::Stale);
@@ -85,12 +88,14 @@ impl Sliding {
         if known.boot == 0 && self.nodes.len() >= NODES_MAX {
             return Err(Refused::TooManyNodes);
         }
+        self.settle(now_us);
+        let known = self.nodes.get(&node).copied().unwrap_or_default();
         let mut units = ask.keeps.min(POOL_MAX);
         let unused = if boot > known.boot { 0 } else { ask.unused };
         self.linger(known.units.saturating_sub(units).saturating_sub(unused), self.at_us, ask.lingers_us);
         self.nodes.remove(&node);
 
-        let mut left = ask.total.min(POOL_MAX).saturating_sub(self.out().saturating_add(units));
+        let mut left = ask.total.min(POOL_MAX).saturating_sub((self.out() + units).min(POOL_MAX));
         // Before, what had been spent is not known, and may count for a window more.
         if (ground.grants || broken(Broken::PoolGrantsUntold))
             && self.at_us >= ground.fresh_us.saturating_add(ask.lingers_us)
@@ -107,11 +112,14 @@ impl Sliding {
         Ok(Exchanged { units, left })
     }
 
-    fn settle(&mut self, ask: &Exchange, ground: &Ground) -> Result<(), Refused> {
-        if self.generation != ground.generation {
-            *self = Self { generation: ground.generation, ..Self::default() };
-        }
-        let now_us = time_at(self.at_us, ground.wall_us, ask.slack_us)?;
+    /// When the cell surely says no more than an absent one, by the wall clock in microseconds.
+    pub fn over_us(&self, ask: &Exchange, ground: &Ground) -> u64 {
+        let ends = self.nodes.values().filter(|lease| lease.units > 0).map(|lease| lease.end_us);
+        let latest_us = ends.fold(self.at_us.max(ground.fresh_us), u64::max);
+        latest_us.saturating_add(2 * ask.lingers_us).saturating_add(ask.slack_us).min(TIME_MAX)
+    }
+
+    fn settle(&mut self, now_us: u64) {
         self.at_us = now_us;
         let ended: Vec<(u16, Lease)> = self
             .nodes
@@ -127,7 +135,6 @@ impl Sliding {
             self.nodes.insert(node, Lease { units: 0, ..lease });
         }
         self.lingering.retain(|until_us, _| *until_us > now_us);
-        Ok(())
     }
 
     /// Units that are held or linger.

@@ -54,6 +54,8 @@ pub struct Take {
     pub total: u64,
     /// When the window begins: wall clock, in microseconds.
     pub begins_us: u64,
+    /// When nobody asks for it any more, by any wall: it may be forgotten then. After the window is over for everybody.
+    pub drops_us: u64,
 }
 
 /// What a call leaves.
@@ -72,6 +74,9 @@ impl Window {
     /// The call does nothing.
     pub fn take(&mut self, take: &Take, ground: &Ground) -> Result<Took, Refused> {
         let Taker { node, boot, .. } = take.taker;
+        if ground.wall_us >= take.drops_us {
+            return Err(Refused::Late);
+        }
         if self.generation != ground.generation {
             *self = Self { generation: ground.generation, ..Self::default() };
         }

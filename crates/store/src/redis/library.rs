@@ -15,14 +15,29 @@ macro_rules! functions {
         }
 
         /// The functions, each with the name of its file and its text, in the order of [`Function`].
-        const FILES: &[(&str, &str)] = &[$(($file, include_str!(concat!("lua/", $file, ".lua"))),)+];
+        const FILES: &[(&str, &str)] = &[$(($file, include_str!(concat!("../../../../lua/", $file, ".lua"))),)+];
     };
 }
 
 functions! {
     /// Says which server this is, and its time.
     Identity = "identity",
+    /// Begins a generation of a group.
+    Group = "group",
+    /// Says that a node has told all that it holds.
+    Assert = "assert",
+    /// Takes units of a window.
+    Window = "window",
+    /// Exchanges what a node holds of a bucket.
+    Bucket = "bucket",
+    /// Exchanges what a node holds of a sliding window.
+    Sliding = "sliding",
+    /// Drops cells that say nothing.
+    Sweep = "sweep",
 }
+
+/// What the functions share: local to the library, before all of them.
+const SHARED: &str = include_str!("../../../../lua/pool.lua");
 
 /// The library as it is loaded.
 pub(super) static LIBRARY: LazyLock<Library> = LazyLock::new(Library::new);
@@ -37,7 +52,7 @@ pub(super) struct Library {
 
 impl Library {
     fn new() -> Self {
-        let mut body = String::new();
+        let mut body = String::from(SHARED);
         for (_, text) in FILES {
             // Each in a block of its own, so that what is local to one is unknown to the next.
             let _ = write!(body, "do\n{text}end\n");

@@ -4,5 +4,6 @@ mod access;
 mod calls;
 mod failover;
 mod middle;
+mod pools;
 mod scene;
 mod servers;

@@ -1,0 +1,188 @@
+//! Pools that one process keeps.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use acequia_rights::pool::{
+    self, Bucket, Generation, Ground, Refused, Sliding, Taker, Window, bucket,
+    group::{Assertion, Known, Place},
+    sliding, window,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{Answer, At, Pools};
+use crate::{
+    Store,
+    redis::{Group, Missed},
+};
+
+/// Pools in a store of this process: what they answered with is there after any crash that the store survives.
+#[derive(Debug)]
+pub struct KeptPools {
+    store: Arc<dyn Store>,
+    place: Mutex<Place>,
+}
+
+/// By when cells may be dropped: wall clock, in microseconds, and the cell.
+type Due = BTreeSet<(u64, String)>;
+
+impl KeptPools {
+    /// Pools in a store. `run` names whoever keeps it: another one where it may have forgotten something.
+    pub fn new(store: Arc<dyn Store>, run: &str) -> Self {
+        Self { store, place: Mutex::new(Place { run: run.to_owned(), map: 0 }) }
+    }
+
+    /// The store as it is may have forgotten something.
+    pub fn is_now(&self, run: &str) {
+        self.place().run = run.to_owned();
+    }
+
+    /// Held while something is asked: calls come one after the other.
+    fn place(&self) -> std::sync::MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read<T: DeserializeOwned + Default>(&self, name: &str) -> Result<T, Missed> {
+        let bytes = self.store.value(name).map_err(|fault| Missed::Refused(fault.to_string()))?;
+        let read = bytes.map(|bytes| postcard::from_bytes(&bytes)).transpose();
+        Ok(read
+            .map_err(|fault| Missed::Refused(format!("{name} cannot be read: {fault}")))?
+            .unwrap_or_default())
+    }
+
+    fn write(&self, values: &[(&str, Option<&[u8]>)]) -> Result<(), Missed> {
+        self.store.commit(&[], values).map_err(|fault| Missed::Unknown(fault.to_string().into()))
+    }
+
+    /// Does something to a group.
+    fn with_group(
+        &self,
+        group: Group,
+        work: impl FnOnce(&mut pool::Group, &Place) -> Known,
+    ) -> Result<Known, Missed> {
+        let place = self.place();
+        let mut kept: pool::Group = self.read(&group_name(group))?;
+        let known = work(&mut kept, &place);
+        self.write(&[(&group_name(group), Some(&bytes_of(&kept)))])?;
+        Ok(known)
+    }
+
+    /// Does something to a cell, which may be dropped from then on.
+    fn with_cell<C: Serialize + DeserializeOwned + Default, T>(
+        &self,
+        at: &At<'_>,
+        work: impl FnOnce(&mut C, &Ground) -> Result<(T, u64), Refused>,
+    ) -> Result<Answer<T>, Missed> {
+        let place = self.place();
+        let group: pool::Group = self.read(&group_name(at.group))?;
+        let Some(ground) = group.ground(&place, at.generation, at.wall_us) else {
+            return Ok(Answer::Unknown(group.known(&place)));
+        };
+        let name = cell_name(at.group, at.cell);
+        let mut cell: C = self.read(&name)?;
+        match work(&mut cell, &ground) {
+            Ok((answer, due_us)) => {
+                let mut due: Due = self.read(&due_name(at.group))?;
+                due.retain(|(_, cell)| cell != at.cell);
+                due.insert((due_us, at.cell.to_owned()));
+                let (cell, due) = (bytes_of(&cell), bytes_of(&due));
+                self.write(&[(&name, Some(&cell)), (&due_name(at.group), Some(&due))])?;
+                Ok(Answer::Done(answer))
+            }
+            Err(refused) => Ok(Answer::Refused(refused)),
+        }
+    }
+}
+
+fn group_name(group: Group) -> String {
+    format!("pools/{}", group.number())
+}
+
+fn due_name(group: Group) -> String {
+    format!("pools/{}/due", group.number())
+}
+
+fn cell_name(group: Group, cell: &str) -> String {
+    format!("pools/{}/cell/{cell}", group.number())
+}
+
+fn bytes_of<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_allocvec(value).expect("pools have no numbers that cannot be written")
+}
+
+impl Pools for KeptPools {
+    async fn begin(&self, group: Group, heard: u64, by: Taker, _: Duration) -> Result<Known, Missed> {
+        self.with_group(group, |kept, place| kept.begin(place, heard, by))
+    }
+
+    async fn assert(
+        &self,
+        group: Group,
+        assertion: &Assertion,
+        without_us: Option<u64>,
+        _: Duration,
+    ) -> Result<Known, Missed> {
+        self.with_group(group, |kept, place| match without_us {
+            Some(keep_us) => kept.assert_without(place, assertion, keep_us),
+            None => kept.assert(place, assertion),
+        })
+    }
+
+    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
+        self.with_cell(at, |cell: &mut Window, ground| Ok((cell.take(take, ground)?, take.drops_us)))
+    }
+
+    async fn exchange(
+        &self,
+        at: &At<'_>,
+        exchange: &bucket::Exchange,
+        terms: &bucket::Terms,
+    ) -> Result<Answer<bucket::Exchanged>, Missed> {
+        self.with_cell(at, |cell: &mut Bucket, ground| {
+            let exchanged = cell.exchange(exchange, terms, ground)?;
+            Ok((exchanged, cell.over_us(terms, ground)))
+        })
+    }
+
+    async fn exchange_sliding(
+        &self,
+        at: &At<'_>,
+        exchange: &sliding::Exchange,
+    ) -> Result<Answer<sliding::Exchanged>, Missed> {
+        self.with_cell(at, |cell: &mut Sliding, ground| {
+            let exchanged = cell.exchange(exchange, ground)?;
+            Ok((exchanged, cell.over_us(exchange, ground)))
+        })
+    }
+
+    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
+        let place = self.place();
+        let group: pool::Group = self.read(&group_name(at.group))?;
+        if group.ground(&place, at.generation, at.wall_us).is_none() {
+            return Ok(Answer::Unknown(group.known(&place)));
+        }
+        let mut due: Due = self.read(&due_name(at.group))?;
+        let over = due.iter().take_while(|(due_us, _)| *due_us <= at.wall_us).take(most as usize);
+        let over: Vec<_> = over.cloned().collect();
+        due.retain(|cell| !over.contains(cell));
+        let names: Vec<String> = over.iter().map(|(_, cell)| cell_name(at.group, cell)).collect();
+        let due = bytes_of(&due);
+        let due_name = due_name(at.group);
+        let mut values: Vec<(&str, Option<&[u8]>)> = names.iter().map(|name| (name.as_str(), None)).collect();
+        values.push((&due_name, Some(&due)));
+        self.write(&values)?;
+        Ok(Answer::Done(over.len() as u64))
+    }
+}
+
+/// A generation as it is written in Redis.
+pub(super) fn generation_text(generation: &Generation) -> String {
+    format!("{}:{}", generation.number, taker_text(&generation.by))
+}
+
+pub(super) fn taker_text(taker: &Taker) -> String {
+    format!("{}:{}:{}", taker.node, taker.boot, taker.call)
+}

@@ -1,0 +1,111 @@
+//! Where the pools of a region are kept: what its nodes take leases of ([`acequia_rights::pool`] has the rules and the proofs).
+//!
+//! Three ways to keep them pass one suite: in memory and in a journal ([`KeptPools`], on any [`Store`]), which is what the rules say in
+//! as few words as possible; and in Redis ([`RedisPools`]), where the same rules are functions in `lua/`. Whatever is asked of one is
+//! answered alike by the others, call by call.
+
+mod kept;
+mod wire;
+
+use std::{fmt::Debug, future::Future, time::Duration};
+
+use acequia_rights::pool::{
+    Generation, Refused, Taker, bucket,
+    group::{Assertion, Known},
+    sliding, window,
+};
+
+pub use self::{kept::KeptPools, wire::RedisPools};
+use crate::redis::{Group, Missed};
+
+/// What a call is about, and what it knows.
+#[derive(Clone, Copy, Debug)]
+pub struct At<'a> {
+    /// The group that the cell is in.
+    pub group: Group,
+    /// The cell, by a name that is its own in the group. Each kind of pool has names of its own.
+    pub cell: &'a str,
+    /// The generation of the group that the caller knows.
+    pub generation: Generation,
+    /// The caller's wall clock, in microseconds since the epoch.
+    pub wall_us: u64,
+    /// How long the caller waits.
+    pub deadline: Duration,
+}
+
+/// What became of a call that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer<T> {
+    /// It was done.
+    Done(T),
+    /// It changed nothing.
+    Refused(Refused),
+    /// It changed nothing, since the group is of another generation than the caller knows: begin one if it is of none, and tell what
+    /// is held.
+    Unknown(Known),
+}
+
+/// Pools, wherever they are.
+pub trait Pools: Debug + Send + Sync {
+    /// Begins a generation of a group, above `heard`, unless somebody has.
+    ///
+    /// # Errors
+    /// There is no answer: it may be begun or not.
+    fn begin(
+        &self,
+        group: Group,
+        heard: u64,
+        by: Taker,
+        deadline: Duration,
+    ) -> impl Future<Output = Result<Known, Missed>> + Send;
+
+    /// Says that a node has told all that it holds of a group's pools. With `without_us`, the others are left out, whose leases may
+    /// last so long.
+    ///
+    /// # Errors
+    /// There is no answer: it may be heard or not.
+    fn assert(
+        &self,
+        group: Group,
+        assertion: &Assertion,
+        without_us: Option<u64>,
+        deadline: Duration,
+    ) -> impl Future<Output = Result<Known, Missed>> + Send;
+
+    /// Takes units of a window.
+    ///
+    /// # Errors
+    /// There is no answer: it may be done or not.
+    fn take(
+        &self,
+        at: &At<'_>,
+        take: &window::Take,
+    ) -> impl Future<Output = Result<Answer<window::Took>, Missed>> + Send;
+
+    /// Exchanges what a node holds of a bucket.
+    ///
+    /// # Errors
+    /// There is no answer: it may be done or not.
+    fn exchange(
+        &self,
+        at: &At<'_>,
+        exchange: &bucket::Exchange,
+        terms: &bucket::Terms,
+    ) -> impl Future<Output = Result<Answer<bucket::Exchanged>, Missed>> + Send;
+
+    /// Exchanges what a node holds of a sliding window.
+    ///
+    /// # Errors
+    /// There is no answer: it may be done or not.
+    fn exchange_sliding(
+        &self,
+        at: &At<'_>,
+        exchange: &sliding::Exchange,
+    ) -> impl Future<Output = Result<Answer<sliding::Exchanged>, Missed>> + Send;
+
+    /// Drops cells of a group that say no more than absent ones, so many at most; how many there were. The cell of `at` is of no meaning.
+    ///
+    /// # Errors
+    /// There is no answer: they may be dropped or not.
+    fn sweep(&self, at: &At<'_>, most: u32) -> impl Future<Output = Result<Answer<u64>, Missed>> + Send;
+}

@@ -1,0 +1,225 @@
+//! Pools in Redis: each call is one function in `lua/`.
+
+use std::time::Duration;
+
+use acequia_limits::Part;
+use acequia_rights::pool::{
+    Generation, Refused, Taker, bucket,
+    group::{Assertion, Known},
+    sliding, window,
+};
+
+use super::{
+    Answer, At, Pools,
+    kept::{generation_text, taker_text},
+};
+use crate::redis::{Arg, Function, Group, Missed, Redis, Value};
+
+/// The suffixes of keys that each group has.
+const GROUP: &str = "group";
+const DUE: &str = "due";
+
+/// Pools in a region's Redis.
+#[derive(Clone, Debug)]
+pub struct RedisPools {
+    redis: Redis,
+    map: String,
+}
+
+impl RedisPools {
+    /// Pools there.
+    #[must_use]
+    pub fn new(redis: Redis) -> Self {
+        let map = redis.placement().0.to_string();
+        Self { redis, map }
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub const fn redis(&self) -> &Redis {
+        &self.redis
+    }
+
+    async fn call(
+        &self,
+        (group, cell): (Group, &str),
+        (function, known, wall_us): (Function, &str, u64),
+        own: &[Arg<'_>],
+        deadline: Duration,
+    ) -> Result<Vec<Value>, Missed> {
+        let mut args = Vec::with_capacity(3 + own.len());
+        args.extend([Arg::Bytes(self.map.as_bytes()), Arg::Bytes(known.as_bytes()), int(wall_us)]);
+        args.extend(own);
+        // Functions that have no cell are told one that is none.
+        let cell = format!("cell:{cell}");
+        self.redis.call(group, function, &[GROUP, &cell, DUE], &args, deadline).await
+    }
+
+    async fn call_cell<T>(
+        &self,
+        at: &At<'_>,
+        function: Function,
+        own: &[Arg<'_>],
+        done: impl FnOnce(&[u64]) -> Option<T>,
+    ) -> Result<Answer<T>, Missed> {
+        let generation = generation_text(&at.generation);
+        let about = (function, generation.as_str(), at.wall_us);
+        let answer = self.call((at.group, at.cell), about, own, at.deadline).await?;
+        let status = answer.first().and_then(Value::text);
+        let read = match status {
+            Some("done") => {
+                let numbers: Option<Vec<u64>> = answer[1..].iter().map(number).collect();
+                numbers.and_then(|numbers| done(&numbers)).map(Answer::Done)
+            }
+            Some("stale") => Some(Answer::Refused(Refused::Stale)),
+            Some("late") => Some(Answer::Refused(Refused::Late)),
+            Some("full") => Some(Answer::Refused(Refused::TooManyNodes)),
+            _ => read_known(&answer).map(Answer::Unknown),
+        };
+        read.ok_or_else(|| garbled(&answer))
+    }
+}
+
+fn int(number: u64) -> Arg<'static> {
+    Arg::Int(i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+fn number(value: &Value) -> Option<u64> {
+    value.int().and_then(|number| u64::try_from(number).ok())
+}
+
+fn garbled(answer: &[Value]) -> Missed {
+    Missed::Unknown(format!("an answer that is none: {answer:?}").into())
+}
+
+/// `unknown`, a generation, and whether it grants.
+fn read_known(answer: &[Value]) -> Option<Known> {
+    let [status, generation, grants] = answer else { return None };
+    let mut parts = generation.text()?.split(':');
+    let mut next = || parts.next()?.parse::<u64>().ok();
+    let number = next()?;
+    let by = Taker { node: u16::try_from(next()?).ok()?, boot: u32::try_from(next()?).ok()?, call: next()? };
+    let known = Known { generation: Generation { number, by }, grants: grants.int()? == 1 };
+    (status.text()? == "unknown").then_some(known)
+}
+
+impl Pools for RedisPools {
+    async fn begin(&self, group: Group, heard: u64, by: Taker, deadline: Duration) -> Result<Known, Missed> {
+        let (heard, by) = (heard.to_string(), taker_text(&by));
+        let about = (Function::Group, heard.as_str(), 0);
+        let answer = self.call((group, ""), about, &[Arg::Bytes(by.as_bytes())], deadline).await?;
+        read_known(&answer).ok_or_else(|| garbled(&answer))
+    }
+
+    async fn assert(
+        &self,
+        group: Group,
+        assertion: &Assertion,
+        without_us: Option<u64>,
+        deadline: Duration,
+    ) -> Result<Known, Missed> {
+        let Assertion { node, generation, nodes, knows_from_us, wall_us, slack_us } = assertion;
+        let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+        let nodes = nodes.join(" ");
+        let own = [
+            int(u64::from(*node)),
+            Arg::Bytes(nodes.as_bytes()),
+            int(*knows_from_us),
+            int(*slack_us),
+            without_us.map_or(Arg::Int(-1), int),
+        ];
+        let generation = generation_text(generation);
+        let about = (Function::Assert, generation.as_str(), *wall_us);
+        let answer = self.call((group, ""), about, &own, deadline).await?;
+        read_known(&answer).ok_or_else(|| garbled(&answer))
+    }
+
+    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
+        let own = [
+            int(u64::from(take.taker.node)),
+            int(u64::from(take.taker.boot)),
+            int(take.taken),
+            int(take.returned),
+            int(take.wanted),
+            int(take.needed),
+            int(take.reserved),
+            int(take.total),
+            int(take.begins_us),
+            int(take.drops_us),
+        ];
+        let done = |numbers: &[u64]| match *numbers {
+            [taken, left] => Some(window::Took { taken, left }),
+            _ => None,
+        };
+        self.call_cell(at, Function::Window, &own, done).await
+    }
+
+    async fn exchange(
+        &self,
+        at: &At<'_>,
+        exchange: &bucket::Exchange,
+        terms: &bucket::Terms,
+    ) -> Result<Answer<bucket::Exchanged>, Missed> {
+        let own = [
+            int(u64::from(exchange.taker.node)),
+            int(u64::from(exchange.taker.boot)),
+            int(exchange.taker.call),
+            int(u64::from(exchange.keeps.rate)),
+            int(exchange.keeps.units),
+            int(exchange.tokens),
+            int(u64::from(exchange.wanted.rate)),
+            int(exchange.wanted.units),
+            int(exchange.needed),
+            int(exchange.reserved),
+            int(exchange.keep_us),
+            int(terms.weight),
+            int(terms.gives),
+            int(terms.step_us),
+            int(u64::from(terms.part.rate)),
+            int(terms.part.units),
+            int(terms.slack_us),
+        ];
+        let done = |numbers: &[u64]| match *numbers {
+            [rate, units, owed, left, fair] => {
+                let part = Part { rate: u32::try_from(rate).ok()?, units };
+                Some(bucket::Exchanged { part, owed, left, fair: u32::try_from(fair).ok()? })
+            }
+            _ => None,
+        };
+        self.call_cell(at, Function::Bucket, &own, done).await
+    }
+
+    async fn exchange_sliding(
+        &self,
+        at: &At<'_>,
+        exchange: &sliding::Exchange,
+    ) -> Result<Answer<sliding::Exchanged>, Missed> {
+        let own = [
+            int(u64::from(exchange.taker.node)),
+            int(u64::from(exchange.taker.boot)),
+            int(exchange.taker.call),
+            int(exchange.keeps),
+            int(exchange.unused),
+            int(exchange.wanted),
+            int(exchange.needed),
+            int(exchange.reserved),
+            int(exchange.keep_us),
+            int(exchange.lingers_us),
+            int(exchange.total),
+            int(exchange.slack_us),
+        ];
+        let done = |numbers: &[u64]| match *numbers {
+            [units, left] => Some(sliding::Exchanged { units, left }),
+            _ => None,
+        };
+        self.call_cell(at, Function::Sliding, &own, done).await
+    }
+
+    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
+        let done = |numbers: &[u64]| match *numbers {
+            [dropped] => Some(dropped),
+            _ => None,
+        };
+        self.call_cell(at, Function::Sweep, &[int(u64::from(most))], done).await
+    }
+}

@@ -1,0 +1,349 @@
+//! The same calls of pools in memory, in a journal and in Redis have the same answers.
+
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
+
+use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
+use acequia_rights::pool::{
+    Generation, Taker, bucket,
+    group::{Assertion, Known},
+    sliding, window,
+};
+use acequia_store::{
+    Journal, MemoryStore,
+    pools::{Answer, At, KeptPools, Pools, RedisPools},
+    redis::{Group, Missed},
+};
+
+use crate::{
+    scene::{DEADLINE, group, opened, shards},
+    servers::Server,
+};
+
+const START_US: u64 = 1_800_000_000_000_000;
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((u128::from(z ^ (z >> 31)) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// Of any magnitude up to that.
+    fn up_to(&mut self, most: u64) -> u64 {
+        let bits = u64::from(most.max(1).ilog2()) + 1;
+        let within = 1_u64 << self.below(bits + 1).min(62);
+        self.below(within + 1).min(most)
+    }
+}
+
+/// One call.
+#[derive(Clone, Debug)]
+enum Call {
+    Begin(u64, Taker),
+    Assert(Assertion, Option<u64>),
+    Take(window::Take),
+    Exchange(bucket::Exchange, bucket::Terms),
+    Slide(sliding::Exchange),
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq)]
+enum Came {
+    Known(Known),
+    Took(Answer<window::Took>),
+    Exchanged(Answer<bucket::Exchanged>),
+    Slid(Answer<sliding::Exchanged>),
+}
+
+async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Missed> {
+    Ok(match call {
+        Call::Begin(heard, by) => Came::Known(pools.begin(at.group, *heard, *by, at.deadline).await?),
+        Call::Assert(assertion, without_us) => {
+            Came::Known(pools.assert(at.group, assertion, *without_us, at.deadline).await?)
+        }
+        Call::Take(take) => Came::Took(pools.take(at, take).await?),
+        Call::Exchange(exchange, terms) => Came::Exchanged(pools.exchange(at, exchange, terms).await?),
+        Call::Slide(exchange) => Came::Slid(pools.exchange_sliding(at, exchange).await?),
+    })
+}
+
+/// What draws calls.
+struct Caller {
+    random: Random,
+    wall_us: u64,
+    calls: u64,
+    /// Of each group, as it was last heard.
+    generations: [Generation; 2],
+    /// Limits of buckets, each with a whole and the part in the pool.
+    terms: Vec<bucket::Terms>,
+}
+
+impl Caller {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let rates = ["10/s", "999/s", "7/m", "1000000/s", "3/h", "123456789/s"];
+        let terms = (0..3).map(|_| {
+            let rate = Rate::parse(rates[random.below(6) as usize]).expect("a rate");
+            let most = [40, 1 << 30, 1 << 48][random.below(3) as usize];
+            let units = 1 + random.up_to(most);
+            let rate_parts = [RATE_PARTS, RATE_PARTS, 0, 1 + random.below(u64::from(RATE_PARTS)) as u32];
+            let part = Part { rate: rate_parts[random.below(4) as usize], units };
+            let slack_us = [0, 20_000, 20_000, 5_000_000][random.below(4) as usize];
+            bucket::Terms::of(&Meter::new(rate, units), part, slack_us).expect("terms")
+        });
+        let terms = terms.collect();
+        Self { random, wall_us: START_US, calls: 0, generations: Default::default(), terms }
+    }
+
+    fn draw(&mut self) -> (Group, String, u64, Call) {
+        let wait_us = [0, 1, 1_000, 100_000, 3_000_000][self.random.below(5) as usize];
+        self.wall_us += self.random.below(wait_us + 1);
+        let late_us = [0, 0, 0, 15_000, 40_000, 10_000_000][self.random.below(6) as usize];
+        let wall_us = self.wall_us - self.random.below(late_us + 1);
+        let place = self.random.below(2) as usize;
+        self.calls += 1;
+        let call = self.calls - self.random.below(3).min(self.calls - 1);
+        let taker =
+            Taker { node: 1 + self.random.below(3) as u16, boot: 1 + self.random.below(3) as u32, call };
+        let generation = self.generations[place];
+        let cell = self.random.below(3);
+        let (cell, call) = match self.random.below(40) {
+            0 => (String::new(), Call::Begin(self.random.below(generation.number + 2), taker)),
+            1 | 2 => {
+                let assertion = Assertion {
+                    node: taker.node,
+                    generation,
+                    nodes: (1..=1 + self.random.below(3) as u16).collect::<BTreeSet<_>>(),
+                    knows_from_us: START_US + self.random.below(10_000_000),
+                    wall_us,
+                    slack_us: 20_000,
+                };
+                let without_us = (self.random.below(4) == 0).then(|| self.random.below(3_000_000));
+                (String::new(), Call::Assert(assertion, without_us))
+            }
+            3..15 => (format!("w{cell}"), Call::Take(self.take(taker))),
+            15..28 => (format!("b{cell}"), self.exchange(taker, cell as usize)),
+            _ => (format!("s{cell}"), Call::Slide(self.slide(taker))),
+        };
+        (group(place as u16 * 500), cell, wall_us, call)
+    }
+
+    fn take(&mut self, taker: Taker) -> window::Take {
+        let total = self.random.up_to(1 << 50);
+        let wanted = self.random.up_to(total);
+        let begins_us = START_US + self.random.below(10_000_000);
+        window::Take {
+            taker,
+            taken: self.random.up_to(total),
+            returned: self.random.up_to(total),
+            wanted,
+            needed: self.random.up_to(wanted),
+            reserved: self.random.up_to(total) * self.random.below(2),
+            total,
+            begins_us,
+            drops_us: START_US + 20_000_000 + self.random.below(1_000_000_000),
+        }
+    }
+
+    fn exchange(&mut self, taker: Taker, cell: usize) -> Call {
+        // Sometimes the budget changes.
+        let terms = self.terms[if self.random.below(20) == 0 { self.random.below(3) as usize } else { cell }];
+        let units = terms.part.units;
+        let wanted =
+            Part { rate: self.random.up_to(u64::from(RATE_PARTS)) as u32, units: self.random.up_to(units) };
+        let keeps = match self.random.below(3) {
+            0 => Part {
+                rate: self.random.up_to(u64::from(RATE_PARTS)) as u32,
+                units: self.random.up_to(units),
+            },
+            _ => Part::default(),
+        };
+        let exchange = bucket::Exchange {
+            taker,
+            keeps,
+            tokens: self.random.up_to(units),
+            wanted,
+            needed: self.random.up_to(wanted.units) * self.random.below(2),
+            reserved: self.random.up_to(units) * self.random.below(2),
+            keep_us: self.random.up_to(5_000_000),
+        };
+        Call::Exchange(exchange, terms)
+    }
+
+    fn slide(&mut self, taker: Taker) -> sliding::Exchange {
+        let total = self.random.up_to(1 << 40);
+        let wanted = self.random.up_to(total);
+        sliding::Exchange {
+            taker,
+            keeps: self.random.up_to(total) * self.random.below(2),
+            unused: self.random.up_to(total),
+            wanted,
+            needed: self.random.up_to(wanted) * self.random.below(2),
+            reserved: self.random.up_to(total) * self.random.below(2),
+            keep_us: self.random.up_to(5_000_000),
+            lingers_us: 1 + self.random.up_to(2_000_000),
+            total,
+            slack_us: 20_000,
+        }
+    }
+
+    fn heard(&mut self, of: Group, came: &Came) {
+        let known = match came {
+            Came::Known(known) => Some(*known),
+            Came::Took(Answer::Unknown(known))
+            | Came::Exchanged(Answer::Unknown(known))
+            | Came::Slid(Answer::Unknown(known)) => Some(*known),
+            _ => None,
+        };
+        if let Some(known) = known {
+            self.generations[usize::from(of.number() > 0)] = known.generation;
+        }
+    }
+}
+
+/// How often each answer came.
+#[derive(Debug, Default)]
+struct Seen {
+    done: u64,
+    granted: u64,
+    refused: u64,
+    unknown: u64,
+}
+
+impl Seen {
+    fn count(&mut self, came: &Came) {
+        fn of<T>(answer: &Answer<T>, granted: impl Fn(&T) -> bool) -> [u64; 4] {
+            match answer {
+                Answer::Done(done) => [1, u64::from(granted(done)), 0, 0],
+                Answer::Refused(_) => [0, 0, 1, 0],
+                Answer::Unknown(_) => [0, 0, 0, 1],
+            }
+        }
+        let [done, granted, refused, unknown] = match came {
+            Came::Known(_) => [0; 4],
+            Came::Took(answer) => of(answer, |took| took.taken > 0),
+            Came::Exchanged(answer) => of(answer, |exchanged| exchanged.part.units > 0),
+            Came::Slid(answer) => of(answer, |slid| slid.units > 0),
+        };
+        self.done += done;
+        self.granted += granted;
+        self.refused += refused;
+        self.unknown += unknown;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_journal_and_redis_answer_alike() {
+    let servers = [Server::start(&[])];
+    let redis = RedisPools::new(opened(shards(&servers)).await);
+    let mut seen = Seen::default();
+    let seeds = std::env::var("HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
+    for seed in 0..seeds {
+        servers[0].cli(&["FLUSHALL"]);
+        let folder = tempfile::tempdir().expect("a folder");
+        let memory = KeptPools::new(Arc::new(MemoryStore::default()), "here");
+        // A disk takes its time.
+        let journal = (seed == 0)
+            .then(|| KeptPools::new(Arc::new(Journal::open(folder.path()).expect("a journal")), "here"));
+        let mut caller = Caller::new(seed);
+        for step in 0..1_500 {
+            let (group, cell, wall_us, what) = caller.draw();
+            let generation = caller.generations[usize::from(group.number() > 0)];
+            let at = At { group, cell: &cell, generation, wall_us, deadline: DEADLINE };
+            let expected = call(&memory, &at, &what).await.expect("memory");
+            let came = call(&redis, &at, &what).await.expect("an answer");
+            assert_eq!(came, expected, "seed {seed}, step {step}: {at:?} {what:?}");
+            if let Some(journal) = &journal {
+                let came = call(journal, &at, &what).await.expect("a journal");
+                assert_eq!(came, expected, "the journal, step {step}: {at:?} {what:?}");
+            }
+            seen.count(&expected);
+            caller.heard(group, &expected);
+        }
+    }
+    println!("{seen:?}");
+    assert!(seen.granted > 500 && seen.refused > 500 && seen.unknown > 20, "{seen:?}");
+}
+
+/// One node that asks for a bucket of 10 at 1000/s.
+async fn ask(
+    pools: &impl Pools,
+    generation: Generation,
+    call: u64,
+    wall_us: u64,
+) -> Answer<bucket::Exchanged> {
+    let whole = Meter::new(Rate::parse("1000/s").expect("a rate"), 10);
+    let terms = bucket::Terms::of(&whole, Part { rate: RATE_PARTS, units: 10 }, 20_000).expect("terms");
+    let exchange = bucket::Exchange {
+        taker: Taker { node: 1, boot: 1, call },
+        keeps: Part::default(),
+        tokens: 0,
+        wanted: Part { rate: 0, units: 10 },
+        needed: 10,
+        reserved: 0,
+        keep_us: 100_000,
+    };
+    let at = At { group: group(3), cell: "b", generation, wall_us, deadline: DEADLINE };
+    pools.exchange(&at, &exchange, &terms).await.expect("an answer")
+}
+
+async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
+    let by = Taker { node: 1, boot: 1, call: 1 };
+    let generation = pools.begin(group(3), 0, by, DEADLINE).await.expect("begun").generation;
+    let nodes = BTreeSet::from([1]);
+    let assertion = Assertion { node: 1, generation, nodes, knows_from_us: 0, wall_us, slack_us: 20_000 };
+    assert!(pools.assert(group(3), &assertion, None, DEADLINE).await.expect("heard").grants);
+    generation
+}
+
+/// Cells that say nothing are dropped, and a new one says the same.
+async fn drops(pools: &(impl Pools + Debug)) {
+    let generation = begun(pools, START_US).await;
+    let later = START_US + 1_000_000;
+    let full = ask(pools, generation, 1, later).await;
+    assert!(matches!(full, Answer::Done(exchanged) if exchanged.part.units == 10 && exchanged.owed == 0));
+    let at = |wall_us| At { group: group(3), cell: "", generation, wall_us, deadline: DEADLINE };
+    assert_eq!(pools.sweep(&at(later), 10).await.expect("swept"), Answer::Done(0));
+    assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), Answer::Done(1));
+    assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), Answer::Done(0));
+    assert_eq!(ask(pools, generation, 2, later + 10_000_000).await, full);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_says_nothing_is_dropped() {
+    let servers = [Server::start(&[])];
+    let redis = RedisPools::new(opened(shards(&servers)).await);
+    drops(&KeptPools::new(Arc::new(MemoryStore::default()), "here")).await;
+    drops(&redis).await;
+    // Nothing is left behind but the group.
+    assert_eq!(
+        servers[0].cli(&["DBSIZE"]).trim(),
+        "3",
+        "the group, the cell that was asked for last, and when it is over"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_deleted_is_unknown_and_not_fresh() {
+    let servers = [Server::start(&[])];
+    let redis = RedisPools::new(opened(shards(&servers)).await);
+    let generation = begun(&redis, START_US).await;
+    let later = START_US + 1_000_000;
+    assert!(
+        matches!(ask(&redis, generation, 1, later).await, Answer::Done(exchanged) if exchanged.owed == 0)
+    );
+    servers[0].cli(&["FLUSHALL"]);
+    let unknown = ask(&redis, generation, 2, later).await;
+    assert!(matches!(unknown, Answer::Unknown(known) if known.generation.number == 0), "{unknown:?}");
+    let again = begun(&redis, later).await;
+    // All was spent, as far as anybody knows, when that was noticed.
+    let empty = ask(&redis, again, 3, later + 1).await;
+    assert!(matches!(empty, Answer::Done(exchanged) if exchanged.part.units == 0), "{empty:?}");
+    let full = ask(&redis, again, 4, later + 1_000_000).await;
+    assert!(matches!(full, Answer::Done(exchanged) if exchanged.part.units == 10), "{full:?}");
+}

@@ -1,0 +1,28 @@
+-- A node has told what it holds of every pool of a group: crates/rights/src/pool/group.rs.
+--
+-- keys       see pool.lua; no cell
+-- arguments  6 the node, 7 all nodes of the region, with spaces between
+--            8 since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds
+--            9 the slack in microseconds
+--            10 -1; or, where the other nodes are left out, how long leases of theirs may last, in microseconds
+-- results    2 `unknown`: 3 the generation that is known here, 4 whether it grants
+-- atomic     all of it
+redis.register_function('acequia_assert' .. version, function(keys, arguments)
+  local group, wall = ground(keys, arguments)
+  if group and not group.grants then
+    local slack, keep = tonumber(arguments[9]), tonumber(arguments[10])
+    group.asserted[arguments[6]] = true
+    group.burned = max(group.burned, tonumber(arguments[8]) + slack)
+    group.fresh = max(group.fresh, wall)
+    group.grants = true
+    for node in string.gmatch(arguments[7], '%d+') do
+      group.grants = group.grants and group.asserted[node] == true
+    end
+    if not group.grants and keep >= 0 then
+      group.burned, group.fresh = max(group.burned, wall + slack), max(group.fresh, wall + keep)
+      group.grants = true
+    end
+    redis.call('SET', keys[1], cmsgpack.pack(group))
+  end
+  return how_it_is(keys, arguments, 'unknown')
+end)

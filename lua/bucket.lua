@@ -1,0 +1,189 @@
+-- Exchanges what a node holds of a bucket: crates/rights/src/pool/bucket.rs.
+--
+-- keys       see pool.lua
+-- arguments  6 the node, 7 which process of it, 8 which call of that
+--            9 parts of the rate and 10 units that it keeps, 11 of the units that it does not keep, those that are not owed
+--            12 parts of the rate and 13 units that it would like besides
+--            14 units with tokens without which it needs no more units now, 15 units of the level that stay for others
+--            16 how long it counts on what is granted, in microseconds
+--            17 ticks that a unit weighs, 18 ticks that a part of the rate gives in a step, 19 microseconds of a step
+--            20 parts of the rate and 21 units in the pool, 22 the slack in microseconds
+-- results    3 parts of the rate and 4 units that the node may hold, 5 units that it must owe besides what it does
+--            6 whole units that could be granted now, 7 parts of the rate that would be its share
+-- atomic     all of it
+local function lent(cell)
+  local rate, units = 0, 0
+  for _, lease in pairs(cell.nodes) do
+    rate, units = rate + lease.rate, min(units + lease.units, POOL_MAX)
+  end
+  return rate, units
+end
+
+-- What parts of the rate give in a time, in ticks: at least what they do.
+local function gives_in(terms, rate, us)
+  return min(quotient_up(us, terms.step) * (terms.gives * rate), WEIGHT_MAX)
+end
+
+local function owe(cell, ticks)
+  if ticks > 0 then
+    cell.debt, cell.idle = min(cell.debt + ticks, POOL_MAX), 0
+  end
+end
+
+local function owe_units(cell, terms, units)
+  owe(cell, min(units * terms.weight, WEIGHT_MAX))
+end
+
+local function drain(cell, terms, now)
+  local steps = quotient(less(now, cell.at), terms.step)
+  cell.at = cell.at + steps * terms.step
+  local gives = terms.gives * less(terms.rate, (lent(cell)))
+  local needed = 0
+  if cell.debt > 0 then
+    needed = gives == 0 and math.huge or quotient_up(cell.debt, gives)
+  end
+  if steps >= needed then
+    cell.debt, cell.idle = 0, min((steps - needed) * terms.step + cell.idle, terms.slack)
+  else
+    cell.debt = cell.debt - steps * gives
+  end
+end
+
+-- Debts under other terms are as many units, rounded up.
+local function convert(cell, terms)
+  if cell.weight ~= terms.weight or cell.gives ~= terms.gives or cell.step ~= terms.step then
+    local units = cell.debt == 0 and 0 or quotient(cell.debt, cell.weight) + 1
+    cell.debt = min(units * terms.weight, POOL_MAX)
+    cell.weight, cell.gives, cell.step = terms.weight, terms.gives, terms.step
+  end
+end
+
+-- Whether a lease says anything beyond which call was the last.
+local function is_held(lease)
+  return lease.rate > 0 or lease.units > 0 or lease.wanted > 0
+end
+
+-- Lets time pass until now.
+local function settle(cell, terms, group, now)
+  convert(cell, terms)
+  if cell.at < group.fresh then
+    cell.at = group.fresh
+    local _, units = lent(cell)
+    cell.debt = max(cell.debt, min(less(terms.units, units) * terms.weight, WEIGHT_MAX))
+    cell.idle = 0
+  end
+  while true do
+    local ends = math.huge
+    for _, lease in pairs(cell.nodes) do
+      if lease.ends <= now and is_held(lease) then
+        ends = min(ends, lease.ends)
+      end
+    end
+    if ends == math.huge then
+      break
+    end
+    drain(cell, terms, ends)
+    local rate, units = 0, 0
+    for _, lease in pairs(cell.nodes) do
+      if lease.ends <= ends then
+        rate, units = rate + lease.rate, min(units + lease.units, POOL_MAX)
+        lease.rate, lease.units, lease.wanted = 0, 0, 0
+      end
+    end
+    owe_units(cell, terms, units)
+    owe(cell, gives_in(terms, rate, terms.slack))
+  end
+  drain(cell, terms, now)
+end
+
+-- When a cell surely says no more than an absent one.
+local function over(cell, terms, group)
+  if terms.rate == 0 then
+    return TIME_MAX
+  end
+  local latest = max(cell.at, group.fresh)
+  for _, lease in pairs(cell.nodes) do
+    if is_held(lease) then
+      latest = max(latest, lease.ends)
+    end
+  end
+  local ticks = cell.debt + 2 * terms.units * terms.weight + gives_in(terms, terms.rate, terms.slack)
+  local refill = quotient_up(ticks, terms.gives * terms.rate) * terms.step
+  return min(latest + refill + 2 * terms.slack, TIME_MAX)
+end
+
+redis.register_function('acequia_bucket' .. version, function(keys, arguments)
+  local group, wall = ground(keys, arguments)
+  if not group then
+    return how_it_is(keys, arguments, 'unknown')
+  end
+  local node, boot, call = arguments[6], tonumber(arguments[7]), tonumber(arguments[8])
+  local rate, units = min(tonumber(arguments[9]), RATE_PARTS), min(tonumber(arguments[10]), POOL_MAX)
+  local tokens = tonumber(arguments[11])
+  local wanted_rate, wanted_units = tonumber(arguments[12]), tonumber(arguments[13])
+  local needed, reserved, keep = tonumber(arguments[14]), tonumber(arguments[15]), tonumber(arguments[16])
+  local terms = {
+    weight = tonumber(arguments[17]),
+    gives = tonumber(arguments[18]),
+    step = tonumber(arguments[19]),
+    rate = tonumber(arguments[20]),
+    units = tonumber(arguments[21]),
+    slack = tonumber(arguments[22]),
+  }
+  local cell = cell_of(keys, group, { at = 0, debt = 0, idle = 0, weight = 0, gives = 0, step = 0 })
+  if is_late(cell, group, wall, terms.slack) then
+    return { arguments[2], 'late' }
+  end
+  local now = max(cell.at, wall)
+  local record, why = record_of(cell, node, boot, call)
+  if not record then
+    return { arguments[2], why }
+  end
+  settle(cell, terms, group, now)
+
+  -- Of an earlier process everything comes back, and all of it is owed.
+  if boot > record.boot then
+    tokens = 0
+  end
+  local back, slower = less(record.units or 0, units), less(record.rate or 0, rate)
+  owe_units(cell, terms, less(back, tokens))
+  owe(cell, gives_in(terms, slower, terms.slack))
+  cell.nodes[node] = nil
+
+  local lent_rate, lent_units = lent(cell)
+  local spare_rate = less(terms.rate, lent_rate + rate)
+  local spare_units = less(terms.units, lent_units + units)
+  local unsure = gives_in(terms, terms.rate, less(terms.slack, cell.idle))
+  local ticks = min(spare_units * terms.weight, WEIGHT_MAX)
+  local level = quotient(less(less(ticks, cell.debt), unsure), terms.weight)
+  local liked = min(rate + wanted_rate, RATE_PARTS)
+  local all = liked
+  for _, lease in pairs(cell.nodes) do
+    all = all + lease.wanted
+  end
+  local fair = all <= terms.rate and liked or quotient(liked * terms.rate, all)
+  local owed, left = 0, level
+  if group.grants and wall >= group.fresh then
+    rate = rate + min(less(fair, rate), spare_rate)
+    local wanted = min(wanted_units, spare_units)
+    local granted = min(less(level, reserved), wanted)
+    if granted >= needed then
+      -- Units go with the debt that there is for them.
+      local gained = min(wanted, granted + quotient(cell.debt, terms.weight))
+      owed = gained - granted
+      cell.debt = less(cell.debt, owed * terms.weight)
+      units, left = units + gained, left - granted
+    end
+  end
+  cell.nodes[node] = {
+    boot = boot,
+    call = call,
+    rate = rate,
+    units = units,
+    ends = min(cell.at + keep, TIME_MAX),
+    wanted = liked,
+  }
+  cell.seen = wall
+  write(keys, cell, over(cell, terms, group))
+  return { arguments[2], 'done', rate, units, owed, left, fair }
+end)

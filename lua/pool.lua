@@ -1,0 +1,127 @@
+-- What the functions of pools share: integers, records, and whether a generation is known. It registers nothing.
+--
+-- The rules are those of crates/rights/src/pool, word by word. All numbers are integers below 2^53, which doubles count exactly; a
+-- product that may be larger is only ever compared with a smaller bound.
+--
+-- All functions of pools are called alike:
+-- keys       1 the group's record
+--            2 the cell, where there is one
+--            3 when cells may be dropped: a sorted set of their keys by wall clock, in microseconds
+-- arguments  1 what the caller was told of this server when it connected: the place
+--            2 the operation's id
+--            3 the map that groups are placed by
+--            4 the generation that the caller knows, as `number:node:boot:call`
+--            5 the caller's wall clock when it sent the call, in microseconds
+--            6 and more: each function's own
+-- results    1 the operation's id
+--            2 what became of it: `done`, `stale`, `late`, `full` or `unknown`; after `unknown` follow the generation that is
+--              known here and whether it grants, after `done` each function's own
+-- atomic     all of it
+local POOL_MAX = 2 ^ 51
+local TIME_MAX = 2 ^ 52
+local WEIGHT_MAX = 2 ^ 50
+local NODES_MAX = 64
+local RATE_PARTS = 2 ^ 20
+local NEVER = '0:0:0:0'
+
+-- Of Lua's own libraries nothing is there while functions are loaded: only when they run.
+local function min(...)
+  return math.min(...)
+end
+
+local function max(...)
+  return math.max(...)
+end
+
+local function fmod(a, b)
+  return math.fmod(a, b)
+end
+
+local function quotient(a, b)
+  return (a - fmod(a, b)) / b
+end
+
+local function quotient_up(a, b)
+  local rest = fmod(a, b)
+  return (a - rest) / b + (rest > 0 and 1 or 0)
+end
+
+-- a - b, or 0.
+local function less(a, b)
+  return a > b and a - b or 0
+end
+
+local function read(key)
+  local bytes = redis.call('GET', key)
+  return bytes and cmsgpack.unpack(bytes) or nil
+end
+
+local function number_of(generation)
+  return tonumber(string.match(generation, '^(%d+):'))
+end
+
+-- How a group is for whoever is answered by this place: its record, its generation, and whether that grants.
+local function known(keys, arguments)
+  local group = read(keys[1]) or { generation = NEVER, fresh = 0, burned = 0, asserted = {} }
+  if group.place == arguments[1] and group.map == arguments[3] then
+    return group, group.generation, group.grants
+  end
+  return group, NEVER, false
+end
+
+local function how_it_is(keys, arguments, status)
+  local _, generation, grants = known(keys, arguments)
+  return { arguments[2], status, generation, grants and 1 or 0 }
+end
+
+-- The group's record and the caller's wall clock, if the generation is the one that the caller knows.
+local function ground(keys, arguments)
+  local group, generation = known(keys, arguments)
+  if generation == arguments[4] and number_of(generation) > 0 then
+    return group, tonumber(arguments[5])
+  end
+end
+
+-- A cell of this generation, as it is or new; what is known of an earlier generation is forgotten.
+local function cell_of(keys, group, new)
+  local cell = read(keys[2])
+  if cell and cell.generation == group.generation then
+    return cell
+  end
+  new.generation, new.nodes, new.due = group.generation, {}, 0
+  return new
+end
+
+-- Writes a cell, which may be dropped at a time.
+local function write(keys, cell, due)
+  if due > cell.due then
+    -- Somewhat later, so that not every call has to say so.
+    cell.due = min(due + max(quotient(due - cell.seen, 4), 1000000), TIME_MAX)
+    redis.call('ZADD', keys[3], string.format('%.0f', cell.due), keys[2])
+  end
+  redis.call('SET', keys[2], cmsgpack.pack(cell))
+end
+
+-- A node's record in a cell, if a call of it may count: else why not.
+local function record_of(cell, node, boot, call)
+  local record = cell.nodes[node]
+  if record then
+    if boot < record.boot or (boot == record.boot and call <= record.call) then
+      return nil, 'stale'
+    end
+    return record
+  end
+  local count = 0
+  for _ in pairs(cell.nodes) do
+    count = count + 1
+  end
+  if count >= NODES_MAX then
+    return nil, 'full'
+  end
+  return { boot = 0, call = 0 }
+end
+
+-- Whether a call's time is behind the pool's for no good reason.
+local function is_late(cell, group, wall, slack)
+  return cell.at > wall + slack and cell.at > group.fresh
+end

@@ -1,0 +1,57 @@
+-- Takes units of a window with edges, for good, and takes back what a node returns: crates/rights/src/pool/window.rs.
+--
+-- keys       see pool.lua
+-- arguments  6 the node, 7 which process of it
+--            8 units that it knows to have taken, 9 units that it has returned, in all
+--            10 units more that it would like, 11 of those, units without which the others are of no use now
+--            12 units that stay for others, 13 units in the pool
+--            14 when the window begins, 15 when nobody asks for it any more: wall clock, in microseconds
+-- results    3 units that the node has taken in all, 4 units that nobody has
+-- atomic     all of it
+local PART = 10
+
+redis.register_function('acequia_window' .. version, function(keys, arguments)
+  local group, wall = ground(keys, arguments)
+  if not group then
+    return how_it_is(keys, arguments, 'unknown')
+  end
+  local node, boot = arguments[6], tonumber(arguments[7])
+  local said_taken, said_returned = tonumber(arguments[8]), tonumber(arguments[9])
+  local wanted, needed = tonumber(arguments[10]), tonumber(arguments[11])
+  local reserved, total = tonumber(arguments[12]), min(tonumber(arguments[13]), POOL_MAX)
+  local begins, drops = tonumber(arguments[14]), tonumber(arguments[15])
+  if wall >= drops then
+    return { arguments[2], 'late' }
+  end
+
+  local cell = cell_of(keys, group, { spent = 0 })
+  -- Numbers that only grow need no number of the call.
+  local record, why = record_of(cell, node, boot, 1)
+  if not record then
+    return { arguments[2], why }
+  end
+  if boot > record.boot then
+    cell.spent = min(cell.spent + (record.taken or 0) - (record.returned or 0), POOL_MAX)
+    record = { boot = boot, call = 0, taken = 0, returned = 0 }
+    cell.nodes[node] = record
+  end
+  record.taken = max(record.taken, min(said_taken, POOL_MAX))
+  record.returned = max(record.returned, min(said_returned, record.taken))
+
+  local out, nodes = cell.spent, 0
+  for _, other in pairs(cell.nodes) do
+    out, nodes = min(out + other.taken - other.returned, POOL_MAX), nodes + 1
+  end
+  local left = less(begins < group.burned and 0 or total, out)
+  local free = less(left, reserved)
+  local ahead = less(record.taken, said_taken)
+  wanted, needed = less(wanted, ahead), less(needed, ahead)
+  local granted = 0
+  if group.grants and needed <= free then
+    granted = min(wanted, max(needed, quotient(left, PART * nodes)), free)
+  end
+  record.taken = record.taken + granted
+  cell.seen = wall
+  write(keys, cell, drops)
+  return { arguments[2], 'done', record.taken, left - granted }
+end)
