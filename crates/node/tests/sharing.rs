@@ -126,6 +126,76 @@ fn who_comes_first_is_served_first_and_a_floor_is_kept() {
 }
 
 #[test]
+fn where_all_ask_for_more_than_there_is_each_keeps_about_its_own_part() {
+    // Forty a second and sixty at once, for three regions that begin one after the other.
+    let mut world = World::new(3, &[regions::bucket("b", "40/s", 60)], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    let mut dice = 7_u64;
+    let mut chance = |of: u64| {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (dice >> 33).is_multiple_of(of)
+    };
+    let before = world.admitted();
+    // Twenty a second in each, as chance has it.
+    world.run(30 * S, |region, ms| u64::from(ms >= 1_500 * region as u64 && chance(50)));
+    let used = world.admitted() - before;
+    for region in 0..3 {
+        let cell = world.cell(region, "k");
+        let (own, now) = (cell.holding.standing, cell.holding.effective);
+        assert!(now.units >= own.units * 3 / 4, "units in {region}: {cell:#?}");
+        assert!(now.rate >= own.rate * 3 / 4, "rate in {region}: {cell:#?}");
+        for other in 0..3 {
+            let with = |is_lent| {
+                cell.loans.iter().any(|loan| loan.is_lent == is_lent && loan.peer.region == Region(other))
+            };
+            assert!(!(with(true) && with(false)), "loans that meet, of {region} with {other}: {cell:#?}");
+        }
+    }
+    assert!(used >= 1_180, "{used} of {}", 60 + 40 * 30);
+}
+
+#[test]
+fn who_was_idle_for_a_moment_keeps_its_burst() {
+    let mut world = World::new(3, &[regions::bucket("b", "40/s", 60)], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    // Far more than there is, in one region only: a second and a half is what the burst is for.
+    world.run(S, |region, _| u64::from(region == 0));
+    for region in [1, 2] {
+        let holding = world.cell(region, "k").holding;
+        assert!(holding.effective.units >= 15, "{holding:?}");
+    }
+    world.run(4 * S, |region, _| u64::from(region == 0));
+    for region in [1, 2] {
+        let holding = world.cell(region, "k").holding;
+        assert!(holding.effective.units <= 2, "who is idle for long lends it: {holding:?}");
+    }
+}
+
+#[test]
+fn costs_that_no_part_can_hold_pass_in_one_region() {
+    // Two units each, and every request needs four.
+    let mut world = World::new(3, &[regions::bucket("b", "6/s", 6)], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    let mut passed = [0_u64; 3];
+    for n in 0..600_u64 {
+        world.run(50 * MS, |_, _| 0);
+        let region = (n % 3) as usize;
+        passed[region] += u64::from(world.ask_for(region, "k", 4));
+    }
+    assert!(passed.iter().sum::<u64>() >= 10, "{passed:?}");
+    // Costs of one and four: what is of use where it is stays there.
+    let mut world = World::new(3, &[regions::bucket("b", "6/s", 6)], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    let mut used = [0_u64; 3];
+    for n in 0..600_u64 {
+        world.run(50 * MS, |_, _| 0);
+        let (region, cost) = ((n % 3) as usize, if n % 7 == 0 { 4 } else { 1 });
+        used[region] += if world.ask_for(region, "k", cost) { cost } else { 0 };
+    }
+    assert!(used.iter().all(|used| *used >= 50), "two a second for thirty seconds, each: {used:?}");
+}
+
+#[test]
 fn a_catalogue_of_another_cluster_is_not_adopted() {
     let mut world = World::new(2, &[regions::bucket("b", "10/s", 3)], 40 * MS);
     world.run(2 * S, |_, _| 0);

@@ -88,10 +88,13 @@ pub(crate) struct Warm {
     pub(crate) quiet_until_ns: u64,
     /// Times that asking brought nothing, in a row.
     pub(crate) asked_in_vain: u32,
-    /// The largest cost that was denied for want of units, since the last time it was not.
+    /// The last cost that needs more units than there are without those that were borrowed for it alone; 0 where nobody
+    /// has asked for such a one lately.
     pub(crate) short: u64,
-    /// When it was denied: steady clock.
+    /// When it was asked for: steady clock.
     pub(crate) short_ns: u64,
+    /// The smallest cost that was asked for since there is such a one.
+    pub(crate) least: u64,
     /// The window that is open, by its end; 0 where there are none.
     pub(crate) window: u64,
     /// What was received in it, when it was last looked at.
@@ -145,6 +148,7 @@ impl Warm {
             asked_in_vain: 0,
             short: 0,
             short_ns: 0,
+            least: u64::MAX,
             window: 0,
             received: 0,
             regive: false,
@@ -263,6 +267,22 @@ impl Resource {
         }
     }
 
+    /// What this region could use of a cell of so many units. Of what its own part leaves over it is not sure until demand has
+    /// been as it is for the time in which the bucket fills: what comes and goes within that is what its burst is for. Where
+    /// that takes longer than others shall wait, a region that nobody asks lends half of its part at once.
+    pub(crate) fn want_here(&self, demand: &Demand, standing: Part, budget: u64) -> u64 {
+        const LONGEST_NS: u128 = 5_000_000_000;
+        let want = self.want(demand.units_milli());
+        let Self::Rate { milli } = self else { return want };
+        let fills_ns = u128::from(budget) * 1_000 * 1_000_000_000 / u128::from(*milli);
+        if u128::from(demand.age_ns()) >= fills_ns.min(LONGEST_NS) {
+            return want;
+        }
+        let is_silent = demand.events_milli() == 0;
+        let part = self.weigh(standing);
+        want.max(if is_silent && fills_ns > LONGEST_NS { part / 2 } else { part })
+    }
+
     /// What a demand could use: a hundredth more than is asked for, at most all of it.
     pub(crate) fn want(&self, demand_milli: u64) -> u64 {
         let demand = demand_milli.saturating_add(demand_milli / 100);
@@ -301,12 +321,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warm_cell_of_three_regions_takes_a_third_of_a_kilobyte() {
+    fn a_warm_cell_of_three_regions_takes_three_eighths_of_a_kilobyte() {
         let mut warm = Warm::new(1);
         for region in [1, 2] {
             warm.view_mut(Region(region)).at_ns = 1;
         }
         assert!(!warm.views.spilled(), "what two other regions say fits in");
-        assert!(size_of::<Warm>() <= 336, "{} bytes", size_of::<Warm>());
+        assert!(size_of::<Warm>() <= 384, "{} bytes", size_of::<Warm>());
     }
 }

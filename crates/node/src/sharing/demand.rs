@@ -53,6 +53,17 @@ impl Demand {
         self.units_milli
     }
 
+    /// Units a question asks for, in thousandths; 0 where there was none.
+    pub(crate) fn cost_milli(&self) -> u64 {
+        let cost = (u128::from(self.units_milli) * 1_000).checked_div(u128::from(self.events_milli));
+        u64::try_from(cost.unwrap_or(0)).unwrap_or(u64::MAX)
+    }
+
+    /// For how long it has been so, as of the last look.
+    pub(crate) const fn age_ns(&self) -> u64 {
+        self.age_ns
+    }
+
     /// Questions a second, in thousandths.
     pub(crate) const fn events_milli(&self) -> u64 {
         self.events_milli
@@ -67,6 +78,11 @@ impl Demand {
             return;
         }
         self.since_ns = now_ns;
+        if self.events_milli == 0 && self.recent.events == 0 {
+            self.age_ns = self.age_ns.saturating_add(dt).min(TAU_NS_MAX);
+            self.recent = Recent::from(now_ns);
+            return;
+        }
         if self.events_milli == 0 {
             let span = (now_ns - self.recent.from_ns).max(FIRST_NS);
             self.begin(self.recent.units, self.recent.events, span, now_ns);
@@ -195,6 +211,21 @@ mod tests {
             demand.observe(0, 0, 12_500 * MS + n * 250 * MS);
         }
         assert!(demand.units_milli() < 800, "{demand:?}");
+    }
+
+    #[test]
+    fn silence_ages_and_a_change_is_young() {
+        let mut demand = Demand::since(0);
+        for n in 1..=30 {
+            demand.observe(0, 0, n * 100 * MS);
+        }
+        assert_eq!(demand.age_ns(), 3_000 * MS);
+        for n in 1..=100 {
+            demand.observe(20, 10, 3_000 * MS + n * 20 * MS);
+        }
+        assert!(demand.age_ns() > 500 * MS && demand.cost_milli() == 2_000, "{demand:?}");
+        demand.observe(800, 400, 5_020 * MS);
+        assert_eq!(demand.age_ns(), 20 * MS);
     }
 
     #[test]

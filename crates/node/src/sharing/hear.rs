@@ -320,7 +320,13 @@ impl Sharing {
         let visit = Visit { node, catalogue: &catalogue, key, now, which };
         let beats = &self.beats;
         let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
-        let brings = matches!(entry, Entry::Grant { .. } | Entry::Give { .. } | Entry::Return { .. });
+        // Capacity that comes with nothing in it is nothing that anybody waits for.
+        let brings = match &entry {
+            Entry::Grant { grant, .. } => grant.tokens > 0,
+            Entry::Return { back, .. } => back.tokens > 0,
+            Entry::Give { .. } => true,
+            _ => false,
+        };
         let result = visit.at(owned, |ground, cell| {
             let HeapCell { account: Some(account), words, .. } = &mut *cell else {
                 return Err(Refusal::Unknown(0));

@@ -17,12 +17,20 @@ use super::{
     policy::{Borrowed, Flow, Plan, Seat, Stake, Stock, plan, units_in},
     wire::{Entry, Rough, ShortId},
 };
-use crate::{Catalogue, Node, account::Ground, journal::HeapCell, preference::Preference, visit::Visit};
+use crate::{
+    Catalogue, Node,
+    account::{Account, Ground, Offered},
+    journal::HeapCell,
+    preference::Preference,
+    visit::Visit,
+};
 
 /// A cell that nobody asked for, in any region that said so, for so long gives everything back.
 const IDLE_NS: u64 = 10_000_000_000;
 /// Whoever does not ask again for more than a region can hold wants it no more.
 const SHORT_NS: u64 = 3_000_000_000;
+/// Loans both ways between two regions are looked for so often: while demand moves, they come and go by themselves.
+const NET_NS: u64 = 5_000_000_000;
 /// News of a cell that nobody waits for.
 const REFRESH_NS: u64 = 4_000_000_000;
 /// Asking again for rights, at first; twice as long each time it brought nothing.
@@ -38,7 +46,6 @@ impl Sharing {
         let Some(mut warm) = self.cells.at_mut(slot).and_then(Option::take) else { return };
         self.looks.remove(&(warm.due_ns, slot));
         warm.is_called = false;
-        warm.looked_ns = now.steady_ns;
         let owned = self.owns_nothing().is_none();
         let which = self.told_of(key, Some(&warm));
         let visit = Visit { node, catalogue, key, now, which };
@@ -47,6 +54,7 @@ impl Sharing {
         let again = visit
             .at(owned, |ground, cell| self.look_at(&mut warm, (node, preference), key, ground, cell, now));
         self.tells.clear();
+        warm.looked_ns = now.steady_ns;
         if let Some((true, after_ns)) = again.flatten()
             && let Some(place) = self.cells.at_mut(slot)
         {
@@ -130,7 +138,7 @@ impl Sharing {
             }
             _ => {
                 let of = (node, preference);
-                self.look_at_flow(warm, of, key, ground, cell, &resource, offered.denied, now)
+                self.look_at_flow(warm, of, key, ground, cell, &resource, &offered, now)
             }
         };
         let unwritten = cell.account.as_deref_mut()?.take_unwritten();
@@ -166,27 +174,20 @@ impl Sharing {
         ground: &Ground<'_>,
         cell: &mut HeapCell,
         resource: &Resource,
-        denied: u64,
+        offered: &Offered,
         now: Now,
     ) -> bool {
         let HeapCell { account: Some(account), words, .. } = cell else { return false };
         let left = account.unleased(words, now, ground.salt);
         let effective = account.effective();
-        if denied > effective.units && denied <= ground.global.budget() {
-            warm.short = denied;
-            warm.short_ns = now.steady_ns;
-        } else if denied > 0
-            || effective.units >= warm.short
-            || now.steady_ns.saturating_sub(warm.short_ns) > SHORT_NS
-        {
-            warm.short = 0;
-        }
+        let budget = ground.global.budget();
+        note_short(warm, account, offered, budget, now);
         let own = Seat {
             region: self.me().region,
-            want: resource.want(warm.demand.units_milli()),
+            want: resource.want_here(&warm.demand, account.standing(), budget),
             holds: resource.weigh(effective),
             standing: resource.weigh(account.standing()),
-            short: warm.short,
+            short: if warm.short > effective.units { warm.short } else { 0 },
             weight: u32::try_from(resource.weigh(account.standing())).unwrap_or(1),
             class: preference.class(self.me().region),
             floor: preference.floor(resource.weigh(account.standing())),
@@ -205,14 +206,23 @@ impl Sharing {
             .iter()
             .map(|held| Borrowed { from: held.from.region, number: held.number, part: held.part })
             .collect();
+        let lent: SmallVec<[(Region, Part); 8]> =
+            account.book().lent().iter().map(|lent| (lent.to.region, lent.part)).collect();
+        let nets = warm.looked_ns / NET_NS != now.steady_ns / NET_NS;
         let flow = Flow {
             own,
             others: &others,
             spare: account.spare(),
             floor: floor_of(preference, account.standing()),
             held: &held,
-            units_total: ground.global.budget(),
-            asked: warm.demand.units_milli() / 1_000,
+            lent: &lent,
+            nets,
+            units_total: budget,
+            units: effective.units,
+            asked: warm.demand.units_milli().div_ceil(1_000),
+            cost_milli: warm.demand.cost_milli(),
+            needs_units: warm.short > 0,
+            least: warm.least,
             is_rate: matches!(resource, Resource::Rate { .. }),
             left,
         };
@@ -423,7 +433,7 @@ impl Sharing {
             let id = ShortId::default();
             let entry = Entry::News { id, demand: told.demand, holds: told.holds, left: told.left };
             peer.outbox.tell(Topic::News(key), entry, 0);
-            if warm.short > 0 {
+            if warm.short > account.effective().units {
                 peer.outbox.tell(Topic::Short(key), Entry::Short { id, units: warm.short }, 0);
             }
         }
@@ -438,6 +448,26 @@ impl Sharing {
     fn standing_of(&self, writer: Writer, ground: &Ground<'_>, now: Now) -> acequia_limits::Part {
         let kind = membership::kind_of(ground.global, now);
         self.versions.share(writer, ground.global.budget(), ground.salt, kind)
+    }
+}
+
+/// Notes whether a request needs more units at once than there are without those that were borrowed for such requests.
+fn note_short(warm: &mut Warm, account: &Account, offered: &Offered, budget: u64, now: Now) {
+    let units = account.effective().units;
+    let is_alone = |part: &Part| account.algorithm.has_rate() && part.rate == 0;
+    let held = account.book().held().iter().map(|held| held.part);
+    let borrowed: u64 = held.filter(is_alone).map(|part| part.units).sum();
+    let since_ns = now.steady_ns.saturating_sub(warm.short_ns);
+    if offered.largest > units.saturating_sub(borrowed) && offered.largest <= budget {
+        warm.short = offered.largest;
+        warm.short_ns = now.steady_ns;
+    } else if since_ns > if warm.short > units { SHORT_NS } else { IDLE_NS } {
+        warm.short = 0;
+    }
+    if warm.short == 0 {
+        warm.least = u64::MAX;
+    } else if offered.events > 0 {
+        warm.least = warm.least.min(offered.smallest);
     }
 }
 

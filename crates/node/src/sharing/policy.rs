@@ -6,10 +6,11 @@
 //!
 //! *Flows* (rates, and the capacity of sliding windows) are pushed: every region sees the same
 //! demands, computes the same fair targets, and whoever has more than its target gives the others
-//! what they miss. *Stocks* (the rights of a window) are pulled: who is about to run dry asks those
-//! that have most.
+//! what they miss: what it borrowed of them before anything of its own. Burst goes along in
+//! proportion; units alone are lent for requests that need more at once than a region can hold.
+//! *Stocks* (the rights of a window) are pulled: who is about to run dry asks those that have most.
 
-use acequia_limits::Part;
+use acequia_limits::{Part, RATE_PARTS};
 use acequia_rights::Region;
 use smallvec::SmallVec;
 
@@ -62,10 +63,22 @@ pub(crate) struct Flow<'a> {
     pub(crate) floor: Part,
     /// What this region borrowed.
     pub(crate) held: &'a [Borrowed],
+    /// What it lent, and to whom.
+    pub(crate) lent: &'a [(Region, Part)],
+    /// Whether it is time to end loans both ways.
+    pub(crate) nets: bool,
     /// Units of the whole limit.
     pub(crate) units_total: u64,
-    /// Units that this region is asked for in a second.
+    /// Units that this region can hold now.
+    pub(crate) units: u64,
+    /// Units that this region is asked for in a second, rounded up.
     pub(crate) asked: u64,
+    /// Units that a request asks for, in thousandths.
+    pub(crate) cost_milli: u64,
+    /// Whether requests lately needed more units at once than there are without those that were borrowed for them alone,
+    /// and the smallest cost that was asked for since.
+    pub(crate) needs_units: bool,
+    pub(crate) least: u64,
     /// Whether the flow is a rate; or else units of a sliding window.
     pub(crate) is_rate: bool,
     /// Units that could be charged now: what of a sliding window may move.
@@ -100,6 +113,12 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
     let deficit: u64 = deficits[1..].iter().sum();
     plan.is_scarce = deficits.iter().any(|d| *d > 0) || seats.iter().any(|seat| seat.short > 0);
     lend_units(flow, &mut plan);
+    if flow.nets && deficits.iter().all(|missed| *missed == 0) {
+        net(flow, &mut plan);
+    }
+    if flow.is_rate {
+        give_units_back(flow, &mut plan);
+    }
     if deficits[0] > 0 {
         return plan;
     }
@@ -142,7 +161,53 @@ fn targets(total: u64, seats: &[Seat]) -> SmallVec<[u64; 8]> {
     targets
 }
 
-/// Gives whole loans back, up to `most`: first to those that miss something.
+/// Gives units back that were borrowed alone, when no request needs them any more, or one of their owner needs no more.
+fn give_units_back(flow: &Flow<'_>, plan: &mut Plan) {
+    for loan in flow.held.iter().filter(|loan| loan.part.rate == 0) {
+        let owner = flow.others.iter().find(|seat| seat.region == loan.from);
+        let is_missed = owner.is_some_and(|owner| (1..=loan.part.units).contains(&owner.short));
+        if is_missed || !flow.needs_units {
+            plan.give_back.push((loan.from, loan.number));
+        }
+    }
+}
+
+/// Gives back what is borrowed of a region that has borrowed as much: it does the same, or is asked for no more than it has
+/// left. Two loans that meet are no use to anybody, and each of them may end alone.
+fn net(flow: &Flow<'_>, plan: &mut Plan) {
+    let mut left = flow.left;
+    for seat in flow.others {
+        let mut lent = total(flow.lent.iter().filter(|(to, _)| *to == seat.region).map(|(_, part)| *part));
+        let mut held: SmallVec<[Borrowed; 8]> =
+            flow.held.iter().copied().filter(|loan| loan.from == seat.region).collect();
+        held.retain(|loan| !flow.is_rate || loan.part.rate > 0);
+        held.sort_by_key(|loan| (loan.part.rate, loan.part.units, loan.number));
+        for loan in held {
+            let is_met = if flow.is_rate {
+                lent.rate >= loan.part.rate
+            } else {
+                lent.units.min(left) >= loan.part.units
+            };
+            if is_met {
+                lent.rate = lent.rate.saturating_sub(loan.part.rate);
+                lent.units = lent.units.saturating_sub(loan.part.units);
+                left = left.saturating_sub(loan.part.units);
+                plan.give_back.push((loan.from, loan.number));
+            }
+        }
+    }
+}
+
+/// The sum of some parts.
+fn total(parts: impl Iterator<Item = Part>) -> Part {
+    parts.fold(Part::default(), |sum, part| Part {
+        rate: sum.rate.saturating_add(part.rate),
+        units: sum.units.saturating_add(part.units),
+    })
+}
+
+/// Gives whole loans back, up to `most`: first to those that miss something. To these rather a loan that is up to twice as
+/// large than one of the own part, which would go the other way at the same time: they lend the rest again.
 fn give_back(flow: &Flow<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u64 {
     let weigh = |part: Part| if flow.is_rate { u64::from(part.rate) } else { part.units };
     let misses = |region: Region| {
@@ -150,18 +215,29 @@ fn give_back(flow: &Flow<'_>, deficits: &[u64], most: u64, plan: &mut Plan) -> u
         at.map_or(0, |at| deficits[at + 1])
     };
     let mut held: SmallVec<[Borrowed; 8]> = flow.held.iter().copied().collect();
+    held.retain(|loan| !plan.give_back.contains(&(loan.from, loan.number)));
     held.sort_by_key(|loan| {
         (std::cmp::Reverse(misses(loan.from)), std::cmp::Reverse(weigh(loan.part)), loan.number)
     });
     let (mut rest, mut left) = (most, flow.left);
-    for loan in held {
+    for loan in &held {
         let weight = weigh(loan.part);
-        if weight > rest || weight == 0 && most == 0 || (!flow.is_rate && loan.part.units > left) {
+        if weight > rest || weight == 0 || (!flow.is_rate && loan.part.units > left) {
             continue;
         }
         rest -= weight;
         left = left.saturating_sub(loan.part.units);
         plan.give_back.push((loan.from, loan.number));
+    }
+    let larger = held.iter().filter(|loan| {
+        let twice = rest.min(misses(loan.from)).saturating_mul(2);
+        (rest + 1..=twice).contains(&weigh(loan.part))
+            && (flow.is_rate || loan.part.units <= left)
+            && !plan.give_back.contains(&(loan.from, loan.number))
+    });
+    if let Some(loan) = larger.min_by_key(|loan| weigh(loan.part)) {
+        plan.give_back.push((loan.from, loan.number));
+        return most;
     }
     most - rest
 }
@@ -198,9 +274,7 @@ fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &
         odd -= more;
         let part = if flow.is_rate {
             let rate = u32::try_from(piece).unwrap_or(u32::MAX).min(rate_left);
-            // Burst goes with its rate: a rate with too little burst could never be used.
-            let units = u128::from(units_left) * u128::from(rate) / u128::from(rate_left.max(1));
-            let units = u64::try_from(units).unwrap_or(0);
+            let units = units_with(flow, region, rate).min(units_left);
             rate_left -= rate;
             units_left -= units;
             Part { rate, units }
@@ -215,8 +289,20 @@ fn lend_flow(flow: &Flow<'_>, deficits: &[u64], give: u64, quantum: u64, plan: &
     }
 }
 
+/// Units that go along with a piece of the rate to a region: burst goes with its rate, since a rate with too little burst
+/// could never be used, and in its proportion, since whoever takes more leaves others with too little. Of all that was lent
+/// one way and the other: of many small pieces none would be worth a unit.
+fn units_with(flow: &Flow<'_>, region: Region, rate: u32) -> u64 {
+    let out = total(flow.lent.iter().filter(|(to, _)| *to == region).map(|(_, part)| *part));
+    let back = total(flow.held.iter().filter(|loan| loan.from == region).map(|loan| loan.part));
+    let rate = (u64::from(out.rate) + u64::from(rate)).saturating_sub(u64::from(back.rate));
+    let whole = u128::from(RATE_PARTS);
+    let due = (u128::from(rate) * u128::from(flow.units_total) + whole / 2) / whole;
+    u64::try_from(due).unwrap_or(u64::MAX).saturating_add(back.units).saturating_sub(out.units)
+}
+
 /// Units that are not lent, so that what is left of the own part can be used: for who is asked, some
-/// for chance; for who is silent, one, so that a first request is answered at once. Where that would
+/// for chance, and enough for one that costs twice the mean; for who is silent, one, so that a first request is answered at once. Where that would
 /// leave half of the limit in regions that are silent, not even that.
 fn units_kept(flow: &Flow<'_>) -> u64 {
     let regions = flow.others.len() as u64 + 1;
@@ -224,16 +310,30 @@ fn units_kept(flow: &Flow<'_>) -> u64 {
     if !flow.is_rate {
         return for_first;
     }
-    flow.asked.min(UNITS_KEPT).max(for_first)
+    let for_dear = flow.cost_milli.saturating_mul(2).div_ceil(1_000);
+    flow.asked.min(UNITS_KEPT).max(for_dear).max(for_first)
 }
 
 /// Lends units to those that must be able to hold more at once than they can: everything, the floor too, if it takes
-/// that, since no smaller part would ever let such a request pass.
+/// that, since no smaller part would ever let such a request pass. But what a rate is used by here is kept for it; and where
+/// nobody has enough for what is asked there, the first has it, or all would hand each other what is of use to none.
 fn lend_units(flow: &Flow<'_>, plan: &mut Plan) {
     // Of a sliding window only what is not used can move.
     let mut spare = if flow.is_rate { flow.spare.units } else { flow.spare.units.min(flow.left) };
-    for seat in flow.others.iter().filter(|seat| seat.short > 0) {
-        let units = seat.short.min(spare);
+    let is_of_use = flow.asked > 0 && (!flow.needs_units || flow.least <= flow.units);
+    if flow.is_rate && is_of_use {
+        spare = spare.saturating_sub(units_kept(flow));
+    }
+    let short = || flow.others.iter().filter(|seat| seat.short > 0);
+    let first = short().map(|seat| seat.region).min();
+    for seat in short() {
+        if flow.own.short > 0 && (first != Some(seat.region) || flow.own.region < seat.region) {
+            continue;
+        }
+        // What is on its way already.
+        let lent = flow.lent.iter().filter(|(to, part)| flow.is_rate && part.rate == 0 && *to == seat.region);
+        let lent = total(lent.map(|(_, part)| *part)).units;
+        let units = seat.short.saturating_sub(lent).min(spare);
         if units > 0 {
             spare -= units;
             plan.lend.push((seat.region, Part { rate: 0, units }));
@@ -386,8 +486,14 @@ mod tests {
             spare: Part { rate: 199_999, units: 200 },
             floor: Part::default(),
             held,
+            lent: &[],
+            nets: false,
             units_total: 1_000,
+            units: 200,
             asked: 100,
+            cost_milli: 1_000,
+            needs_units: false,
+            least: 1,
             is_rate: true,
             left: 200,
         }
@@ -406,8 +512,9 @@ mod tests {
         let [(region, part)] = plan.lend[..] else { panic!("one loan: {plan:?}") };
         assert_eq!(region, Region(1));
         assert!((149_000..=151_000).contains(&part.rate), "{part:?}");
-        // Units go along, but for those that chance takes.
-        assert_eq!(part.units, 192 * u64::from(part.rate) / 199_999);
+        // Units go along, as many of all as it is of the rate.
+        let whole = u64::from(RATE_PARTS);
+        assert_eq!(part.units, (1_000 * u64::from(part.rate) + whole / 2) / whole);
     }
 
     #[test]
@@ -434,7 +541,7 @@ mod tests {
     fn a_silent_region_keeps_a_unit_unless_there_is_one_a_region() {
         let others = [seat(1, 800_000, 200_000), seat(2, 0, 200_000)];
         let mut flow = flow(seat(0, 0, 200_000), &others, &[]);
-        flow.asked = 0;
+        (flow.asked, flow.cost_milli) = (0, 0);
         flow.spare.units = 3;
         let units = |flow: &Flow<'_>| plan(flow).lend.iter().map(|(_, part)| part.units).sum::<u64>();
         flow.units_total = 10;
@@ -458,6 +565,50 @@ mod tests {
             ..flow(own, &others, &[])
         };
         assert_eq!(plan(&flow).lend.as_slice(), [(Region(1), Part { rate: 0, units: 1 })]);
+    }
+
+    #[test]
+    fn loans_that_meet_go_back_and_small_pieces_carry_units_at_last() {
+        let part = Part { rate: 60_000, units: 60 };
+        let held = [(1, part), (2, Part { rate: 90_000, units: 90 })].map(|(from, part)| Borrowed {
+            from: Region(from),
+            number: 7,
+            part,
+        });
+        let others = [seat(1, 250_000, 200_000), seat(2, 250_000, 200_000)];
+        let lent = [(Region(1), part), (Region(2), part)];
+        let own = seat(0, 250_000, 200_000);
+        let mut flow = Flow { lent: &lent, ..flow(own, &others, &held) };
+        assert_eq!(plan(&flow), Plan::default(), "while demand moves they may be of use");
+        flow.nets = true;
+        assert_eq!(plan(&flow).give_back.as_slice(), [(Region(1), 7)]);
+        // A thousandth of the rate, five times over, is the first unit of two hundred.
+        let lent = [(Region(1), Part { rate: RATE_PARTS / 1_000, units: 0 }); 4];
+        let units = |lent| {
+            units_with(&Flow { lent, held: &[], units_total: 200, ..flow }, Region(1), RATE_PARTS / 1_000)
+        };
+        assert_eq!((units(&lent[..1]), units(&lent)), (0, 1));
+    }
+
+    #[test]
+    fn of_regions_that_all_hold_too_little_the_first_has_what_the_others_cannot_use() {
+        let short = |region| Seat { short: 4, ..seat(region, 200_000, 200_000) };
+        let others = [short(1), short(2)];
+        let few = |own: Seat, least, units| {
+            let flow = Flow {
+                units_total: 6,
+                needs_units: true,
+                least,
+                units,
+                cost_milli: 4_000,
+                ..flow(own, &[], &[])
+            };
+            plan(&Flow { spare: Part { rate: 199_999, units }, others: &others, ..flow }).lend
+        };
+        let two = Part { rate: 0, units: 2 };
+        assert_eq!(few(short(3), 4, 2).as_slice(), [(Region(1), two)]);
+        assert!(few(short(0), 4, 2).is_empty(), "it comes first itself");
+        assert!(few(short(3), 2, 2).is_empty(), "what is of use here stays");
     }
 
     fn stock(own: (u64, u64), others: [(u64, u64); 4], seconds_left: u64) -> Stock {

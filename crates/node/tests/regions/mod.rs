@@ -139,6 +139,15 @@ impl World {
         self.ask_entries(region, &[("key", key)])
     }
 
+    /// Asks for several units at once.
+    pub(crate) fn ask_for(&mut self, region: usize, key: &str, cost: u64) -> bool {
+        let now = self.now_of(region);
+        let place = &mut self.places[region];
+        let entries = [("key", key)];
+        let request = Request { cost, ..Request::new("shop", &entries) };
+        place.asker.check(&request, now, Ask::CHECK).allowed
+    }
+
     pub(crate) fn ask_entries(&mut self, region: usize, entries: &[(&str, &str)]) -> bool {
         let now = self.now_of(region);
         let place = &mut self.places[region];
