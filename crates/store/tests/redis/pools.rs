@@ -1,6 +1,6 @@
 //! The same calls of pools in memory, in a journal and in Redis have the same answers.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
@@ -302,7 +302,7 @@ async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
 }
 
 /// Cells that say nothing are dropped, and a new one says the same.
-async fn drops(pools: &(impl Pools + Debug)) {
+async fn drops(pools: &impl Pools) {
     let generation = begun(pools, START_US).await;
     let later = START_US + 1_000_000;
     let full = ask(pools, generation, 1, later).await;
