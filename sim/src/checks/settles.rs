@@ -78,8 +78,17 @@ impl AllSettles {
                     if !loans.is_empty() && loans.iter().all(|loan| is_out(&loan.peer)) {
                         continue;
                     }
+                    let others = in_of(world, &self.out).filter(|(other, _)| *other != name).map(
+                        |(other, process)| {
+                            let now = process.clock.now();
+                            let cell = question.with(|values| process.node.cell_named(id, values, now));
+                            format!("{other}: {:?}", cell.map_or_else(Vec::new, |cell| cell.view.loans))
+                        },
+                    );
+                    let others: Vec<String> = others.collect();
                     return Err(format!(
-                        "limit {limit}, cell [{cell}]: {name} has lent {lent:?} and holds {held:?}: {loans:?}"
+                        "limit {limit}, cell [{cell}]: {name} has lent {lent:?} and holds {held:?}: {loans:?}; {}",
+                        others.join("; ")
                     ));
                 }
             }
