@@ -1,6 +1,6 @@
 //! Where the pools of a region are kept: what its nodes take leases of ([`acequia_rights::pool`] has the rules and the proofs).
 //!
-//! Three ways to keep them pass one suite: in memory and in a journal ([`KeptPools`], on any [`Store`]), which is what the rules say in
+//! Three ways to keep them pass one suite: in memory and in a journal ([`KeptPools`], on any [`crate::Store`]), which is what the rules say in
 //! as few words as possible; and in Redis ([`RedisPools`]), where the same rules are functions in `lua/`. Whatever is asked of one is
 //! answered alike by the others, call by call.
 
