@@ -31,8 +31,13 @@ redis.register_function('acequia_window' .. version, function(keys, arguments)
     return { arguments[2], why }
   end
   if boot > record.boot then
-    cell.spent = min(cell.spent + (record.taken or 0) - (record.returned or 0), POOL_MAX)
-    record = { boot = boot, call = 0, taken = 0, returned = 0 }
+    local taken, returned = record.taken or 0, record.returned or 0
+    if said_taken < taken then
+      cell.spent = min(cell.spent + taken - returned, POOL_MAX)
+      taken, returned = 0, 0
+    end
+    -- A process that knows what those before it took goes on with their numbers.
+    record = { boot = boot, call = 0, taken = taken, returned = returned }
     cell.nodes[node] = record
   end
   record.taken = max(record.taken, min(said_taken, POOL_MAX))

@@ -5,6 +5,8 @@
 mod random;
 #[path = "pool/stories.rs"]
 mod stories;
+#[path = "pool/windows.rs"]
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -74,21 +76,12 @@ struct Node {
     /// Owed, in units of the whole rate's parts: see `World::weight`.
     debt: u128,
     drained_us: u64,
-    sliding: Held,
+    sliding: sliding::Purse,
     /// What this process charged of the sliding window, and when.
     log: VecDeque<(u64, u64)>,
-    /// Of each window, taken, returned and used, with all earlier processes'.
-    windows: BTreeMap<u64, (u64, u64, u64)>,
+    /// Of each window, with all earlier processes'.
+    windows: BTreeMap<u64, window::Purse>,
     knows_from_us: u64,
-}
-
-/// Units of a sliding window that are held.
-#[derive(Clone, Copy, Debug, Default)]
-struct Held {
-    units: u64,
-    call: u64,
-    sent_us: Option<u64>,
-    end_us: u64,
 }
 
 struct World {
@@ -224,9 +217,6 @@ impl World {
             node.debt = node.debt.saturating_sub(given(self, &node, now_us));
         }
         node.drained_us = now_us;
-        if node.sliding.end_us <= now_us {
-            node.sliding.units = 0;
-        }
         node.log.retain(|(when, _)| when + WINDOW_US > now_us);
         self.nodes[at as usize] = node;
     }
@@ -237,7 +227,7 @@ impl World {
     }
 
     fn unused(&self, node: &Node) -> u64 {
-        node.sliding.units.saturating_sub(node.log.iter().map(|(_, units)| units).sum())
+        node.sliding.units(self.now_us * 1_000).saturating_sub(node.log.iter().map(|(_, units)| units).sum())
     }
 
     /// The window that a wall shows, by its beginning.
@@ -276,16 +266,12 @@ impl World {
                     self.fault = Some(format!("{used} of {} units in a sliding window", self.total));
                 }
             }
-            2 => {
-                let (taken, returned, used) = self.nodes[at as usize].windows.entry(begins_us).or_default();
-                if *taken - *returned >= *used + cost {
-                    *used += cost;
-                    let spent = self.spent.entry(begins_us).or_default();
-                    *spent += cost;
-                    self.admitted[2] += cost;
-                    if *spent > self.total {
-                        self.fault = Some(format!("{spent} of {} units in a window", self.total));
-                    }
+            2 if self.nodes[at as usize].windows.entry(begins_us).or_default().spend(cost) => {
+                let spent = self.spent.entry(begins_us).or_default();
+                *spent += cost;
+                self.admitted[2] += cost;
+                if *spent > self.total {
+                    self.fault = Some(format!("{spent} of {} units in a window", self.total));
                 }
             }
             _ => {}
@@ -341,8 +327,8 @@ impl World {
             _ => {
                 // Some of what was not used goes back.
                 let begins_us = self.window(at);
-                if let Some((taken, returned, used)) = self.nodes[at as usize].windows.get_mut(&begins_us) {
-                    *returned += self.random.below(*taken - *returned - *used + 1);
+                if let Some(purse) = self.nodes[at as usize].windows.get_mut(&begins_us) {
+                    purse.give_back(self.random.below(purse.left() + 1));
                 }
                 self.window_call(at, begins_us, 0);
             }
@@ -380,11 +366,7 @@ impl World {
     fn sliding_call(&mut self, at: u16, wanted: u64) {
         let node = &self.nodes[at as usize];
         let unused = self.random.below(self.unused(node) + 1);
-        let held = &mut self.nodes[at as usize].sliding;
-        held.units -= unused;
-        held.call += 1;
-        held.sent_us = Some(self.now_us);
-        let Held { units: keeps, call, .. } = *held;
+        let (call, keeps) = self.nodes[at as usize].sliding.ask(unused, self.now_us * 1_000);
         let exchange = sliding::Exchange {
             taker: self.taker(at, call),
             keeps,
@@ -401,12 +383,11 @@ impl World {
     }
 
     fn window_call(&mut self, at: u16, begins_us: u64, wanted: u64) {
-        let (taken, returned, _) =
-            self.nodes[at as usize].windows.get(&begins_us).copied().unwrap_or_default();
+        let purse = self.nodes[at as usize].windows.get(&begins_us).copied().unwrap_or_default();
         let take = window::Take {
             taker: self.taker(at, 1),
-            taken,
-            returned,
+            taken: purse.taken(),
+            returned: purse.returned(),
             wanted,
             needed: self.random.below(wanted + 1) * self.random.below(2),
             reserved: 0,
@@ -521,17 +502,11 @@ impl World {
             }
             Message::GotSliding(call, units) => {
                 node.heard.insert(1);
-                let held = &mut node.sliding;
-                if let Some(sent_us) = held.sent_us.filter(|_| call == held.call)
-                    && now_us < sent_us + TTL_NS / 1_000
-                {
-                    (held.units, held.sent_us, held.end_us) = (units, None, sent_us + TTL_NS / 1_000);
-                }
+                node.sliding.answer(call, units, TTL_NS, now_us * 1_000);
             }
             Message::GotWindow(begins_us, taken) => {
                 node.heard.insert(begins_us);
-                let known = node.windows.entry(begins_us).or_default();
-                known.0 = known.0.max(taken);
+                node.windows.entry(begins_us).or_default().took(taken);
             }
             _ => unreachable!("calls are answered"),
         }
@@ -550,11 +525,8 @@ impl World {
         new.knows_from_us = if keeps { old.knows_from_us } else { wall_us };
         if keeps {
             // What it took is spent, as far as it knows.
-            new.windows = old
-                .windows
-                .iter()
-                .map(|(begins, (taken, returned, _))| (*begins, (*taken, *returned, taken - returned)))
-                .collect();
+            let spent = |purse: &window::Purse| window::Purse::after_a_crash(purse.taken(), purse.returned());
+            new.windows = old.windows.iter().map(|(begins_us, purse)| (*begins_us, spent(purse))).collect();
         }
         self.nodes[at as usize] = new;
     }

@@ -153,3 +153,41 @@ impl Sliding {
         }
     }
 }
+
+/// What a node holds of a sliding window's pool, as it knows itself. It stays on the safe side of what the pool has down for it. What
+/// it used in the last window the node counts itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Purse {
+    units: u64,
+    call: u64,
+    /// When the call was sent that is not answered: steady clock.
+    sent_ns: Option<u64>,
+    /// When it holds nothing any more: steady clock.
+    end_ns: u64,
+}
+
+impl Purse {
+    /// Units that it may have used in any window, until it ends.
+    pub const fn units(&self, now_ns: u64) -> u64 {
+        if now_ns < self.end_ns { self.units } else { 0 }
+    }
+
+    /// Before a call: so many units that were not used in the last window go back. Returns the number of the call, and the units
+    /// that are kept.
+    pub fn ask(&mut self, unused: u64, now_ns: u64) -> (u64, u64) {
+        self.units = self.units(now_ns).saturating_sub(unused);
+        self.call += 1;
+        self.sent_ns = Some(now_ns);
+        (self.call, self.units)
+    }
+
+    /// The answer to a call, which counts from when the call was sent. Nothing if there was a later one, or it comes too late.
+    pub fn answer(&mut self, call: u64, units: u64, ttl_ns: u64, now_ns: u64) -> bool {
+        let sent_ns = self.sent_ns.filter(|_| call == self.call);
+        let end_ns = sent_ns.map(|sent_ns| sent_ns.saturating_add(ttl_ns)).filter(|end_ns| now_ns < *end_ns);
+        let Some(end_ns) = end_ns else { return false };
+        (self.sent_ns, self.end_ns) = (None, end_ns);
+        self.units = self.units.max(units);
+        true
+    }
+}

@@ -40,7 +40,8 @@ pub struct Window {
 pub struct Take {
     /// Who calls. The number of the call is of no meaning here: numbers that only grow need none.
     pub taker: Taker,
-    /// Units that this process knows to have taken from this window, in all.
+    /// Units that this process knows to have taken from this window, in all, with those that the processes before it took if it
+    /// knows of all of them.
     pub taken: u64,
     /// Of those, units that it has given back, in all.
     pub returned: u64,
@@ -88,7 +89,8 @@ impl Window {
             return Err(Refused::TooManyNodes);
         }
         let mut record = Taken { boot, ..known };
-        if boot > known.boot {
+        // A process that knows what those before it took goes on with their numbers.
+        if boot > known.boot && take.taken < known.taken {
             let gone = if broken(Broken::PoolForgetsTheDead) { 0 } else { known.taken - known.returned };
             self.spent = (self.spent + gone).min(POOL_MAX);
             record = Taken { boot, taken: 0, returned: 0 };
@@ -120,5 +122,61 @@ impl Window {
         let held =
             self.nodes.values().fold(0_u64, |sum, taken| sum.saturating_add(taken.taken - taken.returned));
         held.saturating_add(self.spent).min(POOL_MAX)
+    }
+}
+
+/// What a node has of one window's pool, as it knows itself. It stays on the safe side of what the pool has down for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Purse {
+    taken: u64,
+    returned: u64,
+    used: u64,
+}
+
+impl Purse {
+    /// What a process knows of those before it, which told nobody what of it they had not used: all is spent.
+    pub const fn after_a_crash(taken: u64, returned: u64) -> Self {
+        Self { taken, returned, used: taken.saturating_sub(returned) }
+    }
+
+    /// Units that it may spend.
+    pub const fn left(&self) -> u64 {
+        self.taken - self.returned - self.used
+    }
+
+    /// Units that it has taken, in all; on the disk before a call that says so, where it must outlast the process.
+    pub const fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Units that it has given back, in all.
+    pub const fn returned(&self) -> u64 {
+        self.returned
+    }
+
+    /// Spends, if there is so much.
+    pub const fn spend(&mut self, units: u64) -> bool {
+        let is_there = units <= self.left();
+        if is_there {
+            self.used += units;
+        }
+        is_there
+    }
+
+    /// Units that were spent of this window come back. Returns how many: never more than were spent.
+    pub fn refund(&mut self, units: u64) -> u64 {
+        let back = units.min(self.used);
+        self.used -= back;
+        back
+    }
+
+    /// Before a call: so many units, if they are there, go back to the pool.
+    pub fn give_back(&mut self, units: u64) {
+        self.returned += units.min(self.left());
+    }
+
+    /// An answer came, of the generation that is known: late, twice or not, it says no less than was granted.
+    pub fn took(&mut self, taken: u64) {
+        self.taken = self.taken.max(taken);
     }
 }

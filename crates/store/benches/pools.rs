@@ -1,0 +1,167 @@
+//! A hot window of 200 000 units in a six-node Redis Cluster on this machine: decisions by leases against one call a decision,
+//! through the same client, in one run. `cargo bench -p acequia-store --bench pools`
+//!
+//! Needs redis-server and redis-cli.
+
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests")]
+#[path = "../tests/redis/servers.rs"]
+mod servers;
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use acequia_rights::pool::{
+    Generation, Taker,
+    group::Assertion,
+    window::{Purse, Take},
+};
+use acequia_store::{
+    pools::{Answer, At, Pools, RedisPools},
+    redis::{Address, BreakerState, Group, Place, Redis, Settings},
+};
+
+const TOTAL: u64 = 200_000;
+const DEADLINE: Duration = Duration::from_millis(500);
+/// Decisions under way at once, where each is a call.
+const CALLERS: u64 = 64;
+const ROUNDS: u32 = 5;
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(compare());
+}
+
+async fn compare() {
+    let cluster = servers::Cluster::start();
+    let seeds =
+        cluster.nodes.iter().take(2).map(|node| node.address().parse::<Address>().expect("an address"));
+    let redis =
+        Redis::open(Settings::new(Place::Cluster { seeds: seeds.collect() })).expect("sound settings");
+    let pools = RedisPools::new(redis);
+    let group = Group::new(17).expect("a group");
+    let generation = begun(&pools, group).await;
+
+    let (mut by_lease, mut by_call, mut a_trip) = (Vec::new(), Vec::new(), 0);
+    for round in 0..ROUNDS {
+        let at = |kind: &str| format!("{kind}{round}");
+        let (rate, calls) = lease(&pools, (group, generation), &at("lease")).await;
+        a_trip = TOTAL / calls;
+        by_lease.push(rate);
+        by_call.push(one_by_one(&pools, (group, generation), &at("call")).await);
+    }
+    let (lease, call) = (median(by_lease), median(by_call));
+    println!("a hot window of {TOTAL}, {ROUNDS} rounds, the median:");
+    println!("  by leases             {lease:>12.0} decisions/s, {a_trip} decisions a round trip");
+    println!("  one call a decision   {call:>12.0} decisions/s, {CALLERS} under way");
+    println!("  ratio                 {:>12.1}", lease / call);
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+fn wall_us() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    u64::try_from(since.as_micros()).expect("before the year 500 000")
+}
+
+/// Begins a generation, as the only node, when the shard answers steadily.
+async fn begun(pools: &RedisPools, group: Group) -> Generation {
+    let by = Taker { node: 1, boot: 1, call: 1 };
+    let generation = loop {
+        let known = pools.begin(group, 0, by, DEADLINE).await;
+        let is_steady = pools.redis().shard(group).is_some_and(|shard| shard.breaker == BreakerState::Closed);
+        match known {
+            Ok(known) if is_steady => break known.generation,
+            _ => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    };
+    let nodes = BTreeSet::from([1]);
+    let assertion =
+        Assertion { node: 1, generation, nodes, knows_from_us: 0, wall_us: wall_us(), slack_us: 0 };
+    assert!(pools.assert(group, &assertion, None, DEADLINE).await.expect("an answer").grants);
+    generation
+}
+
+fn take(purse: &Purse, wanted: u64, needed: u64) -> Take {
+    Take {
+        taker: Taker { node: 1, boot: 1, call: 1 },
+        taken: purse.taken(),
+        returned: 0,
+        wanted,
+        needed,
+        reserved: 0,
+        total: TOTAL,
+        begins_us: 1,
+        drops_us: u64::MAX >> 12,
+    }
+}
+
+/// One node spends the window, and asks for more when half of what it was last granted is left. Decisions a second, and calls.
+async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cell: &str) -> (f64, u64) {
+    let begun = Instant::now();
+    let (purse, calls) = (Arc::new(Mutex::new(Purse::default())), Arc::new(AtomicU64::new(0)));
+    let (mut chunk, mut spent) = (0, 0);
+    let mut asking: Option<tokio::task::JoinHandle<u64>> = None;
+    while spent < TOTAL {
+        let left = purse.lock().expect("no panic").left();
+        if asking.is_none() && left <= chunk / 2 {
+            let ask = take(&purse.lock().expect("no panic"), TOTAL, u64::from(left == 0));
+            let (pools, cell, calls) = (pools.clone(), cell.to_owned(), Arc::clone(&calls));
+            asking = Some(tokio::spawn(async move {
+                calls.fetch_add(1, Ordering::Relaxed);
+                let at = At { group, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
+                match pools.take(&at, &ask).await {
+                    Ok(Answer::Done(took)) => took.taken,
+                    other => panic!("{other:?}"),
+                }
+            }));
+        }
+        if let Some(asked) = asking.take_if(|asked| left == 0 || asked.is_finished()) {
+            let taken = asked.await.expect("an answer");
+            let mut purse = purse.lock().expect("no panic");
+            chunk = taken - purse.taken();
+            purse.took(taken);
+        }
+        // A decision: what a caller would see of it.
+        spent += u64::from(std::hint::black_box(purse.lock().expect("no panic").spend(1)));
+    }
+    (TOTAL as f64 / begun.elapsed().as_secs_f64(), calls.load(Ordering::Relaxed))
+}
+
+/// Each decision is one call; each caller has a cell of its own, or calls of one node would overtake each other. Decisions a second.
+async fn one_by_one(pools: &RedisPools, (group, generation): (Group, Generation), cell: &str) -> f64 {
+    // A tenth of the window is enough to see how fast it is.
+    let each = TOTAL / 10 / CALLERS;
+    let begun = Instant::now();
+    let callers = (0..CALLERS).map(|caller| {
+        let (pools, cell) = (pools.clone(), format!("{cell}:{caller}"));
+        tokio::spawn(async move {
+            let mut purse = Purse::default();
+            for _ in 0..each {
+                let at = At { group, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
+                match pools.take(&at, &take(&purse, 1, 1)).await {
+                    Ok(Answer::Done(took)) => purse.took(took.taken),
+                    other => panic!("{other:?}"),
+                }
+                assert!(purse.spend(1));
+            }
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    for caller in callers {
+        caller.await.expect("a caller");
+    }
+    (each * CALLERS) as f64 / begun.elapsed().as_secs_f64()
+}
