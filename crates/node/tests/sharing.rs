@@ -172,6 +172,40 @@ fn who_was_idle_for_a_moment_keeps_its_burst() {
 }
 
 #[test]
+fn a_link_that_was_slow_for_a_while_is_not_kept_slow_by_what_is_said_again() {
+    let mut world = World::new(3, &[regions::bucket("b", "9/s", 10)], 40 * MS);
+    world.run(2 * S, |_, _| 0);
+    // Many keys at once, and links that can hardly carry what there is to say of them.
+    let keys: Vec<String> = (0..600).map(|n| format!("k{n}")).collect();
+    world.bytes_per_s = Some(5_000);
+    let mut asked = 0_usize;
+    for _ in 0..20_000 {
+        world.run(MS, |_, _| 0);
+        for _ in 0..5 {
+            asked += 7;
+            // Each key mostly in one region, which borrows.
+            let key = asked % keys.len();
+            world.ask(if asked.is_multiple_of(4) { key % 2 } else { 2 }, &keys[key]);
+        }
+    }
+    // Nobody asks any more, and there is room for all that is left to be said.
+    world.bytes_per_s = Some(50_000);
+    world.run(60 * S, |_, _| 0);
+    let said = |world: &World| world.traffic().iter().map(|traffic| traffic.entries_out).sum::<u64>();
+    let before = said(&world);
+    world.run(10 * S, |_, _| 0);
+    let more = said(&world) - before;
+    for region in 0..3 {
+        for key in &keys {
+            let loans = world.cell(region, key).loans;
+            assert!(loans.is_empty(), "{key} in {region}: {loans:?}");
+        }
+    }
+    // News of every cell to every region, as often as of one that nobody waits for, and renewals.
+    assert!(more <= 600 * 3 * 2 * 10 / 4 + 10 * 3 * 2 * 4, "the same is said for ever: {more}");
+}
+
+#[test]
 fn costs_that_no_part_can_hold_pass_in_one_region() {
     // Two units each, and every request needs four.
     let mut world = World::new(3, &[regions::bucket("b", "6/s", 6)], 40 * MS);

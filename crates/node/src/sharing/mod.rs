@@ -54,8 +54,6 @@ pub const LOAN_TTL_NS: u64 = 3_000_000_000;
 const PULSE_NS: u64 = 400_000_000;
 /// A peer that was not heard for so long is not asked, and not lent to.
 const REACH_NS: u64 = 1_500_000_000;
-/// What was not confirmed for twice the way there and back, and so much more, is sent again.
-const RESEND_NS: u64 = 250_000_000;
 /// The most cells that are shared actively: past it, cells stay with their own part.
 const WARM_MAX: usize = 4 << 20;
 /// Looks in one tick.
@@ -304,8 +302,7 @@ impl Sharing {
         self.keep_shares(node, now);
         let catalogue = node.catalogue();
         for peer in self.peers.values_mut() {
-            let patience = peer.round_ns().saturating_mul(2).saturating_add(RESEND_NS);
-            peer.outbox.expire(now.steady_ns.saturating_sub(patience));
+            peer.outbox.expire(now.steady_ns.saturating_sub(peer.patience_ns()));
         }
         self.renew(node, now);
         self.look_elsewhere(node, now);

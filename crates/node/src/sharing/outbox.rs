@@ -3,11 +3,16 @@
 //! Only the latest of each fact waits, so a link that was down for an hour has no more to say than
 //! one that was down for a second. A few frames may be under way at once; what a lost one said is
 //! said again, as it is by then.
+//!
+//! A frame that was given up may only be late. What it said is said no more once it is confirmed, and
+//! how long it took counts: a link that became slower than the patience for it would otherwise carry
+//! the same for ever, be the slower for it, and confirm nothing in time again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::Writer;
+use smallvec::SmallVec;
 
 use super::{
     names::Names,
@@ -18,6 +23,9 @@ use super::{
 const FRAMES_MAX: usize = 16;
 /// Frames after which one that was not confirmed, though later ones were, counts as lost.
 const REORDERED_MAX: u64 = 3;
+
+/// Frames that were given up and may still be confirmed: a peer tells of as many.
+const GIVEN_UP_MAX: usize = 64;
 
 /// Settlements that wait for one peer.
 const SETTLE_MAX: usize = 1_024;
@@ -84,6 +92,17 @@ pub(crate) struct Waiting {
     pub(crate) entry: Entry,
     /// The batch that must be on disk before it leaves; 0 for none.
     pub(crate) after_batch: u64,
+    /// The frames that said so, were given up, and may only be late.
+    given_up_in: SmallVec<[u64; 2]>,
+}
+
+/// How long frames took there and back that were just confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rounds {
+    /// The newest of them: of those that came in time, if any did.
+    pub(crate) newest_ns: u64,
+    /// The one that took longest, late ones included.
+    pub(crate) longest_ns: u64,
 }
 
 #[derive(Debug)]
@@ -100,6 +119,8 @@ struct Sent {
 pub(crate) struct Outbox {
     waiting: BTreeMap<Topic, Waiting>,
     under_way: VecDeque<Sent>,
+    /// Frames that count as lost, each with when it was sent.
+    given_up: VecDeque<(u64, u64)>,
     next_number: u64,
     pub(crate) names: Names,
     /// Bytes and entries sent, since the start.
@@ -110,7 +131,7 @@ pub(crate) struct Outbox {
 impl Outbox {
     /// Puts a fact in line.
     pub(crate) fn tell(&mut self, topic: Topic, entry: Entry, after_batch: u64) {
-        self.waiting.insert(topic, Waiting { entry, after_batch });
+        self.waiting.insert(topic, Waiting { entry, after_batch, given_up_in: SmallVec::new() });
     }
 
     /// Puts the settlement of a charge in line, if there is room.
@@ -119,7 +140,8 @@ impl Outbox {
         let has_room = waiting < SETTLE_MAX;
         if has_room {
             // The first word counts, as with the node that made the charge.
-            let waiting = Waiting { entry: Entry::Settle { id, cost }, after_batch: 0 };
+            let entry = Entry::Settle { id, cost };
+            let waiting = Waiting { entry, after_batch: 0, given_up_in: SmallVec::new() };
             self.waiting.entry(Topic::Settle(id)).or_insert(waiting);
         }
         has_room
@@ -185,14 +207,17 @@ impl Outbox {
         bytes
     }
 
-    /// What the peer confirms. Gives the time in which the newest frame went there and back.
-    pub(crate) fn confirmed(&mut self, seen: &Seen, now_ns: u64) -> Option<u64> {
-        let mut round_ns = None;
+    /// What the peer confirms. Gives how long that took, if it is news.
+    pub(crate) fn confirmed(&mut self, seen: &Seen, now_ns: u64) -> Option<Rounds> {
+        let late_ns = self.confirmed_late(seen, now_ns);
+        let mut newest_ns = None;
+        let mut longest_ns = late_ns;
         let mut lost = Vec::new();
         let under_way = std::mem::take(&mut self.under_way);
         for sent in under_way {
             if seen.has(sent.number) {
-                round_ns = Some(now_ns.saturating_sub(sent.at_ns));
+                newest_ns = Some(now_ns.saturating_sub(sent.at_ns));
+                longest_ns = longest_ns.max(newest_ns);
                 sent.introduced.into_iter().for_each(|id| self.names.learned(id));
             } else if sent.number + REORDERED_MAX < seen.highest {
                 lost.push(sent);
@@ -201,7 +226,20 @@ impl Outbox {
             }
         }
         lost.into_iter().for_each(|sent| self.again(sent));
-        round_ns
+        Some(Rounds { newest_ns: newest_ns.or(late_ns)?, longest_ns: longest_ns? })
+    }
+
+    /// Of what was given up, the peer confirms some: that need not be said again. Gives how long it took at most.
+    fn confirmed_late(&mut self, seen: &Seen, now_ns: u64) -> Option<u64> {
+        let came: BTreeMap<u64, u64> =
+            self.given_up.iter().copied().filter(|(number, _)| seen.has(*number)).collect();
+        self.given_up.retain(|(number, _)| !came.contains_key(number));
+        if !came.is_empty() {
+            let is_said = |fact: &Waiting| fact.given_up_in.iter().any(|number| came.contains_key(number));
+            self.waiting.retain(|_, fact| !is_said(fact));
+            self.under_way.iter_mut().for_each(|sent| sent.facts.retain(|(_, fact)| !is_said(fact)));
+        }
+        came.values().map(|at_ns| now_ns.saturating_sub(*at_ns)).max()
     }
 
     /// Frames that were sent before this time, and not confirmed, are lost.
@@ -218,6 +256,7 @@ impl Outbox {
         while let Some(sent) = self.under_way.pop_front() {
             self.again(sent);
         }
+        self.given_up.clear();
         self.waiting.retain(|topic, _| !topic.is_for_one_process());
         self.names.introduce_again();
         self.names.forget_theirs();
@@ -227,13 +266,23 @@ impl Outbox {
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.under_way.clear();
+        self.given_up.clear();
     }
 
     /// What a lost frame said, unless something newer waits.
     fn again(&mut self, sent: Sent) {
-        for (topic, fact) in sent.facts {
+        let Sent { number, at_ns, facts, .. } = sent;
+        // As long as one that was given up before may be late.
+        let oldest = number.saturating_sub(GIVEN_UP_MAX as u64);
+        for (topic, mut fact) in facts {
+            fact.given_up_in.retain(|before| *before >= oldest);
+            fact.given_up_in.push(number);
             self.waiting.entry(topic).or_insert(fact);
         }
+        if self.given_up.len() >= GIVEN_UP_MAX {
+            self.given_up.pop_front();
+        }
+        self.given_up.push_back((number, at_ns));
     }
 }
 
@@ -311,6 +360,29 @@ mod tests {
         }
         assert_eq!(all, 10_000);
         assert!((2..FRAMES_MAX).contains(&frames), "{frames}");
+    }
+
+    #[test]
+    fn what_a_late_frame_said_is_not_said_again() {
+        let mut outbox = Outbox::default();
+        let seen = |highest| Seen { highest, ..Seen::default() };
+        tell_news(&mut outbox, 7);
+        assert_eq!(next(&mut outbox), (1, 1));
+        outbox.expire(2);
+        assert_eq!(outbox.len(), 1, "it may be lost");
+        // The first that said so is confirmed, while the second is under way.
+        assert_eq!(next(&mut outbox), (1, 1));
+        let rounds = outbox.confirmed(&seen(1), 31).expect("how long it took");
+        assert_eq!(rounds, Rounds { newest_ns: 30, longest_ns: 30 });
+        outbox.expire(2);
+        assert_eq!(outbox.len(), 0);
+        // What is newer than the late one is said.
+        tell_news(&mut outbox, 7);
+        assert_eq!(next(&mut outbox).1, 1);
+        outbox.expire(2);
+        tell_news(&mut outbox, 7);
+        outbox.confirmed(&seen(3), 41);
+        assert_eq!(outbox.len(), 1);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use acequia_limits::Now;
 use acequia_rights::{Mark, Writer};
 
 use super::{
-    outbox::Outbox,
+    outbox::{Outbox, Rounds},
     resync::Resync,
     timekeeper::{Reading, drifted},
     wire::{Header, Seen},
@@ -12,6 +12,10 @@ use super::{
 
 /// A frame is answered within this time, so that the sender learns how far away it is.
 pub(crate) const REPLY_NS: u64 = 15_000_000;
+/// What was not confirmed for twice the way there and back, and so much more, is sent again.
+const RESEND_NS: u64 = 250_000_000;
+/// And after so long in any case: a frame that the mesh takes longer to carry does not arrive.
+const PATIENCE_NS_MAX: u64 = 10_000_000_000;
 /// Times there and back that are remembered: the shortest of them counts, since the others waited.
 const ROUNDS: usize = 8;
 /// After so long a worse sighting of a peer's clock is better than an old one: clocks may be set.
@@ -35,6 +39,8 @@ pub(crate) struct Peer {
     pub(crate) resync: Resync,
     rounds_ns: [u64; ROUNDS],
     rounds: usize,
+    /// How long frames took lately that took long: it falls by an eighth with each that took less.
+    slow_ns: u64,
     sighting: Option<Sighting>,
 }
 
@@ -62,6 +68,7 @@ impl Peer {
             resync: Resync::default(),
             rounds_ns: [u64::MAX; ROUNDS],
             rounds: 0,
+            slow_ns: 0,
             sighting: None,
         }
     }
@@ -96,11 +103,19 @@ impl Peer {
         if (header.seen.incarnation, header.seen.boot) != process {
             return;
         }
-        if let Some(round_ns) = self.outbox.confirmed(&header.seen, now.steady_ns) {
-            self.rounds_ns[self.rounds % ROUNDS] = round_ns;
+        if let Some(Rounds { newest_ns, longest_ns }) = self.outbox.confirmed(&header.seen, now.steady_ns) {
+            self.rounds_ns[self.rounds % ROUNDS] = newest_ns;
             self.rounds += 1;
-            self.sight(header.wall_ns, round_ns, now.steady_ns);
+            self.slow_ns = longest_ns.max(self.slow_ns - self.slow_ns / 8);
+            self.sight(header.wall_ns, newest_ns, now.steady_ns);
         }
+    }
+
+    /// How long a frame may go unconfirmed before it counts as lost. The slow ones decide: where many frames share a
+    /// narrow link, the shortest way there and back says how long they take without each other.
+    pub(crate) fn patience_ns(&self) -> u64 {
+        let round_ns = self.slow_ns.max(self.round_ns());
+        round_ns.saturating_mul(2).saturating_add(RESEND_NS).min(PATIENCE_NS_MAX)
     }
 
     /// Nanoseconds there and back; a tenth of a second while it is not known.

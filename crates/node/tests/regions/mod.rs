@@ -49,6 +49,9 @@ pub(crate) struct World {
     wire: Wire,
     sent: u64,
     one_way_ns: u64,
+    /// What a link carries in each direction, and when that is done with what it has: frames wait for each other.
+    pub(crate) bytes_per_s: Option<u64>,
+    busy_until: BTreeMap<(usize, usize), u64>,
     /// Pairs (from, to) between which what is sent from now on is lost.
     pub(crate) cut: Vec<(usize, usize)>,
     /// How far each region's wall clock is ahead.
@@ -88,6 +91,8 @@ impl World {
             wire: Wire::new(),
             sent: 0,
             one_way_ns,
+            bytes_per_s: None,
+            busy_until: BTreeMap::new(),
             cut: Vec::new(),
             ahead: vec![0; regions],
             caught: None,
@@ -217,7 +222,15 @@ impl World {
     }
 
     fn send(&mut self, from: usize) {
-        while let Some((to, bytes)) = self.places[from].node.poll(self.now_of(from)) {
+        /// Frames on their way to one region, as many as the mesh has.
+        const FRAMES_MAX: usize = 16;
+        loop {
+            let under_way = |to| self.wire.values().filter(|frame| (frame.0, frame.1) == (from, to)).count();
+            let may_send =
+                |to: Region| self.bytes_per_s.is_none() || under_way(usize::from(to.0)) < FRAMES_MAX;
+            let Some((to, bytes)) = self.places[from].node.poll_to(self.now_of(from), may_send) else {
+                break;
+            };
             self.sent += 1;
             let to = usize::from(to.0);
             if let Some(caught) = &mut self.caught
@@ -226,7 +239,12 @@ impl World {
                 caught.push((from, to, bytes.clone()));
             }
             if !self.cut.contains(&(from, to)) {
-                self.wire.insert((self.now + self.one_way_ns, self.sent), (from, to, bytes));
+                let left = self.busy_until.entry((from, to)).or_default();
+                *left = self.now.max(*left);
+                if let Some(bytes_per_s) = self.bytes_per_s {
+                    *left += bytes.len() as u64 * S / bytes_per_s;
+                }
+                self.wire.insert((*left + self.one_way_ns, self.sent), (from, to, bytes));
             }
         }
     }
