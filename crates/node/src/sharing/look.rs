@@ -232,6 +232,8 @@ impl Sharing {
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
         if now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS {
+            // Whoever was last heard to want some has not been asked either, and would give it back.
+            plan.lend.clear();
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
         let scarce = plan.is_scarce;
