@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use super::{
     CellKey, REACH_NS, Sharing,
     cell::{Asked, Piece, Resource, Told, Warm, look_after, time_left_ns},
+    demand::Demand,
     membership,
     outbox::Topic,
     peer::Peer,
@@ -130,6 +131,9 @@ impl Sharing {
         warm.demand.observe(offered.units.min(most), offered.events, now.steady_ns);
         if offered.events > 0 {
             warm.busy_ns = now.steady_ns;
+        } else if now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS && warm.demand.units_milli() > 0 {
+            // A mean that falls slowly would have the others lend what goes back at once.
+            warm.demand = Demand::since(now.steady_ns);
         }
         let resource = Resource::of(ground.global);
         let scarce = match resource {
