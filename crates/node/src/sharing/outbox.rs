@@ -8,7 +8,7 @@
 //! how long it took counts: a link that became slower than the patience for it would otherwise carry
 //! the same for ever, be the slower for it, and confirm nothing in time again.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map::Entry as MapEntry};
 
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::Writer;
@@ -92,6 +92,8 @@ pub(crate) struct Waiting {
     pub(crate) entry: Entry,
     /// The batch that must be on disk before it leaves; 0 for none.
     pub(crate) after_batch: u64,
+    /// Its place among all that was told: of two about the same, the greater is the later.
+    told: u64,
     /// The frames that said so, were given up, and may only be late.
     given_up_in: SmallVec<[u64; 2]>,
 }
@@ -122,6 +124,8 @@ pub(crate) struct Outbox {
     /// Frames that count as lost, each with when it was sent.
     given_up: VecDeque<(u64, u64)>,
     next_number: u64,
+    /// Facts that were told so far.
+    told: u64,
     pub(crate) names: Names,
     /// Bytes and entries sent, since the start.
     pub(crate) bytes: u64,
@@ -131,7 +135,13 @@ pub(crate) struct Outbox {
 impl Outbox {
     /// Puts a fact in line.
     pub(crate) fn tell(&mut self, topic: Topic, entry: Entry, after_batch: u64) {
-        self.waiting.insert(topic, Waiting { entry, after_batch, given_up_in: SmallVec::new() });
+        let fact = self.fact(entry, after_batch);
+        self.waiting.insert(topic, fact);
+    }
+
+    fn fact(&mut self, entry: Entry, after_batch: u64) -> Waiting {
+        self.told += 1;
+        Waiting { entry, after_batch, told: self.told, given_up_in: SmallVec::new() }
     }
 
     /// Puts the settlement of a charge in line, if there is room.
@@ -140,9 +150,8 @@ impl Outbox {
         let has_room = waiting < SETTLE_MAX;
         if has_room {
             // The first word counts, as with the node that made the charge.
-            let entry = Entry::Settle { id, cost };
-            let waiting = Waiting { entry, after_batch: 0, given_up_in: SmallVec::new() };
-            self.waiting.entry(Topic::Settle(id)).or_insert(waiting);
+            let fact = self.fact(Entry::Settle { id, cost }, 0);
+            self.waiting.entry(Topic::Settle(id)).or_insert(fact);
         }
         has_room
     }
@@ -269,7 +278,8 @@ impl Outbox {
         self.given_up.clear();
     }
 
-    /// What a lost frame said, unless something newer waits.
+    /// What a lost frame said, unless something later about the same waits. Frames are given up in any order, and two of
+    /// them may have said something about the same: the later word stays.
     fn again(&mut self, sent: Sent) {
         let Sent { number, at_ns, facts, .. } = sent;
         // As long as one that was given up before may be late.
@@ -277,12 +287,25 @@ impl Outbox {
         for (topic, mut fact) in facts {
             fact.given_up_in.retain(|before| *before >= oldest);
             fact.given_up_in.push(number);
-            self.waiting.entry(topic).or_insert(fact);
+            match self.waiting.entry(topic) {
+                MapEntry::Vacant(free) => drop(free.insert(fact)),
+                MapEntry::Occupied(mut held) if is_rather_said(topic, &fact, held.get()) => drop(held.insert(fact)),
+                MapEntry::Occupied(_) => {}
+            }
         }
         if self.given_up.len() >= GIVEN_UP_MAX {
             self.given_up.pop_front();
         }
         self.given_up.push_back((number, at_ns));
+    }
+}
+
+/// Whether the one is said of two facts about the same.
+const fn is_rather_said(topic: Topic, one: &Waiting, other: &Waiting) -> bool {
+    match topic {
+        // The first word counts, as with the node that made the charge.
+        Topic::Settle(_) => one.told < other.told,
+        _ => other.told < one.told,
     }
 }
 
@@ -383,6 +406,26 @@ mod tests {
         tell_news(&mut outbox, 7);
         outbox.confirmed(&seen(3), 41);
         assert_eq!(outbox.len(), 1);
+    }
+
+    #[test]
+    fn of_two_lost_frames_about_the_same_the_later_word_is_said_again() {
+        let mut outbox = Outbox::default();
+        let tell = |outbox: &mut Outbox, cost| {
+            outbox.tell(Topic::Short((1, CellTag(7))), Entry::Short { id: ShortId::default(), units: cost }, 0);
+            assert!(outbox.settle(9, Some(cost)), "there is room");
+            let header = header(outbox);
+            outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
+        };
+        tell(&mut outbox, 1);
+        tell(&mut outbox, 2);
+        outbox.expire(2);
+        let header = header(&mut outbox);
+        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
+        let said = read(&bytes).expect("a frame").entries;
+        assert!(said.iter().any(|entry| matches!(entry, Entry::Short { units: 2, .. })), "{said:?}");
+        assert!(said.iter().any(|entry| matches!(entry, Entry::Settle { cost: Some(1), .. })), "{said:?}");
+        assert_eq!(said.len(), 3, "each once, and the cell's name");
     }
 
     #[test]
