@@ -1,7 +1,8 @@
 //! A hot window of 200 000 units in a six-node Redis Cluster on this machine: decisions by leases against one call a decision,
-//! through the same client, in one run. `cargo bench -p acequia-store --bench pools`
+//! through the same client, in one run; and how long one call takes. `cargo bench -p acequia-store --bench pools`
 //!
 //! Needs redis-server and redis-cli.
+#![allow(clippy::print_stdout, reason = "its output is what it is for")]
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests")]
 #[path = "../tests/redis/servers.rs"]
@@ -23,7 +24,7 @@ use acequia_rights::pool::{
 };
 use acequia_store::{
     pools::{Answer, At, Pools, RedisPools},
-    redis::{Address, BreakerState, Group, Place, Redis, Settings},
+    redis::{Address, BreakerState, Function, Group, Place, Redis, Settings},
 };
 
 const TOTAL: u64 = 200_000;
@@ -31,6 +32,8 @@ const DEADLINE: Duration = Duration::from_millis(500);
 /// Decisions under way at once, where each is a call.
 const CALLERS: u64 = 64;
 const ROUNDS: u32 = 5;
+/// Calls whose length is measured, of each caller.
+const TIMED: u32 = 5_000;
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -64,6 +67,33 @@ async fn compare() {
     println!("  by leases             {lease:>12.0} decisions/s, {a_trip} decisions a round trip");
     println!("  one call a decision   {call:>12.0} decisions/s, {CALLERS} under way");
     println!("  ratio                 {:>12.1}", lease / call);
+    for callers in [1, 16] {
+        let took = round_trips(&pools, group, callers).await;
+        let at = |percent: usize| took[took.len() * percent / 100];
+        println!("{callers:>3} under way: a call takes p50 {:?}, p99 {:?}", at(50), at(99));
+    }
+}
+
+/// How long calls take that do nothing, in order.
+async fn round_trips(pools: &RedisPools, group: Group, callers: usize) -> Vec<Duration> {
+    let callers = (0..callers).map(|_| {
+        let redis = pools.redis().clone();
+        tokio::spawn(async move {
+            let mut took = Vec::new();
+            for _ in 0..TIMED {
+                let begun = Instant::now();
+                redis.call(group, Function::Identity, &["a key"], &[], DEADLINE).await.expect("an answer");
+                took.push(begun.elapsed());
+            }
+            took
+        })
+    });
+    let mut took = Vec::new();
+    for caller in callers.collect::<Vec<_>>() {
+        took.extend(caller.await.expect("a caller"));
+    }
+    took.sort_unstable();
+    took
 }
 
 fn median(mut of: Vec<f64>) -> f64 {

@@ -207,37 +207,3 @@ async fn closed_breaker(redis: &Redis) {
         let _ = called(redis, group(0), DEADLINE).await;
     }
 }
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "a measurement"]
-async fn round_trips() {
-    let servers = [Server::start(&[])];
-    let redis = opened(scene::shards(&servers)).await;
-    closed_breaker(&redis).await;
-    let mut took = Vec::new();
-    for _ in 0..20_000 {
-        let begun = Instant::now();
-        called(&redis, group(1), DEADLINE).await.expect("an answer");
-        took.push(begun.elapsed());
-    }
-    took.sort_unstable();
-    eprintln!("one at a time: p50 {:?}, p99 {:?}", took[took.len() / 2], took[took.len() * 99 / 100]);
-    let mut calls = JoinSet::new();
-    let begun = Instant::now();
-    for number in 0..16 {
-        let redis = redis.clone();
-        calls.spawn(async move {
-            let mut took = Vec::new();
-            for _ in 0..5_000 {
-                let begun = Instant::now();
-                called(&redis, group(number), DEADLINE).await.expect("an answer");
-                took.push(begun.elapsed());
-            }
-            took
-        });
-    }
-    let mut took: Vec<_> = calls.join_all().await.into_iter().flatten().collect();
-    let rate = took.len() as f64 / begun.elapsed().as_secs_f64();
-    took.sort_unstable();
-    eprintln!("sixteen: p50 {:?}, p99 {:?}, {rate:.0}/s", took[took.len() / 2], took[took.len() * 99 / 100]);
-}
