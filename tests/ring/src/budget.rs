@@ -29,6 +29,12 @@ const CLASSES: [&str; 2] = ["free", "gold"];
 const LEAVES: [&str; 2] = ["30%", "0%"];
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+/// The most keys of a limit: a history has three at most, and some stories need many.
+const KEYS_MAX: usize = 100;
+static VALUES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let more = (3..KEYS_MAX).map(|key| format!("k{key}"));
+    ["x", "y", "z"].map(ToOwned::to_owned).into_iter().chain(more).collect()
+});
 
 /// The numbers of a limit: what an operator raises and lowers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,8 +150,7 @@ impl Measured {
                 roles.iter().map(|role| tagger.all([value.as_bytes(), role.as_bytes()].into_iter())).collect()
             }
         };
-        measured.keys =
-            ["x", "y", "z"][..keys].iter().map(|value| Key { value, cells: cells(value) }).collect();
+        measured.keys = VALUES[..keys].iter().map(|value| Key { value, cells: cells(value) }).collect();
         measured
     }
 

@@ -98,25 +98,34 @@ pub(super) fn a_loan_that_ended_before_new_numbers() -> Option<Finding> {
     found(world)
 }
 
-/// A region joins, has no share yet, and is so far away that all that others lend comes too late. It refuses more loans
-/// at once than may be frozen: all of them come back. (History 10015991.)
+/// A region borrows of many cells, and hears nothing of its givers any more, who hear it and go on renewing. A budget is
+/// lowered, so they freeze some of the loans. Then all end where they are held, which says so until it is confirmed: more
+/// than may be frozen beside those. The rest is frozen when there is room again, or would be renewed for ever, held by
+/// nobody. (As in history 10015991.)
 pub(super) fn more_refusals_than_can_be_told() -> Option<Finding> {
-    let limits =
-        (0..3).map(|place| Measured::new(place, TOKEN, Budget { units: 300, rate: 100 }, 3)).collect();
-    let four = Plan { places: 4, limits, weights: vec![1; 4], ..plan(TOKEN, 300, 100) };
-    let mut world = World::new(four, 1);
-    quiet(&mut world, 2 * S);
-    // Who is down cannot agree that it has one.
-    world.stop(2);
-    world.join(3, 1);
-    quiet(&mut world, S);
-    world.network.weather.way_ns = (TTL_NS, TTL_NS + 200 * MS);
-    for _ in 0..500 {
-        for cell in 0..9 {
-            world.ask(3, (cell / 3, cell % 3), 1);
+    // A bucket that fills soon: who is silent lends at once.
+    let budget = |units| Budget { units, rate: 100 };
+    let keys = [40, 100];
+    let limits = (0..2).map(|place| Measured::new(place, TOKEN, budget(60), keys[place])).collect();
+    let mut world = World::new(Plan { limits, ..plan(TOKEN, 60, 100) }, 1);
+    let ask_for = |world: &mut World, ns: u64| {
+        for _ in 0..ns / (50 * MS) {
+            for (limit, keys) in keys.into_iter().enumerate() {
+                for request in 0..5 * keys {
+                    world.ask(2, (limit, request % keys), 1);
+                }
+            }
+            quiet(world, 50 * MS);
         }
-        quiet(&mut world, 20 * MS);
-    }
+    };
+    quiet(&mut world, 2 * S);
+    ask_for(&mut world, 3 * S);
+    world.network.cut.extend([(0, 2), (1, 2)]);
+    ask_for(&mut world, TTL_NS / 2);
+    world.command("budget", |operator| operator.budgets[0] = Some(budget(6)));
+    ask_for(&mut world, TTL_NS / 2);
+    // While those that were frozen first have not ended.
+    world.network.cut.clear();
     heal(&mut world);
     found(world)
 }

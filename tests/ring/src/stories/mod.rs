@@ -76,6 +76,7 @@ pub const ALL: &[(&str, Story)] = &[
     ("a crash after a refund to a window", charges::a_crash_after_a_refund_to_a_window),
     ("a refund after a rate was higher", charges::a_refund_after_a_rate_was_higher),
     ("leases that are spent at their end", charges::leases_that_are_spent_at_their_end),
+    ("a guess at a cell's numbers", versions::a_guess_at_a_cells_numbers),
 ];
 
 /// Three equal regions with one limit.

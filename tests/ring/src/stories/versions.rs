@@ -2,12 +2,12 @@
 
 use acequia_rights::Mark;
 
-use super::{TOKEN, disks::crash_all, drain_all, found, lend_to, three};
+use super::{TOKEN, disks::crash_all, drain_all, found, lend_to, plan, three};
 use crate::{
-    budget::{Budget, MS, S, Shape},
+    budget::{Budget, MS, Measured, Own, S, Shape},
     heal::{heal, quiet},
     oracle::Finding,
-    world::World,
+    world::{Plan, World},
 };
 
 /// The victim had lent to a survivor that cannot be reached; it spends what it holds, while the authority shares the
@@ -327,6 +327,29 @@ pub(super) fn a_word_that_a_third_passes_on() -> Option<Finding> {
         if progress.as_ref().is_none_or(|progress| progress.effective != wanted) {
             world.oracle.find("settle", format!("region {number} waits for {wanted:?}: {progress:?}"));
             break;
+        }
+    }
+    found(world)
+}
+
+/// Nobody asks for a cell any more when another key gets numbers of its own. These are the least, so each region takes
+/// them for the cell's; then they are raised, and the limit's own are lowered. What was a guess does not make the cell the
+/// other key's: all that a region goes by it may lend. (Histories 2100000725 and 2100001490.)
+pub(super) fn a_guess_at_a_cells_numbers() -> Option<Finding> {
+    let limits = vec![Measured::new(0, TOKEN, Budget { units: 300, rate: 100 }, 2)];
+    let mut world = World::new(Plan { limits, ..plan(TOKEN, 300, 100) }, 1);
+    quiet(&mut world, 2 * S);
+    // So that all have the cell.
+    lend_to(&mut world, 0, 2 * S);
+    for (all, other) in [(300, 3), (3, 300)] {
+        let numbers = |units| Budget { units, rate: 100 };
+        world.command("own numbers", |operator| {
+            operator.budgets[0] = Some(numbers(all));
+            operator.owns[0] = Some(Own { key: 1, budget: numbers(other), until_ns: None });
+        });
+        for _ in 0..20 {
+            quiet(&mut world, 50 * MS);
+            world.weigh(0, 0);
         }
     }
     found(world)
