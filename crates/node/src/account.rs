@@ -8,7 +8,9 @@
 //! held and what is lent. It changes only here, always with the debt that goes along
 //! ([`acequia_rights::loan`]).
 
-use acequia_limits::{Algorithm, Now, Part, Verdict, algorithm::State};
+mod lease;
+
+use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, UNITS_MAX, Verdict, algorithm::State};
 use acequia_rights::{
     Beats, Book, Change, Expired, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers,
     Writer,
@@ -19,6 +21,7 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+pub(crate) use self::lease::{Kept as KeptOfPool, Taken};
 use crate::{kept::Pledge, local::Local};
 
 /// What a cell's account is kept by: the limit's numbers for its cell, whole and local.
@@ -58,6 +61,8 @@ pub(crate) struct Account {
     book: Book,
     /// Rights that moved in windows, where there are windows.
     windows: Option<Box<Windows>>,
+    /// What is held of the region's pool, where there is one and no window has edges.
+    lease: Option<Box<lease::Lease>>,
     /// Units that the others were heard to have used of the cell, in the window that is open.
     elsewhere: u64,
     /// Units that callers may spend until their leases end. Always of the own part: see `lease`.
@@ -92,10 +97,21 @@ pub(crate) struct Account {
 struct Windows {
     open: Transfers,
     next: Transfers,
+    /// What was taken from the region's pools of the window that is open, and of the one that follows.
+    taken: SmallVec<[Taken; 2]>,
+}
+
+impl Windows {
+    /// What may be used in a window, of a standing part of so many units.
+    fn limit(&self, transfers: &Transfers, end_ns: u64, standing_units: u64) -> u64 {
+        let taken = self.taken.iter().filter(|taken| taken.end_ns == end_ns).map(Taken::units);
+        taken.fold(transfers.limit(standing_units), u64::saturating_add)
+    }
 }
 
 /// What a cell without windows says of them.
-static NO_WINDOWS: Windows = Windows { open: Transfers::none(), next: Transfers::none() };
+static NO_WINDOWS: Windows =
+    Windows { open: Transfers::none(), next: Transfers::none(), taken: SmallVec::new_const() };
 
 /// A loan that ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +147,7 @@ impl Account {
         let mut account = Self::with_book(ground, book);
         for transfers in &pledge.transfers {
             let transfers = if forgotten { transfers.without_received() } else { transfers.clone() };
-            let Windows { open, next } = account.windows_mut();
+            let Windows { open, next, .. } = account.windows_mut();
             if open.end_ns == 0 || transfers.end_ns < open.end_ns {
                 *next = std::mem::replace(open, transfers);
             } else {
@@ -150,6 +166,7 @@ impl Account {
             standing,
             book,
             windows: None,
+            lease: None,
             elsewhere: 0,
             leased: 0,
             due_ns: u64::MAX,
@@ -301,8 +318,18 @@ impl Account {
     pub(crate) fn effective(&self) -> Part {
         match &self.algorithm {
             Algorithm::FixedWindow(_) if self.went_back => Part::default(),
-            Algorithm::FixedWindow(_) => Part { rate: 0, units: self.open().limit(self.standing.units) },
-            _ => self.book.effective(self.standing),
+            Algorithm::FixedWindow(_) => {
+                let windows = self.windows();
+                let units = windows.limit(&windows.open, windows.open.end_ns, self.standing.units);
+                Part { rate: 0, units: units.min(UNITS_MAX) }
+            }
+            _ => {
+                let (own, pooled) = (self.book.effective(self.standing), self.pooled());
+                Part {
+                    rate: own.rate.saturating_add(pooled.rate).min(RATE_PARTS),
+                    units: own.units.saturating_add(pooled.units).min(UNITS_MAX),
+                }
+            }
         }
     }
 
@@ -338,6 +365,8 @@ impl Account {
         self.book.is_empty(now.steady_ns)
             && self.open().is_empty()
             && self.next().is_empty()
+            && self.taken().is_empty()
+            && self.pooled() == Part::default()
             && !self.unwritten
     }
 
@@ -351,7 +380,8 @@ impl Account {
         sessions: &impl Sessions,
     ) -> bool {
         let mut changed = self.end_loans(words, ground, (0, now), sessions);
-        self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX);
+        changed |= self.end_lease(words, ground, now);
+        self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX).min(self.pooled_until_ns());
         if now.wall_ns >= self.over_ns || now.wall_ns < self.rolled_ns {
             changed |= self.roll(words, ground, now);
         }
@@ -415,7 +445,8 @@ impl Account {
             self.hope_anew();
             self.elsewhere = 0;
             self.unwritten |= !self.open().given().is_empty();
-            let Windows { open, next } = self.windows_mut();
+            let Windows { open, next, taken } = self.windows_mut();
+            taken.retain(|taken| taken.end_ns >= end_ns);
             *open = if next.end_ns == end_ns { std::mem::take(next) } else { Transfers::new(end_ns) };
             if next.end_ns <= end_ns {
                 *next = Transfers::default();
@@ -445,10 +476,10 @@ impl Account {
         let part = self.effective();
         self.algorithm = ground.local.with(ground.global, part);
         if let Algorithm::FixedWindow(window) = &mut self.algorithm {
-            let Windows { open, next } = self.windows.as_deref().unwrap_or(&NO_WINDOWS);
-            let follows = next.end_ns == window.end_after(open.end_ns, ground.salt);
-            let came = if follows { next.limit(self.standing.units) } else { self.standing.units };
-            window.next_limit = came;
+            let windows = self.windows.as_deref().unwrap_or(&NO_WINDOWS);
+            let end_ns = window.end_after(windows.open.end_ns, ground.salt);
+            let transfers = if windows.next.end_ns == end_ns { &windows.next } else { &NO_WINDOWS.next };
+            window.next_limit = windows.limit(transfers, end_ns, self.standing.units);
         }
     }
 

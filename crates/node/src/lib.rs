@@ -28,6 +28,7 @@ mod index;
 mod inspect;
 pub mod journal;
 mod kept;
+pub mod leases;
 mod local;
 mod patience;
 mod preference;
@@ -57,6 +58,7 @@ use crate::{
     charges::Charges,
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
     kept::Pledge,
+    leases::Leases,
     patience::Elsewhere,
     shard::{Cells, HeapCells, NewCell, Shard},
     sharing::{Carried, CellKey, Memory, Sharing},
@@ -135,8 +137,10 @@ pub struct Node {
     correction_ns: AtomicI64,
     /// What a wall that moves as the steady clock does reads. Nothing where nobody compares them.
     carried: Carried,
-    /// What other regions may have.
+    /// What other regions, or the region's pools, may have.
     elsewhere: Elsewhere,
+    /// The dealings with the region's pools. Locked before everything else.
+    leases: Option<Mutex<Leases>>,
     /// What was charged under a name. Locked before any shard.
     charges: Charges,
     /// What soft limits have to tell. Locked after any shard.
@@ -238,6 +242,7 @@ impl Node {
             correction_ns: AtomicI64::new(0),
             carried: Carried::default(),
             elsewhere: Elsewhere::default(),
+            leases: None,
             charges: Charges::new(keep),
             warnings: Mutex::default(),
             config,

@@ -6,8 +6,39 @@
 
 use std::sync::Arc;
 
-use acequia_limits::{Algorithm, Part, window::Edges};
+use acequia_limits::{Algorithm, Part, RATE_PARTS, window::Edges};
 use acequia_rights::{Region, Split};
+
+/// How the nodes of a region share a limit: each has a guard share, all alike, and the rest is in the cell's pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Guard {
+    /// Nodes, at least 1.
+    pub(crate) nodes: u64,
+    /// Of a limit, what all of them have together, in percent: at most 100.
+    pub(crate) percent: u64,
+}
+
+impl Guard {
+    /// What each node has of so many units, rounded down: of a few it has none, and all are in the pool.
+    fn units(self, total: u64) -> u64 {
+        // At most the total.
+        (u128::from(total) * u128::from(self.percent) / 100 / u128::from(self.nodes)) as u64
+    }
+
+    /// What each node has of a rate, in parts.
+    fn rate(self) -> u32 {
+        // At most the whole.
+        (u64::from(RATE_PARTS) * self.percent / 100 / self.nodes) as u32
+    }
+
+    /// What is in the pool.
+    fn pool(self, total: u64, has_rate: bool) -> Part {
+        let rate = u64::from(RATE_PARTS) - u64::from(self.rate()) * self.nodes;
+        // At most the whole.
+        let rate = if has_rate { rate as u32 } else { 0 };
+        Part { rate, units: total - self.units(total) * self.nodes }
+    }
+}
 
 /// What makes a region's numbers out of a limit's.
 #[derive(Clone, Debug)]
@@ -16,6 +47,8 @@ pub(crate) struct Shares {
     pub(crate) region: Region,
     /// The splits in force, of which the least counts; none: the region owns nothing.
     pub(crate) terms: Vec<Arc<Split>>,
+    /// How nodes share them, where they do.
+    pub(crate) guard: Option<Guard>,
     /// How far steady clocks may drift, in parts per million: rates are slowed by as much.
     pub(crate) drift_ppm: u32,
     /// How far wall clocks may differ, in nanoseconds.
@@ -45,7 +78,7 @@ impl Shares {
     /// back, so while the margin is the same no clock is in such a window.
     fn is_same(&self, others: &Self) -> bool {
         let same = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
-        self.region == others.region
+        (self.region, self.guard) == (others.region, others.guard)
             && (self.drift_ppm, self.margin_ns) == (others.drift_ppm, others.margin_ns)
             && self.terms.len() == others.terms.len()
             && self.terms.iter().zip(&others.terms).all(same)
@@ -72,13 +105,18 @@ impl Local {
     /// A region's numbers.
     pub(crate) fn shared(algorithm: &Algorithm, shares: &Arc<Shares>) -> Self {
         let total = algorithm.budget();
-        let rate = match algorithm.has_rate() {
-            true => shares.terms.iter().map(|split| split.rate(shares.region)).min().unwrap_or(0),
-            false => 0,
+        let rate = match (algorithm.has_rate(), shares.guard) {
+            (false, _) => 0,
+            (true, Some(guard)) => guard.rate(),
+            (true, None) => shares.terms.iter().map(|split| split.rate(shares.region)).min().unwrap_or(0),
         };
-        let mut all: Vec<u64> =
-            shares.terms.iter().flat_map(|split| split.distinct(shares.region, total)).collect();
-        all.push(0);
+        let mut all: Vec<u64> = match shares.guard {
+            Some(guard) => vec![guard.units(total)],
+            None => {
+                let of_each = shares.terms.iter().flat_map(|split| split.distinct(shares.region, total));
+                of_each.chain([0]).collect()
+            }
+        };
         all.sort_unstable();
         all.dedup();
         let made = |units: u64| {
@@ -113,7 +151,13 @@ impl Local {
     /// Whether the region has nothing, by a distribution that counts: what others gave to it they gave to an
     /// earlier incarnation.
     pub(crate) fn owns_nothing(&self) -> bool {
-        self.shares.as_ref().is_some_and(|shares| shares.terms.is_empty())
+        self.shares.as_ref().is_some_and(|shares| shares.terms.is_empty() && shares.guard.is_none())
+    }
+
+    /// What of a cell is in its pool; nothing where there are none.
+    pub(crate) fn pool(&self, global: &Algorithm) -> Option<Part> {
+        let guard = self.shares.as_ref()?.guard?;
+        Some(guard.pool(global.budget(), global.has_rate()))
     }
 
     /// The numbers of a cell.
@@ -184,8 +228,9 @@ impl Local {
     }
 
     fn units(&self, salt: u32) -> u64 {
-        match &self.shares {
+        match self.shares.as_deref() {
             None => self.total,
+            Some(Shares { guard: Some(guard), .. }) => guard.units(self.total),
             Some(shares) => {
                 let terms = shares.terms.iter();
                 terms.map(|split| split.units(shares.region, self.total, salt)).min().unwrap_or(0)

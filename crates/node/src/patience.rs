@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use acequia_limits::{Charge, limit::WAIT_NS_MAX};
 
-use crate::{Answer, Catalogue, Node, Outcome, account::Hope};
+use crate::{Answer, Catalogue, Node, Outcome, account::Hope, leases::WAIT_NS};
 
 /// What both ends take to look, and the other one's disk, beside the way there and back.
 const LOOKS_NS: u64 = 50_000_000;
@@ -28,9 +28,22 @@ pub(crate) struct Elsewhere {
     met_ns: AtomicU64,
     /// How often units came.
     news: AtomicU64,
+    /// Whether it is the region's pools that may have units.
+    is_pools: bool,
 }
 
 impl Elsewhere {
+    /// Of the pools of a region.
+    pub(crate) fn of_pools() -> Self {
+        Self { is_pools: true, ..Self::default() }
+    }
+
+    /// Whether the region's pools answer.
+    pub(crate) fn see_pools(&self, do_answer: bool, now_ns: u64) {
+        let met = do_answer && self.round_ns.load(Ordering::Relaxed) == 0;
+        self.see(1, do_answer.then_some(1), met.then_some(now_ns));
+    }
+
     pub(crate) fn see(&self, regions: usize, round_ns: Option<u64>, met_ns: Option<u64>) {
         self.regions.store(regions as u64, Ordering::Relaxed);
         self.round_ns.store(round_ns.map_or(0, |ns| ns.max(1)), Ordering::Relaxed);
@@ -43,6 +56,7 @@ impl Elsewhere {
     pub(crate) fn hope(&self) -> Hope {
         let lasts_ns = match self.round_ns.load(Ordering::Relaxed) {
             0 => 0,
+            _ if self.is_pools => WAIT_NS,
             round_ns => round_ns.saturating_mul(2).saturating_add(LOOKS_NS),
         };
         Hope { lasts_ns, met_ns: self.met_ns.load(Ordering::Relaxed) }
@@ -72,6 +86,7 @@ impl Node {
                 let wait_ns = match of.sharing.wait_ns {
                     Some(wait_ns) => wait_ns,
                     // One round trip, as long as it may well take.
+                    None if self.elsewhere.is_pools => WAIT_NS,
                     None if limit.budget < regions => round_ns + round_ns / 4 + LOOKS_NS,
                     None => 0,
                 };

@@ -383,7 +383,8 @@ impl Node {
     /// share of an earlier version. So of a window nothing at all is left.
     pub(crate) fn spent(&self, algorithm: &Algorithm, then: Now, salt: Option<u32>) -> State {
         let all = match algorithm {
-            _ if !self.is_shared() || broken(Broken::SpentAsOfNow) => None,
+            // What an earlier process took from a pool counts as spent there.
+            _ if self.sharing.is_none() || broken(Broken::SpentAsOfNow) => None,
             Algorithm::FixedWindow(window) => Some(Algorithm::FixedWindow(FixedWindow {
                 limit: UNITS_MAX,
                 next_limit: UNITS_MAX,
@@ -463,7 +464,7 @@ impl Node {
         std::mem::take(&mut *lock(&self.found))
     }
 
-    fn take_calls(&self) -> Vec<CellKey> {
+    pub(crate) fn take_calls(&self) -> Vec<CellKey> {
         if !self.calls.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
@@ -510,10 +511,10 @@ impl Node {
         ASK_AGAIN_NS
     }
 
-    /// Whether limits are shared with other regions.
+    /// Whether limits are shared with other regions, or other nodes of this one.
     #[inline]
     pub(crate) const fn is_shared(&self) -> bool {
-        self.sharing.is_some()
+        self.sharing.is_some() || self.leases.is_some()
     }
 }
 

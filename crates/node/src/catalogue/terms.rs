@@ -8,13 +8,15 @@ use acequia_rights::{
     versions::{Kind, Until},
 };
 
-use crate::asker::spent_for_ns;
+use crate::{asker::spent_for_ns, local::Guard};
 
 /// How a region shares its limits: the splits of which the least counts, and until when.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     pub(crate) region: Region,
     pub(crate) terms: Vec<Term>,
+    /// How the nodes of the region share limits, where they do; there are no terms then.
+    pub(crate) guard: Option<Guard>,
     pub(crate) drift_ppm: u32,
     pub(crate) margin_ns: u64,
     /// Windows that ended by this time were left under an earlier margin: wall clock, nanoseconds.
@@ -34,7 +36,15 @@ pub(crate) struct Term {
 impl Terms {
     /// Nothing is owned.
     pub(crate) const fn none(region: Region) -> Self {
-        Self { region, terms: Vec::new(), drift_ppm: 0, margin_ns: 0, left_ns: 0, least_rate: RATE_PARTS }
+        Self {
+            region,
+            terms: Vec::new(),
+            guard: None,
+            drift_ppm: 0,
+            margin_ns: 0,
+            left_ns: 0,
+            least_rate: RATE_PARTS,
+        }
     }
 
     /// Whether a distribution still counts for a limit.

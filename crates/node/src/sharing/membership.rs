@@ -387,7 +387,7 @@ impl Sharing {
             .collect();
         let least_rate = chain.iter().filter_map(|term| term.split.as_ref()).map(Split::least_rate).min();
         let (left_ns, least_rate) = (self.left_ns, least_rate.unwrap_or(1));
-        Terms { region: me.region, terms, drift_ppm, margin_ns, left_ns, least_rate }
+        Terms { region: me.region, terms, guard: None, drift_ppm, margin_ns, left_ns, least_rate }
     }
 
     fn margin_ns(&self) -> u64 {

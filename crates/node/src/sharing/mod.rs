@@ -44,8 +44,11 @@ use self::{
 };
 use crate::Node;
 
+pub(crate) use cell::look_after;
+pub(crate) use demand::Demand;
 pub use membership::{AdoptFault, Membership, Standing, limits_from_bytes, limits_to_bytes};
 pub(crate) use outbox::CellKey;
+pub(crate) use policy::units_in;
 pub(crate) use timekeeper::{Carried, Timekeeper};
 
 /// How long a loan lasts after the heartbeat that it is dated from, unless a config says otherwise.

@@ -289,7 +289,9 @@ impl Outbox {
             fact.given_up_in.push(number);
             match self.waiting.entry(topic) {
                 MapEntry::Vacant(free) => drop(free.insert(fact)),
-                MapEntry::Occupied(mut held) if is_rather_said(topic, &fact, held.get()) => drop(held.insert(fact)),
+                MapEntry::Occupied(mut held) if is_rather_said(topic, &fact, held.get()) => {
+                    drop(held.insert(fact))
+                }
                 MapEntry::Occupied(_) => {}
             }
         }
@@ -412,7 +414,11 @@ mod tests {
     fn of_two_lost_frames_about_the_same_the_later_word_is_said_again() {
         let mut outbox = Outbox::default();
         let tell = |outbox: &mut Outbox, cost| {
-            outbox.tell(Topic::Short((1, CellTag(7))), Entry::Short { id: ShortId::default(), units: cost }, 0);
+            outbox.tell(
+                Topic::Short((1, CellTag(7))),
+                Entry::Short { id: ShortId::default(), units: cost },
+                0,
+            );
             assert!(outbox.settle(9, Some(cost)), "there is room");
             let header = header(outbox);
             outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));

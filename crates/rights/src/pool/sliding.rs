@@ -172,6 +172,11 @@ impl Purse {
         if now_ns < self.end_ns { self.units } else { 0 }
     }
 
+    /// When it ends, unless a call is answered before: steady clock.
+    pub const fn end_ns(&self) -> u64 {
+        self.end_ns
+    }
+
     /// Before a call: so many units that were not used in the last window go back. Returns the number of the call, and the units
     /// that are kept.
     pub fn ask(&mut self, unused: u64, now_ns: u64) -> (u64, u64) {

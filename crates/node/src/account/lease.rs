@@ -1,0 +1,220 @@
+//! What a cell holds of its region's pool ([`acequia_rights::pool`]): how it changes what the cell has.
+//!
+//! Of a bucket and of a sliding window it is a part with an end. Of a window with edges it is units, counted from the window's
+//! beginning by numbers that only grow. What is held is lowered before a call says so, and raised by its answer.
+
+use acequia_limits::{Algorithm, Now, Part};
+use acequia_rights::{
+    Change,
+    pool::{bucket, sliding},
+};
+
+use super::{Account, Ground};
+
+/// A part with an end.
+#[derive(Debug)]
+pub(super) enum Lease {
+    Bucket(bucket::Purse),
+    Sliding(sliding::Purse),
+}
+
+/// What was taken from the pool of one window, and what of it went back, in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// The window, by its end on the wall clock.
+    pub(crate) end_ns: u64,
+    pub(crate) taken: u64,
+    pub(crate) returned: u64,
+}
+
+impl Taken {
+    /// What may be spent of it.
+    pub(super) const fn units(&self) -> u64 {
+        self.taken - self.returned
+    }
+}
+
+/// What a call is about to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// The purse's number of the call.
+    pub(crate) number: u64,
+    /// What the cell keeps of the pool.
+    pub(crate) part: Part,
+    /// Of the units that it does not keep, those that were not spent.
+    pub(crate) unspent: u64,
+}
+
+impl Lease {
+    pub(super) const fn part(&self) -> Part {
+        match self {
+            Self::Bucket(purse) => purse.part(),
+            // Its end is settled by whoever asks what the cell has.
+            Self::Sliding(purse) => Part { rate: 0, units: purse.units(0) },
+        }
+    }
+
+    /// When it ends: steady clock.
+    fn end_ns(&self) -> u64 {
+        match self {
+            Self::Bucket(purse) => purse.end_ns(),
+            Self::Sliding(purse) => purse.end_ns(),
+        }
+    }
+}
+
+impl Account {
+    /// What the cell holds of its pool, of a bucket or a sliding window.
+    pub(crate) fn pooled(&self) -> Part {
+        self.lease.as_ref().map_or_else(Part::default, |lease| lease.part())
+    }
+
+    /// When that ends, unless it is renewed: steady clock.
+    pub(super) fn pooled_until_ns(&self) -> u64 {
+        match &self.lease {
+            Some(lease) if lease.part() != Part::default() => lease.end_ns(),
+            _ => u64::MAX,
+        }
+    }
+
+    /// What was taken from the pools of windows that may be open, or follow.
+    pub(crate) fn taken(&self) -> &[Taken] {
+        &self.windows().taken
+    }
+
+    /// The same, of one window.
+    pub(crate) fn taken_of(&self, end_ns: u64) -> Taken {
+        let known = self.taken().iter().find(|taken| taken.end_ns == end_ns);
+        known.copied().unwrap_or(Taken { end_ns, ..Taken::default() })
+    }
+
+    /// Ends what is over, at its instant.
+    pub(super) fn end_lease(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, now: Now) -> bool {
+        if self.pooled_until_ns() > now.steady_ns {
+            return false;
+        }
+        let at = Now { steady_ns: self.pooled_until_ns(), ..now };
+        let change = match self.lease.as_deref_mut() {
+            Some(Lease::Bucket(purse)) => purse.settle(now.steady_ns),
+            Some(Lease::Sliding(purse)) => {
+                *purse = sliding::Purse::default();
+                Some(Change::default())
+            }
+            None => None,
+        };
+        change.map(|change| self.apply(words, ground, change, at)).is_some()
+    }
+
+    /// Before a call: keeps at most so much, and gives the rest back. Nothing where the algorithm has windows with edges.
+    pub(crate) fn ask_pool(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        keeps: Part,
+        now: Now,
+    ) -> Option<Kept> {
+        let available = self.unleased(words, now, ground.salt);
+        let lease = match ground.global {
+            Algorithm::FixedWindow(_) => return None,
+            Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => {
+                self.lease.get_or_insert_with(|| Box::new(Lease::Bucket(bucket::Purse::default())))
+            }
+            Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_) | Algorithm::SlidingApproximate(_) => {
+                self.lease.get_or_insert_with(|| Box::new(Lease::Sliding(sliding::Purse::default())))
+            }
+        };
+        let held = lease.part();
+        let back = held.units.saturating_sub(keeps.units).min(match **lease {
+            Lease::Bucket(_) => u64::MAX,
+            // What was used in the last window cannot be given back.
+            Lease::Sliding(_) => available,
+        });
+        let unspent = back.min(available);
+        let keeps = Part { rate: keeps.rate.min(held.rate), units: held.units - back };
+        let (number, change) = match &mut **lease {
+            Lease::Bucket(purse) => purse.ask(keeps, unspent, now.steady_ns),
+            Lease::Sliding(purse) => (purse.ask(back, now.steady_ns).0, Change::default()),
+        };
+        if keeps != held {
+            self.apply(words, ground, change, now);
+        }
+        Some(Kept { number, part: keeps, unspent })
+    }
+
+    /// The answer to a call of a bucket. Gives what came; nothing if it does not count.
+    pub(crate) fn exchanged(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (number, answer): (u64, &bucket::Exchanged),
+        times: (u64, u64),
+        now: Now,
+    ) -> Option<u64> {
+        let before = self.pooled();
+        let Some(Lease::Bucket(purse)) = self.lease.as_deref_mut() else { return None };
+        let change = purse.answer(number, answer, times, now.steady_ns)?;
+        let units = purse.part().units.saturating_sub(before.units);
+        let gained = units.saturating_sub(change.owe);
+        if self.pooled() != before {
+            self.apply(words, ground, change, now);
+        }
+        self.due_ns = self.due_ns.min(self.pooled_until_ns());
+        Some(gained)
+    }
+
+    /// The answer to a call of a sliding window. Gives the units that came; nothing if it does not count.
+    pub(crate) fn slid(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (number, units): (u64, u64),
+        ttl_ns: u64,
+        now: Now,
+    ) -> Option<u64> {
+        let before = self.pooled();
+        let Some(Lease::Sliding(purse)) = self.lease.as_deref_mut() else { return None };
+        if !purse.answer(number, units, ttl_ns, now.steady_ns) {
+            return None;
+        }
+        let gained = self.pooled().units.saturating_sub(before.units);
+        if gained > 0 {
+            self.apply(words, ground, Change::default(), now);
+        }
+        self.due_ns = self.due_ns.min(self.pooled_until_ns());
+        Some(gained)
+    }
+
+    /// The answer to a call of a window: what was taken of it, in all. Gives the units that came.
+    pub(crate) fn took(&mut self, ground: &Ground<'_>, end_ns: u64, taken: u64) -> u64 {
+        if end_ns < self.window() {
+            return 0;
+        }
+        let known = self.taken_of(end_ns);
+        self.set_taken(Taken { taken: taken.max(known.taken), ..known });
+        self.rebuild(ground);
+        taken.saturating_sub(known.taken)
+    }
+
+    /// Before a call: gives units of a window back, of those that are `available`. Gives how many.
+    pub(crate) fn return_to_pool(
+        &mut self,
+        ground: &Ground<'_>,
+        end_ns: u64,
+        units: u64,
+        available: u64,
+    ) -> u64 {
+        let known = self.taken_of(end_ns);
+        let units = units.min(known.units()).min(available);
+        if units > 0 {
+            self.set_taken(Taken { returned: known.returned + units, ..known });
+            self.rebuild(ground);
+        }
+        units
+    }
+
+    fn set_taken(&mut self, taken: Taken) {
+        let all = &mut self.windows_mut().taken;
+        all.retain(|known| known.end_ns != taken.end_ns);
+        all.push(taken);
+    }
+}

@@ -1,0 +1,308 @@
+//! How much of its pool a cell wants: as much as demand says that it will use, before it runs out.
+//!
+//! Nothing here is a matter of safety: pools grant what they have, whatever they are asked.
+
+use acequia_limits::{Now, Part, RATE_PARTS};
+use acequia_rights::pool::Generation;
+use smallvec::SmallVec;
+
+use crate::{
+    account::{Offered, Taken},
+    sharing::{Demand, look_after, units_in},
+};
+
+/// What is held when a pool cannot be reached lasts so long, where there is enough of it: demand is met beforehand for so long.
+const AHEAD_NS: u64 = 70_000_000_000;
+/// Demand is met for so long, at least, by what is held when the next call is made.
+const SOON_NS: u64 = 60_000_000;
+/// A cell that nobody asked for, for so long, gives everything back.
+const IDLE_NS: u64 = 10_000_000_000;
+/// What is not used for so long goes back.
+const SPARE_NS: u64 = 1_000_000_000;
+/// What has an end is renewed so often.
+const RENEW_NS: u64 = 5_000_000_000;
+/// A pool that had nothing is asked again after so long, and twice as long each time, up to the second.
+const VAIN_NS: u64 = 4_000_000;
+const VAIN_NS_MAX: u64 = 500_000_000;
+/// A pool that has little left is asked no more often.
+const LITTLE_NS: u64 = 15_000_000;
+/// What is wanted for later, and not soon, is asked for no more often.
+const LATER_NS: u64 = 1_000_000_000;
+
+/// A cell that takes from its pool.
+#[derive(Debug)]
+pub(super) struct Leased {
+    pub(super) demand: Demand,
+    /// The call that is under way.
+    pub(super) pending: Option<u64>,
+    /// The next look, and the last: steady clock.
+    pub(super) due_ns: u64,
+    pub(super) looked_ns: u64,
+    /// When it was last asked for.
+    busy_ns: u64,
+    /// When more was last wanted than there was.
+    tight_ns: u64,
+    /// When the pool was last called with success.
+    pub(super) renewed_ns: u64,
+    /// No more is asked for before this time, and how often that brought nothing, in a row.
+    pub(super) quiet_until_ns: u64,
+    in_vain: u32,
+    /// Units that came last.
+    pub(super) chunk: u64,
+    /// Units that the pool had left, when it last said so.
+    pub(super) left: Option<u64>,
+    /// The part of the rate that is this node's, if every node's is in proportion to what it would like.
+    pub(super) fair: Option<u32>,
+    /// The window that is open.
+    window: u64,
+    /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
+    told: SmallVec<[(u64, Generation); 2]>,
+}
+
+/// What a cell has, and what was asked of it since the last look.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) offered: Offered,
+    pub(super) available: u64,
+    pub(super) standing: Part,
+    /// What its pool has in all.
+    pub(super) pool: Part,
+    /// The whole limit's units: no request can have more.
+    pub(super) budget: u64,
+    pub(super) nodes: u64,
+}
+
+/// What it wants of a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stock {
+    pub(super) wanted: u64,
+    pub(super) needed: u64,
+    pub(super) returns: u64,
+}
+
+/// What it wants of a bucket or a sliding window: to keep so much of what it holds, and to have so much more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Flow {
+    pub(super) keeps: Part,
+    pub(super) wanted: Part,
+    pub(super) needed: u64,
+}
+
+impl Leased {
+    pub(super) fn new(now_ns: u64) -> Self {
+        Self {
+            demand: Demand::since(now_ns),
+            pending: None,
+            due_ns: now_ns,
+            looked_ns: 0,
+            busy_ns: now_ns,
+            tight_ns: now_ns,
+            renewed_ns: 0,
+            quiet_until_ns: 0,
+            in_vain: 0,
+            chunk: 0,
+            left: None,
+            fair: None,
+            window: 0,
+            told: SmallVec::new(),
+        }
+    }
+
+    /// The pool knows what is held, in a generation.
+    pub(super) fn tell(&mut self, end_ns: u64, generation: Generation) {
+        self.told.retain(|(window, _)| *window != end_ns && *window >= self.window);
+        self.told.push((end_ns, generation));
+    }
+
+    pub(super) fn was_told(&self, end_ns: u64, generation: Generation) -> bool {
+        self.told.contains(&(end_ns, generation))
+    }
+
+    /// Takes in what was asked for.
+    pub(super) fn observe(&mut self, seen: &Seen, now: Now) {
+        let Offered { units, events, .. } = seen.offered;
+        // What no cell could ever give is not asked for.
+        let most = events.saturating_mul(seen.budget);
+        self.demand.observe(units.min(most), events, now.steady_ns);
+        self.looked_ns = now.steady_ns;
+        if events > 0 {
+            self.busy_ns = now.steady_ns;
+        } else if self.is_idle(now) && self.demand.units_milli() > 0 {
+            self.demand = Demand::since(now.steady_ns);
+        }
+    }
+
+    /// Whether nobody has asked for it for long.
+    pub(super) fn is_idle(&self, now: Now) -> bool {
+        now.steady_ns.saturating_sub(self.busy_ns) > IDLE_NS
+    }
+
+    /// When to look again, of what has no end.
+    pub(super) fn look_after(&self) -> u64 {
+        look_after(self.demand.events_milli(), self.in_vain == 0 && self.demand.events_milli() > 0)
+    }
+
+    /// Less than this left calls for a look.
+    pub(super) fn low_water(&self) -> u64 {
+        self.soon().max(self.chunk / 2)
+    }
+
+    /// The answer to a call that wanted more came, and brought so many units.
+    pub(super) fn came(&mut self, units: u64, wanted: bool, now_ns: u64) {
+        if units > 0 {
+            let is_little = units < self.soon() / 4;
+            let quiet_until_ns = if is_little { now_ns + LITTLE_NS } else { 0 };
+            (self.chunk, self.in_vain, self.quiet_until_ns) = (units, 0, quiet_until_ns);
+        } else if wanted {
+            self.quiet_until_ns = now_ns + (VAIN_NS << self.in_vain.min(8)).min(VAIN_NS_MAX);
+            self.in_vain = self.in_vain.saturating_add(1);
+        }
+    }
+
+    /// Nobody answered, or not what was asked.
+    pub(super) fn missed(&mut self, now_ns: u64) {
+        self.came(0, true, now_ns);
+    }
+
+    /// A window that has so much time left.
+    pub(super) fn window(
+        &mut self,
+        seen: &Seen,
+        (taken, time_left_ns): (&Taken, u64),
+        now: Now,
+    ) -> Option<Stock> {
+        if self.window < taken.end_ns {
+            (self.window, self.in_vain, self.quiet_until_ns, self.chunk) = (taken.end_ns, 0, 0, 0);
+            self.left = None;
+        }
+        // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
+        let most = self.left.unwrap_or(seen.pool.units) / seen.nodes;
+        let ahead = self.wanted_in(time_left_ns.min(AHEAD_NS)).min(most.max(self.soon()));
+        let needed = self.needed(seen);
+        if ahead > seen.available || needed > 0 {
+            self.tight_ns = now.steady_ns;
+        }
+        // The pool gives a part of what it has: little by little, so that no node has what others need.
+        let is_low = needed > 0 || seen.available < ahead / 2 || self.is_later(seen.available, ahead, now);
+        if is_low && now.steady_ns >= self.quiet_until_ns {
+            let wanted = ahead.saturating_sub(seen.available).max(needed);
+            return Some(Stock { wanted, needed, returns: 0 });
+        }
+        let held = taken.taken - taken.returned;
+        let spare = seen.available.saturating_sub(ahead + ahead / 2).min(held);
+        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > SPARE_NS;
+        (is_spare && spare > held / 8).then_some(Stock { returns: spare, ..Stock::default() })
+    }
+
+    /// The window that follows, before it opens: a pool that cannot be reached then shall not be missed.
+    pub(super) fn next_window(&self, seen: &Seen, taken: &Taken, now: Now) -> Option<Stock> {
+        let ahead = self.wanted_in(AHEAD_NS).min(seen.pool.units / seen.nodes / 2);
+        let held = taken.taken - taken.returned;
+        let is_low = ahead > 1 && self.is_later(held, ahead, now) && now.steady_ns >= self.quiet_until_ns;
+        is_low.then(|| Stock { wanted: ahead - held, ..Stock::default() })
+    }
+
+    /// A bucket, of which so much is held. The whole limit gives `rate_milli` units a second, in thousandths.
+    pub(super) fn bucket(&mut self, seen: &Seen, held: Part, rate_milli: u64, now: Now) -> Option<Flow> {
+        let liked = self.liked_rate(seen, rate_milli);
+        let rate = self.fair.map_or(liked, |fair| liked.min(fair));
+        let along = along(seen.pool, rate);
+        let needed = self.needed(seen);
+        let has = held.units + seen.standing.units;
+        let is_low = self.demand.events_milli() > 0 && seen.available < (has / 4).min(self.soon().max(1));
+        if needed > 0 || is_low {
+            self.tight_ns = now.steady_ns;
+        }
+        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > SPARE_NS;
+        let mut flow = Flow { keeps: held, ..Flow::default() };
+        if self.is_idle(now) {
+            flow.keeps = Part::default();
+        } else {
+            // A little to and fro is not worth a call.
+            if held.rate > rate + rate / 8 {
+                flow.keeps.rate = rate;
+            }
+            if is_spare && held.units > along + along / 2 + 1 {
+                flow.keeps.units = along.max(held.units.saturating_sub(seen.available));
+            }
+            flow.wanted.rate = liked.saturating_sub(flow.keeps.rate);
+            flow.wanted.units = along.saturating_sub(flow.keeps.units);
+            if (needed > 0 || is_low) && now.steady_ns >= self.quiet_until_ns {
+                flow.needed = needed.max(1);
+                flow.wanted.units = flow.wanted.units.max(has).max(flow.needed);
+            }
+        }
+        let grows = rate > held.rate + held.rate / 8 || flow.wanted.units > 0;
+        let is_changed = (grows && now.steady_ns >= self.quiet_until_ns) || flow.keeps != held;
+        (is_changed || self.is_renewal_due(held, now)).then_some(flow)
+    }
+
+    /// A sliding window, of which so many units are held.
+    pub(super) fn sliding(&mut self, seen: &Seen, held: u64, window_ns: u64, now: Now) -> Option<Flow> {
+        let ahead = self.wanted_in(window_ns).saturating_add(u64::from(self.demand.events_milli() > 0));
+        let aim = ahead.saturating_sub(seen.standing.units).min(seen.pool.units);
+        let needed = self.needed(seen);
+        if needed > 0 || aim > held {
+            self.tight_ns = now.steady_ns;
+        }
+        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > SPARE_NS.max(window_ns / 4);
+        let part = |units| Part { rate: 0, units };
+        let mut flow = Flow { keeps: part(held), ..Flow::default() };
+        if self.is_idle(now) {
+            flow.keeps = Part::default();
+        } else if is_spare && held > aim + aim / 4 {
+            flow.keeps = part(aim);
+        } else if now.steady_ns >= self.quiet_until_ns {
+            // Of what is left no node takes more than its own part at once.
+            let most = self.left.map_or(seen.pool.units / seen.nodes, |left| left.div_ceil(2));
+            flow.wanted = part(aim.saturating_sub(held).min(most).max(needed));
+            flow.needed = needed;
+        }
+        let is_changed = flow.wanted.units > held / 16 || flow.needed > 0 || flow.keeps.units != held;
+        (is_changed || self.is_renewal_due(part(held), now)).then_some(flow)
+    }
+
+    /// Whether what is there for later should be more, and it was not asked for just before.
+    const fn is_later(&self, held: u64, ahead: u64, now: Now) -> bool {
+        held < ahead - ahead / 8 && now.steady_ns >= self.renewed_ns + LATER_NS
+    }
+
+    fn is_renewal_due(&self, held: Part, now: Now) -> bool {
+        held != Part::default()
+            && now.steady_ns >= self.renewed_ns + RENEW_NS
+            && now.steady_ns >= self.quiet_until_ns
+    }
+
+    /// Units without which what was denied cannot pass.
+    fn needed(&self, seen: &Seen) -> u64 {
+        let denied = seen.offered.denied;
+        if denied <= seen.budget { denied.saturating_sub(seen.available) } else { 0 }
+    }
+
+    /// A tenth more than is asked for in a time.
+    fn wanted_in(&self, ns: u64) -> u64 {
+        let milli = self.demand.units_milli();
+        units_in(milli.saturating_add(milli / 10), ns)
+    }
+
+    fn soon(&self) -> u64 {
+        units_in(self.demand.units_milli(), SOON_NS)
+    }
+
+    /// Parts of the rate that would be used, beyond the own share: a tenth more than is asked for.
+    fn liked_rate(&self, seen: &Seen, rate_milli: u64) -> u32 {
+        let milli = u128::from(self.demand.units_milli()) * 11 / 10;
+        let parts = (milli * u128::from(RATE_PARTS)).div_ceil(u128::from(rate_milli.max(1)));
+        let parts = u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS);
+        parts.saturating_sub(seen.standing.rate).min(seen.pool.rate)
+    }
+}
+
+/// Units of a pool that go along with a part of its rate.
+fn along(pool: Part, rate: u32) -> u64 {
+    if pool.rate == 0 {
+        return 0;
+    }
+    let units = (u128::from(pool.units) * u128::from(rate)).div_ceil(u128::from(pool.rate));
+    u64::try_from(units).unwrap_or(pool.units).min(pool.units)
+}

@@ -1,0 +1,152 @@
+//! One group of cells, as this node knows it: which generation its pools are of, and whether they grant.
+//!
+//! A node that has heard of a generation uses no earlier one. It tells what it holds of every pool of the group, and when each
+//! has answered, that it has told all ([`acequia_rights::pool::group`]).
+
+use std::collections::BTreeSet;
+
+use acequia_rights::pool::{Generation, group::Known};
+
+use crate::sharing::CellKey;
+
+/// A group that does not answer is asked again after so long, and twice as long each time, up to the second.
+const RETRY_NS: u64 = 20_000_000;
+const RETRY_NS_MAX: u64 = 500_000_000;
+/// Whether the others have told all is asked again after so long, and twice as long each time; where nothing is held of the group, up
+/// to the longest.
+const ASK_NS: u64 = 5_000_000;
+const ASK_NS_MAX: u64 = 500_000_000;
+const ASK_NS_LONGEST: u64 = 4_000_000_000;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// Nobody has said which generation it is.
+    #[default]
+    Unheard,
+    /// What is held is being told.
+    Telling,
+    /// It grants.
+    Grants,
+}
+
+/// What a group needs now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// That a generation be begun, above this number.
+    Begin(u64),
+    /// To hear that all was told.
+    Assert(Generation),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    generation: Generation,
+    /// The highest number heard of.
+    heard: u64,
+    stage: Stage,
+    /// Cells that must be told in this generation.
+    pub(super) untold: BTreeSet<CellKey>,
+    /// Cells of the group that are leased of.
+    pub(super) cells: BTreeSet<CellKey>,
+    /// The call of the group itself that is under way.
+    under_way: Option<u64>,
+    retry_ns: u64,
+    failed: u32,
+    /// How often it was asked whether all have told.
+    asked: u32,
+}
+
+impl Group {
+    pub(super) const fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Whether its pools can be called.
+    pub(super) fn is_heard(&self) -> bool {
+        self.stage != Stage::Unheard
+    }
+
+    pub(super) fn grants(&self) -> bool {
+        self.stage == Stage::Grants
+    }
+
+    /// Whether it shall be asked how it is.
+    pub(super) fn may_be_watched(&self) -> bool {
+        self.under_way.is_none() && self.stage == Stage::Grants
+    }
+
+    pub(super) const fn heard(&self) -> u64 {
+        self.heard
+    }
+
+    /// What it needs, if it is time, and nothing is under way.
+    pub(super) fn need(&self, now_ns: u64) -> Option<Need> {
+        if self.under_way.is_some() || now_ns < self.retry_ns {
+            return None;
+        }
+        match self.stage {
+            Stage::Unheard => Some(Need::Begin(self.heard)),
+            Stage::Telling if self.untold.is_empty() => Some(Need::Assert(self.generation)),
+            Stage::Telling | Stage::Grants => None,
+        }
+    }
+
+    pub(super) fn calls(&mut self, id: u64) {
+        self.under_way = Some(id);
+    }
+
+    /// Somebody said how it is. Says whether that is another generation than was known: then all cells must be told.
+    pub(super) fn hear(&mut self, known: &Known, id: u64, now_ns: u64) -> bool {
+        self.answered(id);
+        let Known { generation, grants } = *known;
+        if generation.number == 0 || (generation.number < self.heard && generation != self.generation) {
+            // A place that forgot, or was rolled back.
+            self.stage = Stage::Unheard;
+            self.retry_ns = now_ns;
+            return false;
+        }
+        self.failed = 0;
+        self.heard = self.heard.max(generation.number);
+        let is_other = self.generation != generation || self.stage == Stage::Unheard;
+        if is_other {
+            self.generation = generation;
+            self.stage = Stage::Telling;
+            self.untold = self.cells.clone();
+            (self.retry_ns, self.asked) = (now_ns, 0);
+        } else if self.stage == Stage::Telling {
+            let most_ns = if self.cells.is_empty() { ASK_NS_LONGEST } else { ASK_NS_MAX };
+            self.retry_ns = now_ns + (ASK_NS << self.asked.min(10)).min(most_ns);
+            self.asked = self.asked.saturating_add(1);
+        }
+        // Whether all was told here does not matter to a generation that has granted since: it did when it was begun.
+        if grants && self.untold.is_empty() {
+            self.stage = Stage::Grants;
+        }
+        is_other
+    }
+
+    /// Nobody answered.
+    pub(super) fn miss(&mut self, id: u64, now_ns: u64) {
+        self.answered(id);
+        let wait_ns = (RETRY_NS << self.failed.min(8)).min(RETRY_NS_MAX);
+        self.failed = self.failed.saturating_add(1);
+        self.retry_ns = now_ns + wait_ns;
+    }
+
+    fn answered(&mut self, id: u64) {
+        if self.under_way == Some(id) {
+            self.under_way = None;
+        }
+    }
+
+    /// All that is held of a cell was told in this generation.
+    pub(super) fn told(&mut self, key: CellKey) {
+        self.untold.remove(&key);
+    }
+
+    /// A cell holds nothing any more.
+    pub(super) fn forget(&mut self, key: CellKey) {
+        self.untold.remove(&key);
+        self.cells.remove(&key);
+    }
+}

@@ -1,0 +1,675 @@
+//! How a node shares the limits of its region with the region's other nodes: what it takes from their pools, and when.
+//!
+//! **Nothing in here can over-admit.** A node spends its guard share, which is its own whatever happens, and what it holds of a
+//! cell's pool, which is never more than the pool has down for it ([`acequia_rights::pool`]). This module decides when to call a pool
+//! and for how much, and takes up what it answers. It knows no socket: [`Node::poll_call`] gives the next call to make,
+//! [`Node::answer_call`] takes what came of it, [`Node::tick_leases`] lets time pass.
+//!
+//! A cell is decided by the guard share alone, and costs no call, until half of that is used or something was denied. From then on it
+//! has an account, is looked at as often as it is asked for, and takes what demand says that it will need: of a bucket and a sliding
+//! window a part with an end, of a window units. What is held is enough for a while, so that a pool that cannot be reached is not missed
+//! at once; what is not used goes back.
+
+mod call;
+mod cell;
+mod group;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Mutex,
+};
+
+use acequia_limits::{Algorithm, LimitId, Now, Part, window::FixedWindow};
+use acequia_rights::{
+    Region,
+    pool::{
+        Generation, Taker, bucket,
+        group::{Assertion, Known},
+        keep_us, slack_us, sliding, window,
+    },
+};
+
+use self::{
+    cell::{Flow, Leased, Seen, Stock},
+    group::{Group, Need},
+};
+use crate::{
+    Catalogue, Config, Keep, Node,
+    account::{Account, Ground, KeptOfPool, Taken},
+    catalogue::Terms,
+    journal::HeapCell,
+    local::Guard,
+    lock,
+    patience::Elsewhere,
+    sharing::CellKey,
+    visit::Visit,
+};
+
+pub use call::{Call, GROUPS, PoolName, Question, Said};
+
+/// How long what a node holds of a pool lasts after the call that last said so: through a minute in which the pool cannot be
+/// reached. A node that is gone leaves what it held unused for so long.
+pub const LEASE_NS: u64 = 75_000_000_000;
+/// What a call grants is taken up within so long after it was sent. It counts against a bucket's pool as drained too soon.
+pub const LATE_NS: u64 = 20_000_000;
+/// A call that is not answered within so long is given up.
+pub const CALL_NS: u64 = 200_000_000;
+/// How long a decision may wait for a pool.
+pub(crate) const WAIT_NS: u64 = 3_000_000;
+/// The most cells that are leased of: past it, cells stay with the guard share.
+const CELLS_MAX: usize = 1 << 20;
+/// Looks in one tick.
+const LOOKS_MAX: usize = 4_096;
+/// Looks at one cell that calls are at least so far apart.
+const APART_NS: u64 = 2_000_000;
+/// Every group is asked how it is so often, whether this node has anything of it or not: a generation grants when all nodes have
+/// told what they hold, and nobody tells a node that another has begun one.
+const WATCH_NS: u64 = 4_000_000_000;
+/// Groups that are heard of for the first time in one tick.
+const FIRST_MAX: usize = 128;
+/// Calls under way at once, and waiting to be made.
+const CALLS_MAX: usize = 1_024;
+/// Longer than any window.
+const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
+/// After a window's end its pool is kept for so long: it is over by every wall.
+const KEPT_NS: u64 = 300 * 1_000_000_000;
+
+/// A node's place among the nodes of its region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Siblings {
+    /// This node's number, among `nodes`.
+    pub node: u16,
+    /// Which process of the node this is: counts up, durably. At least 1.
+    pub boot: u32,
+    /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`]. The same on each.
+    pub nodes: BTreeSet<u16>,
+    /// What of each limit the nodes keep out of the pools, together, in percent: at most 100. The same on each.
+    pub guard_percent: u8,
+    /// How far walls may be from true time, in nanoseconds.
+    pub clock_error_ns: u64,
+    /// How far steady clocks may drift, in parts per million.
+    pub drift_ppm: u32,
+    /// When this process began, by its wall clock, in microseconds: what earlier ones took of windows it does not know.
+    pub begun_us: u64,
+}
+
+/// What was asked of pools since the start, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaseCounts {
+    /// Calls that were made.
+    pub calls: u64,
+    /// Calls to which nothing was heard in time.
+    pub missed: u64,
+    /// Calls that a pool refused.
+    pub refused: u64,
+    /// Generations that were heard of.
+    pub generations: u64,
+    /// Cells that take from pools now.
+    pub cells: u64,
+    /// Groups of cells whose pools grant, of [`GROUPS`].
+    pub granting: u64,
+}
+
+/// What was asked, and is not answered.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    group: u16,
+    generation: Generation,
+    sent_ns: u64,
+    about: About,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum About {
+    Group,
+    /// What a cell holds with an end, by the number of its purse's call, and whether it wanted more.
+    Part {
+        key: CellKey,
+        number: u64,
+        wanted: bool,
+    },
+    /// A cell's window, by its end.
+    Window {
+        key: CellKey,
+        end_ns: u64,
+        wanted: bool,
+    },
+}
+
+impl About {
+    /// The cell, and its window.
+    const fn cell(&self) -> Option<(CellKey, u64, bool)> {
+        match *self {
+            Self::Group => None,
+            Self::Part { key, wanted, .. } => Some((key, 0, wanted)),
+            Self::Window { key, end_ns, wanted } => Some((key, end_ns, wanted)),
+        }
+    }
+}
+
+/// A node's dealings with the pools of its region.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    home: Siblings,
+    /// By number.
+    groups: Vec<Group>,
+    /// Groups that need something before they grant.
+    unsettled: BTreeSet<u16>,
+    /// The group that is asked next how it is, and when: steady clock.
+    watched: (u16, u64),
+    cells: BTreeMap<CellKey, Leased>,
+    looks: BTreeSet<(u64, CellKey)>,
+    out: VecDeque<Call>,
+    pending: BTreeMap<u64, Pending>,
+    next: u64,
+    /// When a pool answered last, and when one did not: steady clock.
+    answered_ns: u64,
+    missed_ns: u64,
+    counts: LeaseCounts,
+}
+
+/// What a look at a cell goes by.
+struct Scene<'a> {
+    home: &'a Siblings,
+    /// Who calls, if it does.
+    taker: Taker,
+    limit: LimitId,
+    key: CellKey,
+    /// The generation of the cell's group, if a call can be made.
+    generation: Option<Generation>,
+}
+
+impl Leases {
+    pub(crate) fn new(home: Siblings) -> Self {
+        Self {
+            home,
+            groups: (0..GROUPS).map(|_| Group::default()).collect(),
+            unsettled: (0..GROUPS).collect(),
+            watched: (0, 0),
+            cells: BTreeMap::new(),
+            looks: BTreeSet::new(),
+            out: VecDeque::new(),
+            pending: BTreeMap::new(),
+            next: 0,
+            answered_ns: 0,
+            missed_ns: 0,
+            counts: LeaseCounts::default(),
+        }
+    }
+
+    fn tick(&mut self, node: &Node, now: Now, calls: Vec<CellKey>) {
+        for key in calls {
+            self.wake(key, now.steady_ns);
+        }
+        self.keep_groups(now);
+        let catalogue = node.catalogue();
+        for _ in 0..LOOKS_MAX {
+            let due = self.looks.first().copied().filter(|(due_ns, _)| *due_ns <= now.steady_ns);
+            let Some((due_ns, key)) = due else { break };
+            self.looks.remove(&(due_ns, key));
+            self.look(node, &catalogue, key, now);
+        }
+    }
+
+    /// A cell calls: it is looked at now, or soon if that was done just before.
+    fn wake(&mut self, key: CellKey, now_ns: u64) {
+        if let Some(leased) = self.cells.get(&key) {
+            let due_ns = (leased.looked_ns + APART_NS).clamp(now_ns, leased.due_ns.max(now_ns));
+            return self.look_at_time(key, due_ns);
+        }
+        if self.cells.len() >= CELLS_MAX {
+            return;
+        }
+        self.cells.insert(key, Leased::new(now_ns));
+        self.looks.insert((now_ns, key));
+    }
+
+    fn look_at_time(&mut self, key: CellKey, due_ns: u64) {
+        if let Some(leased) = self.cells.get_mut(&key) {
+            self.looks.remove(&(leased.due_ns, key));
+            leased.due_ns = due_ns;
+            self.looks.insert((due_ns, key));
+        }
+    }
+
+    /// Begins generations, and says that all was told.
+    fn keep_groups(&mut self, now: Now) {
+        self.watch_groups(now);
+        let unsettled: Vec<u16> = self.unsettled.iter().copied().collect();
+        let mut first = 0;
+        for number in unsettled {
+            let group = &self.groups[usize::from(number)];
+            first += usize::from(!group.is_heard());
+            if !group.is_heard() && first > FIRST_MAX {
+                continue;
+            }
+            if group.grants() {
+                self.unsettled.remove(&number);
+                continue;
+            }
+            let generation = group.generation();
+            let question = match group.need(now.steady_ns) {
+                None => continue,
+                Some(Need::Begin(heard)) => Question::Begin { heard, by: self.taker() },
+                Some(Need::Assert(generation)) => Question::Assert(self.assertion(generation, now)),
+            };
+            self.call_group((number, generation), question, now);
+        }
+    }
+
+    /// Asks groups that grant how they are, one after the other.
+    fn watch_groups(&mut self, now: Now) {
+        let each_ns = WATCH_NS / u64::from(GROUPS);
+        let (mut number, since_ns) = self.watched;
+        let mut at_ns = since_ns.max(now.steady_ns.saturating_sub(WATCH_NS));
+        while at_ns + each_ns <= now.steady_ns {
+            at_ns += each_ns;
+            number = (number + 1) % GROUPS;
+            let group = &self.groups[usize::from(number)];
+            if group.may_be_watched() {
+                let (generation, heard) = (group.generation(), group.heard());
+                let question = Question::Begin { heard, by: self.taker() };
+                self.call_group((number, generation), question, now);
+            }
+        }
+        self.watched = (number, at_ns);
+    }
+
+    fn call_group(&mut self, (number, generation): (u16, Generation), question: Question, now: Now) {
+        if let Some(id) = self.call((number, generation), About::Group, question, now) {
+            self.groups[usize::from(number)].calls(id);
+        }
+    }
+
+    fn assertion(&self, generation: Generation, now: Now) -> Assertion {
+        Assertion {
+            node: self.home.node,
+            generation,
+            nodes: self.home.nodes.clone(),
+            knows_from_us: self.home.begun_us,
+            wall_us: now.wall_ns / 1_000,
+            slack_us: slack_us(self.home.clock_error_ns, 0),
+        }
+    }
+
+    /// One look at a cell: what was asked of it, what it holds, and what to ask its pool.
+    fn look(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
+        let number = group_of(key);
+        let Some(mut leased) = self.cells.remove(&key) else { return };
+        let taker = self.taker();
+        let group = &self.groups[usize::from(number)];
+        let may_call = group.is_heard() && leased.pending.is_none() && self.pending.len() < CALLS_MAX;
+        let generation = may_call.then(|| group.generation());
+        let scene =
+            catalogue.id(key.0).map(|limit| Scene { home: &self.home, taker, limit, key, generation });
+        let visit = Visit { node, catalogue, key, now, which: None };
+        let looked = scene.and_then(|scene| {
+            visit.at(true, |ground, cell| look_at(&scene, &mut leased, (ground, cell), node, now))
+        });
+        let Some((true, ask)) = looked else {
+            // There is no room for it, or no use.
+            self.groups[usize::from(number)].forget(key);
+            return;
+        };
+        let group = &mut self.groups[usize::from(number)];
+        group.cells.insert(key);
+        if ask.is_none() && generation.is_some() {
+            // It holds nothing that was not told.
+            group.told(key);
+        }
+        if let (Some((about, question)), Some(generation)) = (ask, generation) {
+            leased.pending = self.call((number, generation), about, question, now);
+        }
+        leased.due_ns = now.steady_ns + leased.look_after();
+        self.looks.insert((leased.due_ns, key));
+        self.cells.insert(key, leased);
+    }
+
+    fn taker(&mut self) -> Taker {
+        self.next += 1;
+        Taker { node: self.home.node, boot: self.home.boot, call: self.next }
+    }
+
+    /// Puts a call in line; gives its number, if there is room.
+    fn call(
+        &mut self,
+        (group, generation): (u16, Generation),
+        about: About,
+        question: Question,
+        now: Now,
+    ) -> Option<u64> {
+        if self.pending.len() >= CALLS_MAX + usize::from(GROUPS) {
+            return None;
+        }
+        self.next += 1;
+        let id = self.next;
+        self.pending.insert(id, Pending { group, generation, sent_ns: now.steady_ns, about });
+        self.out.push_back(Call { id, group, generation, wall_us: now.wall_ns / 1_000, question });
+        self.counts.calls += 1;
+        Some(id)
+    }
+
+    /// Takes what came of a call.
+    fn answer(&mut self, node: &Node, id: u64, said: &Said, now: Now) {
+        let Some(pending) = self.pending.remove(&id) else { return };
+        match said {
+            Said::Nothing => {
+                (self.missed_ns, self.counts.missed) = (now.steady_ns, self.counts.missed + 1);
+            }
+            Said::Refused(_) => self.counts.refused += 1,
+            _ => self.answered_ns = now.steady_ns,
+        }
+        if let Said::Known(known) | Said::Unknown(known) = said {
+            self.hear(pending.group, known, id, now);
+        }
+        let Some((key, end_ns, wanted)) = pending.about.cell() else {
+            if *said == Said::Nothing {
+                self.groups[usize::from(pending.group)].miss(id, now.steady_ns);
+            }
+            return;
+        };
+        let Some(mut leased) = self.cells.remove(&key) else { return };
+        leased.pending = None;
+        let is_current = self.groups[usize::from(pending.group)].generation() == pending.generation;
+        let came = match said {
+            // Of a generation that is over nothing is taken up.
+            Said::Took(_) | Said::Exchanged(_) | Said::Slid(_) if is_current => {
+                leased.tell(end_ns, pending.generation);
+                leased.renewed_ns = pending.sent_ns;
+                self.take_up(node, &mut leased, &pending, said, now)
+            }
+            _ => None,
+        };
+        match came {
+            Some(units) => leased.came(units, wanted, now.steady_ns),
+            None => leased.missed(now.steady_ns),
+        }
+        self.cells.insert(key, leased);
+        if came.is_some_and(|units| units > 0) {
+            node.elsewhere.tell();
+        }
+        self.wake(key, now.steady_ns);
+    }
+
+    /// Takes up what a pool granted; gives the units that came, if the answer counts.
+    fn take_up(
+        &self,
+        node: &Node,
+        leased: &mut Leased,
+        pending: &Pending,
+        said: &Said,
+        now: Now,
+    ) -> Option<u64> {
+        let (key, end_ns, _) = pending.about.cell()?;
+        let number = if let About::Part { number, .. } = pending.about { number } else { 0 };
+        let catalogue = node.catalogue();
+        let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
+        let came = visit.at(false, |ground, cell| {
+            let HeapCell { account: Some(account), words, .. } = cell else { return None };
+            account.settle(words, ground, now, &*node.sessions());
+            let units = match said {
+                // Near its end others may have left the window, and tell nobody any more what they took of it.
+                Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.home.clock_error_ns * 2 => None,
+                Said::Took(took) => {
+                    leased.left = Some(took.left);
+                    Some(account.took(ground, end_ns, took.taken))
+                }
+                Said::Exchanged(answer) => {
+                    (leased.left, leased.fair) = (Some(answer.left), Some(answer.fair));
+                    account.exchanged(words, ground, (number, answer), (LEASE_NS, LATE_NS), now)
+                }
+                Said::Slid(answer) => {
+                    leased.left = Some(answer.left);
+                    account.slid(words, ground, (number, answer.units), LEASE_NS, now)
+                }
+                _ => None,
+            };
+            if units.is_some_and(|units| units > 0) {
+                account.hope_anew();
+            }
+            cell.forget_held_if_renumbered();
+            units
+        });
+        came.flatten()
+    }
+
+    /// Somebody said how a group is.
+    fn hear(&mut self, number: u16, known: &Known, id: u64, now: Now) {
+        let group = &mut self.groups[usize::from(number)];
+        let is_other = group.hear(known, id, now.steady_ns);
+        if !group.grants() {
+            self.unsettled.insert(number);
+        }
+        if is_other {
+            self.counts.generations += 1;
+        }
+        for key in group.untold.clone() {
+            self.look_at_time(key, now.steady_ns);
+        }
+    }
+
+    /// Whether pools answer: if not, no decision waits for them.
+    const fn is_answered(&self) -> bool {
+        self.answered_ns >= self.missed_ns
+    }
+
+    fn counts(&self) -> LeaseCounts {
+        LeaseCounts {
+            cells: self.cells.len() as u64,
+            granting: self.groups.iter().filter(|group| group.grants()).count() as u64,
+            ..self.counts
+        }
+    }
+}
+
+/// A look at a cell that was found: whether it goes on taking from its pool, and what to ask.
+fn look_at(
+    scene: &Scene<'_>,
+    leased: &mut Leased,
+    (ground, cell): (&Ground<'_>, &mut HeapCell),
+    node: &Node,
+    now: Now,
+) -> (bool, Option<(About, Question)>) {
+    let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
+    let Some(pool) = ground.local.pool(ground.global) else { return (false, None) };
+    account.settle(words, ground, now, &*node.sessions());
+    let seen = Seen {
+        offered: account.look(),
+        available: account.unleased(words, now, ground.salt),
+        standing: account.standing(),
+        pool,
+        budget: ground.global.budget(),
+        nodes: scene.home.nodes.len() as u64,
+    };
+    leased.observe(&seen, now);
+    account.set_low_water(leased.low_water());
+    let ask = match ground.global {
+        Algorithm::FixedWindow(_) => ask_window(scene, leased, &seen, (account, ground), now),
+        Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
+            let terms = bucket::Terms::of(meter, pool, slack_us(scene.home.clock_error_ns, LATE_NS));
+            terms.and_then(|terms| {
+                let flow = leased.bucket(&seen, account.pooled(), meter.rate_milli(), now);
+                let (name, exchange, number, wanted) =
+                    ask_part(scene, leased, flow, (account, words, ground), now)?;
+                let exchange = bucket::Exchange {
+                    taker: scene.taker,
+                    keeps: exchange.kept.part,
+                    tokens: exchange.kept.unspent,
+                    wanted: exchange.flow.wanted,
+                    needed: exchange.flow.needed,
+                    reserved: 0,
+                    keep_us: scene.keep_us(LEASE_NS),
+                };
+                let about = About::Part { key: scene.key, number, wanted };
+                Some((about, Question::Exchange(name, exchange, terms)))
+            })
+        }
+        other => {
+            let flow = leased.sliding(&seen, account.pooled().units, other.period_ns(), now);
+            ask_part(scene, leased, flow, (account, words, ground), now).map(
+                |(name, Exchange { kept, flow }, number, wanted)| {
+                    let slide = sliding::Exchange {
+                        taker: scene.taker,
+                        keeps: kept.part.units,
+                        unused: kept.unspent,
+                        wanted: flow.wanted.units,
+                        needed: flow.needed,
+                        reserved: 0,
+                        keep_us: scene.keep_us(LEASE_NS),
+                        lingers_us: scene.keep_us(other.lingers_ns()).max(1),
+                        total: pool.units,
+                        slack_us: slack_us(scene.home.clock_error_ns, LATE_NS),
+                    };
+                    let about = About::Part { key: scene.key, number, wanted };
+                    (about, Question::Slide(name, slide))
+                },
+            )
+        }
+    };
+    let is_over = leased.is_idle(now) && leased.pending.is_none() && ask.is_none() && account.is_empty(now);
+    let is_unwritten = account.take_unwritten();
+    if is_unwritten {
+        node.write_account(scene.key, cell, now);
+    }
+    if is_over {
+        cell.forget_held_if_renumbered();
+        cell.account = None;
+    }
+    (!is_over, ask)
+}
+
+/// What to exchange.
+struct Exchange {
+    kept: KeptOfPool,
+    flow: Flow,
+}
+
+/// A call of a bucket or a sliding window, if one is to be made.
+fn ask_part(
+    scene: &Scene<'_>,
+    leased: &Leased,
+    flow: Option<Flow>,
+    (account, words, ground): (&mut Account, &mut Vec<u64>, &Ground<'_>),
+    now: Now,
+) -> Option<(PoolName, Exchange, u64, bool)> {
+    let generation = scene.generation?;
+    let held = account.pooled();
+    let is_untold = held != Part::default() && !leased.was_told(0, generation);
+    let flow = flow.or(is_untold.then_some(Flow { keeps: held, ..Flow::default() }))?;
+    let kept = account.ask_pool(words, ground, flow.keeps, now)?;
+    let wanted = flow.wanted != Part::default();
+    Some((scene.name(0), Exchange { kept, flow }, kept.number, wanted))
+}
+
+/// A call of a window, or of the one that follows.
+fn ask_window(
+    scene: &Scene<'_>,
+    leased: &mut Leased,
+    seen: &Seen,
+    (account, ground): (&mut Account, &Ground<'_>),
+    now: Now,
+) -> Option<(About, Question)> {
+    let Algorithm::FixedWindow(window) = ground.global else { return None };
+    let open_ns = account.window();
+    let next_ns = window.end_after(open_ns, ground.salt);
+    let time_left_ns = open_ns.saturating_sub(now.wall_ns);
+    let (open, next) = (account.taken_of(open_ns), account.taken_of(next_ns));
+    // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
+    let is_open = time_left_ns > scene.home.clock_error_ns.saturating_mul(4);
+    let stock = leased.window(seen, (&open, time_left_ns), now).filter(|_| is_open);
+    let generation = scene.generation?;
+    let is_untold = |taken: &&Taken| taken.taken > 0 && !leased.was_told(taken.end_ns, generation);
+    let untold = [open, next].iter().find(is_untold).map(|taken| (*taken, Stock::default()));
+    let soon = || leased.next_window(seen, &next, now).map(|stock| (next, stock));
+    let (taken, stock) = stock.map(|stock| (open, stock)).or(untold).or_else(soon)?;
+    if stock.returns > 0 {
+        account.return_to_pool(ground, taken.end_ns, stock.returns, seen.available);
+    }
+    let Taken { end_ns, taken, returned } = account.taken_of(taken.end_ns);
+    let begins_ns = if end_ns == next_ns { open_ns } else { begins_ns(window, end_ns, ground.salt) };
+    let take = window::Take {
+        taker: scene.taker,
+        taken,
+        returned,
+        wanted: stock.wanted,
+        needed: stock.needed,
+        reserved: 0,
+        total: seen.pool.units,
+        begins_us: begins_ns / 1_000,
+        drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
+    };
+    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0 };
+    Some((about, Question::Take(scene.name(end_ns), take)))
+}
+
+/// When the window began that ends then: the first time of which that is the end.
+fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
+    let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
+    while within - before > 1 {
+        let middle = before + (within - before) / 2;
+        if window.end_after(middle, salt) == end_ns { within = middle } else { before = middle }
+    }
+    within
+}
+
+impl Scene<'_> {
+    fn name(&self, end_ns: u64) -> PoolName {
+        PoolName { limit: self.limit, tag: self.key.1, end_ns }
+    }
+
+    /// How long a pool waits for what this node counts on for so long.
+    fn keep_us(&self, ns: u64) -> u64 {
+        keep_us(ns, self.home.drift_ppm, self.home.clock_error_ns)
+    }
+}
+
+/// The group of a cell.
+fn group_of((_, tag): CellKey) -> u16 {
+    // Less than `GROUPS`.
+    (tag.0 % u128::from(GROUPS)) as u16
+}
+
+impl Node {
+    /// A node that shares its limits with others of its region. `config` has no home.
+    pub fn among(config: Config, keep: Keep, siblings: Siblings) -> Self {
+        let guard = Guard {
+            nodes: siblings.nodes.len().max(1) as u64,
+            percent: siblings.guard_percent.min(100).into(),
+        };
+        let (drift_ppm, margin_ns) = (siblings.drift_ppm, siblings.clock_error_ns);
+        let terms = Terms { guard: Some(guard), drift_ppm, margin_ns, ..Terms::none(Region(0)) };
+        let mut node = Self::keeping(config, keep);
+        lock(&node.registry).set_terms(terms);
+        node.elsewhere = Elsewhere::of_pools();
+        node.leases = Some(Mutex::new(Leases::new(siblings)));
+        node
+    }
+
+    /// Lets time pass: looks at cells that are due or call. Every ten milliseconds or so, and at once while [`Node::calls`].
+    pub fn tick_leases(&self, now: Now) {
+        let Some(leases) = &self.leases else { return };
+        let mut leases = lock(leases);
+        let now = self.not_before(now);
+        self.leave_behind(now);
+        let calls = self.take_calls();
+        leases.tick(self, now, calls);
+        self.elsewhere.see_pools(leases.is_answered(), now.steady_ns);
+    }
+
+    /// The next call to make of a pool.
+    pub fn poll_call(&self) -> Option<Call> {
+        lock(self.leases.as_ref()?).out.pop_front()
+    }
+
+    /// Takes what came of a call.
+    pub fn answer_call(&self, id: u64, said: &Said, now: Now) {
+        if let Some(leases) = &self.leases {
+            lock(leases).answer(self, id, said, self.not_before(now));
+        }
+    }
+
+    /// What was asked of pools.
+    pub fn lease_counts(&self) -> LeaseCounts {
+        self.leases.as_ref().map_or_else(LeaseCounts::default, |leases| lock(leases).counts())
+    }
+}

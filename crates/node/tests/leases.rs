@@ -1,0 +1,199 @@
+//! Nodes of one region that share their limits through pools.
+
+mod scene;
+mod siblings;
+
+use acequia_limits::limit::LimitSpec;
+use acequia_node::leases::GROUPS;
+use scene::{MS, S, bucket, sliding, slots, window};
+use siblings::{Way, World};
+
+/// Guard shares together, in percent.
+const GUARD: u8 = 10;
+
+/// A world whose pools grant, of one limit.
+fn settled(nodes: usize, spec: LimitSpec) -> World {
+    let mut world = World::new(nodes, &[spec], GUARD, 1);
+    // Each node has used half of its guard share somewhere, or was denied, so all know the key's group.
+    for place in 0..nodes {
+        while world.ask(place, "k", 1) {}
+    }
+    // What windows were open when nobody knew is over, buckets are full again.
+    world.pass(60 * S);
+    world
+}
+
+#[test]
+fn a_cold_cell_is_exact() {
+    for spec in [window("w", 10, "10s"), bucket("b", "1/s", 10), sliding("s", 10, "10s")] {
+        let name = spec.name.clone();
+        let mut world = settled(3, spec);
+        let before = world.admitted(0, "k");
+        for number in 0..30 {
+            world.ask_patiently(number % 3, "k", 1);
+        }
+        let passed = world.admitted(0, "k") - before;
+        assert!((9..=10).contains(&passed), "{name}: {passed} of 10");
+    }
+}
+
+#[test]
+fn one_node_gets_what_the_others_do_not_use() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = settled(2, spec);
+        let before = world.admitted(0, "k");
+        // 200 a second where 100 are allowed, for three windows.
+        for _ in 0..6_000 {
+            world.ask(0, "k", 1);
+            world.pass(5 * MS);
+        }
+        let passed = world.admitted(0, "k") - before;
+        // All but the other node's guard share.
+        assert!(passed >= 2_820, "{name}: {passed} of 3000 and a burst");
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_is_not_missed_where_demand_is_low() {
+    for spec in [window("w", 6_000, "60s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = settled(3, spec);
+        let demand = |world: &mut World, seconds: u64| {
+            let denied = (0..seconds * 45).filter(|number| {
+                let place = (*number % 3) as usize;
+                world.pass(S / 45);
+                !world.ask(place, "k", 1)
+            });
+            denied.count()
+        };
+        demand(&mut world, 90);
+        world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+        let denied = demand(&mut world, 60);
+        assert!(denied <= 27, "{name}: {denied} of 2700");
+        world.nodes.iter_mut().for_each(|at| at.way = Way::GOOD);
+        let denied = demand(&mut world, 60);
+        assert!(denied <= 27, "{name}: {denied} of 2700 after it came back");
+    }
+}
+
+/// Nodes with these parts of a demand that is twice what there is; gives what of 100 was used, and decisions a call.
+fn utilisation(spec: LimitSpec, a_second: u64, parts: &[u64]) -> (f64, f64) {
+    let mut world = settled(parts.len(), spec);
+    let all: u64 = parts.iter().sum();
+    let mut owed = vec![0; parts.len()];
+    let mut run = |world: &mut World, ms: u64| {
+        let before = (world.admitted(0, "k"), world.calls);
+        for _ in 0..ms {
+            for (place, part) in parts.iter().enumerate() {
+                owed[place] += 2 * a_second * part;
+                while owed[place] >= 1_000 * all {
+                    owed[place] -= 1_000 * all;
+                    world.ask(place, "k", 1);
+                }
+            }
+            world.pass(MS);
+        }
+        (world.admitted(0, "k") - before.0, world.calls - before.1)
+    };
+    run(&mut world, 10_000);
+    let (used, calls) = run(&mut world, 20_000);
+    (used as f64 / (20 * a_second) as f64, used as f64 / calls as f64)
+}
+
+#[test]
+fn ten_nodes_use_the_whole_share() {
+    let even = [1; 10];
+    let skewed = [81, 1, 1, 1, 1, 1, 1, 1, 1, 1];
+    for (parts, least) in [(even, 0.99), (skewed, 0.97)] {
+        for (spec, a_second) in [
+            (window("w", 200_000, "10s"), 20_000),
+            (bucket("b", "20000/s", 20_000), 20_000),
+            (slots("s", 10_000, "5s", 100), 2_000),
+        ] {
+            let name = spec.name.clone();
+            let (used, a_call) = utilisation(spec, a_second, &parts);
+            println!("{name} {parts:?}: {used:.4} used, {a_call:.0} decisions a call");
+            assert!(used >= least, "{name} {parts:?}: {used:.4} used, {a_call:.0} decisions a call");
+        }
+    }
+}
+
+/// A random history of one limit: what breaks, how often, and when, is drawn from the seed. Whatever passes is counted by true time, and
+/// a unit too many is a panic. Then everything heals, and pools must grant again.
+fn history(seed: u64) {
+    let spec = [window("w", 40, "2s"), bucket("b", "20/s", 40), sliding("s", 40, "2s"), leaky()];
+    let nodes = 2 + (seed / 4 % 3) as usize;
+    let percent = [0, 10, 30][(seed / 12 % 3) as usize];
+    let mut world = World::new(nodes, &spec[(seed % 4) as usize..=(seed % 4) as usize], percent, seed);
+    // One of so many steps.
+    let mut often = || [30, 100, 1_000, u64::MAX][world.below(4) as usize];
+    let (forgets, rolls_back, crashes, ways, clocks, alone) =
+        (often(), often(), often(), often(), often(), often().saturating_mul(5));
+    let mut snapshot = world.server.clone();
+    for _ in 0..1_500 {
+        let place = world.below(nodes as u64) as usize;
+        if world.below(forgets) == 0 {
+            world.server.restart(None);
+        }
+        if world.below(rolls_back) == 0 {
+            let from = std::mem::replace(&mut snapshot, world.server.clone());
+            world.server.restart(Some(&from));
+        }
+        if world.below(crashes) == 0 {
+            world.crash(place);
+        }
+        if world.below(ways) == 0 {
+            let all = [
+                Way::GOOD,
+                Way::CUT,
+                Way { delay_ns: (MS, 400 * MS), lost: 10 },
+                Way { delay_ns: (0, 20 * MS), lost: 50 },
+            ];
+            world.nodes[place].way = all[world.below(4) as usize];
+        }
+        if world.below(clocks) == 0 {
+            world.nodes[place].ahead_ns = world.below(19 * MS) as i64 - 9 * MS as i64;
+        }
+        if world.below(alone) == 0 {
+            // For longer than leases last.
+            world.nodes[place].way = Way::CUT;
+            for _ in 0..800 {
+                let (place, pause) = (world.below(nodes as u64) as usize, world.below(300 * MS));
+                world.ask(place, "k", 1);
+                world.pass(pause);
+            }
+            world.nodes[place].way = Way::GOOD;
+        }
+        for _ in 0..world.below(24) {
+            let (place, cost) = (world.below(nodes as u64) as usize, world.below(20) / 18 * world.below(20));
+            world.ask(place, "k", 1 + cost);
+        }
+        let pause = [MS, 10 * MS, 100 * MS, 100 * MS][world.below(4) as usize];
+        let pause = world.below(pause);
+        world.pass(pause);
+    }
+    world.nodes.iter_mut().for_each(|at| at.way = Way::GOOD);
+    for _ in 0..1_000 {
+        let place = world.below(nodes as u64) as usize;
+        world.ask(place, "k", 1);
+        world.pass(20 * MS);
+    }
+    for (place, at) in world.nodes.iter().enumerate() {
+        let counts = at.node.lease_counts();
+        assert_eq!(counts.granting, u64::from(GROUPS), "seed {seed}, node {place}: {counts:?}");
+    }
+}
+
+fn leaky() -> LimitSpec {
+    scene::leaky("l", "20/s", 40, acequia_limits::limit::NoWait::Deny)
+}
+
+#[test]
+fn whatever_breaks_no_unit_too_many_passes_and_pools_grant_again() {
+    let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(36);
+    for seed in 1..=seeds {
+        println!("seed {seed}");
+        history(seed);
+    }
+}

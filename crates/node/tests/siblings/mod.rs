@@ -1,0 +1,355 @@
+//! Nodes of one region that share their limits through pools, on a network and with a server that do what a story says.
+
+#![allow(dead_code, reason = "every story needs its own part of the world")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use acequia_limits::{Now, limit::LimitSpec};
+use acequia_node::{
+    Asker, Config, Keep, Node,
+    leases::{CALL_NS, Call, PoolName, Question, Said, Siblings},
+};
+use acequia_rights::pool::{
+    Bucket, Group, Sliding, Window,
+    group::{Known, Place},
+};
+
+use crate::scene::{
+    self, KEY, MS, ROOMY, START,
+    ledger::{Ledger, Promise, Terms},
+};
+
+/// The server of the pools: what it does is what the rules say.
+#[derive(Clone, Debug)]
+pub(crate) struct Server {
+    run: u64,
+    groups: BTreeMap<u16, Group>,
+    windows: BTreeMap<PoolName, Window>,
+    buckets: BTreeMap<PoolName, Bucket>,
+    slidings: BTreeMap<PoolName, Sliding>,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self {
+            run: 1,
+            groups: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            buckets: BTreeMap::new(),
+            slidings: BTreeMap::new(),
+        }
+    }
+
+    /// Another process, with what it has of an earlier state.
+    pub(crate) fn restart(&mut self, from: Option<&Self>) {
+        let run = self.run + 1;
+        *self = from.cloned().unwrap_or_else(Self::new);
+        self.run = run;
+    }
+
+    fn place(&self) -> Place {
+        Place { run: self.run.to_string(), map: 0 }
+    }
+
+    fn serve(&mut self, call: &Call) -> Said {
+        let place = self.place();
+        let group = self.groups.entry(call.group).or_default();
+        match &call.question {
+            Question::Begin { heard, by } => return Said::Known(group.begin(&place, *heard, *by)),
+            Question::Assert(assertion) => return Said::Known(group.assert(&place, assertion)),
+            _ => {}
+        }
+        let Some(ground) = group.ground(&place, call.generation, call.wall_us) else {
+            let known: Known = group.known(&place);
+            return Said::Unknown(known);
+        };
+        let said = match &call.question {
+            Question::Take(name, take) => {
+                self.windows.entry(*name).or_default().take(take, &ground).map(Said::Took)
+            }
+            Question::Exchange(name, exchange, terms) => {
+                self.buckets.entry(*name).or_default().exchange(exchange, terms, &ground).map(Said::Exchanged)
+            }
+            Question::Slide(name, slide) => {
+                self.slidings.entry(*name).or_default().exchange(slide, &ground).map(Said::Slid)
+            }
+            Question::Begin { .. } | Question::Assert(_) => unreachable!("answered"),
+        };
+        said.unwrap_or_else(Said::Refused)
+    }
+}
+
+/// How the way to the server is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    /// One way, at least and at most, in nanoseconds.
+    pub(crate) delay_ns: (u64, u64),
+    /// Of a hundred calls or answers, so many are lost.
+    pub(crate) lost: u64,
+}
+
+impl Way {
+    pub(crate) const GOOD: Self = Self { delay_ns: (100_000, 200_000), lost: 0 };
+    pub(crate) const CUT: Self = Self { delay_ns: (0, 1), lost: 100 };
+}
+
+/// One node.
+pub(crate) struct Place1 {
+    pub(crate) node: Arc<Node>,
+    pub(crate) asker: Asker,
+    boot: u32,
+    /// Its wall is so much ahead of true time.
+    pub(crate) ahead_ns: i64,
+    /// Its steady clock goes faster by so many parts per million.
+    pub(crate) drift_ppm: i64,
+    pub(crate) way: Way,
+    ticked_ns: u64,
+}
+
+enum Message {
+    Call(u64, usize, u32, Call),
+    Answer(u64, usize, u32, u64, Said),
+}
+
+pub(crate) struct World {
+    pub(crate) specs: Vec<LimitSpec>,
+    pub(crate) nodes: Vec<Place1>,
+    pub(crate) server: Server,
+    pub(crate) true_ns: u64,
+    error_ns: u64,
+    drift_ppm: u32,
+    percent: u8,
+    messages: BTreeMap<(u64, u64), Message>,
+    /// Calls that are not answered, by when they are given up.
+    open: BTreeSet<(u64, usize, u32, u64)>,
+    sent: u64,
+    chance: u64,
+    /// By limit and key.
+    ledgers: BTreeMap<(usize, String), Ledger>,
+    pub(crate) calls: u64,
+    pub(crate) refused: Vec<Said>,
+}
+
+impl World {
+    pub(crate) fn new(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
+        let mut world = Self {
+            specs: specs.to_vec(),
+            nodes: Vec::new(),
+            server: Server::new(),
+            true_ns: 0,
+            error_ns: 10 * MS,
+            drift_ppm: 1_000,
+            percent,
+            messages: BTreeMap::new(),
+            open: BTreeSet::new(),
+            sent: 0,
+            chance: seed,
+            ledgers: BTreeMap::new(),
+            calls: 0,
+            refused: Vec::new(),
+        };
+        let all: BTreeSet<u16> = (1..=nodes as u16).collect();
+        for number in &all {
+            let (node, asker) = world.started(*number, &all, 1, None);
+            let way = Way::GOOD;
+            world.nodes.push(Place1 { node, asker, boot: 1, ahead_ns: 0, drift_ppm: 0, way, ticked_ns: 0 });
+        }
+        world
+    }
+
+    fn started(
+        &self,
+        number: u16,
+        all: &BTreeSet<u16>,
+        boot: u32,
+        crashed: Option<Now>,
+    ) -> (Arc<Node>, Asker) {
+        let place = usize::from(number) - 1;
+        let now = if self.nodes.len() > place { self.now(place) } else { START };
+        let siblings = Siblings {
+            node: number,
+            boot,
+            nodes: all.clone(),
+            guard_percent: self.percent,
+            clock_error_ns: self.error_ns,
+            drift_ppm: self.drift_ppm,
+            begun_us: now.wall_ns / 1_000,
+        };
+        let config =
+            Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: crashed, home: None };
+        let node = Arc::new(Node::among(config, Keep::default(), siblings));
+        if crashed.is_some() {
+            let limits = scene::limits(&self.specs).into_iter();
+            let schedule = limits
+                .map(|limit| acequia_node::Scheduled { limit, from_ns: None, until_ns: None })
+                .collect();
+            node.resume(schedule, now).expect("the same limits");
+            node.restore_all(now, |_| Vec::new());
+        }
+        scene::apply(&node, &self.specs, now);
+        let asker = node.asker();
+        (node, asker)
+    }
+
+    /// A node loses its power, and comes back with nothing.
+    pub(crate) fn crash(&mut self, place: usize) {
+        let all: BTreeSet<u16> = (1..=self.nodes.len() as u16).collect();
+        let boot = self.nodes[place].boot + 1;
+        let (node, asker) = self.started(place as u16 + 1, &all, boot, Some(self.now(place)));
+        let at = &mut self.nodes[place];
+        (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
+    }
+
+    pub(crate) fn below(&mut self, most: u64) -> u64 {
+        self.chance = self.chance.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = self.chance;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (x ^ (x >> 31)) % most.max(1)
+    }
+
+    pub(crate) fn now(&self, place: usize) -> Now {
+        let at = &self.nodes[place];
+        let drifted = i128::from(self.true_ns) * i128::from(at.drift_ppm) / 1_000_000;
+        let steady = i128::from(START.steady_ns) + i128::from(self.true_ns) + drifted;
+        let wall = START.wall_ns + self.true_ns;
+        Now {
+            steady_ns: u64::try_from(steady).expect("after the start"),
+            wall_ns: wall.saturating_add_signed(at.ahead_ns),
+        }
+    }
+
+    fn true_now(&self) -> Now {
+        Now { steady_ns: START.steady_ns + self.true_ns, wall_ns: START.wall_ns + self.true_ns }
+    }
+
+    /// Asks for units of a key, of the limit that has the key's first letter for a name; says whether they are there. What
+    /// passes is counted.
+    pub(crate) fn ask(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        let now = self.now(place);
+        let answer = scene::ask(&mut self.nodes[place].asker, key, cost, now);
+        let (is_allowed, limits) = (answer.allowed, answer.limits.clone());
+        if is_allowed {
+            let now = self.true_now();
+            for limit in limits {
+                let spec = &self.specs[limit.limit as usize];
+                let promise = Promise::of(spec, limit.tag);
+                let terms = Terms { limit: limit.budget, hourly: hourly(spec) };
+                let ledger = self.ledgers.entry((limit.limit as usize, key.to_owned()));
+                let ledger = ledger.or_insert_with(|| Ledger::new(promise, terms, START));
+                ledger.admit(&format!("{} {key} at node {place}", spec.name), limit.units, now);
+            }
+        }
+        is_allowed
+    }
+
+    /// Asks again until it passes, as a caller would that waits for pools at most; says whether it passed.
+    pub(crate) fn ask_patiently(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        let until_ns = self.true_ns + 3 * MS;
+        while !self.ask(place, key, cost) {
+            if self.true_ns >= until_ns {
+                return false;
+            }
+            self.pass(MS / 5);
+        }
+        true
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&mut self, ns: u64) {
+        let end_ns = self.true_ns + ns;
+        loop {
+            self.tick();
+            let message = self.messages.keys().next().map(|(at, _)| *at);
+            let give_up = self.open.first().map(|(at, ..)| *at);
+            let tick = self.nodes.iter().map(|at| at.ticked_ns + 10 * MS).min();
+            let next_ns = [message, give_up, tick].into_iter().flatten().min().unwrap_or(end_ns);
+            if next_ns > end_ns {
+                break;
+            }
+            self.true_ns = self.true_ns.max(next_ns);
+            self.deliver();
+        }
+        self.true_ns = end_ns;
+        self.tick();
+    }
+
+    fn tick(&mut self) {
+        for place in 0..self.nodes.len() {
+            let at = &self.nodes[place];
+            if at.ticked_ns == 0 || self.true_ns >= at.ticked_ns + 10 * MS || at.node.calls() {
+                let now = self.now(place);
+                self.nodes[place].node.tick_leases(now);
+                self.nodes[place].ticked_ns = self.true_ns.max(1);
+            }
+            while let Some(call) = self.nodes[place].node.poll_call() {
+                self.calls += 1;
+                let boot = self.nodes[place].boot;
+                let until_ns = self.true_ns + CALL_NS;
+                self.open.insert((until_ns, place, boot, call.id));
+                self.send(place, Message::Call(until_ns, place, boot, call));
+            }
+        }
+    }
+
+    fn send(&mut self, place: usize, message: Message) {
+        let Way { delay_ns: (least, most), lost } = self.nodes[place].way;
+        if self.below(100) < lost {
+            return;
+        }
+        let at_ns = self.true_ns + least + self.below(most - least);
+        self.sent += 1;
+        self.messages.insert((at_ns, self.sent), message);
+    }
+
+    fn deliver(&mut self) {
+        while let Some(entry) = self.messages.first_entry().filter(|entry| entry.key().0 <= self.true_ns) {
+            match entry.remove() {
+                Message::Call(until_ns, place, boot, call) => {
+                    let said = self.server.serve(&call);
+                    if matches!(said, Said::Refused(_)) {
+                        self.refused.push(said);
+                    }
+                    self.send(place, Message::Answer(until_ns, place, boot, call.id, said));
+                }
+                Message::Answer(until_ns, place, boot, id, said) => {
+                    if self.open.remove(&(until_ns, place, boot, id)) && self.nodes[place].boot == boot {
+                        let now = self.now(place);
+                        self.nodes[place].node.answer_call(id, &said, now);
+                    }
+                }
+            }
+        }
+        while let Some((until_ns, place, boot, id)) =
+            self.open.first().copied().filter(|late| late.0 <= self.true_ns)
+        {
+            self.open.remove(&(until_ns, place, boot, id));
+            if self.nodes[place].boot == boot {
+                let now = self.now(place);
+                self.nodes[place].node.answer_call(id, &Said::Nothing, now);
+            }
+        }
+    }
+
+    /// Units of a limit and a key that passed.
+    pub(crate) fn admitted(&self, limit: usize, key: &str) -> u64 {
+        self.ledgers.get(&(limit, key.to_owned())).map_or(0, |ledger| ledger.total)
+    }
+}
+
+fn hourly(spec: &LimitSpec) -> u64 {
+    let rate = spec.token_bucket.as_ref().map(|bucket| &bucket.rate);
+    let rate = rate.or(spec.leaky_bucket.as_ref().map(|bucket| &bucket.rate));
+    let Some(rate) = rate else { return 0 };
+    let (units, per) = rate.split_once('/').expect("a rate");
+    let each = match per {
+        "s" => 3_600,
+        "m" => 60,
+        "h" => 1,
+        other => panic!("a rate a {other}"),
+    };
+    units.parse::<u64>().expect("units") * each
+}
