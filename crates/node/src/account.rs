@@ -59,10 +59,8 @@ pub(crate) struct Account {
     pub(crate) algorithm: Algorithm,
     standing: Part,
     book: Book,
-    /// Rights that moved in windows, where there are windows.
+    /// Rights that moved in windows, where there are windows; and what is held of pools, where there are pools.
     windows: Option<Box<Windows>>,
-    /// What is held of the region's pool, where there is one and no window has edges.
-    lease: Option<Box<lease::Lease>>,
     /// Units that the others were heard to have used of the cell, in the window that is open.
     elsewhere: u64,
     /// Units that callers may spend until their leases end. Always of the own part: see `lease`.
@@ -92,13 +90,15 @@ pub(crate) struct Account {
     ended: Vec<Ended>,
 }
 
-/// Rights that moved in the window that is open, and in the one that follows.
+/// Rights that moved in the window that is open, and in the one that follows; and what is held of the region's pool.
 #[derive(Debug, Default)]
 struct Windows {
     open: Transfers,
     next: Transfers,
     /// What was taken from the region's pools of the window that is open, and of the one that follows.
     taken: SmallVec<[Taken; 2]>,
+    /// What is held of the region's pool, where no window has edges.
+    lease: Option<lease::Lease>,
 }
 
 impl Windows {
@@ -111,7 +111,7 @@ impl Windows {
 
 /// What a cell without windows says of them.
 static NO_WINDOWS: Windows =
-    Windows { open: Transfers::none(), next: Transfers::none(), taken: SmallVec::new_const() };
+    Windows { open: Transfers::none(), next: Transfers::none(), taken: SmallVec::new_const(), lease: None };
 
 /// A loan that ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +166,6 @@ impl Account {
             standing,
             book,
             windows: None,
-            lease: None,
             elsewhere: 0,
             leased: 0,
             due_ns: u64::MAX,
@@ -445,7 +444,7 @@ impl Account {
             self.hope_anew();
             self.elsewhere = 0;
             self.unwritten |= !self.open().given().is_empty();
-            let Windows { open, next, taken } = self.windows_mut();
+            let Windows { open, next, taken, .. } = self.windows_mut();
             taken.retain(|taken| taken.end_ns >= end_ns);
             *open = if next.end_ns == end_ns { std::mem::take(next) } else { Transfers::new(end_ns) };
             if next.end_ns <= end_ns {

@@ -56,7 +56,8 @@ fn one_node_gets_what_the_others_do_not_use() {
 
 #[test]
 fn a_server_that_is_gone_is_not_missed_where_demand_is_low() {
-    for spec in [window("w", 6_000, "60s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+    let windows = [window("w", 6_000, "60s"), window("v", 300, "3s"), window("u", 1_000, "10s")];
+    for spec in windows.into_iter().chain([bucket("b", "100/s", 200), sliding("s", 1_000, "10s")]) {
         let name = spec.name.clone();
         let mut world = settled(3, spec);
         let demand = |world: &mut World, seconds: u64| {

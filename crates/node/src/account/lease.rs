@@ -66,12 +66,12 @@ impl Lease {
 impl Account {
     /// What the cell holds of its pool, of a bucket or a sliding window.
     pub(crate) fn pooled(&self) -> Part {
-        self.lease.as_ref().map_or_else(Part::default, |lease| lease.part())
+        self.windows().lease.as_ref().map_or_else(Part::default, Lease::part)
     }
 
     /// When that ends, unless it is renewed: steady clock.
     pub(super) fn pooled_until_ns(&self) -> u64 {
-        match &self.lease {
+        match &self.windows().lease {
             Some(lease) if lease.part() != Part::default() => lease.end_ns(),
             _ => u64::MAX,
         }
@@ -94,7 +94,7 @@ impl Account {
             return false;
         }
         let at = Now { steady_ns: self.pooled_until_ns(), ..now };
-        let change = match self.lease.as_deref_mut() {
+        let change = match &mut self.windows_mut().lease {
             Some(Lease::Bucket(purse)) => purse.settle(now.steady_ns),
             Some(Lease::Sliding(purse)) => {
                 *purse = sliding::Purse::default();
@@ -114,24 +114,25 @@ impl Account {
         now: Now,
     ) -> Option<Kept> {
         let available = self.unleased(words, now, ground.salt);
+        let lease = &mut self.windows_mut().lease;
         let lease = match ground.global {
             Algorithm::FixedWindow(_) => return None,
             Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => {
-                self.lease.get_or_insert_with(|| Box::new(Lease::Bucket(bucket::Purse::default())))
+                lease.get_or_insert_with(|| Lease::Bucket(bucket::Purse::default()))
             }
             Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_) | Algorithm::SlidingApproximate(_) => {
-                self.lease.get_or_insert_with(|| Box::new(Lease::Sliding(sliding::Purse::default())))
+                lease.get_or_insert_with(|| Lease::Sliding(sliding::Purse::default()))
             }
         };
         let held = lease.part();
-        let back = held.units.saturating_sub(keeps.units).min(match **lease {
+        let back = held.units.saturating_sub(keeps.units).min(match lease {
             Lease::Bucket(_) => u64::MAX,
             // What was used in the last window cannot be given back.
             Lease::Sliding(_) => available,
         });
         let unspent = back.min(available);
         let keeps = Part { rate: keeps.rate.min(held.rate), units: held.units - back };
-        let (number, change) = match &mut **lease {
+        let (number, change) = match lease {
             Lease::Bucket(purse) => purse.ask(keeps, unspent, now.steady_ns),
             Lease::Sliding(purse) => (purse.ask(back, now.steady_ns).0, Change::default()),
         };
@@ -151,7 +152,7 @@ impl Account {
         now: Now,
     ) -> Option<u64> {
         let before = self.pooled();
-        let Some(Lease::Bucket(purse)) = self.lease.as_deref_mut() else { return None };
+        let Some(Lease::Bucket(purse)) = &mut self.windows_mut().lease else { return None };
         let change = purse.answer(number, answer, times, now.steady_ns)?;
         let units = purse.part().units.saturating_sub(before.units);
         let gained = units.saturating_sub(change.owe);
@@ -172,7 +173,7 @@ impl Account {
         now: Now,
     ) -> Option<u64> {
         let before = self.pooled();
-        let Some(Lease::Sliding(purse)) = self.lease.as_deref_mut() else { return None };
+        let Some(Lease::Sliding(purse)) = &mut self.windows_mut().lease else { return None };
         if !purse.answer(number, units, ttl_ns, now.steady_ns) {
             return None;
         }

@@ -38,6 +38,8 @@ pub enum Question {
     },
     /// Says that this node has told all that it holds of the group.
     Assert(Assertion),
+    /// Drops cells of the group that say no more than absent ones, so many at most.
+    Sweep(u32),
     /// Takes units of a window.
     Take(PoolName, window::Take),
     /// Exchanges what is held of a bucket.
@@ -76,6 +78,8 @@ pub enum Said {
     Exchanged(bucket::Exchanged),
     /// To [`Question::Slide`].
     Slid(sliding::Exchanged),
+    /// To [`Question::Sweep`]: how many were dropped.
+    Swept(u64),
     /// It was refused, and changed nothing.
     Refused(Refused),
     /// The group is of another generation, and nothing changed.

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// What is held when a pool cannot be reached lasts so long, where there is enough of it: demand is met beforehand for so long.
-const AHEAD_NS: u64 = 70_000_000_000;
+pub(super) const AHEAD_NS: u64 = 70_000_000_000;
 /// Demand is met for so long, at least, by what is held when the next call is made.
 const SOON_NS: u64 = 60_000_000;
 /// A cell that nobody asked for, for so long, gives everything back.
@@ -183,7 +183,8 @@ impl Leased {
             self.tight_ns = now.steady_ns;
         }
         // The pool gives a part of what it has: little by little, so that no node has what others need.
-        let is_low = needed > 0 || seen.available < ahead / 2 || self.is_later(seen.available, ahead, now);
+        let is_low =
+            needed > 0 || seen.available < ahead / 2 || self.is_later(seen.available, ahead, LATER_NS, now);
         if is_low && now.steady_ns >= self.quiet_until_ns {
             let wanted = ahead.saturating_sub(seen.available).max(needed);
             return Some(Stock { wanted, needed, returns: 0 });
@@ -194,12 +195,15 @@ impl Leased {
         (is_spare && spare > held / 8).then_some(Stock { returns: spare, ..Stock::default() })
     }
 
-    /// The window that follows, before it opens: a pool that cannot be reached then shall not be missed.
-    pub(super) fn next_window(&self, seen: &Seen, taken: &Taken, now: Now) -> Option<Stock> {
-        let ahead = self.wanted_in(AHEAD_NS).min(seen.pool.units / seen.nodes / 2);
+    /// A window that follows, before it opens: a pool that cannot be reached then shall not be missed.
+    pub(super) fn later_window(&self, seen: &Seen, taken: &Taken, length_ns: u64, now: Now) -> Option<Stock> {
+        let ahead = self.wanted_in(length_ns.min(AHEAD_NS)).min(seen.pool.units / seen.nodes / 2);
         let held = taken.taken - taken.returned;
-        let is_low = ahead > 1 && self.is_later(held, ahead, now) && now.steady_ns >= self.quiet_until_ns;
-        is_low.then(|| Stock { wanted: ahead - held, ..Stock::default() })
+        let every_ns = LATER_NS.min(length_ns / 8);
+        let is_low =
+            ahead > 1 && self.is_later(held, ahead, every_ns, now) && now.steady_ns >= self.quiet_until_ns;
+        // All at once: nobody spends it yet, and what is not used goes back.
+        is_low.then(|| Stock { wanted: ahead - held, needed: ahead - held, returns: 0 })
     }
 
     /// A bucket, of which so much is held. The whole limit gives `rate_milli` units a second, in thousandths.
@@ -263,8 +267,8 @@ impl Leased {
     }
 
     /// Whether what is there for later should be more, and it was not asked for just before.
-    const fn is_later(&self, held: u64, ahead: u64, now: Now) -> bool {
-        held < ahead - ahead / 8 && now.steady_ns >= self.renewed_ns + LATER_NS
+    const fn is_later(&self, held: u64, ahead: u64, every_ns: u64, now: Now) -> bool {
+        held < ahead - ahead / 8 && now.steady_ns >= self.renewed_ns + every_ns
     }
 
     fn is_renewal_due(&self, held: Part, now: Now) -> bool {

@@ -75,10 +75,6 @@ impl Group {
         self.under_way.is_none() && self.stage == Stage::Grants
     }
 
-    pub(super) const fn heard(&self) -> u64 {
-        self.heard
-    }
-
     /// What it needs, if it is time, and nothing is under way.
     pub(super) fn need(&self, now_ns: u64) -> Option<Need> {
         if self.under_way.is_some() || now_ns < self.retry_ns {
@@ -123,6 +119,11 @@ impl Group {
             self.stage = Stage::Grants;
         }
         is_other
+    }
+
+    /// It is as it was known to be.
+    pub(super) fn is_same(&mut self, id: u64) {
+        self.answered(id);
     }
 
     /// Nobody answered.

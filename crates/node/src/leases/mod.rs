@@ -30,7 +30,7 @@ use acequia_rights::{
 };
 
 use self::{
-    cell::{Flow, Leased, Seen, Stock},
+    cell::{AHEAD_NS, Flow, Leased, Seen, Stock},
     group::{Group, Need},
 };
 use crate::{
@@ -54,6 +54,8 @@ pub const LEASE_NS: u64 = 75_000_000_000;
 pub const LATE_NS: u64 = 20_000_000;
 /// A call that is not answered within so long is given up.
 pub const CALL_NS: u64 = 200_000_000;
+/// Nothing is heard any more of a call that was made so long ago.
+const LOST_NS: u64 = 5 * CALL_NS;
 /// How long a decision may wait for a pool.
 pub(crate) const WAIT_NS: u64 = 3_000_000;
 /// The most cells that are leased of: past it, cells stay with the guard share.
@@ -67,8 +69,12 @@ const APART_NS: u64 = 2_000_000;
 const WATCH_NS: u64 = 4_000_000_000;
 /// Groups that are heard of for the first time in one tick.
 const FIRST_MAX: usize = 128;
+/// Cells that are dropped at once, where a group is asked how it is.
+const SWEEP_MAX: u32 = 64;
 /// Calls under way at once, and waiting to be made.
 const CALLS_MAX: usize = 1_024;
+/// Windows that follow the open one and are taken of before they open.
+const WINDOWS_MAX: usize = 64;
 /// Longer than any window.
 const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 /// After a window's end its pool is kept for so long: it is over by every wall.
@@ -201,6 +207,7 @@ impl Leases {
         for key in calls {
             self.wake(key, now.steady_ns);
         }
+        self.give_up(node, now);
         self.keep_groups(now);
         let catalogue = node.catalogue();
         for _ in 0..LOOKS_MAX {
@@ -229,6 +236,16 @@ impl Leases {
             self.looks.remove(&(leased.due_ns, key));
             leased.due_ns = due_ns;
             self.looks.insert((due_ns, key));
+        }
+    }
+
+    /// Whoever carries calls says what came of each. Of one that was lost on the way nothing is heard any more.
+    fn give_up(&mut self, node: &Node, now: Now) {
+        let lost_ns = now.steady_ns.saturating_sub(LOST_NS);
+        while let Some(id) =
+            self.pending.first_key_value().filter(|(_, p)| p.sent_ns < lost_ns).map(|(id, _)| *id)
+        {
+            self.answer(node, id, &Said::Nothing, now);
         }
     }
 
@@ -267,9 +284,7 @@ impl Leases {
             number = (number + 1) % GROUPS;
             let group = &self.groups[usize::from(number)];
             if group.may_be_watched() {
-                let (generation, heard) = (group.generation(), group.heard());
-                let question = Question::Begin { heard, by: self.taker() };
-                self.call_group((number, generation), question, now);
+                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
         self.watched = (number, at_ns);
@@ -363,8 +378,11 @@ impl Leases {
             self.hear(pending.group, known, id, now);
         }
         let Some((key, end_ns, wanted)) = pending.about.cell() else {
-            if *said == Said::Nothing {
-                self.groups[usize::from(pending.group)].miss(id, now.steady_ns);
+            let group = &mut self.groups[usize::from(pending.group)];
+            match said {
+                Said::Nothing => group.miss(id, now.steady_ns),
+                Said::Swept(_) => group.is_same(id),
+                _ => {}
             }
             return;
         };
@@ -571,22 +589,28 @@ fn ask_window(
 ) -> Option<(About, Question)> {
     let Algorithm::FixedWindow(window) = ground.global else { return None };
     let open_ns = account.window();
-    let next_ns = window.end_after(open_ns, ground.salt);
     let time_left_ns = open_ns.saturating_sub(now.wall_ns);
-    let (open, next) = (account.taken_of(open_ns), account.taken_of(next_ns));
+    let open = account.taken_of(open_ns);
     // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
     let is_open = time_left_ns > scene.home.clock_error_ns.saturating_mul(4);
     let stock = leased.window(seen, (&open, time_left_ns), now).filter(|_| is_open);
     let generation = scene.generation?;
     let is_untold = |taken: &&Taken| taken.taken > 0 && !leased.was_told(taken.end_ns, generation);
-    let untold = [open, next].iter().find(is_untold).map(|taken| (*taken, Stock::default()));
-    let soon = || leased.next_window(seen, &next, now).map(|stock| (next, stock));
-    let (taken, stock) = stock.map(|stock| (open, stock)).or(untold).or_else(soon)?;
+    let untold = account.taken().iter().find(is_untold).map(|taken| (*taken, Stock::default()));
+    let later = || {
+        let mut ends_ns =
+            std::iter::successors(Some(open_ns), |end_ns| Some(window.end_after(*end_ns, ground.salt)));
+        let length_ns = window.end_after(open_ns, ground.salt) - open_ns;
+        let ahead = usize::try_from(AHEAD_NS / length_ns.max(1)).unwrap_or(usize::MAX).clamp(1, WINDOWS_MAX);
+        let mut next = ends_ns.by_ref().skip(1).take(ahead).map(|end_ns| account.taken_of(end_ns));
+        next.find_map(|taken| Some((taken, leased.later_window(seen, &taken, length_ns, now)?)))
+    };
+    let (taken, stock) = stock.map(|stock| (open, stock)).or(untold).or_else(later)?;
     if stock.returns > 0 {
         account.return_to_pool(ground, taken.end_ns, stock.returns, seen.available);
     }
     let Taken { end_ns, taken, returned } = account.taken_of(taken.end_ns);
-    let begins_ns = if end_ns == next_ns { open_ns } else { begins_ns(window, end_ns, ground.salt) };
+    let begins_ns = begins_ns(window, end_ns, ground.salt);
     let take = window::Take {
         taker: scene.taker,
         taken,

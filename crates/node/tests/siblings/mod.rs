@@ -76,6 +76,7 @@ impl Server {
             Question::Slide(name, slide) => {
                 self.slidings.entry(*name).or_default().exchange(slide, &ground).map(Said::Slid)
             }
+            Question::Sweep(_) => Ok(Said::Swept(0)),
             Question::Begin { .. } | Question::Assert(_) => unreachable!("answered"),
         };
         said.unwrap_or_else(Said::Refused)
@@ -286,7 +287,10 @@ impl World {
                 self.nodes[place].ticked_ns = self.true_ns.max(1);
             }
             while let Some(call) = self.nodes[place].node.poll_call() {
-                self.calls += 1;
+                self.calls += u64::from(matches!(
+                    call.question,
+                    Question::Take(..) | Question::Exchange(..) | Question::Slide(..)
+                ));
                 let boot = self.nodes[place].boot;
                 let until_ns = self.true_ns + CALL_NS;
                 self.open.insert((until_ns, place, boot, call.id));

@@ -4,6 +4,7 @@
 //! as few words as possible; and in Redis ([`RedisPools`]), where the same rules are functions in `lua/`. Whatever is asked of one is
 //! answered alike by the others, call by call.
 
+mod carry;
 mod kept;
 mod wire;
 
@@ -15,7 +16,11 @@ use acequia_rights::pool::{
     sliding, window,
 };
 
-pub use self::{kept::KeptPools, wire::RedisPools};
+pub use self::{
+    carry::{carry, share},
+    kept::KeptPools,
+    wire::RedisPools,
+};
 use crate::redis::{Group, Missed};
 
 /// What a call is about, and what it knows.

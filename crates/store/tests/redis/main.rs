@@ -4,6 +4,7 @@ mod access;
 mod calls;
 mod failover;
 mod middle;
+mod nodes;
 mod pools;
 mod scene;
 mod servers;

@@ -1,0 +1,76 @@
+//! A node's calls, carried to where the pools are.
+
+use std::{sync::Arc, time::Duration};
+
+use acequia_limits::Now;
+use acequia_node::{
+    Node,
+    leases::{CALL_NS, Call, PoolName, Question, Said},
+};
+use tokio::{
+    task::JoinSet,
+    time::{MissedTickBehavior, interval},
+};
+use tracing::error;
+
+use super::{Answer, At, Pools};
+use crate::redis::{Group, Missed};
+
+/// How often it is looked whether a cell calls: a decision waits for a pool for a few times as long.
+const LOOK: Duration = Duration::from_millis(1);
+/// Time passes for a node at least so often.
+const TICKS: u32 = 10;
+
+/// Carries a node's calls until the task is dropped. `clock` is the node's.
+pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, clock: impl Fn() -> Now + Send) {
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut calls, mut ticks) = (JoinSet::new(), 0);
+    loop {
+        tokio::select! {
+            biased;
+            Some(answered) = calls.join_next() => match answered {
+                Ok((id, said)) => node.answer_call(id, &said, clock()),
+                Err(fault) => error!(%fault, "a call of a pool ended without an answer"),
+            },
+            _ = looks.tick() => ticks += 1,
+        }
+        if node.calls() || ticks >= TICKS {
+            ticks = 0;
+            node.tick_leases(clock());
+        }
+        while let Some(call) = node.poll_call() {
+            let pools = pools.clone();
+            calls.spawn(async move { (call.id, carry(&pools, &call).await) });
+        }
+    }
+}
+
+/// Makes a call, once, and says what came of it.
+pub async fn carry(pools: &impl Pools, call: &Call) -> Said {
+    let Some(group) = Group::new(call.group) else { return Said::Nothing };
+    let deadline = Duration::from_nanos(CALL_NS);
+    let name = |name: &PoolName| name.to_string();
+    let at = |cell| At { group, cell, generation: call.generation, wall_us: call.wall_us, deadline };
+    let said = match &call.question {
+        Question::Begin { heard, by } => pools.begin(group, *heard, *by, deadline).await.map(Said::Known),
+        Question::Assert(assertion) => pools.assert(group, assertion, None, deadline).await.map(Said::Known),
+        Question::Sweep(most) => read(pools.sweep(&at(""), *most).await, Said::Swept),
+        Question::Take(pool, take) => read(pools.take(&at(&name(pool)), take).await, Said::Took),
+        Question::Exchange(pool, exchange, terms) => {
+            read(pools.exchange(&at(&name(pool)), exchange, terms).await, Said::Exchanged)
+        }
+        Question::Slide(pool, slide) => {
+            read(pools.exchange_sliding(&at(&name(pool)), slide).await, Said::Slid)
+        }
+    };
+    said.unwrap_or(Said::Nothing)
+}
+
+fn read<T>(answer: Result<Answer<T>, Missed>, done: impl FnOnce(T) -> Said) -> Result<Said, Missed> {
+    Ok(match answer? {
+        Answer::Done(came) => done(came),
+        Answer::Refused(why) => Said::Refused(why),
+        Answer::Unknown(known) => Said::Unknown(known),
+    })
+}

@@ -1,0 +1,438 @@
+//! Three nodes that share limits through a Redis Cluster, under load, while it breaks: counted from outside.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use acequia_limits::{HashKey, Limit, Now, Request, limit::LimitSpec};
+use acequia_node::{
+    Ask, Asker, Config, Keep, Node, Scheduled,
+    leases::{GROUPS, LeaseCounts, Siblings},
+};
+use acequia_store::pools::{RedisPools, share};
+use tokio::{task::JoinHandle, time::sleep};
+
+use crate::{
+    scene::{PATIENCE, cluster},
+    servers::Cluster,
+};
+
+/// Requests a second, of all callers together.
+#[derive(Clone, Copy, Debug)]
+struct Demand {
+    a_second: u64,
+}
+
+/// More than there is.
+const MUCH: Demand = Demand { a_second: 1_000 };
+/// A third of what there is.
+const LITTLE: Demand = Demand { a_second: 200 };
+const KEYS: u64 = 5;
+/// Longer than any window here: what was open when nobody knew is over.
+const SETTLES: Duration = Duration::from_secs(4);
+
+/// A limit in each domain, of which each key is asked for more than there is.
+const LIMITS: [&str; 3] = [
+    r#"{"name":"window","domain":"window","by":["key"],"fixed_window":{"limit":80,"window":"2s"}}"#,
+    r#"{"name":"bucket","domain":"bucket","by":["key"],"token_bucket":{"rate":"40/s","burst":60}}"#,
+    r#"{"name":"sliding","domain":"sliding","by":["key"],"sliding_window":{"limit":80,"window":"2s"}}"#,
+];
+const DOMAINS: [&str; 3] = ["window", "bucket", "sliding"];
+
+/// The clocks of all nodes.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    begun: Instant,
+    begun_wall: Duration,
+}
+
+impl Clock {
+    fn now(&self) -> Now {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).expect("before the year 2500");
+        let since = self.begun.elapsed();
+        Now { steady_ns: ns(since) + 1_000_000_000, wall_ns: ns(self.begun_wall + since) }
+    }
+}
+
+/// What passed, of each domain and key: when it was decided, by the steady clock and the wall.
+type Passed = BTreeMap<(usize, u64), Vec<Now>>;
+
+/// A node, and whoever asks it.
+type Asked = (Arc<Node>, Arc<Mutex<Asker>>);
+
+struct Place {
+    node: Arc<Node>,
+    carrier: JoinHandle<()>,
+    boot: u32,
+}
+
+struct Fleet {
+    cluster: Cluster,
+    clock: Clock,
+    places: Vec<Place>,
+    passed: Arc<Mutex<Passed>>,
+    /// Where callers go.
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+/// How callers fared.
+#[derive(Debug, Default)]
+struct Fared {
+    took: Vec<Duration>,
+    denied: u64,
+}
+
+fn limits() -> Vec<Limit> {
+    let spec = |text: &&str| serde_json::from_str::<LimitSpec>(text).expect("a spec");
+    LIMITS.iter().map(spec).map(|spec| Limit::new(spec).expect("a sound limit")).collect()
+}
+
+impl Fleet {
+    /// A cluster, and nodes whose pools grant.
+    async fn start(nodes: u16) -> Self {
+        let begun_wall = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        let clock = Clock { begun: Instant::now(), begun_wall };
+        let mut fleet = Self {
+            cluster: Cluster::start(),
+            clock,
+            places: Vec::new(),
+            passed: Arc::default(),
+            asked: Arc::default(),
+        };
+        for number in 1..=nodes {
+            let place = fleet.node(number, nodes, 1);
+            fleet.asked.lock().expect("no panic").push(asked(&place));
+            fleet.places.push(place);
+        }
+        fleet.grants().await;
+        sleep(SETTLES).await;
+        fleet
+    }
+
+    fn node(&self, number: u16, nodes: u16, boot: u32) -> Place {
+        let now = self.clock.now();
+        let siblings = Siblings {
+            node: number,
+            boot,
+            nodes: (1..=nodes).collect::<BTreeSet<u16>>(),
+            guard_percent: 10,
+            clock_error_ns: 10_000_000,
+            drift_ppm: 1_000,
+            begun_us: now.wall_ns / 1_000,
+        };
+        let config = Config {
+            key: HashKey([7; 16]),
+            memory_bytes: 64 << 20,
+            durable: false,
+            empty_handed: (boot > 1).then_some(now),
+            home: None,
+        };
+        let node = Arc::new(Node::among(config, Keep::default(), siblings));
+        if boot > 1 {
+            let kept = limits().into_iter().map(|limit| Scheduled { limit, from_ns: None, until_ns: None });
+            node.resume(kept.collect(), now).expect("the same limits");
+            node.restore_all(now, |_| Vec::new());
+        }
+        node.apply(limits(), now, |_| Vec::new()).expect("limits");
+        let redis = acequia_store::redis::Redis::open(cluster(&self.cluster)).expect("sound settings");
+        let clock = self.clock;
+        let carrier = tokio::spawn(share(Arc::clone(&node), RedisPools::new(redis), move || clock.now()));
+        Place { node, carrier, boot }
+    }
+
+    /// A node loses its power, and comes back at once.
+    fn crash(&mut self, at: usize) {
+        self.places[at].carrier.abort();
+        let nodes = u16::try_from(self.places.len()).expect("a few");
+        let number = u16::try_from(at).expect("a few") + 1;
+        self.places[at] = self.node(number, nodes, self.places[at].boot + 1);
+        self.asked.lock().expect("no panic")[at] = asked(&self.places[at]);
+    }
+
+    fn counts(&self) -> Vec<LeaseCounts> {
+        self.places.iter().map(|place| place.node.lease_counts()).collect()
+    }
+
+    /// Waits until all pools grant.
+    async fn grants(&self) {
+        let begun = Instant::now();
+        while self.counts().iter().any(|counts| counts.granting < u64::from(GROUPS)) {
+            assert!(begun.elapsed() < PATIENCE, "pools do not grant: {:?}", self.counts());
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Load from outside for so long, in an open loop: whoever is late is late because of us. Each request goes to the nodes in turn.
+    fn load(&self, demand: Demand, lasts: Duration) -> JoinHandle<Fared> {
+        tokio::spawn(load(Arc::clone(&self.asked), self.clock, Arc::clone(&self.passed), (demand, lasts)))
+    }
+
+    /// Nothing passed that was too much.
+    fn judge(&self) {
+        for ((domain, key), passed) in self.passed.lock().expect("no panic").iter_mut() {
+            passed.sort_by_key(|now| now.steady_ns);
+            match *domain {
+                0 => judge_window(passed, 80, 2_000_000_000),
+                1 => judge_bucket(passed, 40, 60),
+                _ => judge_sliding(passed, 80, 2_000_000_000),
+            }
+            .unwrap_or_else(|what| panic!("{} key {key}: {what}", DOMAINS[*domain]));
+        }
+    }
+
+    fn passed_in(&self) -> usize {
+        self.passed.lock().expect("no panic").values().map(Vec::len).sum()
+    }
+}
+
+fn judge_window(passed: &[Now], limit: usize, window_ns: u64) -> Result<(), String> {
+    let mut windows: BTreeMap<u64, usize> = BTreeMap::new();
+    for now in passed {
+        *windows.entry(now.wall_ns / window_ns).or_default() += 1;
+    }
+    match windows.into_iter().find(|(_, units)| *units > limit) {
+        Some((window, units)) => Err(format!("{units} in window {window}")),
+        None => Ok(()),
+    }
+}
+
+fn judge_bucket(passed: &[Now], rate: u64, burst: u64) -> Result<(), String> {
+    let unit = 1_000_000_000;
+    let (mut owed, mut at_ns) = (0_u64, 0);
+    for now in passed {
+        owed = owed.saturating_sub((now.steady_ns - at_ns).saturating_mul(rate)) + unit;
+        at_ns = now.steady_ns;
+        if owed > burst * unit {
+            return Err(format!("{} too many at {at_ns}", (owed - burst * unit).div_ceil(unit)));
+        }
+    }
+    Ok(())
+}
+
+fn judge_sliding(passed: &[Now], limit: usize, window_ns: u64) -> Result<(), String> {
+    for (place, now) in passed.iter().enumerate().skip(limit) {
+        let before = &passed[place - limit];
+        if now.steady_ns - before.steady_ns < window_ns {
+            return Err(format!("{} within {} ns", limit + 1, now.steady_ns - before.steady_ns));
+        }
+    }
+    Ok(())
+}
+
+fn asked(place: &Place) -> Asked {
+    (Arc::clone(&place.node), Arc::new(Mutex::new(place.node.asker())))
+}
+
+async fn load(
+    nodes: Arc<Mutex<Vec<Asked>>>,
+    clock: Clock,
+    passed: Arc<Mutex<Passed>>,
+    (demand, lasts): (Demand, Duration),
+) -> Fared {
+    let (begun, mut number, mut asked) = (Instant::now(), 0_u64, tokio::task::JoinSet::new());
+    let mut fared = Fared::default();
+    while begun.elapsed() < lasts {
+        let due = begun + Duration::from_nanos(number * 1_000_000_000 / demand.a_second);
+        if due > Instant::now() {
+            sleep(Duration::from_millis(1)).await;
+            continue;
+        }
+        let (domain, key) = ((number / 3 % 3) as usize, number / 9 % KEYS);
+        let (nodes, passed) = (Arc::clone(&nodes), Arc::clone(&passed));
+        asked.spawn(async move {
+            let begun = Instant::now();
+            let (node, asker) = {
+                let nodes = nodes.lock().expect("no panic");
+                nodes[number as usize % nodes.len()].clone()
+            };
+            let is_allowed = ask(&node, &asker, clock, (domain, key), &passed).await;
+            (begun.elapsed(), is_allowed)
+        });
+        number += 1;
+        while let Some(Ok((took, is_allowed))) = asked.try_join_next() {
+            fared.took.push(took);
+            fared.denied += u64::from(!is_allowed);
+        }
+    }
+    while let Some(Ok((took, is_allowed))) = asked.join_next().await {
+        fared.took.push(took);
+        fared.denied += u64::from(!is_allowed);
+    }
+    fared.took.sort_unstable();
+    fared
+}
+
+/// One request, that waits as its answer says.
+async fn ask(
+    node: &Node,
+    asker: &Mutex<Asker>,
+    clock: Clock,
+    (domain, key): (usize, u64),
+    passed: &Mutex<Passed>,
+) -> bool {
+    let text = key.to_string();
+    let begun = Instant::now();
+    loop {
+        let news = node.news();
+        let patience = {
+            let request_key = [("key", text.as_str())];
+            let request = Request::new(DOMAINS[domain], &request_key);
+            // What passes is counted before anybody else can be asked here.
+            let mut asker = asker.lock().expect("no panic");
+            let now = clock.now();
+            let answer = asker.check(&request, now, Ask::CHECK);
+            if answer.allowed {
+                passed.lock().expect("no panic").entry((domain, key)).or_default().push(now);
+                return true;
+            }
+            Duration::from_nanos(node.patience_ns(answer, &node.catalogue(), 1_000_000_000))
+        };
+        let until = begun + patience.min(Duration::from_millis(3));
+        loop {
+            if Instant::now() >= until {
+                return false;
+            }
+            if node.news() != news {
+                break;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// What happens to the region while it is asked.
+async fn survives_for(fate_lasts: Duration, name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
+    let mut fleet = Fleet::start(3).await;
+    let before = fleet.load(MUCH, Duration::from_secs(3)).await.expect("callers");
+    let usual = fleet.passed_in();
+    let load = fleet.load(MUCH, fate_lasts + Duration::from_secs(8));
+    sleep(Duration::from_millis(500)).await;
+    fate(&mut fleet).await;
+    let during = load.await.expect("callers");
+    fleet.grants().await;
+    sleep(SETTLES).await;
+    let from = fleet.passed_in();
+    let after = fleet.load(MUCH, Duration::from_secs(3)).await.expect("callers");
+    let again = fleet.passed_in() - from;
+    let p99 = |fared: &Fared| fared.took[fared.took.len() * 99 / 100];
+    eprintln!(
+        "{name}: p99 before {:?}, during {:?}, after {:?}; passed {usual} before and {again} after; {:?}",
+        p99(&before),
+        p99(&during),
+        p99(&after),
+        fleet.counts()
+    );
+    fleet.judge();
+    // Whoever asks has an answer, and soon: how soon on a quiet machine is printed above.
+    assert!(p99(&during) < Duration::from_millis(100), "{name}: {:?}", p99(&during));
+    assert!(during.took.len() >= 7_000, "{name}: only {} were asked", during.took.len());
+    assert!(again * 10 >= usual * 8, "{name}: {again} passed afterwards, and {usual} before");
+}
+
+async fn survives(name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
+    survives_for(Duration::ZERO, name, fate).await;
+}
+
+/// The primary of the first group, by its place among the cluster's nodes.
+fn primary_of(fleet: &Fleet) -> usize {
+    fleet.cluster.primaries()[0]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_is_killed_lets_no_unit_too_many_pass() {
+    survives("a primary is killed", async |fleet| {
+        let primary = primary_of(fleet);
+        fleet.cluster.nodes[primary].kill();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_and_a_node_that_die_together_let_no_unit_too_many_pass() {
+    survives("a primary and a node die", async |fleet| {
+        let primary = primary_of(fleet);
+        fleet.cluster.nodes[primary].kill();
+        fleet.crash(0);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_deleted_is_not_given_again() {
+    survives("FLUSHALL", async |fleet| {
+        for primary in fleet.cluster.primaries() {
+            fleet.cluster.nodes[primary].cli(&["FLUSHALL"]);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_that_are_gone_are_loaded_again_under_load() {
+    survives("FUNCTION FLUSH", async |fleet| {
+        for primary in fleet.cluster.primaries() {
+            fleet.cluster.nodes[primary].cli(&["FUNCTION", "FLUSH"]);
+            fleet.cluster.nodes[primary].cli(&["SCRIPT", "FLUSH"]);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_starts_anew_gives_nothing_again() {
+    survives("all servers start anew", async |fleet| {
+        fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::kill);
+        fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::restart);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_takes_over_without_its_primary_lets_no_unit_too_many_pass() {
+    survives("a replica takes over, with the link to its primary cut", async |fleet| {
+        let primary = primary_of(fleet);
+        let port = fleet.cluster.nodes[primary].port().to_string();
+        let replica = fleet.cluster.nodes.iter().position(|node| node.info("master_port") == port);
+        let replica = replica.expect("a replica");
+        // It hears nothing of its primary for a while, which goes on; then it takes over by itself.
+        fleet.cluster.nodes[replica].hang();
+        sleep(Duration::from_millis(600)).await;
+        let take_over = Command::new("redis-cli")
+            .args(["-p", &fleet.cluster.nodes[replica].port().to_string(), "CLUSTER", "FAILOVER", "TAKEOVER"])
+            .stdout(Stdio::null())
+            .spawn();
+        fleet.cluster.nodes[primary].hang();
+        fleet.cluster.nodes[replica].go_on();
+        take_over.expect("redis-cli").wait().expect("an end");
+        fleet.cluster.nodes[primary].go_on();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_hangs_for_long_lets_no_unit_too_many_pass() {
+    let lasts = Duration::from_secs(20);
+    survives_for(lasts, "a primary hangs for 20 s", async |fleet| {
+        let primary = primary_of(fleet);
+        fleet.cluster.nodes[primary].hang();
+        sleep(lasts).await;
+        fleet.cluster.nodes[primary].go_on();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minute_without_servers_is_not_noticed_where_demand_is_low() {
+    let mut fleet = Fleet::start(3).await;
+    fleet.load(LITTLE, Duration::from_secs(20)).await.expect("callers");
+    fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::kill);
+    let fared = fleet.load(LITTLE, Duration::from_secs(60)).await.expect("callers");
+    let (asked, denied) = (fared.took.len(), fared.denied);
+    eprintln!("a minute without servers: {denied} of {asked} denied, p99 {:?}", fared.took[asked * 99 / 100]);
+    fleet.judge();
+    assert!(asked >= 11_000, "only {asked} were asked");
+    assert!(denied * 100 <= asked as u64, "{denied} of {asked} denied");
+}
