@@ -33,8 +33,8 @@
 //! 2. The dialler keeps the first attempt that completes and says hello on it. With that the other side knows the
 //!    connection as the one that counts, says hello too, and is up; the dialler is up when it hears that. (In TLS
 //!    1.3 a dialler is done before the other side has looked at its certificate.) A dialler may send before.
-//! 3. Nothing heard for two seconds, a goodbye, a refusal, or a stateless reset of a peer that has restarted, and it
-//!    is down: [`Event::Down`], and the dialler begins again.
+//! 3. Nothing heard for two seconds (longer where the link is slow: [`Timing::idle`]), a goodbye, a refusal, or a
+//!    stateless reset of a peer that has restarted, and it is down: [`Event::Down`], and the dialler begins again.
 //!
 //! # What it withstands, and what not
 //!

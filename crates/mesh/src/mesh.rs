@@ -65,7 +65,9 @@ pub struct Timing {
     pub keep_alive: Duration,
     /// How long nothing may be heard before the connection counts as lost. Larger: a cut is noticed later,
     /// and the longer a cut that a connection lives through, the longer it is quiet afterwards, since
-    /// repetitions become rarer. Smaller: a busy machine or a few lost packets end connections.
+    /// repetitions become rarer. Smaller: a busy machine or a few lost packets end connections. Never less
+    /// than three times what an acknowledgement is waited for (RFC 9000 section 10.1): some ten seconds on a
+    /// link with round trips of two, and for as long as those are remembered.
     pub idle: Duration,
     /// Between attempts in the first minute without a connection; a quarter more or less, by chance. An attempt is a packet
     /// of 1.2 kB, repeated a few times. It adds to the time in which a mended link is used again.

@@ -119,16 +119,19 @@ impl Caller {
     }
 }
 
-fn request(question: &Question) -> api::CheckRequest {
+/// Says how long it waits, as clients do: a node may have a request wait for other regions, and must not for longer.
+fn request(question: &Question) -> tonic::Request<api::CheckRequest> {
     let entry = |(key, value): &(String, String)| api::Entry { key: key.clone(), value: value.clone() };
     let entries = question.entries.iter().map(entry).collect();
-    api::CheckRequest {
+    let mut request = tonic::Request::new(api::CheckRequest {
         domain: DOMAIN.to_owned(),
         descriptors: vec![api::Descriptor { entries, cost: None }],
         cost: Some(question.cost),
         detail: true,
         ..api::CheckRequest::default()
-    }
+    });
+    request.set_timeout(DEADLINE);
+    request
 }
 
 fn said(answer: Result<tonic::Response<api::CheckResponse>, tonic::Status>) -> Said {
