@@ -4,7 +4,6 @@ mod access;
 mod calls;
 mod failover;
 mod middle;
-mod nodes;
 mod pools;
 mod scene;
 mod servers;

@@ -1,5 +1,12 @@
 //! Three nodes that share limits through a Redis Cluster, under load, while it breaks: counted from outside.
 
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of calls")]
+#[path = "../redis/scene.rs"]
+mod scene;
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of calls")]
+#[path = "../redis/servers.rs"]
+mod servers;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     process::{Command, Stdio},
@@ -56,6 +63,9 @@ impl Clock {
         Now { steady_ns: ns(since) + 1_000_000_000, wall_ns: ns(self.begun_wall + since) }
     }
 }
+
+/// One region at a time: how soon callers are answered is looked at.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// What passed, of each domain and key: when it was decided, by the steady clock and the wall.
 type Passed = BTreeMap<(usize, u64), Vec<Now>>;
@@ -305,6 +315,7 @@ async fn ask(
 
 /// What happens to the region while it is asked.
 async fn survives_for(fate_lasts: Duration, name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
+    let _alone = ALONE.lock().await;
     let mut fleet = Fleet::start(3).await;
     let before = fleet.load(MUCH, Duration::from_secs(3)).await.expect("callers");
     let usual = fleet.passed_in();
@@ -426,6 +437,7 @@ async fn a_primary_that_hangs_for_long_lets_no_unit_too_many_pass() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minute_without_servers_is_not_noticed_where_demand_is_low() {
+    let _alone = ALONE.lock().await;
     let mut fleet = Fleet::start(3).await;
     fleet.load(LITTLE, Duration::from_secs(20)).await.expect("callers");
     fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::kill);
