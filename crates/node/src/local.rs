@@ -7,7 +7,10 @@
 use std::sync::Arc;
 
 use acequia_limits::{Algorithm, Part, RATE_PARTS, window::Edges};
-use acequia_rights::{Region, Split};
+use acequia_rights::{
+    Region, Split,
+    broken::{Broken, broken},
+};
 
 /// How the nodes of a region share a limit: each has a guard share, all alike, and the rest is in the cell's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +39,8 @@ impl Guard {
         let rate = u64::from(RATE_PARTS) - u64::from(self.rate()) * self.nodes;
         // At most the whole.
         let rate = if has_rate { rate as u32 } else { 0 };
-        Part { rate, units: total - self.units(total) * self.nodes }
+        let kept = if broken(Broken::LeaseGuardTwice) { 0 } else { self.units(total) * self.nodes };
+        Part { rate, units: total - kept }
     }
 }
 

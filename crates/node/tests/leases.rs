@@ -192,9 +192,42 @@ fn leaky() -> LimitSpec {
 
 #[test]
 fn whatever_breaks_no_unit_too_many_passes_and_pools_grant_again() {
-    let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(36);
+    let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(24);
     for seed in 1..=seeds {
-        println!("seed {seed}");
         history(seed);
     }
+}
+
+#[cfg(feature = "broken")]
+#[test]
+fn every_rule_is_needed() {
+    use acequia_rights::broken::{Broken, break_rule};
+    let rules = [
+        Broken::LeaseOutlivesItsEnd,
+        Broken::LeaseUntold,
+        Broken::LeaseAssertedEarly,
+        Broken::LeaseGuardTwice,
+        Broken::LeaseTakenBackEarly,
+        Broken::PoolTrustsTheDead,
+        Broken::PoolGrantsUntold,
+        Broken::PoolAsksOneNode,
+        Broken::PoolBeginsFull,
+        Broken::PoolBurnsNothing,
+    ];
+    std::panic::set_hook(Box::new(|_| ()));
+    let mut survive = Vec::new();
+    for rule in rules {
+        let found = (1..=60).find(|seed| {
+            break_rule(Some(rule));
+            let found = std::panic::catch_unwind(|| history(*seed)).is_err();
+            break_rule(None);
+            found
+        });
+        match found {
+            Some(seed) => println!("{:<24} {seed}", format!("{rule:?}")),
+            None => survive.push(rule),
+        }
+    }
+    let _ = std::panic::take_hook();
+    assert_eq!(survive, [], "rules that can be left out unnoticed");
 }

@@ -217,6 +217,16 @@ pub enum Broken {
     PurseHearsOlderCalls,
     /// A node gives parts back after the call that says so.
     PurseKeepsWhatItGave,
+    /// A cell goes on with what it held of a pool when that has ended.
+    LeaseOutlivesItsEnd,
+    /// A node does not tell in a new generation what it holds.
+    LeaseUntold,
+    /// A node says that it has told all while a call of the group is under way.
+    LeaseAssertedEarly,
+    /// What the nodes keep out of the pools is in the pools, too.
+    LeaseGuardTwice,
+    /// A pool does not wait for as long as a node counts on what it holds.
+    LeaseTakenBackEarly,
 }
 
 /// Whether a rule is left out in this thread.

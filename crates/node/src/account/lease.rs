@@ -6,6 +6,7 @@
 use acequia_limits::{Algorithm, Now, Part};
 use acequia_rights::{
     Change,
+    broken::{Broken, broken},
     pool::{bucket, sliding},
 };
 
@@ -90,7 +91,7 @@ impl Account {
 
     /// Ends what is over, at its instant.
     pub(super) fn end_lease(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, now: Now) -> bool {
-        if self.pooled_until_ns() > now.steady_ns {
+        if self.pooled_until_ns() > now.steady_ns || broken(Broken::LeaseOutlivesItsEnd) {
             return false;
         }
         let at = Now { steady_ns: self.pooled_until_ns(), ..now };

@@ -3,7 +3,10 @@
 //! Nothing here is a matter of safety: pools grant what they have, whatever they are asked.
 
 use acequia_limits::{Now, Part, RATE_PARTS};
-use acequia_rights::pool::Generation;
+use acequia_rights::{
+    broken::{Broken, broken},
+    pool::Generation,
+};
 use smallvec::SmallVec;
 
 use crate::{
@@ -115,7 +118,7 @@ impl Leased {
     }
 
     pub(super) fn was_told(&self, end_ns: u64, generation: Generation) -> bool {
-        self.told.contains(&(end_ns, generation))
+        self.told.contains(&(end_ns, generation)) || broken(Broken::LeaseUntold)
     }
 
     /// Takes in what was asked for.
