@@ -7,7 +7,7 @@ use std::{
 };
 
 use acequia_rights::pool::{
-    self, Bucket, Generation, Ground, Refused, Sliding, Taker, Window, bucket,
+    self, Bucket, Ground, Refused, Sliding, Taker, Window, bucket,
     group::{Assertion, Known, Place},
     sliding, window,
 };
@@ -176,13 +176,4 @@ impl Pools for KeptPools {
         self.write(&values)?;
         Ok(Answer::Done(over.len() as u64))
     }
-}
-
-/// A generation as it is written in Redis.
-pub(super) fn generation_text(generation: &Generation) -> String {
-    format!("{}:{}", generation.number, taker_text(&generation.by))
-}
-
-pub(super) fn taker_text(taker: &Taker) -> String {
-    format!("{}:{}:{}", taker.node, taker.boot, taker.call)
 }

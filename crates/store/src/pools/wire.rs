@@ -9,10 +9,7 @@ use acequia_rights::pool::{
     sliding, window,
 };
 
-use super::{
-    Answer, At, Pools,
-    kept::{generation_text, taker_text},
-};
+use super::{Answer, At, Pools};
 use crate::redis::{Arg, Function, Group, Missed, Redis, Value};
 
 /// The suffixes of keys that each group has.
@@ -222,4 +219,13 @@ impl Pools for RedisPools {
         };
         self.call_cell(at, Function::Sweep, &[int(u64::from(most))], done).await
     }
+}
+
+/// A generation as it is written in Redis.
+fn generation_text(generation: &Generation) -> String {
+    format!("{}:{}", generation.number, taker_text(&generation.by))
+}
+
+fn taker_text(taker: &Taker) -> String {
+    format!("{}:{}:{}", taker.node, taker.boot, taker.call)
 }
