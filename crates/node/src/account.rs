@@ -498,6 +498,7 @@ impl Account {
         let late_ends = broken(Broken::EndLoansByNewNumbers);
         if let Some(before) = before.filter(|_| !late_ends) {
             self.end_loans(words, before, (0, began.min(now)), sessions);
+            self.end_lease(words, before, began.min(now));
         }
         let old = self.algorithm.clone();
         self.standing = ground.local.part(ground.salt);

@@ -272,6 +272,8 @@ impl Node {
         now: Now,
         rows: impl FnMut(LimitId) -> Vec<Row>,
     ) -> Result<Vec<Change>, CatalogueFault> {
+        // Whoever looks at cells of pools goes by one catalogue all the while.
+        let _held = self.leases.as_ref().map(lock);
         let (changes, taken) = self.apply_limits(limits, now, rows)?;
         self.take_from_disk(taken);
         Ok(changes)

@@ -120,6 +120,31 @@ fn ten_nodes_use_the_whole_share() {
     }
 }
 
+#[test]
+fn what_was_taken_of_a_larger_pool_goes_back_when_the_limit_is_lowered() {
+    let numbers = [
+        (window("l", 1_000, "10s"), window("l", 20, "10s")),
+        (bucket("l", "100/s", 1_000), bucket("l", "100/s", 20)),
+        (sliding("l", 1_000, "10s"), sliding("l", 20, "10s")),
+    ];
+    for (before, after) in numbers {
+        let mut world = settled(3, before);
+        let demand = |world: &mut World, seconds: u64| {
+            for number in 0..seconds * 150 {
+                world.ask((number % 3) as usize, "k", 1);
+                world.pass(S / 150);
+            }
+        };
+        demand(&mut world, 15);
+        world.renumber(&[after]);
+        // What began under the old numbers is over, and what was held of them is back.
+        demand(&mut world, 25);
+        world.forget_counts();
+        demand(&mut world, 60);
+        assert!(world.admitted(0, "k") > 60, "something passes");
+    }
+}
+
 /// A random history of one limit: what breaks, how often, and when, is drawn from the seed. Whatever passes is counted by true time, and
 /// a unit too many is a panic. Then everything heals, and pools must grant again.
 fn history(seed: u64) {

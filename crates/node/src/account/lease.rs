@@ -96,7 +96,8 @@ impl Account {
         }
         let at = Now { steady_ns: self.pooled_until_ns(), ..now };
         let change = match &mut self.windows_mut().lease {
-            Some(Lease::Bucket(purse)) => purse.settle(now.steady_ns),
+            // Of a call that is under way the answer does not count any more: it would bring back what is over, unspent.
+            Some(Lease::Bucket(purse)) => std::mem::take(purse).settle(now.steady_ns),
             Some(Lease::Sliding(purse)) => {
                 *purse = sliding::Purse::default();
                 Some(Change::default())
@@ -114,7 +115,12 @@ impl Account {
         keeps: Part,
         now: Now,
     ) -> Option<Kept> {
-        let available = self.unleased(words, now, ground.salt);
+        let mut available = self.unleased(words, now, ground.salt);
+        let own_units = self.standing.units;
+        if available > 0 && !self.algorithm.has_rate() {
+            // What is beyond the limit, by what this node knows of it, is not used here, and may go back.
+            available += self.effective().units.saturating_sub(self.algorithm.budget());
+        }
         let lease = &mut self.windows_mut().lease;
         let lease = match ground.global {
             Algorithm::FixedWindow(_) => return None,
@@ -131,7 +137,11 @@ impl Account {
             // What was used in the last window cannot be given back.
             Lease::Sliding(_) => available,
         });
-        let unspent = back.min(available);
+        // The own part's tokens stay: of those that the disk knows to be spent nothing may be told to anybody.
+        let unspent = match lease {
+            Lease::Bucket(_) => back.min(available.saturating_sub(own_units)),
+            Lease::Sliding(_) => back,
+        };
         let keeps = Part { rate: keeps.rate.min(held.rate), units: held.units - back };
         let (number, change) = match lease {
             Lease::Bucket(purse) => purse.ask(keeps, unspent, now.steady_ns),

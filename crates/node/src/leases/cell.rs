@@ -60,6 +60,10 @@ pub(super) struct Leased {
     window: u64,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
     told: SmallVec<[(u64, Generation); 2]>,
+    /// What the pool had in all when what is held was taken.
+    under: Part,
+    /// What may be held at most since that became less, until no more is.
+    most: Option<Part>,
 }
 
 /// What a cell has, and what was asked of it since the last look.
@@ -108,7 +112,40 @@ impl Leased {
             fair: None,
             window: 0,
             told: SmallVec::new(),
+            under: Part::default(),
+            most: None,
         }
+    }
+
+    /// What the pool has now. Where that is less than when what is `held` was taken, gives what it was then, once.
+    pub(super) fn shrunk(&mut self, pool: Part, held: Part) -> Option<Part> {
+        let under = std::mem::replace(&mut self.under, pool);
+        if pool.units >= under.units && pool.rate >= under.rate {
+            return None;
+        }
+        let held = self.most.unwrap_or(held);
+        let rate = share_of(held.rate.into(), pool.rate.into(), under.rate.into());
+        let units = share_of(held.units, pool.units, under.units);
+        // No more than it was.
+        self.most = Some(Part { rate: rate as u32, units });
+        Some(under)
+    }
+
+    /// Keeps to what may be held, and asks for no more while that is less than what is.
+    fn bounded(&mut self, flow: Option<Flow>, held: Part) -> Option<Flow> {
+        let Some(most) = self.most else { return flow };
+        if held.rate <= most.rate && held.units <= most.units {
+            self.most = None;
+            return flow;
+        }
+        let keeps = flow.map_or(held, |flow| flow.keeps);
+        let keeps = Part { rate: keeps.rate.min(most.rate), units: keeps.units.min(most.units) };
+        Some(Flow { keeps, ..Flow::default() })
+    }
+
+    /// What is held of a window is not what the pool was told.
+    pub(super) fn untell(&mut self, end_ns: u64) {
+        self.told.retain(|(window, _)| *window != end_ns);
     }
 
     /// The pool knows what is held, in a generation.
@@ -241,7 +278,8 @@ impl Leased {
         }
         let grows = rate > held.rate + held.rate / 8 || flow.wanted.units > 0;
         let is_changed = (grows && now.steady_ns >= self.quiet_until_ns) || flow.keeps != held;
-        (is_changed || self.is_renewal_due(held, now)).then_some(flow)
+        let flow = (is_changed || self.is_renewal_due(held, now)).then_some(flow);
+        self.bounded(flow, held)
     }
 
     /// A sliding window, of which so many units are held.
@@ -266,7 +304,8 @@ impl Leased {
             flow.needed = needed;
         }
         let is_changed = flow.wanted.units > held / 16 || flow.needed > 0 || flow.keeps.units != held;
-        (is_changed || self.is_renewal_due(part(held), now)).then_some(flow)
+        let flow = (is_changed || self.is_renewal_due(part(held), now)).then_some(flow);
+        self.bounded(flow, part(held))
     }
 
     /// Whether what is there for later should be more, and it was not asked for just before.
@@ -303,6 +342,15 @@ impl Leased {
         let parts = u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS);
         parts.saturating_sub(seen.standing.rate).min(seen.pool.rate)
     }
+}
+
+/// So much of what was a part of `old`, of `new`: rounded down.
+pub(super) fn share_of(part: u64, new: u64, old: u64) -> u64 {
+    if new >= old {
+        return part;
+    }
+    // No more than the part.
+    (u128::from(part) * u128::from(new) / u128::from(old)) as u64
 }
 
 /// Units of a pool that go along with a part of its rate.

@@ -1,6 +1,6 @@
 //! How a node shares the limits of its region with the region's other nodes: what it takes from their pools, and when.
 //!
-//! **Nothing in here can over-admit.** A node spends its guard share, which is its own whatever happens, and what it holds of a
+//! A node spends its guard share, which is its own whatever happens, and what it holds of a
 //! cell's pool, which is never more than the pool has down for it ([`acequia_rights::pool`]). This module decides when to call a pool
 //! and for how much, and takes up what it answers. It knows no socket: [`Node::poll_call`] gives the next call to make,
 //! [`Node::answer_call`] takes what came of it, [`Node::tick_leases`] lets time pass.
@@ -31,9 +31,11 @@ use acequia_rights::{
 };
 
 use self::{
-    cell::{AHEAD_NS, Flow, Leased, Seen, Stock},
+    cell::{AHEAD_NS, Flow, Leased, Seen, Stock, share_of},
     group::{Group, Need},
 };
+use smallvec::SmallVec;
+
 use crate::{
     Catalogue, Config, Keep, Node,
     account::{Account, Ground, KeptOfPool, Taken},
@@ -63,6 +65,8 @@ pub(crate) const WAIT_NS: u64 = 3_000_000;
 const CELLS_MAX: usize = 1 << 20;
 /// Looks in one tick.
 const LOOKS_MAX: usize = 4_096;
+/// A cell that could not be looked at is tried again after so long.
+const LATER_NS: u64 = 10_000_000;
 /// Looks at one cell that calls are at least so far apart.
 const APART_NS: u64 = 2_000_000;
 /// Every group is asked how it is so often, whether this node has anything of it or not: a generation grants when all nodes have
@@ -81,7 +85,8 @@ const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 /// After a window's end its pool is kept for so long: it is over by every wall.
 const KEPT_NS: u64 = 300 * 1_000_000_000;
 
-/// A node's place among the nodes of its region.
+/// A node's place among the nodes of its region. `nodes`, `guard_percent` and the [`Config`]'s key are the same on each, and change
+/// only while all are stopped: nobody else notices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Siblings {
     /// This node's number, among `nodes`.
@@ -257,10 +262,6 @@ impl Leases {
         let mut first = 0;
         for number in unsettled {
             let group = &self.groups[usize::from(number)];
-            first += usize::from(!group.is_heard());
-            if !group.is_heard() && first > FIRST_MAX {
-                continue;
-            }
             if group.grants() {
                 self.unsettled.remove(&number);
                 continue;
@@ -268,9 +269,11 @@ impl Leases {
             let generation = group.generation();
             let question = match group.need(now.steady_ns) {
                 None => continue,
+                Some(Need::Begin(_)) if first >= FIRST_MAX => continue,
                 Some(Need::Begin(heard)) => Question::Begin { heard, by: self.taker() },
                 Some(Need::Assert(generation)) => Question::Assert(self.assertion(generation, now)),
             };
+            first += usize::from(matches!(question, Question::Begin { .. }));
             self.call_group((number, generation), question, now);
         }
     }
@@ -322,10 +325,16 @@ impl Leases {
         let looked = scene.and_then(|scene| {
             visit.at(true, |ground, cell| look_at(&scene, &mut leased, (ground, cell), node, now))
         });
-        let Some((true, ask)) = looked else {
-            // There is no room for it, or no use.
-            self.groups[usize::from(number)].forget(key);
-            return;
+        let ask = match looked {
+            Some((true, ask)) => ask,
+            Some((false, _)) => return self.groups[usize::from(number)].forget(key),
+            // There is no room for it now, or its numbers are just changing: it may hold units.
+            None => {
+                leased.due_ns = now.steady_ns + LATER_NS;
+                self.looks.insert((leased.due_ns, key));
+                self.cells.insert(key, leased);
+                return;
+            }
         };
         let group = &mut self.groups[usize::from(number)];
         group.cells.insert(key);
@@ -382,8 +391,8 @@ impl Leases {
             let group = &mut self.groups[usize::from(pending.group)];
             match said {
                 Said::Nothing => group.miss(id, now.steady_ns),
-                Said::Swept(_) => group.is_same(id),
-                _ => {}
+                Said::Known(_) | Said::Unknown(_) => {}
+                _ => group.is_same(id),
             }
             return;
         };
@@ -501,6 +510,7 @@ fn look_at(
         nodes: scene.home.nodes.len() as u64,
     };
     leased.observe(&seen, now);
+    shrink(scene, leased, pool, (account, ground), now);
     account.set_low_water(leased.low_water());
     let ask = match ground.global {
         Algorithm::FixedWindow(_) => ask_window(scene, leased, &seen, (account, ground), now),
@@ -555,6 +565,30 @@ fn look_at(
         cell.account = None;
     }
     (!is_over, ask)
+}
+
+/// Where the pool has become smaller, so does what is held of it, in proportion: then all nodes together hold no more than it has. Of
+/// the window that is open what was taken stays: it counts by the largest numbers that were in force in it.
+fn shrink(
+    scene: &Scene<'_>,
+    leased: &mut Leased,
+    pool: Part,
+    (account, ground): (&mut Account, &Ground<'_>),
+    now: Now,
+) {
+    let Some(under) = leased.shrunk(pool, account.pooled()) else { return };
+    let open_ns = account.window();
+    let later: SmallVec<[Taken; 4]> =
+        account.taken().iter().filter(|taken| taken.end_ns > open_ns).copied().collect();
+    // In the margin of its beginning a window may have been charged already.
+    let is_unused = open_ns.saturating_sub(now.wall_ns) > scene.home.clock_error_ns.saturating_mul(2);
+    for taken in later.into_iter().filter(|_| is_unused) {
+        let held = taken.taken - taken.returned;
+        let excess = held - share_of(held, pool.units, under.units);
+        if account.return_to_pool(ground, taken.end_ns, excess, held) > 0 {
+            leased.untell(taken.end_ns);
+        }
+    }
 }
 
 /// What to exchange.

@@ -338,6 +338,19 @@ impl World {
         }
     }
 
+    /// Other numbers, at every node at once.
+    pub(crate) fn renumber(&mut self, specs: &[LimitSpec]) {
+        self.specs = specs.to_vec();
+        for place in 0..self.nodes.len() {
+            scene::apply(&self.nodes[place].node, specs, self.now(place));
+        }
+    }
+
+    /// Counts anew what passes from now on, by the numbers of today.
+    pub(crate) fn forget_counts(&mut self) {
+        self.ledgers.clear();
+    }
+
     /// Units of a limit and a key that passed.
     pub(crate) fn admitted(&self, limit: usize, key: &str) -> u64 {
         self.ledgers.get(&(limit, key.to_owned())).map_or(0, |ledger| ledger.total)
