@@ -2,7 +2,8 @@
 --
 -- keys       see pool.lua; no cell
 -- arguments  6 the node, 7 all nodes of the region, with spaces between
---            8 since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds
+--            8 since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds; -1 if
+--              no process of it has held or spent anything, ever
 --            9 the slack in microseconds
 --            10 -1; or, where the other nodes are left out, how long leases of theirs may last, in microseconds
 -- results    2 `unknown`: 3 the generation that is known here, 4 whether it grants
@@ -10,10 +11,11 @@
 redis.register_function('acequia_assert' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
   if group and not group.grants then
-    local slack, keep = tonumber(arguments[9]), tonumber(arguments[10])
+    local knows, slack, keep = tonumber(arguments[8]), tonumber(arguments[9]), tonumber(arguments[10])
     group.asserted[arguments[6]] = true
-    group.burned = max(group.burned, tonumber(arguments[8]) + slack)
-    group.fresh = max(group.fresh, wall)
+    if knows >= 0 then
+      group.burned, group.fresh = max(group.burned, knows + slack), max(group.fresh, wall)
+    end
     group.grants = true
     for node in string.gmatch(arguments[7], '%d+') do
       group.grants = group.grants and group.asserted[node] == true

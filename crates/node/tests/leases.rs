@@ -145,6 +145,74 @@ fn what_was_taken_of_a_larger_pool_goes_back_when_the_limit_is_lowered() {
     }
 }
 
+#[test]
+fn a_new_region_has_all_from_the_beginning() {
+    for spec in [window("w", 100, "1h"), bucket("b", "1/h", 100), sliding("s", 100, "1h")] {
+        let name = spec.name.clone();
+        let mut world = World::of_new(2, &[spec], GUARD);
+        world.pass(6 * S);
+        for number in 0..400 {
+            world.ask_patiently(number % 2, "k", 1);
+            world.pass(5 * MS);
+        }
+        let passed = world.admitted(0, "k");
+        assert!((95..=100).contains(&passed), "{name}: {passed} of 100");
+    }
+}
+
+#[test]
+fn a_node_that_lost_its_disk_is_not_new() {
+    disk_lost();
+}
+
+/// All is spent; then one node loses its disk, and the server what it has.
+fn disk_lost() {
+    let mut world = World::of_new(2, &[window("w", 100, "1h"), bucket("b", "1/h", 100)], GUARD);
+    world.pass(6 * S);
+    for number in 0..300 {
+        world.ask_patiently(number % 2, ["w", "b"][number / 2 % 2], 1);
+    }
+    world.lose_disk(0);
+    world.server.restart(None);
+    world.pass(30 * S);
+    for number in 0..300 {
+        world.ask_patiently(number % 2, ["w", "b"][number / 2 % 2], 1);
+    }
+}
+
+#[test]
+fn a_node_that_begins_again_uses_no_server_that_was_replaced() {
+    replaced();
+}
+
+/// A server is replaced by its replica and lives on, and a node that begins again reaches only that one.
+fn replaced() {
+    let mut world = settled(2, window("w", 100, "10s"));
+    let replaced = world.server.clone();
+    world.server.restart(Some(&replaced));
+    world.old = Some(replaced);
+    // Both hear of the new one, and it grants again.
+    world.pass(30 * S);
+    world.crash(0);
+    world.nodes[0].is_left_behind = true;
+    // What was open when the node began is over.
+    world.pass(20 * S);
+    for _ in 0..400 {
+        world.ask(0, "k", 1);
+        world.ask(1, "k", 1);
+        world.pass(20 * MS);
+    }
+    // Whatever they had passed was counted; and the node that reaches the new one is served.
+    world.nodes[0].is_left_behind = false;
+    world.pass(30 * S);
+    let before = world.admitted(0, "k");
+    for number in 0..30 {
+        world.ask_patiently(number % 2, "k", 1);
+    }
+    let passed = world.admitted(0, "k") - before;
+    assert!((11..=30).contains(&passed), "{passed}: no more than guard shares");
+}
+
 /// A random history of one limit: what breaks, how often, and when, is drawn from the seed. Whatever passes is counted by true time, and
 /// a unit too many is a panic. Then everything heals, and pools must grant again.
 fn history(seed: u64) {
@@ -231,6 +299,8 @@ fn every_rule_is_needed() {
         Broken::LeaseOutlivesItsEnd,
         Broken::LeaseUntold,
         Broken::LeaseAssertedEarly,
+        Broken::LeaseForgetsGeneration,
+        Broken::LeaseNewTwice,
         Broken::LeaseGuardTwice,
         Broken::LeaseTakenBackEarly,
         Broken::PoolTrustsTheDead,
@@ -244,7 +314,12 @@ fn every_rule_is_needed() {
     for rule in rules {
         let found = (1..=60).find(|seed| {
             break_rule(Some(rule));
-            let found = std::panic::catch_unwind(|| history(*seed)).is_err();
+            let told = match rule {
+                Broken::LeaseForgetsGeneration => |_| replaced(),
+                Broken::LeaseNewTwice => |_| disk_lost(),
+                _ => history,
+            };
+            let found = std::panic::catch_unwind(|| told(*seed)).is_err();
             break_rule(None);
             found
         });

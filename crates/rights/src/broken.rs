@@ -223,6 +223,10 @@ pub enum Broken {
     LeaseUntold,
     /// A node says that it has told all while a call of the group is under way.
     LeaseAssertedEarly,
+    /// A node uses a generation before it is written down that it heard of it.
+    LeaseForgetsGeneration,
+    /// A node that has lost its disk says that it is new, whatever was granted before.
+    LeaseNewTwice,
     /// What the nodes keep out of the pools is in the pools, too.
     LeaseGuardTwice,
     /// A pool does not wait for as long as a node counts on what it holds.

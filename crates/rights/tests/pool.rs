@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
     Bucket, Generation, Group, Purse, Sliding, Taker, Window, bucket,
-    group::{Assertion, Place},
+    group::{Assertion, Known, Place},
     keep_us, slack_us, sliding, window,
 };
 use random::Random;
@@ -46,7 +46,7 @@ enum Message {
     GotSliding(u64, u64),
     GotWindow(u64, u64),
     /// How the group is.
-    Known(Generation),
+    Known(Known),
     /// That a node told all was heard.
     Told,
 }
@@ -82,6 +82,8 @@ struct Node {
     /// Of each window, with all earlier processes'.
     windows: BTreeMap<u64, window::Purse>,
     knows_from_us: u64,
+    /// It is its first process, and its first generation was of number 1 and had not granted.
+    is_new: bool,
 }
 
 struct World {
@@ -421,7 +423,7 @@ impl World {
         let place = Place { run: self.run.to_string(), map: 0 };
         let wall_us = sent.wall_us;
         let ground = self.server.group.ground(&place, sent.generation, wall_us);
-        let known = |server: &Server| Message::Known(server.group.known(&place).generation);
+        let known = |server: &Server| Message::Known(server.group.known(&place));
         let answer = match (&sent.message, ground) {
             (Message::Begin, _) => {
                 let node = &mut self.nodes[sent.node as usize];
@@ -437,6 +439,7 @@ impl World {
                     generation: sent.generation,
                     nodes: (1..=NODES).collect::<BTreeSet<u16>>(),
                     knows_from_us: self.nodes[sent.node as usize].knows_from_us,
+                    is_new: self.nodes[sent.node as usize].is_new,
                     wall_us,
                     slack_us: slack_us(ERROR_NS, LATE_NS),
                 };
@@ -479,7 +482,7 @@ impl World {
             return;
         }
         match sent.message {
-            Message::Known(generation) => {
+            Message::Known(Known { generation, grants }) => {
                 let is_answer = sent.generation == node.generation;
                 if generation.number == 0 && is_answer {
                     // Nothing is known there: somebody must begin.
@@ -487,6 +490,8 @@ impl World {
                 } else if generation != node.generation
                     && (is_answer || generation.number > node.generation.number)
                 {
+                    let is_first = node.boot == 1 && node.generation == Generation::default();
+                    node.is_new = is_first && generation.number == 1 && !grants;
                     (node.generation, node.told) = (generation, false);
                     node.heard.clear();
                 }

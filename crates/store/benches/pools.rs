@@ -50,7 +50,7 @@ async fn compare() {
         cluster.nodes.iter().take(2).map(|node| node.address().parse::<Address>().expect("an address"));
     let redis =
         Redis::open(Settings::new(Place::Cluster { seeds: seeds.collect() })).expect("sound settings");
-    let pools = RedisPools::new(redis);
+    let pools = RedisPools::new(redis, 0);
     let group = Group::new(17).expect("a group");
     let generation = begun(&pools, group).await;
 
@@ -118,8 +118,15 @@ async fn begun(pools: &RedisPools, group: Group) -> Generation {
         }
     };
     let nodes = BTreeSet::from([1]);
-    let assertion =
-        Assertion { node: 1, generation, nodes, knows_from_us: 0, wall_us: wall_us(), slack_us: 0 };
+    let assertion = Assertion {
+        node: 1,
+        generation,
+        nodes,
+        knows_from_us: 0,
+        is_new: false,
+        wall_us: wall_us(),
+        slack_us: 0,
+    };
     assert!(pools.assert(group, &assertion, None, DEADLINE).await.expect("an answer").grants);
     generation
 }

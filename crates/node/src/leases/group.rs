@@ -1,11 +1,15 @@
 //! One group of cells, as this node knows it: which generation its pools are of, and whether they grant.
 //!
-//! A node that has heard of a generation uses no earlier one. It tells what it holds of every pool of the group, and when each
-//! has answered, that it has told all ([`acequia_rights::pool::group`]).
+//! A node that has heard of a generation uses no earlier one, nor another of the same number, and no process after it does: so it uses
+//! none before that is written down. It tells what it holds of every pool of the group, and when each has answered, that it has
+//! told all ([`acequia_rights::pool::group`]).
 
 use std::collections::BTreeSet;
 
-use acequia_rights::pool::{Generation, group::Known};
+use acequia_rights::{
+    broken::{Broken, broken},
+    pool::{Generation, group::Known},
+};
 
 use crate::sharing::CellKey;
 
@@ -40,9 +44,12 @@ pub(super) enum Need {
 
 #[derive(Debug, Default)]
 pub(super) struct Group {
+    /// The last that was heard of: no earlier one counts.
     generation: Generation,
-    /// The highest number heard of.
-    heard: u64,
+    /// Of which it is written down that it was heard of.
+    kept: Generation,
+    /// A generation that is begun gets a number above this one.
+    above: u64,
     stage: Stage,
     /// Cells that must be told in this generation.
     pub(super) untold: BTreeSet<CellKey>,
@@ -54,16 +61,34 @@ pub(super) struct Group {
     failed: u32,
     /// How often it was asked whether all have told.
     asked: u32,
+    /// Whether the generation is the first that there was, and had not granted when it was heard of.
+    is_first: bool,
 }
 
 impl Group {
+    /// Of which earlier processes have heard.
+    pub(super) fn since(generation: Generation) -> Self {
+        Self { generation, kept: generation, above: generation.number, ..Self::default() }
+    }
+
     pub(super) const fn generation(&self) -> Generation {
         self.generation
     }
 
     /// Whether its pools can be called.
     pub(super) fn is_heard(&self) -> bool {
-        self.stage != Stage::Unheard
+        self.stage != Stage::Unheard && self.is_kept()
+    }
+
+    /// Whether it is written down which generation was heard of.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept == self.generation || broken(Broken::LeaseForgetsGeneration)
+    }
+
+    /// It was written down that this generation was heard of. Says whether it was the last that was.
+    pub(super) fn keep(&mut self, generation: Generation) -> bool {
+        self.kept = generation;
+        self.is_kept()
     }
 
     pub(super) fn grants(&self) -> bool {
@@ -75,14 +100,19 @@ impl Group {
         self.under_way.is_none() && self.stage == Stage::Grants
     }
 
+    /// Whether its generation is the first that there was, and had not granted when it was heard of.
+    pub(super) fn is_first(&self) -> bool {
+        self.is_first || broken(Broken::LeaseNewTwice)
+    }
+
     /// What it needs, if it is time, and nothing is under way.
     pub(super) fn need(&self, now_ns: u64) -> Option<Need> {
         if self.under_way.is_some() || now_ns < self.retry_ns {
             return None;
         }
         match self.stage {
-            Stage::Unheard => Some(Need::Begin(self.heard)),
-            Stage::Telling if self.untold.is_empty() => Some(Need::Assert(self.generation)),
+            Stage::Unheard => Some(Need::Begin(self.above)),
+            Stage::Telling if self.untold.is_empty() && self.is_kept() => Some(Need::Assert(self.generation)),
             Stage::Telling | Stage::Grants => None,
         }
     }
@@ -95,16 +125,21 @@ impl Group {
     pub(super) fn hear(&mut self, known: &Known, id: u64, now_ns: u64) -> bool {
         self.answered(id);
         let Known { generation, grants } = *known;
-        if generation.number == 0 || (generation.number < self.heard && generation != self.generation) {
-            // A place that forgot, or was rolled back.
+        if generation.number == 0
+            || (generation.number <= self.generation.number && generation != self.generation)
+        {
+            // A place that forgot, or was rolled back; or two had forgotten, and one number was given twice.
+            let is_twice = generation.number == self.generation.number;
+            self.above = self.above.max(generation.number.saturating_add(u64::from(is_twice)));
             self.stage = Stage::Unheard;
             self.retry_ns = now_ns;
             return false;
         }
         self.failed = 0;
-        self.heard = self.heard.max(generation.number);
+        self.above = self.above.max(generation.number);
         let is_other = self.generation != generation || self.stage == Stage::Unheard;
         if is_other {
+            self.is_first = generation.number == 1 && !grants;
             self.generation = generation;
             self.stage = Stage::Telling;
             self.untold = self.cells.clone();
@@ -115,7 +150,7 @@ impl Group {
             self.asked = self.asked.saturating_add(1);
         }
         // Whether all was told here does not matter to a generation that has granted since: it did when it was begun.
-        if grants && self.untold.is_empty() {
+        if grants && self.untold.is_empty() && self.is_kept() {
             self.stage = Stage::Grants;
         }
         is_other

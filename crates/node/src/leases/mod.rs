@@ -101,8 +101,14 @@ pub struct Siblings {
     pub clock_error_ns: u64,
     /// How far steady clocks may drift, in parts per million.
     pub drift_ppm: u32,
-    /// When this process began, by its wall clock, in microseconds: what earlier ones took of windows it does not know.
+    /// When this process began, by its wall clock, in microseconds: what earlier ones took of windows it does not know. 0 where there
+    /// was no earlier one that took any.
     pub begun_us: u64,
+    /// Whether there is nothing on the node's disk. Then a region that has never granted anything grants all from the beginning.
+    pub is_new: bool,
+    /// The last generation of each group that earlier processes have heard of, as [`Node::unkept_generations`] gave it; of none where
+    /// it is not there.
+    pub generations: Vec<Generation>,
 }
 
 /// What was asked of pools since the start, for metrics.
@@ -165,6 +171,8 @@ pub(crate) struct Leases {
     home: Siblings,
     /// By number.
     groups: Vec<Group>,
+    /// Whether a generation was heard of, and that is not written down.
+    is_unkept: bool,
     /// Groups that need something before they grant.
     unsettled: BTreeSet<u16>,
     /// The group that is asked next how it is, and when: steady clock.
@@ -193,9 +201,12 @@ struct Scene<'a> {
 
 impl Leases {
     pub(crate) fn new(home: Siblings) -> Self {
+        let heard = home.generations.iter().copied().chain(std::iter::repeat(Generation::default()));
+        let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
         Self {
             home,
-            groups: (0..GROUPS).map(|_| Group::default()).collect(),
+            groups,
+            is_unkept: false,
             unsettled: (0..GROUPS).collect(),
             watched: (0, 0),
             cells: BTreeMap::new(),
@@ -271,7 +282,10 @@ impl Leases {
                 None => continue,
                 Some(Need::Begin(_)) if first >= FIRST_MAX => continue,
                 Some(Need::Begin(heard)) => Question::Begin { heard, by: self.taker() },
-                Some(Need::Assert(generation)) => Question::Assert(self.assertion(generation, now)),
+                Some(Need::Assert(generation)) => {
+                    let is_new = self.home.is_new && group.is_first();
+                    Question::Assert(self.assertion(generation, is_new, now))
+                }
             };
             first += usize::from(matches!(question, Question::Begin { .. }));
             self.call_group((number, generation), question, now);
@@ -300,12 +314,13 @@ impl Leases {
         }
     }
 
-    fn assertion(&self, generation: Generation, now: Now) -> Assertion {
+    fn assertion(&self, generation: Generation, is_new: bool, now: Now) -> Assertion {
         Assertion {
             node: self.home.node,
             generation,
             nodes: self.home.nodes.clone(),
             knows_from_us: self.home.begun_us,
+            is_new,
             wall_us: now.wall_ns / 1_000,
             slack_us: slack_us(self.home.clock_error_ns, 0),
         }
@@ -471,7 +486,28 @@ impl Leases {
         if is_other {
             self.counts.generations += 1;
         }
+        self.is_unkept |= !group.is_kept();
         for key in group.untold.clone() {
+            self.look_at_time(key, now.steady_ns);
+        }
+    }
+
+    /// The generations that were heard of, if that must be written down.
+    fn unkept_generations(&mut self) -> Option<Vec<Generation>> {
+        let is_unkept = std::mem::take(&mut self.is_unkept);
+        is_unkept.then(|| self.groups.iter().map(Group::generation).collect())
+    }
+
+    /// These were written down. What must be told of them can be told now.
+    fn generations_kept(&mut self, kept: &[Generation], now: Now) {
+        let mut untold = Vec::new();
+        for (group, generation) in self.groups.iter_mut().zip(kept) {
+            if !group.is_kept() && group.keep(*generation) {
+                untold.extend(group.untold.iter().copied());
+            }
+        }
+        self.is_unkept = self.groups.iter().any(|group| !group.is_kept());
+        for key in untold {
             self.look_at_time(key, now.steady_ns);
         }
     }
@@ -725,6 +761,30 @@ impl Node {
     pub fn answer_call(&self, id: u64, said: &Said, now: Now) {
         if let Some(leases) = &self.leases {
             lock(leases).answer(self, id, said, self.not_before(now));
+        }
+    }
+
+    /// The last generation of each group that this node has heard of, if that changed: for [`Siblings::generations`] of the processes
+    /// after this one. Nothing is taken of those groups before [`Node::generations_kept`].
+    pub fn unkept_generations(&self) -> Option<Vec<Generation>> {
+        lock(self.leases.as_ref()?).unkept_generations()
+    }
+
+    /// The last generation of each group that this node has heard of.
+    pub fn generations(&self) -> Vec<Generation> {
+        let Some(leases) = &self.leases else { return Vec::new() };
+        lock(leases).groups.iter().map(Group::generation).collect()
+    }
+
+    /// Whether every group's generation is the first that there was: nothing was ever taken of any pool.
+    pub fn is_first_of_all(&self) -> bool {
+        self.leases.as_ref().is_some_and(|leases| lock(leases).groups.iter().all(Group::is_first))
+    }
+
+    /// These are on the disk. Where they could not be written: none, and they are given again.
+    pub fn generations_kept(&self, kept: &[Generation], now: Now) {
+        if let Some(leases) = &self.leases {
+            lock(leases).generations_kept(kept, self.not_before(now));
         }
     }
 

@@ -13,7 +13,7 @@ use acequia_node::{
     leases::{CALL_NS, Call, PoolName, Question, Said, Siblings},
 };
 use acequia_rights::pool::{
-    Bucket, Group, Sliding, Window,
+    Bucket, Generation, Group, Sliding, Window,
     group::{Known, Place},
 };
 
@@ -102,6 +102,10 @@ pub(crate) struct Place1 {
     pub(crate) node: Arc<Node>,
     pub(crate) asker: Asker,
     boot: u32,
+    /// What is on its disk: the generations that it has heard of.
+    generations: Vec<Generation>,
+    /// It reaches the server that was replaced, and not its successor.
+    pub(crate) is_left_behind: bool,
     /// Its wall is so much ahead of true time.
     pub(crate) ahead_ns: i64,
     /// Its steady clock goes faster by so many parts per million.
@@ -119,10 +123,14 @@ pub(crate) struct World {
     pub(crate) specs: Vec<LimitSpec>,
     pub(crate) nodes: Vec<Place1>,
     pub(crate) server: Server,
+    /// A server that was replaced, and lives on.
+    pub(crate) old: Option<Server>,
     pub(crate) true_ns: u64,
     error_ns: u64,
     drift_ppm: u32,
     percent: u8,
+    /// There is nothing on the disk of a node that starts.
+    pub(crate) is_new: bool,
     messages: BTreeMap<(u64, u64), Message>,
     /// Calls that are not answered, by when they are given up.
     open: BTreeSet<(u64, usize, u32, u64)>,
@@ -136,14 +144,25 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
+        Self::begun(nodes, specs, percent, seed, false)
+    }
+
+    /// A region in which nothing has ever been spent.
+    pub(crate) fn of_new(nodes: usize, specs: &[LimitSpec], percent: u8) -> Self {
+        Self::begun(nodes, specs, percent, 1, true)
+    }
+
+    fn begun(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64, is_new: bool) -> Self {
         let mut world = Self {
             specs: specs.to_vec(),
             nodes: Vec::new(),
             server: Server::new(),
+            old: None,
             true_ns: 0,
             error_ns: 10 * MS,
             drift_ppm: 1_000,
             percent,
+            is_new,
             messages: BTreeMap::new(),
             open: BTreeSet::new(),
             sent: 0,
@@ -156,7 +175,17 @@ impl World {
         for number in &all {
             let (node, asker) = world.started(*number, &all, 1, None);
             let way = Way::GOOD;
-            world.nodes.push(Place1 { node, asker, boot: 1, ahead_ns: 0, drift_ppm: 0, way, ticked_ns: 0 });
+            world.nodes.push(Place1 {
+                node,
+                asker,
+                boot: 1,
+                generations: Vec::new(),
+                is_left_behind: false,
+                ahead_ns: 0,
+                drift_ppm: 0,
+                way,
+                ticked_ns: 0,
+            });
         }
         world
     }
@@ -178,6 +207,8 @@ impl World {
             clock_error_ns: self.error_ns,
             drift_ppm: self.drift_ppm,
             begun_us: now.wall_ns / 1_000,
+            is_new: self.is_new,
+            generations: self.nodes.get(place).map_or_else(Vec::new, |at| at.generations.clone()),
         };
         let config =
             Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: crashed, home: None };
@@ -202,6 +233,14 @@ impl World {
         let (node, asker) = self.started(place as u16 + 1, &all, boot, Some(self.now(place)));
         let at = &mut self.nodes[place];
         (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
+    }
+
+    /// The same, and its disk is gone.
+    pub(crate) fn lose_disk(&mut self, place: usize) {
+        self.nodes[place].generations.clear();
+        self.is_new = true;
+        self.crash(place);
+        self.is_new = false;
     }
 
     pub(crate) fn below(&mut self, most: u64) -> u64 {
@@ -285,6 +324,10 @@ impl World {
                 let now = self.now(place);
                 self.nodes[place].node.tick_leases(now);
                 self.nodes[place].ticked_ns = self.true_ns.max(1);
+                if let Some(generations) = self.nodes[place].node.unkept_generations() {
+                    self.nodes[place].node.generations_kept(&generations, now);
+                    self.nodes[place].generations = generations;
+                }
             }
             while let Some(call) = self.nodes[place].node.poll_call() {
                 self.calls += u64::from(matches!(
@@ -313,7 +356,9 @@ impl World {
         while let Some(entry) = self.messages.first_entry().filter(|entry| entry.key().0 <= self.true_ns) {
             match entry.remove() {
                 Message::Call(until_ns, place, boot, call) => {
-                    let said = self.server.serve(&call);
+                    let is_left_behind = self.nodes[place].is_left_behind;
+                    let old = self.old.as_mut().filter(|_| is_left_behind);
+                    let said = old.unwrap_or(&mut self.server).serve(&call);
                     if matches!(said, Said::Refused(_)) {
                         self.refused.push(said);
                     }

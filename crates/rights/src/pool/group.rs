@@ -12,6 +12,10 @@
 //!   what was spent is unknown up to this instant ([`Ground::fresh_us`]), and counts as all.
 //! - Of windows each node must know what it took from its beginning. Windows that began before any node knows what earlier processes of
 //!   it took are *burned* ([`Ground::burned_us`]).
+//! - Where nothing was ever taken, nothing needs to be burned: a node that has nothing on its disk, and was the first or among the first
+//!   to hear of a group, in a generation of number 1 that had not granted, says that it is new ([`Assertion::is_new`]). Whoever had
+//!   heard of any generation before has no use for that number ([`Group::begin`] gives it a higher one), so when generation 1 grants, no
+//!   node of the region has ever held anything of the group that it knows of; and of what nobody knows nobody can tell.
 //! - A node that does not answer may be left out by whoever is sure that it calls no other process of the server meanwhile
 //!   ([`Group::assert_without`]). Then all windows are burned that had begun, and nothing else is granted until all leases have
 //!   ended that such a node may hold.
@@ -61,6 +65,9 @@ pub struct Assertion {
     pub nodes: BTreeSet<u16>,
     /// Since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds.
     pub knows_from_us: u64,
+    /// Whether no process of it has held or spent anything, ever: it began with nothing on its disk, and heard of this generation, of
+    /// number 1, before that granted.
+    pub is_new: bool,
     /// Its wall clock, in microseconds, and by how much that may be wrong twice.
     pub wall_us: u64,
     /// See [`super::slack_us`].
@@ -118,10 +125,13 @@ impl Group {
             && !self.grants
         {
             self.asserted.insert(assertion.node);
-            self.burned_us = self.burned_us.max(assertion.knows_from_us.saturating_add(assertion.slack_us));
-            // Nothing is granted before, so it is known from the last of them on.
-            if !broken(Broken::PoolFreshFromFirst) || self.asserted.len() == 1 {
-                self.fresh_us = self.fresh_us.max(assertion.wall_us);
+            if !assertion.is_new {
+                let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
+                self.burned_us = self.burned_us.max(knows_us);
+                // Nothing is granted before, so it is known from the last of them on.
+                if !broken(Broken::PoolFreshFromFirst) || self.asserted.len() == 1 {
+                    self.fresh_us = self.fresh_us.max(assertion.wall_us);
+                }
             }
             self.grants = assertion.nodes.is_subset(&self.asserted) || broken(Broken::PoolAsksOneNode);
         }

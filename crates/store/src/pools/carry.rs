@@ -7,9 +7,10 @@ use acequia_node::{
     Node,
     leases::{CALL_NS, Call, PoolName, Question, Said},
 };
+use acequia_rights::pool::Generation;
 use tokio::{
     task::JoinSet,
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval},
 };
 use tracing::error;
 
@@ -20,24 +21,50 @@ use crate::redis::{Group, Missed};
 const LOOK: Duration = Duration::from_millis(1);
 /// Time passes for a node at least so often.
 const TICKS: u32 = 10;
+/// What could not be written is tried again after so long.
+const KEEP_AGAIN: Duration = Duration::from_millis(250);
 
-/// Carries a node's calls until the task is dropped. `clock` is the node's.
-pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, clock: impl Fn() -> Now + Send) {
+/// The process that a node's calls are made in.
+pub trait Process: Send {
+    /// The node's clocks.
+    fn now(&self) -> Now;
+
+    /// Writes down which generations the node has heard of, for the processes after this one ([`Node::unkept_generations`]); says
+    /// whether that is on the disk.
+    fn keep(&mut self, generations: &[Generation]) -> bool;
+
+    /// The node has heard something: units may have come ([`Node::news`]).
+    fn heard(&mut self) {}
+}
+
+/// Carries a node's calls until the task is dropped.
+pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut process: impl Process) {
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut calls, mut ticks) = (JoinSet::new(), 0);
+    let mut keep_at = Instant::now();
     loop {
         tokio::select! {
             biased;
             Some(answered) = calls.join_next() => match answered {
-                Ok((id, said)) => node.answer_call(id, &said, clock()),
+                Ok((id, said)) => {
+                    node.answer_call(id, &said, process.now());
+                    process.heard();
+                }
                 Err(fault) => error!(%fault, "a call of a pool ended without an answer"),
             },
             _ = looks.tick() => ticks += 1,
         }
         if node.calls() || ticks >= TICKS {
             ticks = 0;
-            node.tick_leases(clock());
+            node.tick_leases(process.now());
+        }
+        if Instant::now() >= keep_at
+            && let Some(generations) = node.unkept_generations()
+        {
+            let is_kept = process.keep(&generations);
+            node.generations_kept(if is_kept { &generations } else { &[] }, process.now());
+            keep_at = Instant::now() + if is_kept { Duration::ZERO } else { KEEP_AGAIN };
         }
         while let Some(call) = node.poll_call() {
             let pools = pools.clone();

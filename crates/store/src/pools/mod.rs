@@ -17,7 +17,7 @@ use acequia_rights::pool::{
 };
 
 pub use self::{
-    carry::{carry, share},
+    carry::{Process, carry, share},
     kept::KeptPools,
     wire::RedisPools,
 };

@@ -24,10 +24,11 @@ pub struct RedisPools {
 }
 
 impl RedisPools {
-    /// Pools there.
+    /// Pools there, of nodes that go by the same: `terms` stands for all that must be alike on each, such as who they are and what
+    /// they keep for themselves. What nodes have taken that go by other terms is of another generation.
     #[must_use]
-    pub fn new(redis: Redis) -> Self {
-        let map = redis.placement().0.to_string();
+    pub fn new(redis: Redis, terms: u64) -> Self {
+        let map = format!("{}:{terms}", redis.placement().0);
         Self { redis, map }
     }
 
@@ -115,13 +116,13 @@ impl Pools for RedisPools {
         without_us: Option<u64>,
         deadline: Duration,
     ) -> Result<Known, Missed> {
-        let Assertion { node, generation, nodes, knows_from_us, wall_us, slack_us } = assertion;
+        let Assertion { node, generation, nodes, knows_from_us, is_new, wall_us, slack_us } = assertion;
         let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
         let nodes = nodes.join(" ");
         let own = [
             int(u64::from(*node)),
             Arg::Bytes(nodes.as_bytes()),
-            int(*knows_from_us),
+            if *is_new { Arg::Int(-1) } else { int(*knows_from_us) },
             int(*slack_us),
             without_us.map_or(Arg::Int(-1), int),
         ];

@@ -12,11 +12,11 @@ pub const CALL_DEADLINE: Duration = Duration::from_millis(3);
 pub const SHARDS_MAX: usize = Group::COUNT as usize;
 /// Most connections to one shard.
 pub const CONNECTIONS_MAX: usize = 16;
-/// Longest prefix of keys, in bytes: every key has it.
-const PREFIX_MAX: usize = 64;
+/// Longest prefix of keys, in bytes: every key has it. The longest name of a region fits, and a word before it.
+const PREFIX_MAX: usize = 80;
 
 /// How to reach a region's Redis.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Which servers there are.
     pub place: Place,
@@ -24,7 +24,7 @@ pub struct Settings {
     pub credentials: Option<Credentials>,
     /// How connections are encrypted, those to sentinels too. `None` for plain TCP.
     pub tls: Option<Tls>,
-    /// What every key begins with: 1 to 64 letters, digits, `-`, `_`, `.` or `:`. Two regions that share a Redis by mistake stay apart
+    /// What every key begins with: 1 to 80 letters, digits, `-`, `_`, `.` or `:`. Two regions that share a Redis by mistake stay apart
     /// by it. Another prefix is an empty Redis to us.
     pub prefix: String,
     /// Connections to each shard, 2 to 16. The second serves while the first is made again; more help only where one core of
@@ -245,7 +245,7 @@ pub enum SettingsError {
         field: &'static str,
     },
     /// Not a prefix.
-    #[error("redis: the prefix must be 1 to 64 letters, digits, `-`, `_`, `.` or `:`")]
+    #[error("redis: the prefix must be 1 to 80 letters, digits, `-`, `_`, `.` or `:`")]
     Prefix,
     /// Not an address.
     #[error("redis: {0:?} is no address: give host:port")]

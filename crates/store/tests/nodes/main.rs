@@ -19,7 +19,8 @@ use acequia_node::{
     Ask, Asker, Config, Keep, Node, Scheduled,
     leases::{GROUPS, LeaseCounts, Siblings},
 };
-use acequia_store::pools::{RedisPools, share};
+use acequia_rights::pool::Generation;
+use acequia_store::pools::{Process, RedisPools, share};
 use tokio::{task::JoinHandle, time::sleep};
 
 use crate::{
@@ -77,6 +78,25 @@ struct Place {
     node: Arc<Node>,
     carrier: JoinHandle<()>,
     boot: u32,
+    /// Which generations the node has heard of: its disk.
+    heard: Arc<Mutex<Vec<Generation>>>,
+}
+
+/// A node's process, with its disk.
+struct Running {
+    clock: Clock,
+    heard: Arc<Mutex<Vec<Generation>>>,
+}
+
+impl Process for Running {
+    fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    fn keep(&mut self, generations: &[Generation]) -> bool {
+        *self.heard.lock().expect("no panic") = generations.to_vec();
+        true
+    }
 }
 
 struct Fleet {
@@ -113,7 +133,7 @@ impl Fleet {
             asked: Arc::default(),
         };
         for number in 1..=nodes {
-            let place = fleet.node(number, nodes, 1);
+            let place = fleet.node(number, nodes, 1, Arc::default());
             fleet.asked.lock().expect("no panic").push(asked(&place));
             fleet.places.push(place);
         }
@@ -122,7 +142,7 @@ impl Fleet {
         fleet
     }
 
-    fn node(&self, number: u16, nodes: u16, boot: u32) -> Place {
+    fn node(&self, number: u16, nodes: u16, boot: u32, heard: Arc<Mutex<Vec<Generation>>>) -> Place {
         let now = self.clock.now();
         let siblings = Siblings {
             node: number,
@@ -132,6 +152,8 @@ impl Fleet {
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
             begun_us: now.wall_ns / 1_000,
+            is_new: false,
+            generations: heard.lock().expect("no panic").clone(),
         };
         let config = Config {
             key: HashKey([7; 16]),
@@ -148,9 +170,9 @@ impl Fleet {
         }
         node.apply(limits(), now, |_| Vec::new()).expect("limits");
         let redis = acequia_store::redis::Redis::open(cluster(&self.cluster)).expect("sound settings");
-        let clock = self.clock;
-        let carrier = tokio::spawn(share(Arc::clone(&node), RedisPools::new(redis), move || clock.now()));
-        Place { node, carrier, boot }
+        let process = Running { clock: self.clock, heard: Arc::clone(&heard) };
+        let carrier = tokio::spawn(share(Arc::clone(&node), RedisPools::new(redis, 0), process));
+        Place { node, carrier, boot, heard }
     }
 
     /// A node loses its power, and comes back at once.
@@ -158,7 +180,8 @@ impl Fleet {
         self.places[at].carrier.abort();
         let nodes = u16::try_from(self.places.len()).expect("a few");
         let number = u16::try_from(at).expect("a few") + 1;
-        self.places[at] = self.node(number, nodes, self.places[at].boot + 1);
+        let heard = Arc::clone(&self.places[at].heard);
+        self.places[at] = self.node(number, nodes, self.places[at].boot + 1, heard);
         self.asked.lock().expect("no panic")[at] = asked(&self.places[at]);
     }
 

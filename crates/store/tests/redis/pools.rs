@@ -120,6 +120,7 @@ impl Caller {
                     generation,
                     nodes: (1..=1 + self.random.below(3) as u16).collect::<BTreeSet<_>>(),
                     knows_from_us: START_US + self.random.below(10_000_000),
+                    is_new: self.random.below(3) == 0,
                     wall_us,
                     slack_us: 20_000,
                 };
@@ -240,7 +241,7 @@ impl Seen {
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_journal_and_redis_answer_alike() {
     let servers = [Server::start(&[])];
-    let redis = RedisPools::new(opened(shards(&servers)).await);
+    let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let mut seen = Seen::default();
     let seeds = std::env::var("HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
     for seed in 0..seeds {
@@ -296,7 +297,8 @@ async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
     let by = Taker { node: 1, boot: 1, call: 1 };
     let generation = pools.begin(group(3), 0, by, DEADLINE).await.expect("begun").generation;
     let nodes = BTreeSet::from([1]);
-    let assertion = Assertion { node: 1, generation, nodes, knows_from_us: 0, wall_us, slack_us: 20_000 };
+    let assertion =
+        Assertion { node: 1, generation, nodes, knows_from_us: 0, is_new: false, wall_us, slack_us: 20_000 };
     assert!(pools.assert(group(3), &assertion, None, DEADLINE).await.expect("heard").grants);
     generation
 }
@@ -317,7 +319,7 @@ async fn drops(pools: &impl Pools) {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_says_nothing_is_dropped() {
     let servers = [Server::start(&[])];
-    let redis = RedisPools::new(opened(shards(&servers)).await);
+    let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     drops(&KeptPools::new(Arc::new(MemoryStore::default()), "here")).await;
     drops(&redis).await;
     // Nothing is left behind but the group.
@@ -331,7 +333,7 @@ async fn what_says_nothing_is_dropped() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_deleted_is_unknown_and_not_fresh() {
     let servers = [Server::start(&[])];
-    let redis = RedisPools::new(opened(shards(&servers)).await);
+    let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let generation = begun(&redis, START_US).await;
     let later = START_US + 1_000_000;
     assert!(
