@@ -20,4 +20,5 @@ mod recipes;
 mod regions;
 mod restart;
 mod settlements;
+mod store;
 mod webhooks;

@@ -26,6 +26,7 @@ pub mod run;
 mod screen;
 pub mod serve;
 pub mod service;
+pub mod siblings;
 mod sketch;
 mod surroundings;
 mod tally;

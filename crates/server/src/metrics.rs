@@ -9,7 +9,11 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{Holding, LimitStatus, Mark, Peer};
-use acequia_node::Catalogue;
+use acequia_node::{
+    Catalogue,
+    leases::{GROUPS, LeaseCounts},
+};
+use acequia_store::redis::{BreakerState, ShardState, ShardView};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, text::encode},
@@ -21,6 +25,7 @@ use crate::{
     cells::{Hottest, VERDICTS},
     charges::settled_word,
     regions::Regions,
+    siblings::Siblings,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, SETTLED, Tally},
     webhooks::Counts as WebhookCounts,
     worker::Shared,
@@ -91,11 +96,12 @@ impl Collector for Counts {
             "Descriptors that no limit counted or exempted.",
             &one(tally.unmatched),
         )?;
-        if shared.regions.get().is_some() {
+        let siblings = shared.siblings.get();
+        if shared.regions.get().is_some() || siblings.is_some() {
             let [passed, denied] = tally.waited;
             out.counter(
                 "acequia_waits",
-                "Requests that waited for units of other regions, by what became of them; crowded: too many waited already.",
+                "Requests that waited for units of other regions or of the store, by what became of them; crowded: too many waited already.",
                 &[
                     (&[("outcome", "allow")], passed),
                     (&[("outcome", "deny")], denied),
@@ -127,6 +133,9 @@ impl Collector for Counts {
         out.gauge("acequia_ready", ready, &one(u64::from(shared.ready().is_ok())))?;
         if let Some(regions) = shared.regions.get() {
             out.of_regions(shared, regions)?;
+        }
+        if let Some(siblings) = siblings {
+            out.of_store(&shared.node.lease_counts(), siblings)?;
         }
         if let Some(webhooks) = shared.webhooks.get() {
             out.of_webhooks(&webhooks.counts())?;
@@ -310,6 +319,76 @@ impl Out<'_> {
         self.counter("acequia_loans_taken", "Loans taken up from other regions.", &one(traffic.loans_taken))?;
         self.counter("acequia_rights_given", "Gifts of rights in windows.", &one(traffic.rights_given))?;
         self.of_holdings(&status.limits)
+    }
+
+    /// What the nodes of the region share, and the servers where that is.
+    fn of_store(&mut self, counts: &LeaseCounts, siblings: &Siblings) -> Result<(), std::fmt::Error> {
+        let one = |value| [(&NO_LABELS[..], value)];
+        self.gauge(
+            "acequia_region_nodes",
+            "Nodes of this region, by the config.",
+            &one(siblings.nodes as u64),
+        )?;
+        self.counter(
+            "acequia_pool_calls",
+            "Calls of the store's pools, by what became of them.",
+            &[
+                (&[("outcome", "made")], counts.calls),
+                (&[("outcome", "missed")], counts.missed),
+                (&[("outcome", "refused")], counts.refused),
+            ],
+        )?;
+        self.counter(
+            "acequia_pool_generations",
+            "Times that a group of pools may have forgotten, and was told again what nodes hold.",
+            &one(counts.generations),
+        )?;
+        self.gauge("acequia_pool_cells", "Cells that take from the store's pools now.", &one(counts.cells))?;
+        let help = "Groups of pools that grant, and all: fewer while the store or a node of the region is not there.";
+        let groups: Values<'_> =
+            &[(&[("which", "granting")], counts.granting), (&[("which", "all")], GROUPS.into())];
+        self.gauge("acequia_pool_groups", help, groups)?;
+        let shards = siblings.redis().shards();
+        type ShardGauge = (&'static str, &'static str, fn(&ShardView) -> u64);
+        let gauges: [ShardGauge; 4] = [
+            ("acequia_store_open", "1 while the shard's primary can be called.", |shard| {
+                u64::from(shard.state == ShardState::Open)
+            }),
+            (
+                "acequia_store_breaker",
+                "0 while calls pass, 1 while some do to try, 2 while none do.",
+                |shard| match shard.breaker {
+                    BreakerState::Closed => 0,
+                    BreakerState::HalfOpen => 1,
+                    BreakerState::Open => 2,
+                },
+            ),
+            ("acequia_store_round_trip_microseconds", "The last answer's time there and back.", |shard| {
+                shard.round_trip_us
+            }),
+            ("acequia_store_calls_in_flight", "Calls that wait for an answer.", |shard| {
+                shard.in_flight as u64
+            }),
+        ];
+        for (name, help, value) in gauges {
+            let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for shard in &shards {
+                let labels = [("shard", shard.name.as_str())];
+                metric.encode_family(&labels)?.encode_gauge(&signed(value(shard)))?;
+            }
+        }
+        let counters: [ShardGauge; 2] = [
+            ("acequia_store_calls", "Calls of the shard.", |shard| shard.calls),
+            ("acequia_store_calls_missed", "Calls that were not answered.", |shard| shard.missed),
+        ];
+        for (name, help, value) in counters {
+            let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for shard in &shards {
+                let labels = [("shard", shard.name.as_str())];
+                metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&value(shard), None)?;
+            }
+        }
+        Ok(())
     }
 
     /// By host: a URL's path may be secret.

@@ -1,4 +1,4 @@
-//! Requests that wait for units of other regions, for a bounded time and in a bounded number.
+//! Requests that wait for units of other regions, or of the region's pools, for a bounded time and in a bounded number.
 
 use std::{sync::Arc, time::Duration};
 

@@ -27,7 +27,7 @@ use crate::{
     config::{Config, Listen},
     regions::{Audit, Joining, admin},
     serve::{Connection, HANDOVER_MAX, Hand, Listener, Port, Rounds, accept, work},
-    warnings,
+    siblings, warnings,
     worker::Shared,
 };
 
@@ -56,7 +56,7 @@ impl std::fmt::Display for Addresses {
     }
 }
 
-/// The thread that shares limits with other regions.
+/// The thread that shares limits with other regions, or with other nodes of this one.
 struct Sharing {
     part: watch::Sender<bool>,
     thread: JoinHandle<()>,
@@ -93,7 +93,10 @@ pub fn run(path: &Path, ready: impl FnOnce(Addresses)) -> Result<(), StartError>
     // A start that fails leaves the journal as the last stop left it.
     let mut opened = Opened::open(&mut service, &runtime)?;
     service.begin()?;
-    let sharing = opened.joining.take().map(|joining| Sharing::start(&service, joining)).transpose()?;
+    let sharing = match opened.joining.take() {
+        Some(joining) => Some(Sharing::start(&service, joining)?),
+        None => Sharing::of_store(&mut service)?,
+    };
     runtime.block_on(serve(service, opened, sharing, path.to_owned(), text, ready));
     Ok(())
 }
@@ -109,6 +112,20 @@ impl Sharing {
         let thread = thread.spawn(move || runtime.block_on(shared))?;
         service.take_place(regions);
         Ok(Self { part, thread })
+    }
+
+    /// The same among the nodes of this region, where they share a store.
+    fn of_store(service: &mut Service) -> Result<Option<Self>, StartError> {
+        let runtime = siblings::runtime()?;
+        let (part, parting) = watch::channel(false);
+        let carried = {
+            let _entered = runtime.enter();
+            service.share_store(parting)?
+        };
+        let Some(carried) = carried else { return Ok(None) };
+        let thread = std::thread::Builder::new().name("store".to_owned());
+        let thread = thread.spawn(move || runtime.block_on(carried))?;
+        Ok(Some(Self { part, thread }))
     }
 }
 

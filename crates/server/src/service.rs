@@ -11,17 +11,18 @@ use acequia_node::{
 use acequia_rights::Writer as Identity;
 use acequia_store::{Journal, Store, StoreError};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tracing::{debug, error, info, warn};
 
 use crate::{
     chance::Chance,
     charges::Names,
     clock::{Clock, SystemClock},
-    config::{Config, ConfigError, Live, WebhookConfig},
+    config::{Config, ConfigError, Live, StoreConfig, WebhookConfig},
     regions::{
         self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError, admin::AdminError,
     },
+    siblings::{self, SiblingsError},
     webhooks::{Prepared, Webhooks, WebhooksError},
     worker::Shared,
     writer::Writer,
@@ -77,6 +78,16 @@ pub enum StartError {
          removed or evicted (`acequia regions remove`, `evict`), begin with an empty `data` folder"
     )]
     NotAlone,
+    /// Other nodes of the region count on this node's guard shares being all that it spends without them.
+    #[error(
+        "the journal in `data` is that of a node that shares its limits with others of its region, and the config has no store: \
+         alone the node would have every limit in full, and the others have theirs. Put `store` back; or, once no other node runs, \
+         begin with an empty `data` folder"
+    )]
+    NotAmong,
+    /// The node cannot take its place among those of its region.
+    #[error(transparent)]
+    Siblings(#[from] SiblingsError),
     /// The journal is not this node's.
     #[error(transparent)]
     Resume(#[from] ResumeFault),
@@ -113,6 +124,10 @@ pub struct Service {
     key: HashKey,
     /// Who it is among the regions; nobody where it stands alone.
     me: Option<Identity>,
+    /// Its place among the nodes of its region, until it is taken.
+    siblings: Option<siblings::Home>,
+    /// What the nodes of its region go by, where there are several.
+    terms: Option<u64>,
     /// When the certificates were written that are in use.
     certificates: Option<SystemTime>,
 }
@@ -155,6 +170,12 @@ impl Service {
         let store_ref = store.as_deref();
         let schedule = store_ref.map(read_schedule).transpose()?.flatten();
         let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
+        if let Some(settings) = config.store.clone() {
+            return Self::start_among(config, &settings, store, clock, chance, schedule);
+        }
+        if store_ref.map(|store| store.value(siblings::TERMS)).transpose()?.flatten().is_some() {
+            return Err(StartError::NotAmong);
+        }
         let key = hash_key(store_ref, &chance)?;
         // A config with regions and without `data` is refused.
         let home = match store_ref {
@@ -212,7 +233,91 @@ impl Service {
             webhooks.replace(hooks);
         }
         let me = home.map(|(home, _)| home.writer);
-        Ok(Self { config, shared, store, chance, key, me, certificates: None })
+        Ok(Self { config, shared, store, chance, key, me, siblings: None, terms: None, certificates: None })
+    }
+
+    /// The same, of a node that shares its limits with others of its region. What earlier processes of it spent of their guard shares is
+    /// not known: of what is open now they count as spent.
+    fn start_among(
+        config: Config,
+        settings: &StoreConfig,
+        store: Option<Arc<dyn Store>>,
+        clock: Arc<dyn Clock>,
+        chance: Chance,
+        schedule: Option<Vec<Scheduled>>,
+    ) -> Result<Self, StartError> {
+        // A config with a store that nodes share and without `data` is refused.
+        let store = store.ok_or(SiblingsError::Value(SCHEDULE))?;
+        let was_other = schedule.is_some() || store.value(INCARNATION)?.is_some();
+        if was_other && store.value(siblings::TERMS)?.is_none() {
+            return Err(SiblingsError::NotShared.into());
+        }
+        let names = (config.region.as_str(), config.node.as_str());
+        let mut home = siblings::Home::read(names, settings, &*store, &chance, clock.now())?;
+        if !home.is_agreed() {
+            home = home.agree(&store, &clock)?;
+        }
+        let now = clock.now();
+        let (key, terms) = (home.key, home.terms);
+        let node_config = NodeConfig {
+            key,
+            memory_bytes: config.memory_bytes,
+            durable: false,
+            empty_handed: (!home.is_new).then_some(now),
+            home: None,
+        };
+        let node = Arc::new(Node::among(node_config, config.charges, home.place.clone()));
+        let mut both = schedule.unwrap_or_default();
+        let is_known = |both: &[Scheduled], limit: &Limit| both.iter().any(|s| s.limit.id == limit.id);
+        for limit in &config.live.limits {
+            if !is_known(&both, limit) {
+                both.push(Scheduled { limit: limit.clone(), from_ns: None, until_ns: None });
+            }
+        }
+        if !home.is_new {
+            node.resume(both, now)?;
+            node.restore_all(now, |_| Vec::new());
+        }
+        let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
+        let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
+        let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
+        shared.node.apply(config.live.limits.clone(), now, |_| Vec::new())?;
+        shared.apply(&config.live);
+        if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
+            webhooks.replace(hooks);
+        }
+        let (siblings, terms) = (Some(home), Some(terms));
+        Ok(Self {
+            config,
+            shared,
+            store: Some(store),
+            chance,
+            key,
+            me: None,
+            siblings,
+            terms,
+            certificates: None,
+        })
+    }
+
+    /// Opens the way to the pools that this node shares, if it does, in the runtime that this is called in. What this gives carries
+    /// the node's calls until `stopping`.
+    ///
+    /// # Errors
+    /// The settings of the store.
+    pub(crate) fn share_store(
+        &mut self,
+        stopping: watch::Receiver<bool>,
+    ) -> Result<Option<impl Future<Output = ()> + Send + use<>>, StartError> {
+        let (Some(home), Some(writer)) = (self.siblings.take(), self.shared.writer.clone()) else {
+            return Ok(None);
+        };
+        let (node, clock) = (Arc::clone(&self.shared.node), Arc::clone(&self.shared.clock));
+        let waiting = Arc::clone(&self.shared.waiting);
+        let (siblings, carried) = home.open(node, writer, clock, waiting, stopping)?;
+        // Once: a service takes its place once.
+        let _ = self.shared.siblings.set(siblings);
+        Ok(Some(carried))
     }
 
     /// From here on a crash is a crash: what a clean stop left behind is taken, with the rows that the node has queued
@@ -226,6 +331,8 @@ impl Service {
         let incarnation = self.me.map(|me| me.incarnation.to_be_bytes());
         let mut values = vec![(SCHEDULE, Some(&schedule[..])), (STOPPED, None)];
         values.extend(incarnation.as_ref().map(|bytes| (INCARNATION, Some(&bytes[..]))));
+        let terms = self.terms.map(u64::to_be_bytes);
+        values.extend(terms.as_ref().map(|bytes| (siblings::TERMS, Some(&bytes[..]))));
         writer.write(&[], &values)?;
         Ok(())
     }
@@ -341,6 +448,7 @@ impl Service {
             key: self.key.0,
             chance: &self.chance,
             audit,
+            waiting: Arc::clone(&self.shared.waiting),
         };
         Ok(Some(Regions::prepare(place, |config| connect(address, config))?))
     }

@@ -23,8 +23,9 @@ use crate::{
     clock::Clock,
     config::{Headers, Live},
     metrics::Reloads,
-    patience::Patience,
+    patience::{Patience, Waiting},
     regions::Regions,
+    siblings::Siblings,
     tally::{DECISION_SECONDS, Tally},
     warnings::Warned,
     webhooks::Webhooks,
@@ -53,6 +54,10 @@ pub struct Shared {
     /// The webhooks, once the config has had any.
     pub(crate) webhooks: OnceLock<Webhooks>,
     pub(crate) warned: Warned,
+    /// Requests that wait for units of other regions, or of the region's pools.
+    pub(crate) waiting: Arc<Waiting>,
+    /// This node's place among the nodes of its region, where they share a store.
+    pub(crate) siblings: OnceLock<Siblings>,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -80,6 +85,8 @@ impl Shared {
             regions: OnceLock::new(),
             webhooks: OnceLock::new(),
             warned: Warned::default(),
+            waiting: Arc::default(),
+            siblings: OnceLock::new(),
             clock,
             key,
             workers: RwLock::default(),
@@ -376,8 +383,10 @@ impl Held<'_> {
         let (answer, catalogue) = self.inner.asker.last();
         let longest_ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
         let patience = Duration::from_nanos(shared.node.patience_ns(answer, catalogue, longest_ns));
-        let regions = shared.regions.get().filter(|_| patience > Duration::ZERO && !shared.is_draining())?;
-        let patience = regions.waiting.patience(patience, denied(answer));
+        if patience.is_zero() || shared.is_draining() {
+            return None;
+        }
+        let patience = shared.waiting.patience(patience, denied(answer));
         self.inner.tally.crowded += u64::from(patience.is_none());
         patience
     }

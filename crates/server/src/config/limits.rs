@@ -64,7 +64,7 @@ pub(super) fn check_windows(limits: &[Placed], clock: ClockConfig, faults: &mut 
             continue;
         }
         let what = format!(
-            "limit {}: regions cannot share a window of {}, which is shorter than \
+            "limit {}: regions and nodes cannot share a window of {}, which is shorter than \
              {WINDOW_CLOCK_ERRORS_MIN} times the clock error of {}: make it {} or longer, use a \
              token_bucket, or lower clock.error if all clocks are better",
             limit.spec.name,

@@ -7,6 +7,7 @@ mod faults;
 mod limits;
 mod listen;
 mod regions;
+mod store;
 mod webhooks;
 mod written;
 
@@ -22,6 +23,7 @@ use self::{faults::Faults, written::Written};
 pub use self::{
     clock::ClockConfig,
     regions::{RegionConfig, Regions},
+    store::StoreConfig,
     webhooks::WebhookConfig,
 };
 
@@ -39,6 +41,8 @@ pub struct Config {
     pub listen: Listen,
     /// The folder of the journal. Without one nothing survives a restart.
     pub data: Option<PathBuf>,
+    /// The store that the nodes of the region share; none for a region of one node.
+    pub store: Option<StoreConfig>,
     /// The regions that share the limits; none for a node that stands alone.
     pub regions: Option<Regions>,
     /// The folder of certificates: `ca.pem`, `NODE.pem`, `NODE.key`. There wherever `regions` are, and
@@ -197,6 +201,7 @@ impl Config {
             ("node", self.node != new.node),
             ("listen", self.listen != new.listen),
             ("data", self.data != new.data),
+            ("store", self.store != new.store),
             ("regions", old.map(|r| &r.members) != other.map(|r| &r.members)),
             ("authority", old.map(|r| &r.authority) != other.map(|r| &r.authority)),
             ("clock", old.map(|r| r.clock) != other.map(|r| r.clock)),
@@ -235,6 +240,11 @@ impl fmt::Display for Config {
             let (error, drift) = (format_duration_ns(clock.error_ns), f64::from(clock.drift_ppm) / 1e6);
             write!(f, ", shared by {} regions ({})", names.len(), names.join(", "))?;
             write!(f, ", authority {authority}, clocks within {error} and a drift of {drift:e}")?;
+        }
+        if let Some(StoreConfig { nodes, guard_percent, .. }) = &self.store {
+            let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
+            write!(f, ", shared by {} nodes ({})", names.len(), names.join(", "))?;
+            write!(f, " through redis, which keep {guard_percent} % for themselves")?;
         }
         match &self.data {
             Some(data) => write!(f, ", journal in {}", data.display())?,

@@ -8,12 +8,13 @@ use serde::{Deserialize, Deserializer, de};
 use serde_saphyr::Spanned;
 
 use super::{
-    Config, Dialect, Headers, Live, Regions,
+    ClockConfig, Config, Dialect, Headers, Live, Regions, StoreConfig,
     clock::WrittenClock,
     faults::{Faults, line},
     limits,
     listen::WrittenListen,
     regions::{WrittenRegion, WrittenSharing},
+    store::{StoreScene, WrittenStore},
     webhooks::{self, WrittenWebhook},
 };
 
@@ -41,7 +42,7 @@ pub(super) struct Written {
     data: Option<PathBuf>,
     tls: Option<PathBuf>,
     admin_token: Option<Spanned<PathBuf>>,
-    store: Option<Spanned<String>>,
+    store: Option<Spanned<WrittenStore>>,
     regions: Option<Spanned<Named<WrittenRegion>>>,
     authority: Option<Spanned<String>>,
     clock: Option<Spanned<WrittenClock>>,
@@ -119,9 +120,6 @@ impl Written {
     pub(super) fn validate(self, faults: &mut Faults<'_>) -> Config {
         faults.name("region", &self.region);
         faults.name("node", &self.node);
-        if let Some(store) = self.store.as_ref().filter(|store| store.value != "memory") {
-            faults.at(store, format!("no store {:?}: write `store: memory` or leave it out", store.value));
-        }
         let guarded = self.tls.is_some() && self.admin_token.is_some();
         let listen = self.listen.validate(guarded, faults);
         self.check_together(faults);
@@ -135,9 +133,12 @@ impl Written {
             }
         };
         let charges = self.charges(faults);
-        let regions = self.regions(faults);
+        let clock = self.clock.as_ref().map(|clock| clock.value.validate(faults)).unwrap_or_default();
+        let regions = self.regions(clock, faults);
+        let store = self.store(clock, faults);
         let webhooks = self.webhooks.as_ref().map(|written| webhooks::read(written, faults));
-        let limits = read_limits(self.limits, regions.as_ref(), faults);
+        let clock = (regions.is_some() || store.is_some()).then_some(clock);
+        let limits = read_limits(self.limits, regions.as_ref(), clock, faults);
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
         let headers = Headers {
             http: http.unwrap_or_else(|| vec![Dialect::Draft11]),
@@ -148,6 +149,7 @@ impl Written {
             node: self.node.value,
             listen,
             data: self.data,
+            store,
             regions,
             tls: self.tls,
             admin_token: self.admin_token.map(|token| token.value),
@@ -168,9 +170,12 @@ impl Written {
             faults.at(token, what.to_owned());
         }
         let Some(regions) = &self.regions else {
+            let is_shared =
+                self.store.as_ref().is_some_and(|store| matches!(store.value, WrittenStore::Shared(_)));
+            let clock = self.clock.as_ref().filter(|_| !is_shared);
             let alone = [
                 ("authority", self.authority.as_ref().map(line)),
-                ("clock", self.clock.as_ref().map(|clock| faults.line_above("clock", line(clock)))),
+                ("clock", clock.map(|clock| faults.line_above("clock", line(clock)))),
                 ("listen.mesh", self.listen.mesh.as_ref().map(line)),
             ];
             for (name, place) in alone {
@@ -244,9 +249,21 @@ impl Written {
         keep
     }
 
-    /// The regions that share the limits. Faults of a clock are noted in any case.
-    fn regions(&self, faults: &mut Faults<'_>) -> Option<Regions> {
-        let clock = self.clock.as_ref().map(|clock| clock.value.validate(faults)).unwrap_or_default();
+    /// The store that the nodes of the region share, if they do.
+    fn store(&self, clock: ClockConfig, faults: &mut Faults<'_>) -> Option<StoreConfig> {
+        let scene = StoreScene {
+            store: self.store.as_ref()?,
+            region: &self.region,
+            node: &self.node,
+            has_regions: self.regions.is_some(),
+            has_data: self.data.is_some(),
+            clock,
+        };
+        scene.validate(faults)
+    }
+
+    /// The regions that share the limits.
+    fn regions(&self, clock: ClockConfig, faults: &mut Faults<'_>) -> Option<Regions> {
         let sharing = WrittenSharing {
             regions: self.regions.as_ref()?,
             authority: self.authority.as_ref(),
@@ -258,10 +275,11 @@ impl Written {
     }
 }
 
-/// The limits, which must be such that the regions can share them.
+/// The limits, which must be such that regions can share them, and nodes whose clocks are as good as that.
 fn read_limits(
     specs: Vec<Spanned<LimitSpec>>,
     regions: Option<&Regions>,
+    clock: Option<ClockConfig>,
     faults: &mut Faults<'_>,
 ) -> Vec<Limit> {
     if regions.is_some() {
@@ -269,8 +287,10 @@ fn read_limits(
     }
     let placed = limits::read(specs, faults);
     limits::check_candidates(&placed, faults);
+    if let Some(clock) = clock {
+        limits::check_windows(&placed, clock, faults);
+    }
     if let Some(regions) = regions {
-        limits::check_windows(&placed, regions.clock, faults);
         limits::check_priorities(&placed, regions.members.keys().map(String::as_str), faults);
     }
     placed.into_iter().map(|placed| placed.limit).collect()

@@ -102,7 +102,7 @@ pub struct Regions {
     key: [u8; 16],
     certificate_expiry_s: AtomicU64,
     /// Requests that wait for units of other regions.
-    pub(crate) waiting: Waiting,
+    waiting: Arc<Waiting>,
 }
 
 /// What a node needs to take its place.
@@ -118,6 +118,7 @@ pub(crate) struct Place<'a> {
     pub(crate) key: [u8; 16],
     pub(crate) chance: &'a Chance,
     pub(crate) audit: Audit,
+    pub(crate) waiting: Arc<Waiting>,
 }
 
 /// A node that can take its place among the regions, and of which nobody has heard.
@@ -153,7 +154,7 @@ pub(crate) fn identity(
 /// The number of an incarnation that begins now: quarters of a second since 2025, which fit until 2059. Whoever loses a
 /// disk comes back later than it began, so its number is a higher one; that of a clock that is far behind is not, and
 /// is refused by the peers. Nobody begins at 0.
-fn incarnation_at(wall_ns: u64) -> u32 {
+pub(crate) fn incarnation_at(wall_ns: u64) -> u32 {
     const BEGAN_NS: u64 = 1_735_689_600 * 1_000_000_000;
     const QUARTER_NS: u64 = 250_000_000;
     u32::try_from(wall_ns.saturating_sub(BEGAN_NS) / QUARTER_NS).unwrap_or(u32::MAX).max(1)
@@ -178,7 +179,7 @@ impl Regions {
         place: Place<'_>,
         connect: impl FnOnce(acequia_mesh::Config) -> Result<Connected, E>,
     ) -> Result<Joining, E> {
-        let Place { config, settings, me, node, clock, store, writer, key, chance, audit } = place;
+        let Place { config, settings, me, node, clock, store, writer, key, chance, audit, waiting } = place;
         let names = Names::new(&settings);
         let reset_key = reset_key(&*store, chance)?;
         let credentials = credentials(config)?;
@@ -204,7 +205,7 @@ impl Regions {
             file: RwLock::new(file),
             key,
             certificate_expiry_s: AtomicU64::new(expires_s),
-            waiting: Waiting::default(),
+            waiting,
         });
         Ok(Joining { regions, events })
     }

@@ -1,0 +1,349 @@
+//! A node among others of its region: what they go by, where their pools are, and the task that carries calls there.
+//!
+//! What each node keeps for itself is its own because all of them keep alike. So a node that has never heard its siblings say
+//! the same as its own config owns nothing: it waits, before it listens, until the pools of all groups grant, which they do when
+//! every node has said so ([`acequia_rights::pool::group`]). From then on it needs nobody for its guard share. Who changes what
+//! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent.
+
+use std::{
+    fmt, fs, io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use acequia_limits::{HashKey, Now};
+use acequia_node::{
+    Config as NodeConfig, Keep, Node,
+    leases::{GROUPS, Siblings as Place},
+};
+use acequia_rights::{node_named, pool::Generation};
+use acequia_store::{
+    Store, StoreError,
+    pools::{Process, RedisPools, share},
+    redis::{Redis, Settings, SettingsError},
+};
+use ring::digest;
+use tokio::{runtime::Runtime, sync::watch, time::sleep};
+use tracing::{info, warn};
+
+use crate::{
+    chance::Chance, clock::Clock, config::StoreConfig, patience::Waiting, regions::incarnation_at,
+    writer::Writer,
+};
+
+/// The journal's named values: which process of the node this is, what its siblings were last heard to go by, and which
+/// generations were heard of.
+const BOOT: &str = "boot";
+pub(crate) const TERMS: &str = "siblings";
+const GENERATIONS: &str = "generations";
+
+/// How often it is looked whether all nodes have said the same, and how often that they have not is told.
+const LOOK: Duration = Duration::from_millis(20);
+const TELL: Duration = Duration::from_secs(10);
+/// Memory of a node that answers nobody.
+const MEMORY_BYTES: usize = acequia_node::MEMORY_BYTES_MIN;
+/// A secret for the cells' names is at least so long, and at most.
+const KEY_BYTES_MIN: usize = 16;
+const KEY_BYTES_MAX: usize = 1 << 16;
+
+/// Why a node cannot take its place among those of its region.
+#[derive(Debug, thiserror::Error)]
+pub enum SiblingsError {
+    /// The secret of the cells' names cannot be used.
+    #[error(
+        "cannot use {path}, `key_file` of the store: {cause}. Put {KEY_BYTES_MIN} random bytes or more into it, the same on every node"
+    )]
+    KeyFile {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// The settings of Redis are out of their ranges.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The journal cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A value in the journal is not one of ours.
+    #[error("the journal's {0} cannot be read: begin with an empty `data` folder")]
+    Value(&'static str),
+    /// The journal is another node's.
+    #[error(
+        "the journal in `data` is that of a node that stood alone or among regions, and had every limit, or its region's share, to \
+         itself: begin with an empty `data` folder"
+    )]
+    NotShared,
+    /// The system refuses something else.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
+
+/// What a node must know before it can begin.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) place: Place,
+    /// What the cells are named by.
+    pub(crate) key: HashKey,
+    /// Stands for all that must be alike on every node.
+    pub(crate) terms: u64,
+    /// Whether siblings were heard to go by the same.
+    is_agreed: bool,
+    /// Whether nothing was ever spent by any of them.
+    pub(crate) is_new: bool,
+    redis: Settings,
+}
+
+/// A node's place among the nodes of its region.
+#[derive(Debug)]
+pub struct Siblings {
+    redis: Redis,
+    /// Who they are.
+    pub(crate) nodes: usize,
+}
+
+impl Siblings {
+    /// Where the pools are.
+    pub(crate) const fn redis(&self) -> &Redis {
+        &self.redis
+    }
+}
+
+impl Home {
+    /// Reads who this node is, and counts its start.
+    ///
+    /// # Errors
+    /// The journal, or the file of the secret.
+    pub(crate) fn read(
+        (region, node): (&str, &str),
+        config: &StoreConfig,
+        store: &dyn Store,
+        chance: &Chance,
+        now: Now,
+    ) -> Result<Self, SiblingsError> {
+        let key = cells_key(region, config.key_file.as_deref())?;
+        let terms = terms_of(config, &key);
+        let known = value(store, TERMS)?;
+        let boot = value(store, BOOT)?.map_or(0, u32::from_be_bytes);
+        // Counted before anybody hears of it. One that has lost its disk is later than those before it, too.
+        let boot = boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?.max(incarnation_at(now.wall_ns));
+        store.commit(&[], &[(BOOT, Some(&boot.to_be_bytes()))])?;
+        let generations = match store.value(GENERATIONS)? {
+            Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| SiblingsError::Value(GENERATIONS))?,
+            None => Vec::new(),
+        };
+        let place = Place {
+            node: node_named(node),
+            boot,
+            nodes: config.numbers(),
+            guard_percent: config.guard_percent,
+            clock_error_ns: config.clock.error_ns,
+            drift_ppm: config.clock.drift_ppm,
+            begun_us: now.wall_ns / 1_000,
+            is_new: known.is_none() && generations.is_empty(),
+            generations,
+        };
+        let mut redis = config.redis.clone();
+        redis.seed = u64::from_be_bytes(chance.draw("redis")?);
+        let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
+        Ok(Self { place, key, terms, is_agreed, is_new: false, redis })
+    }
+
+    /// Whether siblings were heard to go by the same as this node.
+    pub(crate) const fn is_agreed(&self) -> bool {
+        self.is_agreed
+    }
+
+    /// Waits until all nodes say the same as this one. What is there then is of another process of the node, which owns nothing of
+    /// what was open until `clock` says that it is now.
+    pub(crate) fn agree(self, store: &Arc<dyn Store>, clock: &Arc<dyn Clock>) -> Result<Self, SiblingsError> {
+        let runtime = runtime()?;
+        let config = NodeConfig {
+            key: self.key,
+            memory_bytes: MEMORY_BYTES,
+            durable: false,
+            empty_handed: None,
+            home: None,
+        };
+        let node = Arc::new(Node::among(config, Keep::default(), self.place.clone()));
+        let process = Disk { store: Arc::clone(store), clock: Arc::clone(clock) };
+        let nodes = self.place.nodes.len();
+        info!(nodes, "waiting until every node of the region goes by the same");
+        runtime.block_on(async {
+            let pools = RedisPools::new(Redis::open(self.redis.clone())?, self.terms);
+            let redis = pools.redis().clone();
+            let carrier = tokio::spawn(share(Arc::clone(&node), pools, process));
+            let mut told = Instant::now();
+            while node.lease_counts().granting < u64::from(GROUPS) {
+                sleep(LOOK).await;
+                if told.elapsed() > TELL {
+                    told = Instant::now();
+                    let granting = node.lease_counts().granting;
+                    let shards: Vec<String> = redis.shards().iter().map(ShardWords::from).map(|s| s.0).collect();
+                    warn!(
+                        granting,
+                        of = GROUPS,
+                        shards = shards.join("; "),
+                        "this node owns nothing until every node of the region runs with the same `nodes`, `guard`, `key_file` \
+                         and `clock`, and reaches the store"
+                    );
+                }
+            }
+            carrier.abort();
+            // It writes nothing after it has ended.
+            let _aborted = carrier.await;
+            Ok::<_, SiblingsError>(())
+        })?;
+        let boot = self.place.boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
+        store.commit(&[], &[(BOOT, Some(&boot.to_be_bytes()))])?;
+        let generations = node.generations();
+        // Where nothing was ever taken, there is no earlier process that took anything.
+        let is_new = self.place.is_new && node.is_first_of_all();
+        let begun_us = if is_new { 0 } else { clock.now().wall_ns / 1_000 };
+        info!(is_new, "every node of the region goes by the same");
+        let place = Place { boot, generations, begun_us, is_new: false, ..self.place };
+        Ok(Self { place, is_new, ..self })
+    }
+
+    /// Opens the way to the pools, in the runtime that this is called in. What this gives carries the node's calls until `stopping`.
+    pub(crate) fn open(
+        self,
+        node: Arc<Node>,
+        writer: Arc<Writer>,
+        clock: Arc<dyn Clock>,
+        waiting: Arc<Waiting>,
+        mut stopping: watch::Receiver<bool>,
+    ) -> Result<(Siblings, impl Future<Output = ()> + Send), SiblingsError> {
+        let redis = Redis::open(self.redis)?;
+        let pools = RedisPools::new(redis.clone(), self.terms);
+        let nodes = self.place.nodes.len();
+        let process = Running { node: Arc::clone(&node), writer, clock, waiting };
+        let carried = async move {
+            tokio::select! {
+                biased;
+                // Whoever would tell is gone: that is as good.
+                _ = stopping.wait_for(|stopping| *stopping) => {}
+                () = share(node, pools, process) => {}
+            }
+        };
+        Ok((Siblings { redis, nodes }, carried))
+    }
+}
+
+/// A runtime for the calls of pools.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// A process that has a store and nothing else.
+struct Disk {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Process for Disk {
+    fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    fn keep(&mut self, generations: &[Generation]) -> bool {
+        let values = bytes_of(generations);
+        warned(self.store.commit(&[], &[(GENERATIONS, Some(&values))]))
+    }
+}
+
+/// A process that answers callers.
+struct Running {
+    node: Arc<Node>,
+    writer: Arc<Writer>,
+    clock: Arc<dyn Clock>,
+    waiting: Arc<Waiting>,
+}
+
+impl Process for Running {
+    fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    fn keep(&mut self, generations: &[Generation]) -> bool {
+        let values = bytes_of(generations);
+        warned(self.writer.write(&[], &[(GENERATIONS, Some(&values))]))
+    }
+
+    fn heard(&mut self) {
+        self.waiting.tell(self.node.news());
+    }
+}
+
+fn warned(written: Result<(), StoreError>) -> bool {
+    if let Err(fault) = &written {
+        warn!(%fault, "nothing is taken of the store's pools before it is written which generation they are of");
+    }
+    written.is_ok()
+}
+
+fn bytes_of(generations: &[Generation]) -> Vec<u8> {
+    serde_json::to_vec(generations).expect("numbers can be written")
+}
+
+/// A shard in a few words.
+pub(crate) struct ShardWords(pub(crate) String);
+
+impl From<&acequia_store::redis::ShardView> for ShardWords {
+    fn from(shard: &acequia_store::redis::ShardView) -> Self {
+        use acequia_store::redis::ShardState;
+        let state = match &shard.state {
+            ShardState::Connecting => "not connected yet".to_owned(),
+            ShardState::Open => "open".to_owned(),
+            ShardState::Hung => "hangs".to_owned(),
+            ShardState::Unsafe { why } | ShardState::Lost { why } => why.clone(),
+        };
+        Self(format!("{}: {state}", shard.name))
+    }
+}
+
+impl fmt::Debug for ShardWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn value<const N: usize>(store: &dyn Store, name: &'static str) -> Result<Option<[u8; N]>, SiblingsError> {
+    let bytes = store.value(name)?;
+    let read = bytes.map(|bytes| <[u8; N]>::try_from(&bytes[..]).map_err(|_| SiblingsError::Value(name)));
+    read.transpose()
+}
+
+/// What the cells of a region are named by, on every node of it.
+fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError> {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(b"acequia cells of ");
+    context.update(&(region.len() as u64).to_be_bytes());
+    context.update(region.as_bytes());
+    if let Some(path) = file {
+        let fault = |cause: String| SiblingsError::KeyFile { path: path.display().to_string(), cause };
+        let bytes = fs::read(path).map_err(|cause| fault(cause.to_string()))?;
+        if !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&bytes.len()) {
+            return Err(fault(format!("it has {} bytes", bytes.len())));
+        }
+        context.update(&bytes);
+    }
+    let digest = context.finish();
+    Ok(HashKey(digest.as_ref()[..16].try_into().expect("a digest has 32 bytes")))
+}
+
+/// A number for all that must be alike on every node.
+fn terms_of(config: &StoreConfig, key: &HashKey) -> u64 {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(b"acequia siblings 1");
+    context.update(&key.0);
+    context.update(&[config.guard_percent]);
+    context.update(&config.clock.error_ns.to_be_bytes());
+    context.update(&config.clock.drift_ppm.to_be_bytes());
+    for node in config.numbers() {
+        context.update(&node.to_be_bytes());
+    }
+    let digest = context.finish();
+    u64::from_be_bytes(digest.as_ref()[..8].try_into().expect("a digest has 32 bytes"))
+}

@@ -1,0 +1,169 @@
+//! One region of several nodes that share its limits through a real Redis Cluster: what callers are allowed, counted from outside,
+//! while processes are killed.
+
+#[allow(dead_code, unreachable_pub, reason = "shared with the store's own tests")]
+#[path = "../../crates/store/tests/redis/servers.rs"]
+mod servers;
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use acequia_tests::{Node, PATIENCE, binary, eventually};
+
+use self::servers::Cluster;
+use crate::{
+    client::{Http, body},
+    windows,
+};
+
+/// A node's config.
+fn config(node: &str, cluster: &Cluster, extra: &str) -> String {
+    let seeds: Vec<String> = cluster.nodes.iter().map(|server| format!("\"{}\"", server.address())).collect();
+    format!(
+        "region: eu\nnode: {node}\nlisten: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\" }}\ndata: DATA\n\
+         store:\n  redis: {{ cluster: [{}] }}\n  nodes: [eu-1, eu-2]\n{extra}\
+         limits:\n\
+         - {{ name: window, domain: shop, by: [w], fixed_window: {{ limit: 200, window: {} }} }}\n\
+         - {{ name: bucket, domain: shop, by: [b], token_bucket: {{ rate: 60/h, burst: 200 }} }}\n",
+        seeds.join(", "),
+        windows::long()
+    )
+}
+
+/// Two nodes: neither listens before the other goes by the same.
+fn pair(cluster: &Cluster) -> [Node; 2] {
+    let configs = ["eu-1", "eu-2"].map(|node| config(node, cluster, ""));
+    let starts = configs.map(|config| thread::spawn(move || Node::start_whole(&config)));
+    starts.map(|start| start.join().expect("a node"))
+}
+
+/// Asks both in turn, so often; says how many were allowed.
+fn ask(nodes: &[Node], entry: (&str, &str), times: usize) -> u64 {
+    let mut ways: Vec<Http> = nodes.iter().map(Http::connect).collect();
+    let body = body(&[entry]);
+    let allowed = |number: usize| {
+        let way = number % ways.len();
+        ways[way].check(&body).json()["allowed"] == true
+    };
+    (0..times).map(allowed).filter(|allowed| *allowed).count() as u64
+}
+
+/// Asks until most of a limit of 200 is there, or nothing came for long; says how many were allowed.
+fn use_up(nodes: &[Node], entry: (&str, &str)) -> u64 {
+    let mut allowed = 0;
+    let mut came = Instant::now();
+    while came.elapsed() < Duration::from_secs(3) && allowed < 200 {
+        let more = ask(nodes, entry, 20);
+        allowed += more;
+        if more > 0 {
+            came = Instant::now();
+        }
+    }
+    allowed + ask(nodes, entry, 100)
+}
+
+/// Waits until every pool grants to every node.
+fn until_pools_grant(nodes: &[Node]) {
+    eventually("all pools grant", || {
+        nodes.iter().all(|node| {
+            let metrics = Http::connect(node).get("/metrics").body;
+            metrics.contains("acequia_pool_groups{which=\"granting\"} 1024")
+        })
+    });
+}
+
+#[test]
+fn the_nodes_of_a_region_share_its_limits() {
+    let cluster = Cluster::start();
+    let mut nodes = pair(&cluster);
+    until_pools_grant(&nodes);
+    // A new region has all from the beginning, whichever node is asked.
+    for (limit, key) in [("w", "one"), ("b", "one")] {
+        let allowed = use_up(&nodes, (limit, key));
+        assert!((190..=200).contains(&allowed), "{limit}: {allowed} of 200");
+    }
+    let metrics = Http::connect(&nodes[0]).get("/metrics").body;
+    for name in
+        ["acequia_region_nodes 2", "acequia_pool_calls_total{outcome=\"made\"}", "acequia_store_open{shard="]
+    {
+        assert!(metrics.contains(name), "no {name} in\n{metrics}");
+    }
+    // What a node that is killed had, and spent, nobody has again; and it needs nobody to begin again.
+    let before: Vec<u64> = ["w", "b"].map(|limit| ask(&nodes, (limit, "two"), 60)).to_vec();
+    nodes[0].kill();
+    nodes[0].start_again();
+    until_pools_grant(&nodes);
+    for (limit, before) in ["w", "b"].into_iter().zip(before) {
+        let allowed = before + use_up(&nodes, (limit, "two"));
+        assert!((before + 1..=201).contains(&allowed), "{limit}: {allowed} of 200, and a minute's rate");
+        assert_eq!(ask(&nodes, (limit, "one"), 20).saturating_sub(1), 0, "{limit}: spent, and given again");
+    }
+}
+
+#[test]
+fn a_region_outlives_its_store() {
+    let mut cluster = Cluster::start();
+    let nodes = pair(&cluster);
+    until_pools_grant(&nodes);
+    let before = ask(&nodes, ("w", "one"), 100);
+    assert!(before > 20, "{before} of 100: no more than guard shares");
+    for server in &mut cluster.nodes {
+        server.kill();
+    }
+    // Each request is answered, by what the nodes hold: their guard shares of a new key, at least.
+    let after = ask(&nodes, ("w", "one"), 200);
+    assert!(before + after <= 200, "{before} and {after} of 200");
+    let guarded = ask(&nodes, ("w", "two"), 100);
+    assert!((10..=20).contains(&guarded), "{guarded} of 20 that the nodes keep for themselves");
+    for node in &nodes {
+        assert_eq!(Http::connect(node).get("/readyz").status, 200);
+    }
+    // It comes back with nothing, and mints nothing.
+    for server in &mut cluster.nodes {
+        server.restart();
+    }
+    until_pools_grant(&nodes);
+    let at_last = use_up(&nodes, ("w", "one"));
+    assert!(before + after + at_last <= 200, "{before}, {after} and {at_last} of 200");
+}
+
+#[test]
+fn a_node_whose_siblings_go_by_something_else_owns_nothing() {
+    let cluster = Cluster::start();
+    let folder = tempfile::tempdir().expect("a folder");
+    let start = |node: &str, extra: &str| {
+        let path = folder.path().join(format!("{node}.yaml"));
+        let data = folder.path().join(node).display().to_string();
+        let yaml = config(node, &cluster, extra).replace("DATA", &data);
+        std::fs::write(&path, yaml).expect("a config");
+        let mut command = Command::new(binary());
+        command.args(["serve", "--config"]).arg(path).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the binary starts")
+    };
+    let mut children = [start("eu-1", ""), start("eu-2", "  guard: 20%\n")];
+    let said = BufReader::new(children[0].stderr.take().expect("it is piped")).lines().map_while(Result::ok);
+    let (tell, told) = std::sync::mpsc::channel();
+    let reader = thread::spawn(move || {
+        for line in said {
+            // Nobody listens when the test has failed.
+            let _ = tell.send(line);
+        }
+    });
+    let begun = Instant::now();
+    let mut found = false;
+    while !found && begun.elapsed() < PATIENCE * 2 {
+        found = told.recv_timeout(PATIENCE).is_ok_and(|line| line.contains("owns nothing until every node"));
+    }
+    let ended = children.iter_mut().map(|child| child.try_wait().expect("a child")).collect::<Vec<_>>();
+    for child in &mut children {
+        child.kill().expect("a signal");
+        child.wait().expect("an end");
+    }
+    reader.join().expect("no panic");
+    assert!(found, "nobody said what it waits for");
+    assert_eq!(ended, [None, None], "they wait");
+}
