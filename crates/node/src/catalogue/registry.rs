@@ -199,7 +199,7 @@ impl Registry {
         Some(Arc::new(Shares {
             region: sharing.region,
             terms: splits.unwrap_or_default(),
-            guard: sharing.guard,
+            guard: sharing.guard.clone(),
             drift_ppm: sharing.drift_ppm,
             margin_ns: sharing.margin_ns,
             left_ns: sharing.left_ns,

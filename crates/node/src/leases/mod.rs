@@ -95,7 +95,8 @@ pub struct Siblings {
     pub boot: u32,
     /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`]. The same on each.
     pub nodes: BTreeSet<u16>,
-    /// What of each limit the nodes keep out of the pools, together, in percent: at most 100. The same on each.
+    /// What of each limit the nodes keep out of the pools, together, in percent: at most 100; whole units, of 4 or more at least
+    /// one unless it is 0. The same on each.
     pub guard_percent: u8,
     /// How far walls may be from true time, in nanoseconds.
     pub clock_error_ns: u64,
@@ -691,11 +692,11 @@ fn group_of((_, tag): CellKey) -> u16 {
 
 impl Node {
     /// A node that shares its limits with others of its region. `config` has no home.
+    ///
+    /// # Panics
+    /// If `siblings` names no nodes, or more than there may be.
     pub fn among(config: Config, keep: Keep, siblings: Siblings) -> Self {
-        let guard = Guard {
-            nodes: siblings.nodes.len().max(1) as u64,
-            percent: siblings.guard_percent.min(100).into(),
-        };
+        let guard = Guard::new(siblings.node, &siblings.nodes, siblings.guard_percent);
         let (drift_ppm, margin_ns) = (siblings.drift_ppm, siblings.clock_error_ns);
         let terms = Terms { guard: Some(guard), drift_ppm, margin_ns, ..Terms::none(Region(0)) };
         let mut node = Self::keeping(config, keep);
