@@ -17,13 +17,22 @@ const VIOLATIONS_MAX: usize = 8;
 
 /// A denial as a gRPC status, for a handler that asks by itself: `RESOURCE_EXHAUSTED`, with `google.rpc.RetryInfo` if
 /// waiting helps, `google.rpc.QuotaFailure` with the limits that deny (eight at most), and the pushback by which gRPC's
-/// own clients retry no sooner than that, or not at all (gRFC A6).
+/// own clients retry no sooner than that, or not at all (gRFC A6). `UNAVAILABLE` where nobody can decide (`on_store_loss: closed`).
 ///
 /// It tells the caller the limits' names and budgets.
 pub fn denied_status(answer: &CheckResponse) -> Status {
     let what = if answer.limit.is_empty() { "a limit".to_owned() } else { format!("limit {}", answer.limit) };
     let message = format!("{what}: {}", in_words(answer.reason()));
-    exhausted(&message, answer.retry_after_ms.map(Duration::from_millis), violations(answer))
+    let retry_after = answer.retry_after_ms.map(Duration::from_millis);
+    if is_undecided(answer) {
+        return with_details(Code::Unavailable, &message, retry_after, Vec::new());
+    }
+    exhausted(&message, retry_after, violations(answer))
+}
+
+/// Whether a denial says that nobody can decide, rather than that too much was asked: a limit is closed while its store is lost.
+pub(crate) fn is_undecided(answer: &CheckResponse) -> bool {
+    answer.reason() == Reason::Unavailable
 }
 
 /// As [`denied_status`] says it, of a guard that decided.
@@ -43,6 +52,15 @@ pub(crate) fn unavailable_status() -> Status {
 }
 
 fn exhausted(message: &str, retry_after: Option<Duration>, violations: Vec<QuotaViolation>) -> Status {
+    with_details(Code::ResourceExhausted, message, retry_after, violations)
+}
+
+fn with_details(
+    code: Code,
+    message: &str,
+    retry_after: Option<Duration>,
+    violations: Vec<QuotaViolation>,
+) -> Status {
     let mut details = ErrorDetails::new();
     if let Some(retry_after) = retry_after {
         details.set_retry_info(Some(retry_after));
@@ -50,7 +68,7 @@ fn exhausted(message: &str, retry_after: Option<Duration>, violations: Vec<Quota
     if !violations.is_empty() {
         details.set_quota_failure(violations);
     }
-    let mut status = Status::with_error_details(Code::ResourceExhausted, message, details);
+    let mut status = Status::with_error_details(code, message, details);
     push_back(&mut status, retry_after);
     status
 }
@@ -88,13 +106,25 @@ fn in_words(reason: Reason) -> &'static str {
         Reason::Restarted | Reason::Journal | Reason::NoCatalogue | Reason::RestoredDisk => {
             "nothing can be spent here for now"
         }
+        Reason::Unavailable => "nobody can decide for now",
         _ => "too little is left",
     }
 }
 
 /// Too many requests, and when to come back, in whole seconds.
 pub(crate) fn too_many<B: Default>(retry_after: Option<Duration>) -> Response<B> {
-    let mut response = empty(StatusCode::TOO_MANY_REQUESTS);
+    come_back(StatusCode::TOO_MANY_REQUESTS, retry_after)
+}
+
+/// A denial in HTTP.
+pub(crate) fn denied_response<B: Default>(answer: &CheckResponse) -> Response<B> {
+    let code =
+        if is_undecided(answer) { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::TOO_MANY_REQUESTS };
+    come_back(code, answer.retry_after_ms.map(Duration::from_millis))
+}
+
+fn come_back<B: Default>(code: StatusCode, retry_after: Option<Duration>) -> Response<B> {
+    let mut response = empty(code);
     if let Some(retry_after) = retry_after {
         let seconds = whole_ms(retry_after).div_ceil(1_000).max(1);
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -167,6 +197,28 @@ mod tests {
         assert_eq!(failure.violations[0].subject, "per-key");
         // Not even a limit is known.
         assert!(denied_status(&CheckResponse::default()).get_details_quota_failure().is_none());
+    }
+
+    #[test]
+    fn a_denial_by_nobody_is_no_verdict() {
+        let answer = CheckResponse {
+            limit: "per-key".to_owned(),
+            reason: Reason::Unavailable.into(),
+            retry_after_ms: Some(1_000),
+            ..CheckResponse::default()
+        };
+        let status = denied_status(&answer);
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::Unavailable, "limit per-key: nobody can decide for now")
+        );
+        assert_eq!(pushback(&status), "1000");
+        assert!(status.get_details_quota_failure().is_none());
+        let response = denied_response::<()>(&answer);
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers().get(RETRY_AFTER).map(HeaderValue::as_bytes), Some(&b"1"[..]));
+        let over = CheckResponse { reason: Reason::OverLimit.into(), ..answer };
+        assert_eq!(denied_response::<()>(&over).status(), StatusCode::TOO_MANY_REQUESTS);
     }
 
     #[test]

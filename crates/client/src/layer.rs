@@ -16,7 +16,9 @@ use tower::{Layer, Service};
 
 use crate::{
     CheckResponse, ClientError, Decider, Decision, Question,
-    denial::{delayed_status, denied_status, empty, guarded_status, too_many, unavailable_status},
+    denial::{
+        delayed_status, denied_response, denied_status, empty, guarded_status, too_many, unavailable_status,
+    },
     refunds::Refunds,
 };
 
@@ -29,6 +31,7 @@ pub const DELAY_MAX: Duration = Duration::from_secs(1);
 /// | | HTTP | gRPC |
 /// | --- | --- | --- |
 /// | denied | 429 with `Retry-After`, where a wait helps | `RESOURCE_EXHAUSTED`, see [`denied_status`] |
+/// | denied because nobody can decide (`on_store_loss: closed`) | 503 with `Retry-After` | `UNAVAILABLE` |
 /// | nobody answers, and the fallback is closed | 503 | `UNAVAILABLE` |
 /// | the question is wrong | 500 | `INTERNAL` |
 ///
@@ -260,7 +263,7 @@ impl No {
 
     fn into_http<B: Default>(self) -> Response<B> {
         match self {
-            Self::Denied(answer) => too_many(answer.retry_after_ms.map(Duration::from_millis)),
+            Self::Denied(answer) => denied_response(&answer),
             Self::Delayed(answer) => too_many(Some(Duration::from_millis(answer.delay_ms))),
             Self::Guarded(retry_after) => too_many(retry_after),
             Self::Unavailable => empty(StatusCode::SERVICE_UNAVAILABLE),

@@ -47,6 +47,11 @@ pub enum Reason {
     ClassReserve,
     /// Most of the window is used, and the limit slows down for the rest.
     Throttled,
+    /// The store of the region's nodes does not answer, and the limit lets nobody decide without it: denied, though perhaps not too much
+    /// was asked.
+    Unavailable,
+    /// The store of the region's nodes does not answer, and the limit lets everything pass meanwhile: allowed, and charged to nobody.
+    Open,
 }
 
 impl Reason {
@@ -65,6 +70,8 @@ impl Reason {
             Self::RestoredDisk => "restored-disk",
             Self::ClassReserve => "class-reserve",
             Self::Throttled => "throttled",
+            Self::Unavailable => "unavailable",
+            Self::Open => "open",
         }
     }
 }

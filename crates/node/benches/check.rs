@@ -15,7 +15,7 @@ use std::{
 
 use acequia_limits::{
     HashKey, Limit, Now, Request,
-    limit::{BySpec, Charge, LimitSpec, Mode, OneOrMany, TokenBucketSpec},
+    limit::{BySpec, Charge, LimitSpec, Mode, OnStoreLoss, OneOrMany, TokenBucketSpec},
 };
 use acequia_node::{Ask, Asker, Config, Node};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
@@ -124,6 +124,7 @@ fn limit(name: &str, by: &str, route: Option<String>) -> Limit {
         candidate_for: None,
         charge: Charge::Together,
         sharing: None,
+        on_store_loss: OnStoreLoss::Guard,
         classes: None,
         warn_at: Vec::new(),
         throttle: None,

@@ -58,7 +58,7 @@ use crate::{
     charges::Charges,
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
     kept::Pledge,
-    leases::Leases,
+    leases::{Leases, Losses},
     patience::Elsewhere,
     shard::{Cells, HeapCells, NewCell, Shard},
     sharing::{Carried, CellKey, Memory, Sharing},
@@ -141,6 +141,8 @@ pub struct Node {
     elsewhere: Elsewhere,
     /// The dealings with the region's pools. Locked before everything else.
     leases: Option<Mutex<Leases>>,
+    /// Of which cells' pools the store is lost.
+    losses: Losses,
     /// What was charged under a name. Locked before any shard.
     charges: Charges,
     /// What soft limits have to tell. Locked after any shard.
@@ -243,6 +245,7 @@ impl Node {
             carried: Carried::default(),
             elsewhere: Elsewhere::default(),
             leases: None,
+            losses: Losses::default(),
             charges: Charges::new(keep),
             warnings: Mutex::default(),
             config,

@@ -4,43 +4,89 @@
 //! numbers differ between cells, but only by a few values: an algorithm is made for each beforehand,
 //! and a cell finds its own by its salt.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use acequia_limits::{Algorithm, Part, RATE_PARTS, window::Edges};
 use acequia_rights::{
     Region, Split,
     broken::{Broken, broken},
+    pool::NODES_MAX,
+    standing::REGIONS_MAX,
 };
 
-/// How the nodes of a region share a limit: each has a guard share, all alike, and the rest is in the cell's pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How the nodes of a region share a limit: together they keep a part of it, the *guard*, each its own share of that, and the rest is in
+/// the cell's pool. **For every cell, what all nodes keep and what is in the pool sum to no more than the limit.**
+///
+/// The guard's units are whole: where they are fewer than nodes, or do not go round, a cell's salt says which nodes have one more, by the
+/// same formula by which regions split limits. So over many cells all nodes have as much.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Guard {
-    /// Nodes, at least 1.
-    pub(crate) nodes: u64,
+    /// This node among those of the region, all alike.
+    node: Region,
+    split: Arc<Split>,
     /// Of a limit, what all of them have together, in percent: at most 100.
-    pub(crate) percent: u64,
+    percent: u64,
 }
 
+/// The least limit of which a node keeps a unit whatever the percentage, unless that is 0. Of fewer units one would be more than a quarter
+/// of the limit; and while the store answers, it is found only by whom chance sends to the one node that has it. So all of them
+/// are in the pool, where every node finds them. From here on it is worth that: with the store gone, something passes.
+const GUARDED_FROM: u64 = 4;
+
+/// What a node keeps of any rate at least, in parts: a bucket that gives nothing back is none, and what it gives back must be somebody's.
+const RATE_MIN: u32 = 1;
+
 impl Guard {
-    /// What each node has of so many units, rounded down: of a few it has none, and all are in the pool.
-    fn units(self, total: u64) -> u64 {
-        // At most the total.
-        (u128::from(total) * u128::from(self.percent) / 100 / u128::from(self.nodes)) as u64
+    /// A node's, among all of its region.
+    ///
+    /// # Panics
+    /// If there are none, or more than pools keep records of.
+    pub(crate) fn new(node: u16, nodes: &BTreeSet<u16>, percent: u8) -> Self {
+        const { assert!(NODES_MAX <= REGIONS_MAX, "nodes are split by as regions are") };
+        let alike: Vec<(Region, u32)> = nodes.iter().map(|node| (Region(*node), 1)).collect();
+        let split = Split::new(&alike).expect("a region has 1 to 64 nodes");
+        Self { node: Region(node), split: Arc::new(split), percent: percent.min(100).into() }
     }
 
-    /// What each node has of a rate, in parts.
-    fn rate(self) -> u32 {
+    /// What all nodes keep of so many units.
+    fn kept(&self, total: u64) -> u64 {
+        // At most the total.
+        let part = (u128::from(total) * u128::from(self.percent) / 100) as u64;
+        let least = u64::from(self.percent > 0 && total >= GUARDED_FROM);
+        part.max(least)
+    }
+
+    /// What this node keeps of a cell of so many units.
+    fn units(&self, total: u64, salt: u32) -> u64 {
+        self.split.units(self.node, self.kept(total), salt)
+    }
+
+    /// What it may keep, over all cells.
+    fn distinct(&self, total: u64) -> impl Iterator<Item = u64> {
+        self.split.distinct(self.node, self.kept(total)).into_iter()
+    }
+
+    /// The part of the rate that goes along with what a node keeps: with no unit no more than there must be.
+    fn rate(&self, units: u64) -> u32 {
         // At most the whole.
-        (u64::from(RATE_PARTS) * self.percent / 100 / self.nodes) as u32
+        let part = (u64::from(RATE_PARTS) * self.percent / 100 / self.nodes()) as u32;
+        if units == 0 { RATE_MIN } else { part.max(RATE_MIN) }
     }
 
     /// What is in the pool.
-    fn pool(self, total: u64, has_rate: bool) -> Part {
-        let rate = u64::from(RATE_PARTS) - u64::from(self.rate()) * self.nodes;
-        // At most the whole.
-        let rate = if has_rate { rate as u32 } else { 0 };
-        let kept = if broken(Broken::LeaseGuardTwice) { 0 } else { self.units(total) * self.nodes };
+    fn pool(&self, total: u64, has_rate: bool) -> Part {
+        let kept = self.kept(total);
+        // As many nodes have a unit, in every cell.
+        let with_units = kept.min(self.nodes());
+        let rates = with_units * u64::from(self.rate(1)) + (self.nodes() - with_units) * u64::from(RATE_MIN);
+        // Each is at most a node's part of the whole.
+        let rate = if has_rate { u64::from(RATE_PARTS).saturating_sub(rates) as u32 } else { 0 };
+        let kept = if broken(Broken::LeaseGuardTwice) { 0 } else { kept };
         Part { rate, units: total - kept }
+    }
+
+    fn nodes(&self) -> u64 {
+        self.split.regions().len() as u64
     }
 }
 
@@ -82,7 +128,7 @@ impl Shares {
     /// back, so while the margin is the same no clock is in such a window.
     fn is_same(&self, others: &Self) -> bool {
         let same = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
-        (self.region, self.guard) == (others.region, others.guard)
+        (self.region, &self.guard) == (others.region, &others.guard)
             && (self.drift_ppm, self.margin_ns) == (others.drift_ppm, others.margin_ns)
             && self.terms.len() == others.terms.len()
             && self.terms.iter().zip(&others.terms).all(same)
@@ -109,13 +155,14 @@ impl Local {
     /// A region's numbers.
     pub(crate) fn shared(algorithm: &Algorithm, shares: &Arc<Shares>) -> Self {
         let total = algorithm.budget();
-        let rate = match (algorithm.has_rate(), shares.guard) {
+        let rate = match (algorithm.has_rate(), &shares.guard) {
             (false, _) => 0,
-            (true, Some(guard)) => guard.rate(),
+            (true, Some(guard)) => guard.rate(1),
             (true, None) => shares.terms.iter().map(|split| split.rate(shares.region)).min().unwrap_or(0),
         };
-        let mut all: Vec<u64> = match shares.guard {
-            Some(guard) => vec![guard.units(total)],
+        let local = Self { shares: Some(Arc::clone(shares)), total, rate, variants: Arc::new([]) };
+        let mut all: Vec<u64> = match &shares.guard {
+            Some(guard) => guard.distinct(total).collect(),
             None => {
                 let of_each = shares.terms.iter().flat_map(|split| split.distinct(shares.region, total));
                 of_each.chain([0]).collect()
@@ -125,19 +172,18 @@ impl Local {
         all.dedup();
         let made = |units: u64| {
             // A meter needs a rate; one of a region without any holds no unit anyway.
-            let rate = if algorithm.has_rate() { rate.max(1) } else { 0 };
+            let rate = if algorithm.has_rate() { local.rate_with(units).max(RATE_MIN) } else { 0 };
             let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
             (units, shares.piece(algorithm, part))
         };
         let mut variants: Vec<(u64, Algorithm)> = all.into_iter().map(made).collect();
-        let local = Self { shares: Some(Arc::clone(shares)), total, rate, variants: Arc::new([]) };
         // The usual case: every cell has the same units, and needs no look at its salt.
         if let [split] = shares.terms.as_slice()
             && let [only] = split.distinct(shares.region, total).as_slice()
         {
             let only = *only;
             variants.retain(|(units, _)| *units == only);
-        } else if shares.terms.is_empty() {
+        } else if shares.terms.is_empty() && shares.guard.is_none() {
             variants.truncate(1);
         }
         Self { variants: variants.into(), ..local }
@@ -160,7 +206,7 @@ impl Local {
 
     /// What of a cell is in its pool; nothing where there are none.
     pub(crate) fn pool(&self, global: &Algorithm) -> Option<Part> {
-        let guard = self.shares.as_ref()?.guard?;
+        let guard = self.shares.as_ref()?.guard.as_ref()?;
         Some(guard.pool(global.budget(), global.has_rate()))
     }
 
@@ -184,7 +230,8 @@ impl Local {
 
     /// The standing part of a cell.
     pub(crate) fn part(&self, salt: u32) -> Part {
-        Part { rate: self.rate, units: self.units(salt) }
+        let units = self.units(salt);
+        Part { rate: self.rate_with(units), units }
     }
 
     /// Whether a cell has any unit of its own.
@@ -209,7 +256,7 @@ impl Local {
             None => global.clone(),
             Some(shares) => {
                 let units = self.usable(global, part.units);
-                let part = Part { rate: if global.has_rate() { part.rate.max(1) } else { 0 }, units };
+                let part = Part { rate: if global.has_rate() { part.rate.max(RATE_MIN) } else { 0 }, units };
                 shares.piece(global, part)
             }
         }
@@ -234,10 +281,110 @@ impl Local {
     fn units(&self, salt: u32) -> u64 {
         match self.shares.as_deref() {
             None => self.total,
-            Some(Shares { guard: Some(guard), .. }) => guard.units(self.total),
+            Some(Shares { guard: Some(guard), .. }) => guard.units(self.total, salt),
             Some(shares) => {
                 let terms = shares.terms.iter();
                 terms.map(|split| split.units(shares.region, self.total, salt)).min().unwrap_or(0)
+            }
+        }
+    }
+
+    /// The rate that goes along with so many units of the own part.
+    fn rate_with(&self, units: u64) -> u32 {
+        match self.shares.as_deref() {
+            Some(Shares { guard: Some(guard), .. }) if self.rate > 0 => guard.rate(units),
+            _ => self.rate,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_limits::{Rate, UNITS_MAX, meter::Meter};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn guards(nodes: u16, percent: u8) -> Vec<Guard> {
+        let all: BTreeSet<u16> = (1..=nodes).map(|node| node * 3).collect();
+        all.iter().map(|node| Guard::new(*node, &all, percent)).collect()
+    }
+
+    fn totals() -> impl Strategy<Value = u64> {
+        prop_oneof![0..200_u64, 0..=UNITS_MAX]
+    }
+
+    proptest! {
+        #[test]
+        fn the_guards_and_the_pool_are_the_limit(
+            total in totals(), percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,
+        ) {
+            let guards = guards(nodes, percent);
+            let pool = guards[0].pool(total, true);
+            let kept: Vec<u64> = guards.iter().map(|guard| guard.units(total, salt)).collect();
+            prop_assert_eq!(kept.iter().sum::<u64>() + pool.units, total);
+            let rates: u64 = kept.iter().map(|units| u64::from(guards[0].rate(*units))).sum();
+            prop_assert!(rates + u64::from(pool.rate) <= u64::from(RATE_PARTS));
+            // As the operator says, and alike.
+            let part = u128::from(total) * u128::from(percent) / 100;
+            prop_assert!(u128::from(total - pool.units) == part.max(u128::from(percent > 0 && total >= 4)));
+            let (least, most) = (kept.iter().min().expect("a node"), kept.iter().max().expect("a node"));
+            prop_assert!(most - least <= 1, "{:?}", kept);
+            for (guard, units) in guards.iter().zip(&kept) {
+                prop_assert_eq!(guard.pool(total, true), pool);
+                prop_assert!(guard.distinct(total).any(|one| one == *units));
+            }
+        }
+
+        /// A cell's numbers are those of its part, and what refills without a unit is nobody's to spend.
+        #[test]
+        fn a_cell_has_the_numbers_of_its_part(
+            total in 1..200_u64, percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,
+        ) {
+            let bucket = meter(total);
+            for guard in guards(nodes, percent) {
+                let local = local(&bucket, guard);
+                let part = local.part(salt);
+                prop_assert!(part.rate >= 1);
+                prop_assert_eq!(local.at(salt), &bucket.local(part, 0, 0));
+                prop_assert_eq!(local.with(&bucket, part), bucket.local(part, 0, 0));
+                prop_assert_eq!(local.owns_any(salt), part.units > 0);
+                let none = Part { rate: RATE_MIN, units: 0 };
+                prop_assert!(percent > 0 || part == none);
+            }
+        }
+    }
+
+    fn meter(burst: u64) -> Algorithm {
+        Algorithm::TokenBucket(Meter::new(Rate::parse("60/s").expect("a rate"), burst))
+    }
+
+    fn local(algorithm: &Algorithm, guard: Guard) -> Local {
+        let shares = Shares {
+            region: Region(0),
+            terms: Vec::new(),
+            guard: Some(guard),
+            drift_ppm: 0,
+            margin_ns: 0,
+            left_ns: 0,
+        };
+        Local::shared(algorithm, &Arc::new(shares))
+    }
+
+    #[test]
+    fn whoever_has_a_left_over_unit_is_drawn_by_the_cell() {
+        for (total, percent, kept) in
+            [(3, 10, 0), (4, 10, 1), (9, 10, 1), (20, 10, 2), (50, 10, 5), (2, 50, 1)]
+        {
+            let guards = guards(4, percent);
+            let mut all = [0; 4];
+            for salt in 0..4_000 {
+                let units = guards.iter().map(|guard| guard.units(total, salt));
+                units.enumerate().for_each(|(node, units)| all[node] += units);
+            }
+            assert_eq!(all.iter().sum::<u64>(), 4_000 * kept, "{percent} % of {total}");
+            for of_node in all {
+                assert!(of_node.abs_diff(1_000 * kept) <= 100, "{percent} % of {total}: {all:?}");
             }
         }
     }

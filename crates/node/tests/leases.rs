@@ -78,6 +78,43 @@ fn a_server_that_is_gone_is_not_missed_where_demand_is_low() {
     }
 }
 
+/// A world whose server never answers.
+fn without_server(nodes: usize, specs: &[LimitSpec], percent: u8) -> World {
+    let mut world = World::new(nodes, specs, percent, 1);
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world
+}
+
+#[test]
+fn of_a_small_limit_one_node_keeps_a_unit_and_of_many_cells_each_node_does() {
+    for spec in [window("w", 10, "1h"), bucket("b", "1/h", 10), sliding("s", 10, "1h")] {
+        let mut world = without_server(3, &[spec], GUARD);
+        let mut of_nodes = [0; 3];
+        for key in 0..300 {
+            let passed = (0..30).filter_map(|number| {
+                let place = number % 3;
+                world.ask(place, &format!("k{key}"), 1).then_some(place)
+            });
+            let passed: Vec<usize> = passed.collect();
+            let [place] = passed.as_slice() else { panic!("{passed:?} of 1 unit") };
+            of_nodes[*place] += 1;
+        }
+        assert!(of_nodes.iter().all(|keys| (70..=130).contains(keys)), "{of_nodes:?}");
+    }
+}
+
+#[test]
+fn without_a_guard_nothing_passes_while_nobody_answers() {
+    let specs = [window("w", 1_000, "10s"), bucket("b", "1000000/s", 1_000_000), sliding("s", 1_000, "10s")];
+    for spec in specs {
+        let mut world = without_server(2, &[spec], 0);
+        for number in 0..1_000 {
+            assert!(!world.ask(number % 2, "k", 1), "{number}");
+            world.pass(100 * MS);
+        }
+    }
+}
+
 /// Nodes with these parts of a demand that is twice what there is; gives what of 100 was used, and decisions a call.
 fn utilisation(spec: LimitSpec, a_second: u64, parts: &[u64]) -> (f64, f64) {
     let mut world = settled(parts.len(), spec);

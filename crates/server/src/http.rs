@@ -40,7 +40,7 @@ use crate::{
     headers::{Header, headers},
     metrics,
     question::{BadRequest, check_request},
-    respond::{class, members, name, outcome_word, retry_after_ms},
+    respond::{class, members, name, outcome_word, retry_after_ms, status},
     worker::{How, Worker},
     writer::DOWN,
 };
@@ -178,6 +178,9 @@ struct LimitJson<'a> {
     /// The class of consumers, where the limit has classes.
     #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<&'a str>,
+    /// Units that passed though this node did not have them, since the store was lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    open_units: Option<u64>,
 }
 
 /// Reads a body of JSON, or says what is wrong with it.
@@ -215,8 +218,10 @@ async fn check(State(worker): State<Arc<Worker>>, body: Body) -> Response {
     };
     let settings = worker.shared.settings();
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
+        // Both verdicts are answers, but to have none.
+        let status = status(answer, StatusCode::OK);
         let json = Json(check_answer(answer, catalogue, &worker.shared.names));
-        with_headers(json.into_response(), headers(&settings.headers.http, answer, catalogue, now))
+        with_headers((status, json).into_response(), headers(&settings.headers.http, answer, catalogue, now))
     };
     match worker.ask(&request, How { ask: Ask::CHECK, recording }, respond).await {
         Ok(response) => response,
@@ -283,6 +288,7 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
         cost: limit.units,
         descriptors: members(limit.descriptors).to_vec(),
         class: class(limit, catalogue),
+        open_units: Some(catalogue.limits[limit.limit as usize].open_units()).filter(|units| *units > 0),
     });
     CheckAnswer {
         allowed: answer.allowed,
@@ -336,7 +342,7 @@ async fn authz(
     }
     let settings = worker.shared.settings();
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
-        let status = if answer.allowed { StatusCode::OK } else { deny };
+        let status = status(answer, deny);
         with_headers(status.into_response(), headers(&settings.headers.http, answer, catalogue, now))
     };
     match worker.ask(&request, Ask::CHECK_NOW.into(), respond).await {

@@ -9,8 +9,9 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{Holding, LimitStatus, Mark, Peer};
+use acequia_limits::limit::OnStoreLoss;
 use acequia_node::{
-    Catalogue,
+    Active, Catalogue,
     leases::{GROUPS, LeaseCounts},
 };
 use acequia_store::redis::{BreakerState, ShardState, ShardView};
@@ -72,6 +73,7 @@ impl Collector for Counts {
         if catalogue.has_candidates {
             out.of_candidates(shared, &catalogue)?;
         }
+        out.of_open(&catalogue)?;
         out.counter(
             "acequia_requests",
             "Requests by verdict.",
@@ -244,6 +246,24 @@ impl Out<'_> {
             let path = active.limit.path();
             let labels = [("limit", path.as_str())];
             metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&counts.refunded, None)?;
+        }
+        Ok(())
+    }
+
+    /// What limits gave up that are open while the store is lost.
+    fn of_open(&mut self, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
+        let is_open = |active: &&Active| active.limit.spec.on_store_loss == OnStoreLoss::Open;
+        let mut open = catalogue.limits.iter().filter(is_open).peekable();
+        if open.peek().is_none() {
+            return Ok(());
+        }
+        let help = "Units that passed while the store was lost, though this node did not have them.";
+        let mut metric = self.0.encode_descriptor("acequia_open_units", help, None, MetricType::Counter)?;
+        for active in open {
+            let path = active.limit.path();
+            let labels = [("limit", path.as_str())];
+            let units = active.open_units();
+            metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&units, None)?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use acequia_api::{
 };
 use acequia_limits::{Reason, time::ms_rounded_up, verdict::NEVER};
 use acequia_node::{Answer, Catalogue, LimitAnswer, Outcome};
+use axum::http::StatusCode;
 use smallvec::SmallVec;
 
 use crate::charges::Names;
@@ -75,6 +76,17 @@ fn limit_out<'a>(limit: &LimitAnswer, descriptors: &'a [u32], catalogue: &'a Cat
         cost: limit.units,
         algorithm: active.algorithm.name(),
         class: class(limit, catalogue).unwrap_or(""),
+        open_units: catalogue.limits[limit.limit as usize].open_units(),
+    }
+}
+
+/// HTTP's word for a verdict: a denial has the status that the caller wants, but where nobody can decide. "Too many" would be a lie
+/// there, and callers and their proxies treat it otherwise: they blame whoever asked, and do not alarm anybody.
+pub(crate) fn status(answer: &Answer, denied: StatusCode) -> StatusCode {
+    match (answer.allowed, answer.reason) {
+        (true, _) => StatusCode::OK,
+        (false, Reason::Unavailable) => StatusCode::SERVICE_UNAVAILABLE,
+        (false, _) => denied,
     }
 }
 
@@ -97,6 +109,8 @@ pub(crate) const fn reason(reason: Reason) -> api::Reason {
         Reason::RestoredDisk => api::Reason::RestoredDisk,
         Reason::ClassReserve => api::Reason::ClassReserve,
         Reason::Throttled => api::Reason::Throttled,
+        Reason::Unavailable => api::Reason::Unavailable,
+        Reason::Open => api::Reason::Open,
     }
 }
 
@@ -116,5 +130,94 @@ pub(crate) const fn outcome_word(outcome: Outcome) -> &'static str {
         Outcome::Deny => "deny",
         Outcome::ShadowDeny => "shadow-deny",
         Outcome::Unlimited => "unlimited",
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod lost {
+    //! What a node says that has lost its region's store.
+
+    use std::sync::Arc;
+
+    use acequia_limits::{
+        HashKey, Limit, Now, Request,
+        limit::{LimitSpec, OnStoreLoss},
+    };
+    use acequia_node::{
+        Answer, Ask, Catalogue, Config, Keep, Node,
+        leases::{Said, Siblings},
+    };
+
+    pub(crate) const NOW: Now = Now::at(1_800_000_000_000_000_000);
+
+    /// The answer to one request of the limit `per-key`.
+    pub(crate) fn answer(on_store_loss: OnStoreLoss) -> (Answer, Arc<Catalogue>) {
+        let spec = r#"{"name": "per-key", "domain": "shop", "token_bucket": {"rate": "1/s", "burst": 3}}"#;
+        let spec = LimitSpec { on_store_loss, ..serde_json::from_str(spec).expect("a limit") };
+        let siblings = Siblings {
+            node: 1,
+            boot: 1,
+            nodes: [1, 2].into(),
+            guard_percent: 10,
+            clock_error_ns: 10_000_000,
+            drift_ppm: 1_000,
+            begun_us: NOW.wall_ns / 1_000,
+        };
+        let key = HashKey([7; 16]);
+        let config = Config { key, memory_bytes: 1 << 20, durable: false, empty_handed: None, home: None };
+        let node = Arc::new(Node::among(config, Keep::default(), siblings));
+        node.apply(vec![Limit::new(spec).expect("a limit")], NOW, |_| Vec::new()).expect("a catalogue");
+        // Nobody answers for a second.
+        let at = |ms: u64| Now {
+            steady_ns: NOW.steady_ns + ms * 1_000_000,
+            wall_ns: NOW.wall_ns + ms * 1_000_000,
+        };
+        for ms in (0..1_000).step_by(10) {
+            node.tick_leases(at(ms));
+            while let Some(call) = node.poll_call() {
+                node.answer_call(call.id, &Said::Nothing, at(ms));
+            }
+        }
+        let mut asker = node.asker();
+        let answer = asker.check(&Request::new("shop", &[]), at(1_000), Ask::CHECK).clone();
+        (answer, Arc::clone(asker.catalogue()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_limits::{HashKey, limit::OnStoreLoss};
+
+    use super::{
+        lost::{NOW, answer},
+        *,
+    };
+    use crate::headers::headers;
+
+    #[test]
+    fn nobody_is_told_too_many_when_nobody_decides() {
+        for denied in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS, StatusCode::FORBIDDEN] {
+            let of = |on_store_loss| status(&answer(on_store_loss).0, denied);
+            assert_eq!(of(OnStoreLoss::Guard), denied);
+            assert_eq!(of(OnStoreLoss::Closed), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(of(OnStoreLoss::Open), StatusCode::OK);
+        }
+        let (answer, catalogue) = answer(OnStoreLoss::Closed);
+        assert_eq!(headers(&[], &answer, &catalogue, NOW), [("retry-after", "1".to_owned())]);
+    }
+
+    #[test]
+    fn what_passed_beyond_a_limit_is_told() {
+        for (on_store_loss, allowed, why, units) in [
+            (OnStoreLoss::Guard, false, api::Reason::OverLimit, 0),
+            (OnStoreLoss::Closed, false, api::Reason::Unavailable, 0),
+            (OnStoreLoss::Open, true, api::Reason::Open, 1),
+        ] {
+            let (answer, catalogue) = answer(on_store_loss);
+            let names = Names::new("eu", "eu-1", &HashKey([7; 16]), [0; 16]);
+            with_check_out(&answer, &catalogue, (true, &names), |out| {
+                assert_eq!((out.allowed, out.reason, out.limits[0].open_units), (allowed, why, units));
+            });
+        }
     }
 }

@@ -120,6 +120,7 @@ fn write_check(check: &Check<'_>) {
             cost: limit.numbers[4],
             algorithm: limit.algorithm,
             class: limit.algorithm,
+            open_units: limit.numbers[4],
         })
         .collect();
     let out = CheckOut {
@@ -148,6 +149,7 @@ fn write_check(check: &Check<'_>) {
         cost: limit.cost,
         algorithm: limit.algorithm.to_owned(),
         class: limit.class.to_owned(),
+        open_units: limit.open_units,
     };
     let expected = CheckResponse {
         allowed: out.allowed,

@@ -166,6 +166,8 @@ pub struct LimitOut<'a> {
     pub algorithm: &'a str,
     /// The class of consumers; empty where the limit has none.
     pub class: &'a str,
+    /// Units that passed though this node did not have them.
+    pub open_units: u64,
 }
 
 /// The longest `google.protobuf.Duration` there is, about ten thousand years.
@@ -333,6 +335,7 @@ impl Body for LimitOut<'_> {
             + uint_len(self.cost)
             + bytes_len(self.algorithm.as_bytes())
             + bytes_len(self.class.as_bytes())
+            + uint_len(self.open_units)
     }
 
     fn write(&self, out: &mut impl BufMut) {
@@ -348,6 +351,7 @@ impl Body for LimitOut<'_> {
         put_uint(out, 10, self.cost);
         put_bytes(out, 11, self.algorithm.as_bytes());
         put_bytes(out, 12, self.class.as_bytes());
+        put_uint(out, 13, self.open_units);
     }
 }
 
@@ -604,6 +608,7 @@ mod tests {
             cost: limit.cost,
             algorithm: &limit.algorithm,
             class: &limit.class,
+            open_units: limit.open_units,
         }
     }
 
@@ -666,7 +671,7 @@ mod tests {
             remaining in option::of(integer()),
             retry_after_ms in option::of(integer()),
             delay_ms in integer(),
-            reason in 0..=12,
+            reason in 0..=14,
             limits in vec(limit_result(), 0..4),
             (charge_id, is_repeat, charged, lapses_in_ms) in (text(), any::<bool>(), integer(), integer()),
         ) -> CheckResponse {
@@ -689,11 +694,11 @@ mod tests {
     prop_compose! {
         fn limit_result()(
             (name, algorithm, class) in (text(), text(), text()),
-            (budget, remaining, cost) in (integer(), integer(), integer()),
+            (budget, remaining, cost, open_units) in (integer(), integer(), integer(), integer()),
             retry_after_ms in option::of(integer()),
             (reset_after_ms, delay_ms) in (integer(), integer()),
             outcome in 0..=4,
-            reason in 0..=12,
+            reason in 0..=14,
             descriptors in vec(any::<u32>(), 0..40),
         ) -> LimitResult {
             LimitResult {
@@ -709,6 +714,7 @@ mod tests {
                 cost,
                 algorithm,
                 class,
+                open_units,
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{BySpec, Charge, LimitSpec, Mode, OneOrMany, TokenBucketSpec};
+use super::{BySpec, Charge, LimitSpec, Mode, OnStoreLoss, OneOrMany, TokenBucketSpec};
 
 pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
     LimitSpec {
@@ -20,6 +20,7 @@ pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
         candidate_for: None,
         charge: Charge::Together,
         sharing: None,
+        on_store_loss: OnStoreLoss::Guard,
         classes: None,
         warn_at: Vec::new(),
         throttle: None,

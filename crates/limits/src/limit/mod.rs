@@ -14,8 +14,9 @@ use self::faults::Faults;
 pub use self::{
     faults::Fault,
     spec::{
-        AddressSpec, BySpec, Charge, FixedWindowSpec, LeakyBucketSpec, LimitSpec, Mode, NoWait, OneOrMany,
-        QuotaSpec, SharingSpec, SlidingWindowSpec, ThrottleSpec, TokenBucketSpec, parse_instant_ns,
+        AddressSpec, BySpec, Charge, FixedWindowSpec, LeakyBucketSpec, LimitSpec, Mode, NoWait, OnStoreLoss,
+        OneOrMany, QuotaSpec, SharingSpec, SlidingWindowSpec, ThrottleSpec, TokenBucketSpec,
+        parse_instant_ns,
     },
 };
 use crate::{

@@ -53,6 +53,10 @@ pub struct LimitSpec {
     /// How regions share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingSpec>,
+    /// What a node does that has nothing left while the store of its region's pools does not answer. Without effect where nodes share
+    /// no store.
+    #[serde(default, skip_serializing_if = "OnStoreLoss::is_guard")]
+    pub on_store_loss: OnStoreLoss,
     /// Classes of consumers, and what each may draw.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<ClassesSpec>,
@@ -235,6 +239,28 @@ pub enum Charge {
     Each,
 }
 
+/// What decides while the store that the nodes of a region share does not answer. What a node holds of the pool is spent first, whatever
+/// this says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnStoreLoss {
+    /// The node's own guard share; then it denies.
+    #[default]
+    Guard,
+    /// Nobody: the guard share is left alone, and the caller is told that there is no answer, rather than that it asks too much.
+    Closed,
+    /// The node's own guard share; then everything passes, uncharged and counted. The limit promises nothing meanwhile.
+    Open,
+}
+
+impl OnStoreLoss {
+    /// Left out where limits are written down: what older nodes wrote reads as it did, and they read what does not use it.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    const fn is_guard(&self) -> bool {
+        matches!(self, Self::Guard)
+    }
+}
+
 /// What a leaky bucket tells callers that cannot wait, when there would be a delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -412,7 +438,7 @@ impl<'de> Deserialize<'de> for BySpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::examples::override_with;
+    use crate::limit::examples::{bucket, override_with};
 
     #[test]
     fn overrides_that_ended_are_forgotten() {
@@ -425,5 +451,33 @@ mod tests {
         let mut lasting = override_with(&[("api_key", "x"), ("burst", "9")]);
         lasting.forget_ended(u64::MAX);
         assert_eq!(lasting.overrides.len(), 1);
+    }
+
+    #[test]
+    fn what_a_lost_store_does_is_written_down_where_it_is_not_the_guard() {
+        let of = |on_store_loss| LimitSpec { on_store_loss, ..bucket("60/s", 120) };
+        for (on_store_loss, written) in [
+            (OnStoreLoss::Guard, None),
+            (OnStoreLoss::Closed, Some(r#""on_store_loss":"closed""#)),
+            (OnStoreLoss::Open, Some(r#""on_store_loss":"open""#)),
+        ] {
+            let json = serde_json::to_string(&of(on_store_loss)).expect("text");
+            assert_eq!(json.contains("on_store_loss"), written.is_some(), "{json}");
+            assert!(written.is_none_or(|written| json.contains(written)), "{json}");
+            assert_eq!(serde_json::from_str::<LimitSpec>(&json).expect("a limit"), of(on_store_loss));
+        }
+        let guarded = serde_json::to_string(&of(OnStoreLoss::Open)).expect("text");
+        let fault = serde_json::from_str::<LimitSpec>(&guarded.replace("\"open\"", "\"ajar\"")).unwrap_err();
+        assert!(fault.to_string().contains("expected one of `guard`, `closed`, `open`"), "{fault}");
+    }
+
+    #[test]
+    fn what_a_lost_store_does_is_no_part_of_what_a_limit_is() {
+        let of = |on_store_loss| {
+            crate::Limit::new(LimitSpec { on_store_loss, ..bucket("60/s", 120) }).expect("a limit")
+        };
+        let (guard, open) = (of(OnStoreLoss::Guard), of(OnStoreLoss::Open));
+        assert_eq!(guard.id, open.id, "a change of it keeps the cells");
+        assert_ne!(guard, open, "it is a change");
     }
 }

@@ -6,8 +6,8 @@ use acequia_limits::{
     Algorithm, Charge, Limit, Mode, PERIOD_NS_MAX, UNITS_MAX,
     calendar::Period,
     limit::{
-        BySpec, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, QuotaSpec, SlidingWindowSpec,
-        TokenBucketSpec, WINDOW_NS_MIN,
+        BySpec, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OnStoreLoss, QuotaSpec,
+        SlidingWindowSpec, TokenBucketSpec, WINDOW_NS_MIN,
     },
     sliding::{APPROXIMATE_UNITS_MAX, LOG_UNITS_MAX, SLOTS_MAX},
 };
@@ -120,6 +120,7 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         candidate_for: None,
         charge: Charge::Together,
         sharing: None,
+        on_store_loss: OnStoreLoss::Guard,
         classes: None,
         warn_at: Vec::new(),
         throttle: None,

@@ -61,7 +61,7 @@ pub struct LimitAnswer {
     /// Which of its cells.
     pub tag: CellTag,
     /// What its algorithm says of the cost. `remaining` is after the request: less its cost only
-    /// where that was charged.
+    /// where that was charged. It denies where the outcome allows for want of a store ([`Reason::Open`]).
     pub verdict: Verdict,
     /// What that means for the request.
     pub outcome: Outcome,

@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, MutexGuard, atomic::Ordering},
 };
 
-use acequia_limits::{Algorithm, CellTag, Mode, Now, Request, Verdict, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, Mode, Now, Reason, Request, Verdict, algorithm::State};
 use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
@@ -196,6 +196,9 @@ impl<'a> Check<'a, '_> {
             }
         } else {
             self.leave(hit, state.as_ref(), &cells, &mut answer.limits[0]);
+            if answer.limits[0].reason == Reason::Open {
+                self.pass_open(hit, answer);
+            }
         }
         if self.node.is_shared() && hit.account != Called::Quiet {
             self.attend(hit, &answer.limits[0], &mut cells);
@@ -320,6 +323,9 @@ impl<'a> Check<'a, '_> {
             } else if !hit.exempt {
                 let cells = cells_of(&mut guards, hit.tag);
                 self.leave(hit, state.as_ref(), cells, &mut answer.limits[number]);
+                if answer.limits[number].reason == Reason::Open {
+                    self.pass_open(hit, answer);
+                }
             }
         }
         if self.node.is_shared() {

@@ -1,6 +1,13 @@
 //! What one limit says of a hit, and why.
 
-use acequia_limits::{Algorithm, Mode, Reason, Verdict, algorithm::State, limit::NoWait, verdict::NEVER};
+use std::sync::atomic::Ordering;
+
+use acequia_limits::{
+    Algorithm, Mode, Reason, Verdict,
+    algorithm::State,
+    limit::{NoWait, OnStoreLoss},
+    verdict::NEVER,
+};
 
 use super::{
     Check, Shared,
@@ -12,6 +19,8 @@ use crate::{Active, account::Account, shard::Cells};
 /// A denial says no longer wait than this where a region has not what is its own, or never had any: loans end, and rights
 /// are asked for anew, in about this time.
 const ASK_SELDOM_NS: u64 = 4_000_000_000;
+/// A denial for want of the store says no longer wait than this: it is asked again about as often.
+const LOST_RETRY_NS: u64 = 1_000_000_000;
 /// What a limit says of a request that it exempts.
 const UNLIMITED: Verdict =
     Verdict { allowed: true, remaining: u64::MAX, retry_after_ns: 0, delay_ns: 0, reset_after_ns: 0 };
@@ -96,6 +105,8 @@ impl Check<'_, '_> {
         } else if hit.place == Place::Shared && self.ask.holds {
             // What new cells share is nobody's to hold.
             (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
+        } else if active.closes && self.is_guarded(hit, &verdict) {
+            (denied(verdict, hit.units, LOST_RETRY_NS), Reason::Unavailable)
         } else if self.must_be_held(active) && !self.is_held(hit, algorithm, cells) {
             (denied(verdict, hit.units, JOURNAL_RETRY_NS), Reason::Journal)
         } else if verdict.delay_ns > 0 && !self.ask.can_wait && active.limit.no_wait() == NoWait::Deny {
@@ -109,6 +120,8 @@ impl Check<'_, '_> {
         };
         let outcome = match (verdict.allowed, active.limit.spec.mode) {
             (true, _) => Outcome::Allow,
+            // It passes though there is nothing to charge.
+            (false, _) if reason == Reason::Open => Outcome::Allow,
             (false, Mode::Shadow) => Outcome::ShadowDeny,
             (false, _) => Outcome::Deny,
         };
@@ -142,6 +155,10 @@ impl Check<'_, '_> {
         } else {
             over
         };
+        if let Some(reason) = self.without_store(hit, reason) {
+            let retry_after_ns = verdict.retry_after_ns.min(LOST_RETRY_NS);
+            return (Verdict { retry_after_ns, ..verdict }, reason);
+        }
         // More than this region holds now, but not more than the limit. While others may send what is missed, that is soon;
         // and what is lent away comes back with the next exchange of demand, or when it ends, long before the little that is
         // left would do.
@@ -155,6 +172,44 @@ impl Check<'_, '_> {
             known => known,
         };
         (Verdict { retry_after_ns: verdict.retry_after_ns.min(most_ns), ..verdict }, reason)
+    }
+
+    /// What a limit says that has nothing left, if that is because the store is lost and the limit says something of that.
+    fn without_store(&self, hit: &Hit, short: Reason) -> Option<Reason> {
+        // What the pool might mend. Cells that new ones share have none.
+        let is_of_pool = matches!(short, Reason::OverLimit | Reason::ClassReserve | Reason::Restarted);
+        if !is_of_pool || self.node.leases.is_none() || !self.node.losses.is_lost(hit.tag) {
+            return None;
+        }
+        match self.limit(hit).limit.spec.on_store_loss {
+            OnStoreLoss::Guard => None,
+            OnStoreLoss::Closed => Some(Reason::Unavailable),
+            // What is leased might be spent when the store is back.
+            OnStoreLoss::Open => (!self.ask.holds).then_some(Reason::Open),
+        }
+    }
+
+    /// Whether what would be allowed is of the guard share, and the store is lost: what is held of the pool goes first.
+    #[cold]
+    fn is_guarded(&self, hit: &Hit, verdict: &Verdict) -> bool {
+        self.node.losses.is_lost(hit.tag) && verdict.remaining < self.guard_units(hit)
+    }
+
+    fn guard_units(&self, hit: &Hit) -> u64 {
+        self.local(self.limit(hit), hit.numbers).part(hit.tag.salt()).units
+    }
+
+    /// A request passes, or would, that this node has no units for.
+    #[cold]
+    pub(super) fn pass_open(&self, hit: &Hit, answer: &mut Answer) {
+        let active = self.limit(hit);
+        if !answer.allowed || active.limit.spec.mode != Mode::Enforce {
+            return;
+        }
+        answer.reason = Reason::Open;
+        if self.ask.charge && hit.charges {
+            active.opened.fetch_add(hit.units, Ordering::Relaxed);
+        }
     }
 
     /// What a cell that is shared with other regions says: its loans are settled first.
@@ -225,7 +280,8 @@ impl Check<'_, '_> {
             Place::At(place) => cells.leased(place),
             Place::Absent | Place::Shared => 0,
         };
-        let kept = hit.leaves(algorithm.budget()).saturating_add(leased);
+        let guard = if limit.reason == Reason::Unavailable { self.guard_units(hit) } else { 0 };
+        let kept = hit.leaves(algorithm.budget()).saturating_add(leased).saturating_add(guard);
         limit.verdict.remaining = untouched.remaining.saturating_sub(kept);
         limit.verdict.reset_after_ns = untouched.reset_after_ns;
     }

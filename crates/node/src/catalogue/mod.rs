@@ -10,7 +10,10 @@ mod terms;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use acequia_limits::{
@@ -77,12 +80,22 @@ pub struct Active {
     pub(crate) other_numbers: Vec<u16>,
     /// Its own numbers, as this region enforces them.
     pub(crate) local: Local,
+    /// Whether nobody decides while the store of the region's nodes is lost. Never where they share none.
+    pub(crate) closes: bool,
+    /// Units that passed while the store was lost, though this node did not have them.
+    pub(crate) opened: Arc<AtomicU64>,
 }
 
 impl Active {
     /// A number that this limit keeps as long as the node runs, through every reload: from 1.
     pub const fn slot(&self) -> u16 {
         self.slot
+    }
+
+    /// Units that passed since the start while the store of the region's nodes was lost, though this node did not have them: the limit
+    /// is [`OnStoreLoss::Open`](acequia_limits::limit::OnStoreLoss).
+    pub fn open_units(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
     }
 
     /// Whether it counts now.
@@ -130,11 +143,20 @@ struct Slot {
     /// Whether its cells are kept in the journal.
     durable: bool,
     preference: Arc<Preference>,
+    /// As [`Active::opened`].
+    opened: Arc<AtomicU64>,
 }
 
 impl Slot {
     fn new(id: LimitId, empty_handed: bool) -> Self {
-        Self { id, numbers: Vec::new(), empty_handed, durable: false, preference: Arc::default() }
+        Self {
+            id,
+            numbers: Vec::new(),
+            empty_handed,
+            durable: false,
+            preference: Arc::default(),
+            opened: Arc::default(),
+        }
     }
 }
 
@@ -235,6 +257,11 @@ impl Catalogue {
     /// A number that counts up with every change.
     pub const fn version(&self) -> u64 {
         self.version
+    }
+
+    /// As [`Active::open_units`], of all limits there were since the start.
+    pub(crate) fn open_units(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.opened.load(Ordering::Relaxed)).sum()
     }
 
     /// The limits of a domain, by their number in [`Catalogue::limits`].

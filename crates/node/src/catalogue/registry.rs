@@ -9,7 +9,7 @@ use acequia_limits::{
     Algorithm, HashKey, Limit, LimitId, Mode, Now,
     algorithm::{Inline, State},
     cell::Tagger,
-    limit::NumberSet,
+    limit::{NumberSet, OnStoreLoss},
 };
 use acequia_rights::{
     Split,
@@ -199,7 +199,7 @@ impl Registry {
         Some(Arc::new(Shares {
             region: sharing.region,
             terms: splits.unwrap_or_default(),
-            guard: sharing.guard,
+            guard: sharing.guard.clone(),
             drift_ppm: sharing.drift_ppm,
             margin_ns: sharing.margin_ns,
             left_ns: sharing.left_ns,
@@ -472,6 +472,8 @@ impl Registry {
         }
         *kept = durable;
         let tagger = Tagger::new(&self.key, limit.id);
+        let has_store = self.sharing.as_ref().is_some_and(|terms| terms.guard.is_some());
+        let closes = has_store && limit.spec.on_store_loss == OnStoreLoss::Closed;
         Ok(Active {
             limit,
             from_ns,
@@ -483,6 +485,8 @@ impl Registry {
             numbers: used[0],
             other_numbers: used[1..].to_vec(),
             local,
+            closes,
+            opened: Arc::clone(&self.slots[usize::from(slot)].opened),
         })
     }
 }

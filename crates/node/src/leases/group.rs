@@ -21,6 +21,9 @@ const RETRY_NS_MAX: u64 = 500_000_000;
 const ASK_NS: u64 = 5_000_000;
 const ASK_NS_MAX: u64 = 500_000_000;
 const ASK_NS_LONGEST: u64 = 4_000_000_000;
+/// Calls for so long, none of which was answered, and the store counts as lost: at least two that were given up one after the other
+/// ([`super::CALL_NS`]). One that is only slow, or moves to another server in less, is bridged by what is held.
+const LOST_AFTER_NS: u64 = 500_000_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
@@ -63,6 +66,10 @@ pub(super) struct Group {
     asked: u32,
     /// Whether the generation is the first that there was, and had not granted when it was heard of.
     is_first: bool,
+    /// When anybody last answered for it: steady clock.
+    spoke_ns: u64,
+    /// When the first call was made since then that nobody answered: steady clock.
+    silent_since_ns: Option<u64>,
 }
 
 impl Group {
@@ -159,6 +166,30 @@ impl Group {
     /// It is as it was known to be.
     pub(super) fn is_same(&mut self, id: u64) {
         self.answered(id);
+    }
+
+    /// Somebody answered, whatever it was: a pool that has nothing left is not lost.
+    pub(super) fn speaks(&mut self, now_ns: u64) {
+        (self.spoke_ns, self.silent_since_ns, self.failed) = (now_ns, None, 0);
+    }
+
+    /// Nobody answered a call that was made then. Gives whether nobody has since: it is asked again soon.
+    pub(super) fn is_silent(&mut self, sent_ns: u64, now_ns: u64) -> bool {
+        if self.silent_since_ns.is_none() && sent_ns >= self.spoke_ns {
+            self.silent_since_ns = Some(sent_ns);
+            self.retry_ns = self.retry_ns.min(now_ns);
+        }
+        self.silent_since_ns.is_some()
+    }
+
+    /// Whether nobody has answered for so long that the store counts as lost.
+    pub(super) fn is_lost(&self, now_ns: u64) -> bool {
+        self.silent_since_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= LOST_AFTER_NS)
+    }
+
+    /// Whether one that nobody answers for is asked again now. Of one that nobody has heard of there is nothing to ask yet.
+    pub(super) fn may_be_asked_again(&self, now_ns: u64) -> bool {
+        self.under_way.is_none() && self.is_heard() && now_ns >= self.retry_ns
     }
 
     /// Nobody answered.

@@ -9,17 +9,21 @@
 //! has an account, is looked at as often as it is asked for, and takes what demand says that it will need: of a bucket and a sliding
 //! window a part with an end, of a window units. What is held is enough for a while, so that a pool that cannot be reached is not missed
 //! at once; what is not used goes back.
+//!
+//! Where nobody answers for a group any more, its store is *lost*, and a limit says what then decides
+//! ([`acequia_limits::limit::OnStoreLoss`]).
 
 mod call;
 mod cell;
 mod group;
+mod loss;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Mutex,
 };
 
-use acequia_limits::{Algorithm, LimitId, Now, Part, window::FixedWindow};
+use acequia_limits::{Algorithm, CellTag, LimitId, Now, Part, window::FixedWindow};
 use acequia_rights::{
     Region,
     broken::{Broken, broken},
@@ -49,6 +53,7 @@ use crate::{
 };
 
 pub use call::{Call, GROUPS, PoolName, Question, Said};
+pub(crate) use loss::Losses;
 
 /// How long what a node holds of a pool lasts after the call that last said so: through a minute in which the pool cannot be
 /// reached. A node that is gone leaves what it held unused for so long.
@@ -95,7 +100,8 @@ pub struct Siblings {
     pub boot: u32,
     /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`]. The same on each.
     pub nodes: BTreeSet<u16>,
-    /// What of each limit the nodes keep out of the pools, together, in percent: at most 100. The same on each.
+    /// What of each limit the nodes keep out of the pools, together, in percent: at most 100; whole units, of 4 or more at least
+    /// one unless it is 0. The same on each.
     pub guard_percent: u8,
     /// How far walls may be from true time, in nanoseconds.
     pub clock_error_ns: u64,
@@ -126,6 +132,10 @@ pub struct LeaseCounts {
     pub cells: u64,
     /// Groups of cells whose pools grant, of [`GROUPS`].
     pub granting: u64,
+    /// Groups of cells whose store is lost: nobody has answered for half a second.
+    pub lost: u64,
+    /// Units that passed limits that are open while the store is lost, though this node did not have them.
+    pub open_units: u64,
 }
 
 /// What was asked, and is not answered.
@@ -177,6 +187,12 @@ pub(crate) struct Leases {
     unsettled: BTreeSet<u16>,
     /// The group that is asked next how it is, and when: steady clock.
     watched: (u16, u64),
+    /// Groups for which nobody answered the last call, and that are not lost yet.
+    silent: BTreeSet<u16>,
+    /// Groups whose store is lost.
+    lost: BTreeSet<u16>,
+    /// Of those, the ones to ask now, since another was found again.
+    sought: BTreeSet<u16>,
     cells: BTreeMap<CellKey, Leased>,
     looks: BTreeSet<(u64, CellKey)>,
     out: VecDeque<Call>,
@@ -209,6 +225,9 @@ impl Leases {
             is_unkept: false,
             unsettled: (0..GROUPS).collect(),
             watched: (0, 0),
+            silent: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            sought: BTreeSet::new(),
             cells: BTreeMap::new(),
             looks: BTreeSet::new(),
             out: VecDeque::new(),
@@ -225,6 +244,7 @@ impl Leases {
             self.wake(key, now.steady_ns);
         }
         self.give_up(node, now);
+        self.keep_silent(node, now);
         self.keep_groups(now);
         let catalogue = node.catalogue();
         for _ in 0..LOOKS_MAX {
@@ -263,6 +283,53 @@ impl Leases {
             self.pending.first_key_value().filter(|(_, p)| p.sent_ns < lost_ns).map(|(id, _)| *id)
         {
             self.answer(node, id, &Said::Nothing, now);
+        }
+    }
+
+    /// Notes a call to which nobody answered, or that somebody did.
+    fn note_silence(&mut self, node: &Node, pending: &Pending, is_answered: bool, now: Now) {
+        let number = pending.group;
+        let group = &mut self.groups[usize::from(number)];
+        if !is_answered {
+            if group.is_silent(pending.sent_ns, now.steady_ns) && !self.lost.contains(&number) {
+                self.silent.insert(number);
+            }
+            return;
+        }
+        group.speaks(now.steady_ns);
+        self.silent.remove(&number);
+        if self.lost.remove(&number) {
+            node.losses.set(number, false);
+            if self.sought.is_empty() {
+                self.sought.clone_from(&self.lost);
+            }
+        }
+    }
+
+    /// Asks groups again for which nobody answered, until their store counts as lost: one call that was lost is no such thing. From then
+    /// on they are asked as all others are, now and then, and at once when the first of them is found again.
+    fn keep_silent(&mut self, node: &Node, now: Now) {
+        for number in self.silent.clone() {
+            let group = &self.groups[usize::from(number)];
+            if group.is_lost(now.steady_ns) {
+                self.silent.remove(&number);
+                self.lost.insert(number);
+                node.losses.set(number, true);
+            } else if group.may_be_asked_again(now.steady_ns) {
+                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+            }
+        }
+        let sought: Vec<u16> = self.sought.iter().copied().collect();
+        let mut asked = 0;
+        for number in sought {
+            let group = &self.groups[usize::from(number)];
+            if !self.lost.contains(&number) || !group.grants() {
+                self.sought.remove(&number);
+            } else if group.may_be_watched() && asked < FIRST_MAX {
+                asked += 1;
+                self.sought.remove(&number);
+                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+            }
         }
     }
 
@@ -328,7 +395,7 @@ impl Leases {
 
     /// One look at a cell: what was asked of it, what it holds, and what to ask its pool.
     fn look(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
-        let number = group_of(key);
+        let number = group_of(key.1);
         let Some(mut leased) = self.cells.remove(&key) else { return };
         let taker = self.taker();
         let group = &self.groups[usize::from(number)];
@@ -392,6 +459,7 @@ impl Leases {
     /// Takes what came of a call.
     fn answer(&mut self, node: &Node, id: u64, said: &Said, now: Now) {
         let Some(pending) = self.pending.remove(&id) else { return };
+        self.note_silence(node, &pending, *said != Said::Nothing, now);
         match said {
             Said::Nothing => {
                 (self.missed_ns, self.counts.missed) = (now.steady_ns, self.counts.missed + 1);
@@ -521,6 +589,7 @@ impl Leases {
         LeaseCounts {
             cells: self.cells.len() as u64,
             granting: self.groups.iter().filter(|group| group.grants()).count() as u64,
+            lost: self.lost.len() as u64,
             ..self.counts
         }
     }
@@ -720,18 +789,18 @@ impl Scene<'_> {
 }
 
 /// The group of a cell.
-fn group_of((_, tag): CellKey) -> u16 {
+fn group_of(tag: CellTag) -> u16 {
     // Less than `GROUPS`.
     (tag.0 % u128::from(GROUPS)) as u16
 }
 
 impl Node {
     /// A node that shares its limits with others of its region. `config` has no home.
+    ///
+    /// # Panics
+    /// If `siblings` names no nodes, or more than there may be.
     pub fn among(config: Config, keep: Keep, siblings: Siblings) -> Self {
-        let guard = Guard {
-            nodes: siblings.nodes.len().max(1) as u64,
-            percent: siblings.guard_percent.min(100).into(),
-        };
+        let guard = Guard::new(siblings.node, &siblings.nodes, siblings.guard_percent);
         let (drift_ppm, margin_ns) = (siblings.drift_ppm, siblings.clock_error_ns);
         let terms = Terms { guard: Some(guard), drift_ppm, margin_ns, ..Terms::none(Region(0)) };
         let mut node = Self::keeping(config, keep);
@@ -790,6 +859,7 @@ impl Node {
 
     /// What was asked of pools.
     pub fn lease_counts(&self) -> LeaseCounts {
-        self.leases.as_ref().map_or_else(LeaseCounts::default, |leases| lock(leases).counts())
+        let Some(leases) = &self.leases else { return LeaseCounts::default() };
+        LeaseCounts { open_units: self.catalogue().open_units(), ..lock(leases).counts() }
     }
 }

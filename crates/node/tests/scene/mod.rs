@@ -9,8 +9,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use acequia_limits::{
     CellTag, Charge, HashKey, Limit, LimitId, Mode, Now, Request,
     limit::{
-        BySpec, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OneOrMany, QuotaSpec, SlidingWindowSpec,
-        TokenBucketSpec,
+        BySpec, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OnStoreLoss, OneOrMany, QuotaSpec,
+        SlidingWindowSpec, TokenBucketSpec,
     },
 };
 use acequia_node::{Answer, Ask, Asker, Config, MEMORY_BYTES_MIN, Node, Row, SHARDS, WALL};
@@ -45,6 +45,7 @@ fn nothing(name: &str) -> LimitSpec {
         candidate_for: None,
         charge: Charge::Together,
         sharing: None,
+        on_store_loss: OnStoreLoss::Guard,
         classes: None,
         warn_at: Vec::new(),
         throttle: None,

@@ -127,6 +127,9 @@ fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint:
         text.push('\n');
         text.push_str(&limits(&verdict.limits, paint));
     }
+    for limit in verdict.limits.iter().filter(|limit| limit.open_units > 0) {
+        text.push_str(&open(limit));
+    }
     if !candidates.is_empty() {
         text.push('\n');
         text.push_str(&side_by_side(candidates, paint));
@@ -168,6 +171,15 @@ fn side_by_side(candidates: &[CandidateVerdict], paint: Paint) -> String {
     };
     let rows: Vec<_> = std::iter::once(title).chain(candidates.iter().map(row)).collect();
     table(&rows, [Align::Left; 4], 0, paint)
+}
+
+/// By how much a limit was exceeded that is open while the store is lost.
+fn open(limit: &LimitResult) -> String {
+    let LimitResult { name, open_units, .. } = limit;
+    plain(&format!(
+        "{name}: gives its bound up while the store is lost (on_store_loss: open); {open_units} units beyond what this node held have \
+         passed here since it started"
+    )) + "\n"
 }
 
 /// Why a cell has numbers of its own, and until when.
@@ -275,6 +287,24 @@ mod tests {
             ),
             "{json}"
         );
+    }
+
+    #[test]
+    fn a_limit_that_is_open_says_by_how_much() {
+        let open = LimitResult { open_units: 4_711, reason: Reason::Open.into(), ..per_key() };
+        let verdict = CheckResponse {
+            allowed: true,
+            reason: Reason::Open.into(),
+            limits: vec![open, search()],
+            ..CheckResponse::default()
+        };
+        let text = for_people("shop", &verdict, &PeekResponse::default(), Paint::OFF);
+        assert!(text.contains("the limit is open until it does: it has no bound\n"), "{text}");
+        let line = "per-key: gives its bound up while the store is lost (on_store_loss: open); 4711 units beyond what this node held \
+                    have passed here since it started\n";
+        assert!(text.contains(line) && text.matches("gives its bound up").count() == 1, "{text}");
+        let json = json_line(&ExplainJson::new(&verdict, &PeekResponse::default()));
+        assert!(json.matches("open_units").count() == 1 && json.contains(r#""open_units":4711"#), "{json}");
     }
 
     #[test]

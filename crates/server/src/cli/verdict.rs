@@ -45,6 +45,8 @@ struct LimitJson<'a> {
     descriptors: &'a [u32],
     #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    open_units: Option<u64>,
 }
 
 impl<'a> VerdictJson<'a> {
@@ -80,6 +82,7 @@ impl<'a> LimitJson<'a> {
             cost: limit.cost,
             descriptors: &limit.descriptors,
             class: class(limit),
+            open_units: Some(limit.open_units).filter(|units| *units > 0),
         }
     }
 }
@@ -166,6 +169,12 @@ fn meaning(reason: Reason) -> Option<&'static str> {
         ),
         Reason::ClassReserve => Some("what is left is kept for classes of a higher priority"),
         Reason::Throttled => Some("most of the window is used, and the limit slows down for the rest"),
+        Reason::Unavailable => Some(
+            "the store that the region's nodes share does not answer, and the limit is closed until it does",
+        ),
+        Reason::Open => Some(
+            "the store that the region's nodes share does not answer, and the limit is open until it does: it has no bound",
+        ),
         Reason::Unspecified
         | Reason::WithinLimit
         | Reason::NoMatch
@@ -189,6 +198,8 @@ pub(super) fn reason_word(reason: Reason) -> &'static str {
         Reason::RestoredDisk => "restored-disk",
         Reason::ClassReserve => "class-reserve",
         Reason::Throttled => "throttled",
+        Reason::Unavailable => "unavailable",
+        Reason::Open => "open",
         // A newer node may know more reasons.
         Reason::Unspecified => "unknown",
     }

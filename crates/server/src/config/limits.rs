@@ -187,6 +187,20 @@ mod tests {
     }
 
     #[test]
+    fn what_a_lost_store_does_is_one_of_three() {
+        let limits = |word: &str| {
+            format!(
+                "region: eu\nnode: a\nlimits:\n  - name: a\n    domain: shop\n    token_bucket: {{ rate: 1/s, burst: 9 }}\n    \
+                 on_store_loss: {word}\n"
+            )
+        };
+        for word in ["guard", "closed", "open"] {
+            accepted(&limits(word));
+        }
+        refused_once(&limits("ajar"), 7, "guard, closed, open");
+    }
+
+    #[test]
     fn candidates_have_a_live_limit_in_their_domain() {
         let limits = |mode: &str, domain: &str, live: &str| {
             format!(

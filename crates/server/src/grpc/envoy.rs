@@ -2,6 +2,10 @@
 //!
 //! A status for every descriptor, in order. A denial is the answer OVER_LIMIT and never an error:
 //! an error lets the request through by Envoy's default.
+//!
+//! So is what a limit denies that lets nobody decide while the store is lost (`on_store_loss: closed`): the protocol has no word for that,
+//! and an error would do the opposite of what the operator chose. The metadata's `reason` is `unavailable` then, by which a
+//! `local_reply_config` makes 503 of Envoy's 429.
 
 use std::{sync::Arc, time::Duration};
 
@@ -153,4 +157,41 @@ fn current_limit<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> CurrentLi
 
 fn saturate(units: u64) -> u32 {
     u32::try_from(units).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_api::envoy::service::ratelimit::v3::RateLimitResponse;
+    use acequia_limits::limit::OnStoreLoss;
+    use prost::Message;
+
+    use super::*;
+    use crate::{
+        config::Headers,
+        respond::lost::{NOW, answer},
+    };
+
+    /// An error would let the request through; whoever wants another status goes by the metadata.
+    #[test]
+    fn when_nobody_decides_the_answer_is_a_denial_that_says_so() {
+        for (on_store_loss, code, reason) in [
+            (OnStoreLoss::Guard, Code::OverLimit, Some("over-limit")),
+            (OnStoreLoss::Closed, Code::OverLimit, Some("unavailable")),
+            (OnStoreLoss::Open, Code::Ok, None),
+        ] {
+            let (answer, catalogue) = answer(on_store_loss);
+            let mut out = Vec::new();
+            let settings = Settings { headers: Headers::default(), trace_key: None };
+            write(&mut out, 1, &answer, &catalogue, NOW, &settings);
+            let response = RateLimitResponse::decode(&out[..]).expect("a response");
+            assert_eq!(response.overall_code(), code);
+            assert_eq!(response.statuses[0].code(), code);
+            let said = response.dynamic_metadata.map(|metadata| format!("{:?}", metadata.fields["reason"]));
+            let quoted = |reason: &str| format!("{reason:?}");
+            match (said, reason) {
+                (Some(said), Some(reason)) => assert!(said.contains(&quoted(reason)), "{said}"),
+                (said, reason) => assert_eq!(said.as_deref(), reason),
+            }
+        }
+    }
 }

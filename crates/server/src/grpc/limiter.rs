@@ -177,6 +177,7 @@ fn owned(check: &CheckOut<'_>) -> api::CheckResponse {
                 delay_ms: limit.delay_ms,
                 outcome: limit.outcome.into(),
                 reason: limit.reason.into(),
+                open_units: limit.open_units,
                 descriptors: limit.descriptors.to_vec(),
                 cost: limit.cost,
                 algorithm: limit.algorithm.to_owned(),

@@ -1,0 +1,267 @@
+//! What limits say of a store that does not answer.
+
+mod scene;
+mod siblings;
+
+use acequia_limits::{
+    Mode, Reason, Request,
+    limit::{LimitSpec, OnStoreLoss},
+};
+use acequia_node::{Answer, Ask, Outcome, leases::GROUPS};
+use scene::{MS, S, bucket, sliding, window};
+use siblings::{Way, World};
+
+/// Guard shares together, in percent.
+const GUARD: u8 = 10;
+/// A store is lost so long after it was asked last; cells that nobody asks for hear of it when their group is next looked at.
+const LOST: u64 = S;
+const NOTICED: u64 = 6 * S;
+/// A store that is back has answered for every group by then.
+const FOUND: u64 = S;
+
+const MODES: [OnStoreLoss; 3] = [OnStoreLoss::Guard, OnStoreLoss::Closed, OnStoreLoss::Open];
+
+/// Limits of a hundred units that come back in five minutes.
+fn hundred(on_store_loss: OnStoreLoss) -> [LimitSpec; 3] {
+    let all = [window("w", 100, "5m"), bucket("b", "20/m", 100), sliding("s", 100, "5m")];
+    all.map(|spec| LimitSpec { on_store_loss, ..spec })
+}
+
+/// A world whose pools grant. What windows were open when nobody knew is over, buckets are full again.
+fn settled(nodes: usize, specs: &[LimitSpec]) -> World {
+    let mut world = World::new(nodes, specs, GUARD, 1);
+    world.pass(320 * S);
+    world
+}
+
+fn cut(world: &mut World, way: Way) {
+    world.nodes.iter_mut().for_each(|at| at.way = way);
+}
+
+/// Asks, and counts by no ledger: what is open keeps to none.
+fn ask(world: &mut World, place: usize, key: &str, cost: u64) -> Answer {
+    let now = world.now(place);
+    scene::ask(&mut world.nodes[place].asker, key, cost, now).clone()
+}
+
+fn open_units(world: &World) -> u64 {
+    world.nodes.iter().map(|at| at.node.lease_counts().open_units).sum()
+}
+
+/// Asks one node until it is denied, or has passed so often; gives how often, and the last answer.
+fn exhaust(world: &mut World, key: &str, most: usize) -> (usize, Answer) {
+    let mut passed = 0;
+    loop {
+        let answer = ask(world, 0, key, 1);
+        if !answer.allowed || passed == most {
+            return (passed, answer);
+        }
+        passed += 1;
+    }
+}
+
+#[test]
+fn a_cell_that_holds_nothing_is_decided_as_its_limit_says() {
+    for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
+        let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
+        let mut world = settled(2, &[spec]);
+        cut(&mut world, Way::CUT);
+        world.pass(NOTICED);
+        let counts = world.nodes[0].node.lease_counts();
+        assert_eq!(counts.lost, u64::from(GROUPS), "{name} {on_store_loss:?}");
+        let (passed, last) = exhaust(&mut world, "k", 200);
+        // Half of the guards' ten is this node's.
+        let expected = match on_store_loss {
+            OnStoreLoss::Guard => (5, false, Reason::OverLimit),
+            OnStoreLoss::Closed => (0, false, Reason::Unavailable),
+            OnStoreLoss::Open => (200, true, Reason::Open),
+        };
+        assert_eq!((passed, last.allowed, last.reason), expected, "{name} {on_store_loss:?}");
+        let open = if on_store_loss == OnStoreLoss::Open { 196 } else { 0 };
+        assert_eq!(open_units(&world), open, "{name} {on_store_loss:?}");
+        match on_store_loss {
+            OnStoreLoss::Guard => {}
+            OnStoreLoss::Closed => {
+                assert_eq!((last.limits[0].outcome, last.limits[0].verdict.remaining), (Outcome::Deny, 0));
+                assert!((1..=S).contains(&last.retry_after_ns), "{}", last.retry_after_ns);
+            }
+            OnStoreLoss::Open => {
+                assert_eq!((last.limits[0].outcome, last.limits[0].is_charged), (Outcome::Allow, false));
+                assert_eq!((last.limits[0].verdict.remaining, last.retry_after_ns), (0, 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_held_of_the_pool_is_spent_first() {
+    let mut of_modes: Vec<usize> = Vec::new();
+    for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
+        let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
+        let mut world = settled(2, &[spec]);
+        // Half of the guard share is used, and then as much as will be asked for soon is taken.
+        for _ in 0..15 {
+            world.pass(S);
+            ask(&mut world, 0, "k", 1);
+        }
+        cut(&mut world, Way::CUT);
+        // It is asked for all the while, and so is the pool.
+        let answers: Vec<Answer> = (0..120)
+            .map(|_| {
+                world.pass(100 * MS);
+                ask(&mut world, 0, "k", 1)
+            })
+            .collect();
+        let held = answers.iter().take_while(|answer| answer.reason == Reason::WithinLimit).count();
+        assert!(held > 0, "{name} {on_store_loss:?}: something is held");
+        let after = &answers[held..];
+        assert!(!after.is_empty(), "{name} {on_store_loss:?}: {held} were held");
+        let reason = match on_store_loss {
+            OnStoreLoss::Guard => Reason::OverLimit,
+            OnStoreLoss::Closed => Reason::Unavailable,
+            OnStoreLoss::Open => Reason::Open,
+        };
+        let reasons: Vec<Reason> = after.iter().map(|answer| answer.reason).collect();
+        let others = reasons.iter().filter(|other| **other != reason).count();
+        // A bucket goes on giving back what is held of it.
+        assert!(others <= 2, "{name} {on_store_loss:?}: {reasons:?}");
+        of_modes.push(held);
+    }
+    // In the order of the modes, one of each algorithm: a closed one spends as much, but for its guard share.
+    let (guard, others) = of_modes.split_at(3);
+    let (closed, open) = others.split_at(3);
+    assert_eq!(guard, open);
+    assert_eq!(closed.iter().map(|held| held + 5).collect::<Vec<_>>(), guard);
+}
+
+#[test]
+fn a_store_that_is_back_is_as_it_was_and_nothing_open_was_charged() {
+    for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
+        let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
+        let mut world = settled(2, &[spec]);
+        cut(&mut world, Way::CUT);
+        world.pass(NOTICED);
+        let (passed, _) = exhaust(&mut world, "k", 200);
+        let charged = if on_store_loss == OnStoreLoss::Open { 5 } else { passed };
+        cut(&mut world, Way::GOOD);
+        world.pass(FOUND);
+        let counts = world.nodes[0].node.lease_counts();
+        assert_eq!((counts.lost, counts.granting), (0, u64::from(GROUPS)), "{name} {on_store_loss:?}");
+        let open = open_units(&world);
+        let passed = (0..200).filter(|number| {
+            world.pass(5 * MS);
+            world.ask_patiently(number % 2, "k", 1)
+        });
+        let passed = passed.count();
+        assert!((98 - charged..=100 - charged).contains(&passed), "{name} {on_store_loss:?}: {passed}");
+        let last = ask(&mut world, 0, "k", 1);
+        assert_eq!((last.allowed, last.reason), (false, Reason::OverLimit), "{name} {on_store_loss:?}");
+        assert_eq!(open_units(&world), open);
+    }
+}
+
+#[test]
+fn a_pool_that_answers_and_has_nothing_left_is_not_lost() {
+    for on_store_loss in [OnStoreLoss::Closed, OnStoreLoss::Open] {
+        for spec in [window("w", 40, "2s"), bucket("b", "20/s", 40), sliding("s", 40, "2s")] {
+            let mut world = settled(2, &[LimitSpec { on_store_loss, ..spec }]);
+            let mut denied = 0;
+            for number in 0..4_000 {
+                // Twice what there is; whatever passes is counted.
+                world.pass(12 * MS);
+                if !world.ask(number % 2, "k", 1) {
+                    denied += 1;
+                    let reason = ask(&mut world, number % 2, "k", 1).reason;
+                    assert!(matches!(reason, Reason::OverLimit | Reason::WithinLimit), "{reason:?}");
+                }
+            }
+            assert!(denied > 1_000, "{denied}");
+            assert_eq!((open_units(&world), world.nodes[0].node.lease_counts().lost), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_store_that_is_away_for_a_moment_is_not_lost() {
+    for on_store_loss in [OnStoreLoss::Closed, OnStoreLoss::Open] {
+        let mut world = settled(2, &hundred(on_store_loss)[..1]);
+        let mut missed = 0;
+        for number in 0..40 {
+            cut(&mut world, Way::CUT);
+            world.pass(250 * MS);
+            cut(&mut world, Way::GOOD);
+            for _ in 0..100 {
+                world.pass(20 * MS);
+                assert_eq!(world.nodes[0].node.lease_counts().lost, 0);
+                let reason = ask(&mut world, 0, &format!("k{number}"), 1).reason;
+                assert!(matches!(reason, Reason::OverLimit | Reason::WithinLimit), "{reason:?}");
+            }
+            missed = world.nodes[0].node.lease_counts().missed;
+        }
+        assert!(missed > 40, "{missed} calls were lost");
+    }
+}
+
+#[test]
+fn a_node_that_never_heard_of_its_store_has_lost_it() {
+    let mut world = World::new(1, &hundred(OnStoreLoss::Closed)[..1], GUARD, 1);
+    cut(&mut world, Way::CUT);
+    assert_eq!(ask(&mut world, 0, "k", 1).reason, Reason::WithinLimit);
+    world.pass(LOST);
+    assert_eq!(ask(&mut world, 0, "k", 1).reason, Reason::Unavailable);
+    cut(&mut world, Way::GOOD);
+    world.pass(FOUND);
+    assert_eq!(ask(&mut world, 0, "k", 1).reason, Reason::WithinLimit);
+}
+
+#[test]
+fn one_limit_that_denies_denies_all_and_nothing_is_charged_or_counted() {
+    let of = |on_store_loss| hundred(on_store_loss).into_iter().next().expect("a limit");
+    for strict in [OnStoreLoss::Guard, OnStoreLoss::Closed] {
+        let named = |name: &str, on_store_loss| LimitSpec { name: name.into(), ..of(on_store_loss) };
+        let mut world = settled(2, &[named("k-open", OnStoreLoss::Open), named("k-strict", strict)]);
+        cut(&mut world, Way::CUT);
+        world.pass(NOTICED);
+        let (passed, last) = exhaust(&mut world, "k", 200);
+        assert_eq!(passed, if strict == OnStoreLoss::Guard { 5 } else { 0 });
+        assert!(!last.allowed && last.limits.iter().all(|limit| !limit.is_charged));
+        assert_eq!(
+            last.reason,
+            if strict == OnStoreLoss::Guard { Reason::OverLimit } else { Reason::Unavailable }
+        );
+        assert_eq!(open_units(&world), 0);
+    }
+}
+
+#[test]
+fn a_look_counts_nothing_and_a_limit_that_watches_gives_nothing_up() {
+    let [spec, ..] = hundred(OnStoreLoss::Open);
+    let mode = Mode::Shadow;
+    for (spec, reason) in [(spec.clone(), Reason::Open), (LimitSpec { mode, ..spec }, Reason::WithinLimit)] {
+        let mut world = settled(1, std::slice::from_ref(&spec));
+        cut(&mut world, Way::CUT);
+        world.pass(NOTICED);
+        let now = world.now(0);
+        let request = Request { cost: 20, ..Request::new("shop", &[("key", "k")]) };
+        let at = &mut world.nodes[0];
+        let looked = at.asker.check(&request, now, Ask::PEEK);
+        assert_eq!((looked.allowed, looked.reason), (true, reason));
+        assert_eq!(looked.limits[0].reason, Reason::Open);
+        if spec.mode == mode {
+            at.asker.check(&request, now, Ask::CHECK);
+        }
+        assert_eq!(open_units(&world), 0);
+    }
+}
+
+#[test]
+fn a_node_without_a_store_denies_as_ever() {
+    for spec in hundred(OnStoreLoss::Closed).into_iter().chain(hundred(OnStoreLoss::Open)) {
+        let node = scene::node(std::slice::from_ref(&spec), scene::START);
+        let mut asker = node.asker();
+        let now = scene::START;
+        let passed = (0..200).filter(|_| scene::ask(&mut asker, "k", 1, now).allowed).count();
+        assert_eq!(passed, 100);
+        assert_eq!(scene::ask(&mut asker, "k", 1, now).reason, Reason::OverLimit);
+    }
+}
