@@ -20,7 +20,7 @@
 //! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
 //! | I17 | utilisation is as promised | `tests/ring` (utilisation); a run says its own ([`Check::summary`]) |
 //! | I18 | donors keep their reserve | policy, which no bound rests on: `crates/node`, `policy.rs` |
-//! | I19 | messages are bounded | no check: a run only counts packets and bytes |
+//! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by warm cells; that idle links are silent, where worlds are calm ([`MessagesBounded::until_idle`]) |
 //! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
 
 mod answers;
@@ -29,6 +29,7 @@ mod budgets;
 mod conserved;
 mod counted;
 mod judges;
+mod messages;
 mod never_over;
 mod one_word;
 mod owner;
@@ -46,6 +47,7 @@ pub use self::{
     conserved::Conserved,
     counted::NeverChargedOver,
     judges::Clocks,
+    messages::MessagesBounded,
     never_over::NeverOver,
     one_word::OneWord,
     owner::OnlyOwnersAdmit,
@@ -108,6 +110,7 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
         Box::new(RowsGrow::new(limits, regions)),
         Box::new(OnlyOwnersAdmit::new(limits, regions)?),
         Box::new(OneWord::default()),
+        Box::new(MessagesBounded::new(limits, regions)),
         Box::new(AnswersCome::default()),
         Box::new(ServiceResumes::new(plan)),
         Box::new(AllSettles::new(limits, plan)),
