@@ -18,7 +18,7 @@
 //! | I14 | leases of callers are within what was set apart | callers of a world take none: `tests/ring`, `crates/node` |
 //! | I15 | after healing all views are equal | [`AllSettles`]; that nobody is waited for, [`NobodyWaits`] |
 //! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
-//! | I17 | utilisation is as promised | `tests/ring` (utilisation); a run says its own ([`Check::summary`]) |
+//! | I17 | utilisation is as promised | [`UsedAsPromised`], where a plan promises any ([`Plan::used_min_percent`]); demand that moves, `tests/ring` (utilisation) |
 //! | I18 | donors keep their reserve | policy, which no bound rests on: `crates/node`, `policy.rs` |
 //! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by warm cells; that idle links are silent, where worlds are calm ([`MessagesBounded::until_idle`]) |
 //! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
@@ -36,6 +36,7 @@ mod owner;
 mod rows;
 mod service;
 mod settles;
+mod used;
 
 use std::time::Duration;
 
@@ -54,6 +55,7 @@ pub use self::{
     rows::RowsGrow,
     service::ServiceResumes,
     settles::{AllSettles, NobodyWaits},
+    used::UsedAsPromised,
 };
 use crate::{
     scenarios::Plan,
@@ -114,6 +116,7 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
         Box::new(AnswersCome::default()),
         Box::new(ServiceResumes::new(plan)),
         Box::new(AllSettles::new(limits, plan)),
+        Box::new(UsedAsPromised::new(limits, plan)),
     ])
 }
 
