@@ -1,15 +1,19 @@
 //! What happened: the last of it for people, all of it as one number that two equal runs have in common.
 
 use std::{
-    collections::VecDeque,
-    fmt::Write as _,
+    collections::{BTreeMap, VecDeque},
+    fmt::{self, Write as _},
     io,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 /// Events of a host that are kept to be shown.
 const KEPT: usize = 40;
+
+/// In the first byte of a packet of QUIC: it belongs to a handshake (RFC 9000 section 17.2).
+const LONG_HEADER: u8 = 0x80;
 
 /// The trace of a run, shared by all who have something to tell.
 #[derive(Clone, Debug, Default)]
@@ -22,9 +26,60 @@ struct Inner {
     events: u64,
     packets: u64,
     packet_bytes: u64,
+    /// By who sends, and where to.
+    links: BTreeMap<(&'static str, IpAddr), Sent>,
     /// Every line, where somebody wants to compare two runs.
     whole: Option<String>,
     findings: Vec<String>,
+}
+
+/// What one host sent another one, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Packets of connections that have begun.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Packets by which connections begin.
+    pub handshakes: u64,
+}
+
+impl Sent {
+    /// What was sent since then.
+    pub(crate) const fn since(self, before: Self) -> Self {
+        Self {
+            packets: self.packets - before.packets,
+            bytes: self.bytes - before.bytes,
+            handshakes: self.handshakes - before.handshakes,
+        }
+    }
+
+    /// Both.
+    pub(crate) const fn and(self, other: Self) -> Self {
+        Self {
+            packets: self.packets + other.packets,
+            bytes: self.bytes + other.bytes,
+            handshakes: self.handshakes + other.handshakes,
+        }
+    }
+
+    /// In percent of a bound, that of its numbers of which it is the most.
+    pub(crate) fn percent_of(self, bound: Self) -> u64 {
+        let percent = |of: u64, bound: u64| (of * 100).div_ceil(bound.max(1));
+        let numbers = [
+            percent(self.packets, bound.packets),
+            percent(self.bytes, bound.bytes),
+            percent(self.handshakes, bound.handshakes),
+        ];
+        numbers.into_iter().max().unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Sent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { packets, bytes, handshakes } = self;
+        write!(f, "{packets} packets, {bytes} bytes and {handshakes} handshakes")
+    }
 }
 
 /// Something that happened at a host.
@@ -80,10 +135,18 @@ impl Trace {
     }
 
     /// A host sent a packet.
-    pub fn packet(&self, from: &str, at: Duration, to: std::net::SocketAddr, bytes: usize) {
+    pub fn packet(&self, from: &'static str, at: Duration, to: SocketAddr, packet: &[u8]) {
         let mut inner = self.inner();
+        let bytes = packet.len();
         inner.packets += 1;
         inner.packet_bytes += bytes as u64;
+        let sent = inner.links.entry((from, to.ip())).or_default();
+        if packet.first().is_some_and(|first| first & LONG_HEADER != 0) {
+            sent.handshakes += 1;
+        } else {
+            sent.packets += 1;
+            sent.bytes += bytes as u64;
+        }
         if inner.whole.is_some() {
             inner.note(from, at, &format!("{bytes} bytes to {to}"));
             return;
@@ -92,10 +155,15 @@ impl Trace {
         hash.take(&at.as_nanos().to_le_bytes());
         hash.take(from.as_bytes());
         hash.take(&to.port().to_le_bytes());
-        if let std::net::IpAddr::V4(ip) = to.ip() {
+        if let IpAddr::V4(ip) = to.ip() {
             hash.take(&ip.octets());
         }
         hash.take(&bytes.to_le_bytes());
+    }
+
+    /// What a host sent another one.
+    pub fn sent(&self, from: &'static str, to: IpAddr) -> Sent {
+        self.inner().links.get(&(from, to)).copied().unwrap_or_default()
     }
 
     /// What must not be.

@@ -18,9 +18,9 @@
 //! | I14 | leases of callers are within what was set apart | callers of a world take none: `tests/ring`, `crates/node` |
 //! | I15 | after healing all views are equal | [`AllSettles`]; that nobody is waited for, [`NobodyWaits`] |
 //! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
-//! | I17 | utilisation is as promised | `tests/ring` (utilisation); a run says its own ([`Check::summary`]) |
+//! | I17 | utilisation is as promised | [`UsedAsPromised`], where a plan promises any ([`Plan::used_min_percent`]); demand that moves, `tests/ring` (utilisation) |
 //! | I18 | donors keep their reserve | policy, which no bound rests on: `crates/node`, `policy.rs` |
-//! | I19 | messages are bounded | no check: a run only counts packets and bytes |
+//! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by warm cells; that idle links are silent, where worlds are calm ([`MessagesBounded::until_idle`]) |
 //! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
 
 mod answers;
@@ -29,12 +29,14 @@ mod budgets;
 mod conserved;
 mod counted;
 mod judges;
+mod messages;
 mod never_over;
 mod one_word;
 mod owner;
 mod rows;
 mod service;
 mod settles;
+mod used;
 
 use std::time::Duration;
 
@@ -46,12 +48,14 @@ pub use self::{
     conserved::Conserved,
     counted::NeverChargedOver,
     judges::Clocks,
+    messages::MessagesBounded,
     never_over::NeverOver,
     one_word::OneWord,
     owner::OnlyOwnersAdmit,
     rows::RowsGrow,
     service::ServiceResumes,
     settles::{AllSettles, NobodyWaits},
+    used::UsedAsPromised,
 };
 use crate::{
     scenarios::Plan,
@@ -108,9 +112,11 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
         Box::new(RowsGrow::new(limits, regions)),
         Box::new(OnlyOwnersAdmit::new(limits, regions)?),
         Box::new(OneWord::default()),
+        Box::new(MessagesBounded::new(limits, regions)),
         Box::new(AnswersCome::default()),
         Box::new(ServiceResumes::new(plan)),
         Box::new(AllSettles::new(limits, plan)),
+        Box::new(UsedAsPromised::new(limits, plan)),
     ])
 }
 

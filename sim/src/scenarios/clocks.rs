@@ -1,4 +1,4 @@
-use super::{Plan, Scenario, ms, seconds};
+use super::{Plan, Scenario, calm::USED_MIN_PERCENT, ms, seconds};
 use crate::schedule::{Fault, Schedule};
 
 /// What is promised of clocks in these stories, so that the window of ten seconds may still be shared.
@@ -50,6 +50,6 @@ pub(super) const WILD_CLOCK: Scenario = Scenario {
         let windows = plan.limits.find("  - name: exports").zip(plan.limits.find("  - name: per-user"));
         let mut limits = plan.limits.clone();
         windows.into_iter().for_each(|(from, until)| limits.replace_range(from..until, ""));
-        Plan { schedule, limits, duration: seconds(30), ..plan }
+        Plan { schedule, limits, used_min_percent: Some(USED_MIN_PERCENT), duration: seconds(30), ..plan }
     },
 };

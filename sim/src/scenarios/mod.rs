@@ -50,6 +50,10 @@ pub struct Plan {
     pub schedule: Schedule,
     /// How long it lasts: all faults are over some ten seconds before.
     pub duration: Duration,
+    /// Of what an oracle admits of a limit, so many percent are admitted at least, while all regions hear each other; while
+    /// they do not, as much as their rights allow ([`UsedAsPromised`](crate::checks::UsedAsPromised)). Nothing where nothing is
+    /// promised.
+    pub used_min_percent: Option<u64>,
     /// Regions whose admissions are in no sum, since an operator gave a word that is not true; the story says why.
     pub apart: Vec<Place>,
     /// Regions that run at the end, and must own nothing.

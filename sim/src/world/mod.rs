@@ -46,7 +46,7 @@ use crate::{
     demand::Demand,
     random::Random,
     schedule::{Command, Fault, Leftover, Place},
-    trace::Trace,
+    trace::{Sent, Trace},
 };
 
 /// How long each step is: all that happens, happens at multiples of it.
@@ -232,6 +232,11 @@ impl World {
     pub fn traffic(&self) -> (u64, u64) {
         let (_, packets, bytes) = self.trace.counts();
         (packets, bytes)
+    }
+
+    /// What a region sent another one so far.
+    pub fn sent(&self, from: Place, to: Place) -> Sent {
+        self.trace.sent(NAMES[from], self.sim.lookup(NAMES[to]))
     }
 
     /// From now on callers ask nothing more.

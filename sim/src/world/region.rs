@@ -151,7 +151,7 @@ impl Region {
         let (grpc, http) = (self.port(GRPC_PORT).await?, self.port(HTTP_PORT).await?);
         let (trace, name, weather) = (self.trace.clone(), self.name, self.weather.clone());
         let socket = Socket::bind(MESH_PORT, self.nap.clone(), move |to: SocketAddr, bytes: &[u8]| {
-            trace.packet(name, elapsed(Duration::ZERO), to, bytes.len());
+            trace.packet(name, elapsed(Duration::ZERO), to, bytes);
             !weather.loses(to)
         });
         let socket = socket.await?;

@@ -1,0 +1,311 @@
+//! Messages are bounded: what a region sends another one in a stretch of time, of one second and of ten, grows with the cells
+//! that somebody asked for lately, up to a number of packets that no cell adds to, and with nothing else. A link between
+//! regions of which nobody asks anything carries little more than heartbeats.
+//!
+//! The bounds are above the worst of what was seen: in `run all` and `run storm`, `key-flood`, `slow-link`, `lossy-link` and
+//! `swarm` with several seeds each, by less than twice. There is a worst of them in what a run says of itself.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    fmt,
+};
+
+use acequia_limits::Limit;
+
+use super::Check;
+use crate::{
+    NAMES,
+    schedule::Place,
+    series::cell_of,
+    trace::Sent,
+    world::{Answer, World},
+};
+
+/// Stretches, in seconds. The long one is as long as a cell stays warm, so that what is said of it once is said once in it.
+const STRETCHES: [usize; 2] = [1, 10];
+/// A cell is warm for so long after somebody asked for it, and then gives back what it holds.
+const WARM_S: usize = 10;
+/// And so much later nobody has anything to say of it: loans have come back, or have ended, and that was confirmed.
+const COLD_S: usize = WARM_S + 6;
+/// A question may be answered so late, so a second is judged when this has passed since its end.
+const LATE_S: usize = 2;
+
+/// Seconds for which links are looked at that have nothing to carry.
+const QUIET_S: usize = 3;
+
+/// Packets of a link, in a stretch and in each second of it, in which no cell is warm: a heartbeat, and an answer to the other
+/// one's, two or three times a second, each with what acknowledges it, and what keeps a connection alive. In a stretch besides:
+/// the same once more, since a second may begin anywhere between two of them.
+const QUIET: Packets = Packets { once: 20, a_second: 30 };
+/// The same where any is. A single one that is scarce may be spoken of whenever there is news of it: a change, its answer, the
+/// change that this leads to, each some ten or twenty milliseconds apart where regions are close.
+const BUSY: Packets = Packets { once: 120, a_second: 120 };
+/// More of them for each warm cell.
+const OF_A_CELL: u64 = 2;
+/// But no more in a second than this: what is to be said is said in frames, of which one leaves in a turn of the driver, 200 a
+/// second; every second packet is acknowledged.
+const PACKETS_MAX: u64 = 300;
+/// Packets by which connections begin, in a stretch and in each second of it. Where nobody answers, there is an attempt every
+/// tenth of a second, of a packet that is repeated for a second and a half.
+const HANDSHAKES: Packets = Packets { once: 120, a_second: 80 };
+/// Bytes of a packet: what QUIC needs, the head of a frame, and a fact or two.
+const PACKET_BYTES: u64 = 80;
+/// Bytes in a second for each warm cell besides: news of it every four seconds, which names it again while it is not known.
+const CELL_BYTES: u64 = 12;
+/// In a stretch it may be all said again, where a connection began anew: as much as that in so many seconds.
+const AGAIN_S: u64 = 2;
+
+/// What may be sent in a stretch.
+#[derive(Clone, Copy, Debug)]
+struct Packets {
+    once: u64,
+    a_second: u64,
+}
+
+impl Packets {
+    const fn within(self, seconds: usize) -> u64 {
+        self.once + self.a_second * seconds as u64
+    }
+}
+
+/// What may be sent in so many seconds, if so many cells are warm; nothing where none has been for long.
+fn bound(seconds: usize, warm: Option<usize>) -> Sent {
+    let handshakes = HANDSHAKES.within(seconds);
+    let Some(warm) = warm else {
+        let packets = QUIET.within(seconds);
+        return Sent { packets, bytes: packets * PACKET_BYTES, handshakes };
+    };
+    let warm = warm as u64;
+    let a_second = (BUSY.a_second + OF_A_CELL * warm).min(PACKETS_MAX);
+    let packets = Packets { a_second, ..BUSY }.within(seconds);
+    let again = CELL_BYTES * warm * (seconds as u64 + AGAIN_S);
+    Sent { packets, bytes: packets * PACKET_BYTES + again, handshakes }
+}
+
+/// Counts what regions send each other.
+#[derive(Debug)]
+pub struct MessagesBounded {
+    limits: Vec<Limit>,
+    /// Whether links of which nothing is to be said are judged as such.
+    until_idle: bool,
+    links: Vec<(Place, Place)>,
+    /// Of every link, until the last second.
+    before: Vec<Sent>,
+    /// Seconds that are not forgotten yet.
+    seconds: VecDeque<Second>,
+    /// The first of them, since the start.
+    first: usize,
+    /// Seconds in a row until the last one that was judged in which nothing was to be said.
+    cold: usize,
+    worst: [Worst; STRETCHES.len()],
+}
+
+/// What happened in a second.
+#[derive(Clone, Debug, Default)]
+struct Second {
+    /// Cells that were asked for: the limit's place, and keys and values.
+    asked: BTreeSet<(usize, Vec<(String, String)>)>,
+    /// How many were asked for in it and shortly before; nothing where none has been for long. Known when it is judged.
+    warm: Option<usize>,
+    /// On every link.
+    sent: Vec<Sent>,
+}
+
+/// That stretch of a length in which a link came closest to what it may carry.
+#[derive(Clone, Copy, Debug, Default)]
+struct Worst {
+    percent: u64,
+    link: (Place, Place),
+    /// The second after it.
+    until: usize,
+    sent: Sent,
+    warm: Option<usize>,
+}
+
+impl MessagesBounded {
+    /// For these limits.
+    pub fn new(limits: &[Limit], regions: usize) -> Self {
+        let others = |from| (0..regions).filter(move |to| *to != from).map(move |to| (from, to));
+        let links: Vec<_> = (0..regions).flat_map(others).collect();
+        Self {
+            limits: limits.to_vec(),
+            until_idle: false,
+            before: vec![Sent::default(); links.len()],
+            links,
+            seconds: VecDeque::new(),
+            first: 0,
+            cold: 0,
+            worst: Default::default(),
+        }
+    }
+
+    /// One that waits at the end until nothing is to be said, and judges links that are idle.
+    ///
+    /// Not every run does: regions that cool a cell at different times tell each other of it again and again, since news of a
+    /// cell that is forgotten makes it warm, and then there is news of it. `swarm --seed 6` is such a run.
+    #[must_use]
+    pub fn until_idle(self) -> Self {
+        Self { until_idle: true, ..self }
+    }
+
+    fn ask(&mut self, answer: &Answer) {
+        let second = answer.asked.as_secs() as usize;
+        let cells = self.limits.iter().enumerate();
+        let cells = cells.filter_map(|(place, limit)| Some((place, cell_of(limit, &answer.question)?)));
+        let cells: Vec<_> = cells.collect();
+        if let Some(second) = self.second(second) {
+            second.asked.extend(cells);
+        }
+    }
+
+    fn second(&mut self, second: usize) -> Option<&mut Second> {
+        let place = second.checked_sub(self.first)?;
+        if self.seconds.len() <= place {
+            self.seconds.resize(place + 1, Second::default());
+        }
+        self.seconds.get_mut(place)
+    }
+
+    /// A second is over, until the end of which so much was sent.
+    fn count(&mut self, second: usize, sent: Vec<Sent>) -> Result<(), String> {
+        let before = std::mem::replace(&mut self.before, sent);
+        let during = self.before.iter().zip(before).map(|(after, before)| after.since(before)).collect();
+        if let Some(second) = self.second(second) {
+            second.sent = during;
+        }
+        match second.checked_sub(LATE_S) {
+            Some(second) => self.judge(second),
+            None => Ok(()),
+        }
+    }
+
+    /// Judges the stretches that end with a second.
+    fn judge(&mut self, second: usize) -> Result<(), String> {
+        let last = second - self.first;
+        let lately = |of: usize| self.seconds.range(last.saturating_sub(of)..=last);
+        let warm = lately(WARM_S).flat_map(|second| &second.asked).collect::<BTreeSet<_>>().len();
+        let is_cold = second >= COLD_S && lately(COLD_S).all(|second| second.asked.is_empty());
+        self.seconds[last].warm = (!is_cold || !self.until_idle).then_some(warm);
+        self.cold = if is_cold { self.cold + 1 } else { 0 };
+        for (worst, seconds) in self.worst.iter_mut().zip(STRETCHES) {
+            let Some(from) = (last + 1).checked_sub(seconds) else { continue };
+            let stretch = || self.seconds.range(from..=last);
+            let warm = stretch().map(|second| second.warm).max().flatten();
+            let bound = bound(seconds, warm);
+            for (place, link) in self.links.iter().enumerate() {
+                let sent = stretch().fold(Sent::default(), |sum, second| sum.and(second.sent[place]));
+                let percent = sent.percent_of(bound);
+                if percent > worst.percent {
+                    *worst = Worst { percent, link: *link, until: second + 1, sent, warm };
+                }
+            }
+        }
+        while self.seconds.len() > COLD_S + LATE_S {
+            self.seconds.pop_front();
+            self.first += 1;
+        }
+        match self.worst.iter().zip(STRETCHES).find(|(worst, _)| worst.percent > 100) {
+            Some((worst, seconds)) => {
+                Err(format!("{worst} in {seconds} s, more than {}", bound(seconds, worst.warm)))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Check for MessagesBounded {
+    fn name(&self) -> &'static str {
+        "messages bounded"
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        answers.iter().for_each(|answer| self.ask(answer));
+        let now = world.elapsed();
+        if now.subsec_nanos() > 0 || now.is_zero() {
+            return Ok(());
+        }
+        let sent = self.links.iter().map(|(from, to)| world.sent(*from, *to)).collect();
+        self.count(now.as_secs() as usize - 1, sent)
+    }
+
+    /// Until links are idle, which is judged too.
+    fn rest(&mut self, _: &World) -> Result<(), String> {
+        if self.cold >= QUIET_S || !self.until_idle {
+            Ok(())
+        } else {
+            Err("some cells may still be spoken of".to_owned())
+        }
+    }
+
+    fn summary(&self) -> Vec<String> {
+        let line = |(worst, seconds): (&Worst, usize)| {
+            let bound = bound(seconds, worst.warm);
+            format!("messages: at most {} % of their bound in {seconds} s: {worst} of {bound}", worst.percent)
+        };
+        self.worst.iter().zip(STRETCHES).map(line).collect()
+    }
+}
+
+impl fmt::Display for Worst {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (from, to) = self.link;
+        write!(f, "{} from {} to {} until {} s", self.sent, NAMES[from], NAMES[to], self.until)?;
+        match self.warm {
+            Some(warm) => write!(f, " with {warm} warm cells"),
+            None => f.write_str(" with nothing to say"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A check of two regions, which are sent so much each second, while so many cells are asked for.
+    fn after(seconds: usize, asked: usize, sent: impl Fn(usize) -> Sent) -> Result<(), String> {
+        let mut check = MessagesBounded::new(&[], 2).until_idle();
+        let mut sum = Sent::default();
+        (0..seconds).try_for_each(|second| {
+            let cells = (0..asked).map(|cell| (0, vec![("user".to_owned(), cell.to_string())]));
+            check.second(second).expect("a second").asked.extend(cells);
+            sum = sum.and(sent(second));
+            check.count(second, vec![sum, Sent::default()])
+        })
+    }
+
+    fn sent(packets: u64, packet_bytes: u64) -> Sent {
+        Sent { packets, bytes: packets * packet_bytes, handshakes: 0 }
+    }
+
+    #[test]
+    fn heartbeats_are_no_finding_and_a_word_at_every_tick_is() {
+        assert_eq!(after(40, 0, |_| sent(20, 70)), Ok(()));
+        let found = after(40, 0, |_| sent(100, 70)).expect_err("a finding");
+        assert!(found.contains("from eu to us until 17 s with nothing to say in 1 s"), "{found}");
+    }
+
+    #[test]
+    fn ten_warm_cells_that_are_told_again_at_every_tick_are_found() {
+        assert_eq!(after(40, 10, |_| sent(100, 75)), Ok(()));
+        // A frame every ten milliseconds with all of them, and what acknowledges those of the other one.
+        let found = after(40, 10, |_| sent(150, 200)).expect_err("a finding");
+        assert!(found.contains("with 10 warm cells in 1 s"), "{found}");
+        let seldom = |second| if second % 3 == 0 { sent(250, 75) } else { sent(130, 75) };
+        let found = after(40, 10, seldom).expect_err("a finding");
+        assert!(found.contains("in 10 s"), "{found}");
+    }
+
+    #[test]
+    fn frames_may_grow_with_warm_cells_and_not_with_all() {
+        let told = |cells: u64| move |_| sent(200, 75).and(sent(1, 12 * cells));
+        assert_eq!(after(40, 2_500, told(2_500)), Ok(()));
+        assert!(after(40, 2_500, told(10_000)).is_err());
+    }
+
+    #[test]
+    fn whoever_is_not_there_is_tried_again_and_not_without_end() {
+        let tried = |handshakes| move |_| Sent { handshakes, ..Sent::default() };
+        assert_eq!(after(30, 1, tried(60)), Ok(()));
+        assert!(after(30, 1, tried(250)).is_err());
+    }
+}

@@ -1,0 +1,381 @@
+//! Used as promised: of what could be admitted most is. Where a plan promises it ([`Plan::used_min_percent`]), each stretch of
+//! time in which the same regions hear each other is looked at. `L` is what all regions may admit in it, `D` what their callers
+//! ask for, `R_s` and `D_s` the same of each side of a split:
+//!
+//! - while all regions hear each other: so many percent of `min(L, D)`, which is what an oracle admits;
+//! - while they do not: the sum of `min(D_s, R_s)` over the sides, less [`SPLIT_LESS_PERCENT`] of `min(L, D)`. What a side has is known from its nodes when the split begins, and what
+//!   comes later from their standing shares: what was lent across it goes back within seconds.
+//!
+//! Of both, less what is too little for a question when a stretch ends ([`REST_UNITS`]).
+//!
+//! Limits of which a region's share is a few units are not looked at: where a part is smaller than what a caller happens to ask
+//! for at once, a request is denied that another region had room for, and no moving of parts is quick enough for it.
+
+use std::{fmt, time::Duration};
+
+use acequia_limits::{Descriptor, Limit, RATE_PARTS};
+
+use super::{Check, ns};
+use crate::{
+    bound::Bound,
+    scenarios::Plan,
+    schedule::{Fault, Place},
+    series::cell_of,
+    world::{Answer, Said, World},
+};
+
+/// What may be missing while regions are split, of what could be admitted.
+const SPLIT_LESS_PERCENT: u64 = 5;
+/// Units that a region may have left when a stretch ends, since a question may ask for one more.
+const REST_UNITS: u64 = 2;
+/// A limit is looked at if it allows so many units at once, or in a window, for each region.
+const UNITS_A_REGION_MIN: u64 = 10;
+/// After a start, and after a link is mended, it takes so long until all connections are there, and parts are where they are
+/// asked for.
+const SETTLE: Duration = Duration::from_secs(3);
+/// A question that was asked so shortly before the end may not have its answer.
+const LATE: Duration = Duration::from_secs(1);
+/// Near the edge of a window nodes charge both, and have left what is left of both.
+const EDGE: Duration = Duration::from_millis(50);
+const SECOND_NS: u128 = 1_000_000_000;
+
+/// Counts what is admitted of what could be.
+#[derive(Debug)]
+pub struct UsedAsPromised {
+    min_percent: Option<u64>,
+    until: Duration,
+    limits: Vec<Watched>,
+    /// Links that are cut.
+    cuts: Vec<(Place, Place)>,
+    /// Faults that were read.
+    read: usize,
+    sides: Vec<Vec<Place>>,
+    /// When what is mended has settled.
+    settled: Duration,
+}
+
+/// One limit that has one cell.
+#[derive(Debug)]
+struct Watched {
+    limit: Limit,
+    bound: Bound,
+    /// Units that were admitted of a window, the last one that anything was: by its number.
+    spent: (u64, u64),
+    stretches: Vec<Stretch>,
+}
+
+/// A time in which the same regions hear each other, and no window ends.
+#[derive(Debug)]
+struct Stretch {
+    from: Duration,
+    until: Option<Duration>,
+    window: u64,
+    sides: Vec<Side>,
+}
+
+/// Regions that hear each other.
+#[derive(Clone, Debug, Default)]
+struct Side {
+    places: Vec<Place>,
+    /// Units that they have at first, and parts of the rate by which more come.
+    units: u64,
+    rate: u64,
+    asked: u64,
+    admitted: u64,
+}
+
+/// What was and could be admitted in some stretches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Used {
+    /// What an oracle admits.
+    oracle: u64,
+    /// What sides can admit that do not hear each other.
+    apart: u64,
+    /// What of it may be left, as too little for a question.
+    rest: u64,
+    admitted: u64,
+}
+
+impl UsedAsPromised {
+    /// For these limits.
+    pub fn new(limits: &[Limit], plan: &Plan) -> Self {
+        let large = UNITS_A_REGION_MIN * plan.regions as u64;
+        let watched = |limit: &Limit| {
+            let bound = Bound::of(&limit.spec).filter(|_| limit.by.is_empty())?;
+            let (Bound::Bucket { burst: units, .. } | Bound::Window { limit: units, .. }) = bound;
+            (units >= large).then(|| Watched {
+                limit: limit.clone(),
+                bound,
+                spent: (0, 0),
+                stretches: Vec::new(),
+            })
+        };
+        Self {
+            min_percent: plan.used_min_percent,
+            until: plan.duration.saturating_sub(LATE),
+            limits: limits.iter().filter_map(watched).collect(),
+            cuts: Vec::new(),
+            read: 0,
+            sides: vec![(0..plan.regions).collect()],
+            settled: SETTLE,
+        }
+    }
+
+    /// Reads which links are cut and mended.
+    fn follow(&mut self, world: &World) {
+        let before = self.sides.len();
+        let mut is_mended = false;
+        for done in &world.done()[self.read..] {
+            self.read += 1;
+            match done.fault {
+                Fault::Cut(a, b) => self.cuts.push((a, b)),
+                Fault::Mend(a, b) => self.cuts.retain(|cut| ![(a, b), (b, a)].contains(cut)),
+                Fault::Heal => self.cuts.clear(),
+                _ => continue,
+            }
+            is_mended |= !matches!(done.fault, Fault::Cut(..));
+            self.sides = sides(world.regions().len(), &self.cuts);
+        }
+        if is_mended {
+            self.settled = world.elapsed() + SETTLE;
+        }
+        if is_mended || self.sides.len() != before {
+            self.limits.iter_mut().for_each(|watched| watched.close(world.elapsed()));
+        }
+    }
+
+    fn findings(&self, min_percent: u64) -> Vec<String> {
+        let of = |watched: &Watched| {
+            let (together, apart) = watched.used();
+            let name = &watched.limit.spec.name;
+            let least = (together.oracle * min_percent / 100).saturating_sub(together.rest);
+            let all = (together.admitted < least)
+                .then(|| format!("limit {name}: {together} while all heard each other, less than {least}"));
+            let least = apart.apart_least();
+            let split = (apart.admitted < least)
+                .then(|| format!("limit {name}: {apart} in a split, less than {least}"));
+            all.into_iter().chain(split)
+        };
+        self.limits.iter().flat_map(of).collect()
+    }
+}
+
+/// Regions that hear each other, over others if need be.
+fn sides(regions: usize, cuts: &[(Place, Place)]) -> Vec<Vec<Place>> {
+    let is_cut = |a, b| cuts.contains(&(a, b)) || cuts.contains(&(b, a));
+    let mut sides: Vec<Vec<Place>> = Vec::new();
+    for place in 0..regions {
+        let hears = |side: &Vec<Place>| side.iter().any(|other| !is_cut(*other, place));
+        let (heard, mut rest): (Vec<_>, Vec<_>) = sides.into_iter().partition(hears);
+        rest.push(heard.into_iter().flatten().chain([place]).collect());
+        sides = rest;
+    }
+    sides
+}
+
+impl Watched {
+    fn close(&mut self, at: Duration) {
+        if let Some(open) = self.stretches.last_mut() {
+            open.until.get_or_insert(at);
+        }
+    }
+
+    /// Begins a stretch where none is open, or another window is.
+    fn begin(&mut self, world: &World, sides: &[Vec<Place>]) {
+        let now = world.elapsed();
+        let window = self.bound.window_at(ns(now));
+        let open = self.stretches.last().filter(|stretch| stretch.until.is_none());
+        if open.is_some_and(|stretch| stretch.window == window) {
+            return;
+        }
+        let is_fresh = open.is_some();
+        if !is_fresh
+            && self.bound.window_at(ns(now.saturating_sub(EDGE))) != self.bound.window_at(ns(now + EDGE))
+        {
+            return;
+        }
+        self.close(now);
+        let side = |places: &Vec<Place>| {
+            let mut side = Side { places: places.clone(), ..Side::default() };
+            for place in places {
+                let Some(process) = world.regions()[*place].process() else { continue };
+                let values = Descriptor { entries: &[], cost: None };
+                let holding = process.node.holding_named(self.limit.id, &values, process.clock.now());
+                let holding = holding.unwrap_or_default();
+                // Where nobody has asked yet, a window that is over is the last that is known of.
+                let is_old = self.bound.is_over(window, holding.window_ns);
+                side.units += if is_fresh || is_old { holding.standing.units } else { holding.left };
+                side.rate += u64::from(holding.standing.rate);
+            }
+            if let Bound::Window { limit, .. } = self.bound
+                && places.len() == world.regions().len()
+            {
+                // Also what is on its way from one to another.
+                side.units = limit - if self.spent.0 == window { self.spent.1.min(limit) } else { 0 };
+            }
+            side
+        };
+        let sides = sides.iter().map(side).collect();
+        self.stretches.push(Stretch { from: now, until: None, window, sides });
+    }
+
+    fn count(&mut self, answer: &Answer) {
+        let is_in = |stretch: &&mut Stretch| {
+            stretch.from <= answer.asked && stretch.until.is_none_or(|until| answer.asked < until)
+        };
+        if cell_of(&self.limit, &answer.question).is_none() {
+            return;
+        }
+        let units = answer.question.cost * self.limit.cost;
+        if let Said::Allowed(_) = answer.said {
+            let window = self.bound.window_at(ns(answer.asked));
+            let before = if self.spent.0 == window { self.spent.1 } else { 0 };
+            self.spent = (window, before + units);
+        }
+        let Some(stretch) = self.stretches.iter_mut().find(is_in) else { return };
+        for side in stretch.sides.iter_mut().filter(|side| side.places.contains(&answer.place)) {
+            side.asked += units;
+            side.admitted += if matches!(answer.said, Said::Allowed(_)) { units } else { 0 };
+        }
+    }
+
+    /// While all regions heard each other, and while they did not.
+    fn used(&self) -> (Used, Used) {
+        let (mut together, mut apart) = (Used::default(), Used::default());
+        for stretch in &self.stretches {
+            let Some(until) = stretch.until else { continue };
+            let sum = if stretch.sides.len() > 1 { &mut apart } else { &mut together };
+            sum.add(stretch.used(until, self.bound));
+        }
+        (together, apart)
+    }
+}
+
+impl Stretch {
+    fn used(&self, until: Duration, bound: Bound) -> Used {
+        let passed_ns = u128::from(ns(until) - ns(self.from));
+        let rights = |side: &Side| match bound {
+            Bound::Bucket { rate, .. } => {
+                let parts = u128::from(rate) * u128::from(side.rate) * passed_ns;
+                side.units + (parts / (u128::from(RATE_PARTS) * SECOND_NS)) as u64
+            }
+            Bound::Window { .. } => side.units,
+        };
+        let (asked, all): (u64, u64) =
+            (self.sides.iter().map(|side| side.asked).sum(), self.sides.iter().map(rights).sum());
+        Used {
+            oracle: asked.min(all),
+            apart: self.sides.iter().map(|side| side.asked.min(rights(side))).sum(),
+            rest: self.sides.iter().map(|side| side.places.len() as u64 * REST_UNITS).sum(),
+            admitted: self.sides.iter().map(|side| side.admitted).sum(),
+        }
+    }
+}
+
+impl Used {
+    fn add(&mut self, other: Self) {
+        self.oracle += other.oracle;
+        self.apart += other.apart;
+        self.rest += other.rest;
+        self.admitted += other.admitted;
+    }
+
+    /// What sides admit at least that do not hear each other.
+    fn apart_least(self) -> u64 {
+        self.apart.saturating_sub(self.oracle * SPLIT_LESS_PERCENT / 100 + self.rest)
+    }
+
+    fn percent(self, of: u64) -> f64 {
+        of as f64 * 100.0 / self.oracle.max(1) as f64
+    }
+}
+
+impl fmt::Display for Used {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (admitted, oracle) = (self.admitted, self.oracle);
+        write!(f, "{admitted} of {oracle} units that an oracle admits, {:.1} %", self.percent(admitted))
+    }
+}
+
+impl Check for UsedAsPromised {
+    fn name(&self) -> &'static str {
+        "used as promised"
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        if self.min_percent.is_none() {
+            return Ok(());
+        }
+        self.follow(world);
+        if world.elapsed() >= self.until {
+            self.limits.iter_mut().for_each(|watched| watched.close(self.until));
+        } else if world.elapsed() >= self.settled {
+            self.limits.iter_mut().for_each(|watched| watched.begin(world, &self.sides));
+        }
+        for answer in answers {
+            self.limits.iter_mut().for_each(|watched| watched.count(answer));
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, _: &World) -> Result<(), String> {
+        let findings = self.min_percent.map_or_else(Vec::new, |min_percent| self.findings(min_percent));
+        if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
+    }
+
+    fn summary(&self) -> Vec<String> {
+        let line = |watched: &Watched| {
+            let (together, apart) = watched.used();
+            let name = &watched.limit.spec.name;
+            let split = format!(
+                "; in a split {apart}, and {:.1} % is what its sides have",
+                apart.percent(apart.apart)
+            );
+            let split = if apart.oracle > 0 { split } else { String::new() };
+            format!("{name}: {together}{split}")
+        };
+        self.limits.iter().filter(|_| self.min_percent.is_some()).map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUCKET: Bound = Bound::Bucket { rate: 40, burst: 60 };
+
+    fn stretch(sides: &[(&[Place], u64, u64)]) -> Used {
+        let side = |(places, asked, admitted): &(&[Place], u64, u64)| Side {
+            places: places.to_vec(),
+            units: 0,
+            rate: places.len() as u64 * u64::from(RATE_PARTS) / 4,
+            asked: *asked,
+            admitted: *admitted,
+        };
+        let sides = sides.iter().map(side).collect();
+        let stretch = Stretch { from: Duration::ZERO, until: None, window: 0, sides };
+        stretch.used(Duration::from_secs(10), BUCKET)
+    }
+
+    #[test]
+    fn regions_that_hear_each_other_are_one_side_whichever_way_round() {
+        assert_eq!(sides(3, &[]), [[0, 1, 2]]);
+        assert_eq!(sides(3, &[(0, 1)]), [[0, 1, 2]], "over the third");
+        assert_eq!(sides(3, &[(0, 1), (2, 0)]), [vec![0], vec![1, 2]]);
+        assert_eq!(sides(4, &[(0, 1), (0, 3), (2, 1), (2, 3)]), [[0, 2], [1, 3]]);
+    }
+
+    #[test]
+    fn sides_have_what_they_are_asked_for_or_what_is_theirs() {
+        // A hot region of four has 10 of 40 a second, and is asked for 60; the others are asked for 12.
+        let used = stretch(&[(&[0], 600, 100), (&[1, 2, 3], 120, 120)]);
+        assert_eq!(used, Used { oracle: 400, apart: 220, rest: 8, admitted: 220 });
+        assert_eq!(used.apart_least(), 192);
+    }
+
+    #[test]
+    fn what_lies_idle_while_all_hear_each_other_is_missed() {
+        let used = stretch(&[(&[0, 1, 2, 3], 720, 220)]);
+        assert_eq!((used.oracle, used.apart, used.admitted), (400, 400, 220));
+    }
+}
