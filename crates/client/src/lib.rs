@@ -44,7 +44,7 @@ use std::{sync::Arc, time::Duration};
 
 pub use acequia_api::acequia::v1::{
     CandidateVerdict, CellOverride, CheckResponse, Holding, Lapse, LimitResult, Loan, Outcome, PeekResponse,
-    PeerShare, PeerWord, Reason, Refunded, SettleResponse, Settled, Share, Unmatched,
+    PeerShare, PeerWord, Pool, Reason, Refunded, SettleResponse, Settled, Share, Unmatched,
 };
 use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest};
 use tokio::time::{Instant, timeout};

@@ -162,6 +162,8 @@ pub(crate) mod lost {
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
             begun_us: NOW.wall_ns / 1_000,
+            is_new: false,
+            generations: Vec::new(),
         };
         let key = HashKey([7; 16]);
         let config = Config { key, memory_bytes: 1 << 20, durable: false, empty_handed: None, home: None };

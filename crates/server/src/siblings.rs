@@ -6,29 +6,34 @@
 //! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent.
 
 use std::{
-    fmt, fs, io,
+    fs, io,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
 use acequia_node::{
-    Config as NodeConfig, Keep, Node,
+    Answer, Catalogue, Config as NodeConfig, Keep, LimitAnswer, Node, Outcome,
     leases::{GROUPS, Siblings as Place},
 };
 use acequia_rights::{node_named, pool::Generation};
 use acequia_store::{
     Store, StoreError,
     pools::{Process, RedisPools, share},
-    redis::{Redis, Settings, SettingsError},
+    redis::{BreakerState, Group, Redis, Settings, SettingsError, ShardState, ShardView},
 };
 use ring::digest;
 use tokio::{runtime::Runtime, sync::watch, time::sleep};
 use tracing::{info, warn};
 
 use crate::{
-    chance::Chance, clock::Clock, config::StoreConfig, patience::Waiting, regions::incarnation_at,
+    chance::Chance,
+    clock::Clock,
+    config::StoreConfig,
+    patience::Waiting,
+    regions::{holding, incarnation_at, rate_milli},
     writer::Writer,
 };
 
@@ -108,6 +113,43 @@ impl Siblings {
     pub(crate) const fn redis(&self) -> &Redis {
         &self.redis
     }
+
+    /// What this node has of the cells that a request hits, and where their pools are.
+    pub(crate) fn pools(
+        &self,
+        node: &Node,
+        answer: &Answer,
+        catalogue: &Catalogue,
+        now: Now,
+    ) -> Vec<api::Pool> {
+        let pool = |(place, limit): (usize, &LimitAnswer)| {
+            let (cell, view) = (node.cell(limit, catalogue, now)?, node.pool_view(limit, catalogue, now)?);
+            let rate = rate_milli(&cell.algorithm);
+            let shard = Group::new(view.group).and_then(|group| self.redis.shard(group));
+            let ends_ms = |ns: u64| ns.saturating_sub(now.steady_ns).div_ceil(1_000_000);
+            let of_shard = |value: fn(&ShardView) -> String| shard.as_ref().map_or_else(String::new, value);
+            Some(api::Pool {
+                limit: u32::try_from(place).unwrap_or(u32::MAX),
+                guard: holding(cell.holding.standing, rate),
+                leased: holding(view.leased, rate),
+                leased_ends_ms: view.leased_until_ns.map(ends_ms),
+                left: cell.holding.left,
+                pool: holding(view.pool, rate),
+                pool_left: view.left,
+                group: view.group.into(),
+                generation: view.generation,
+                grants: view.grants,
+                lost: view.is_lost,
+                shard: of_shard(|shard| shard.name.clone()),
+                address: of_shard(|shard| shard.address.to_string()),
+                state: of_shard(state_words),
+                breaker: of_shard(|shard| breaker_word(shard.breaker).to_owned()),
+                round_trip_us: shard.as_ref().map_or(0, |shard| shard.round_trip_us),
+            })
+        };
+        let hits = answer.limits.iter().enumerate();
+        hits.filter(|(_, limit)| limit.outcome != Outcome::Unlimited).filter_map(pool).collect()
+    }
 }
 
 impl Home {
@@ -180,7 +222,8 @@ impl Home {
                 if told.elapsed() > TELL {
                     told = Instant::now();
                     let granting = node.lease_counts().granting;
-                    let shards: Vec<String> = redis.shards().iter().map(ShardWords::from).map(|s| s.0).collect();
+                    let words = |shard: &ShardView| format!("{}: {}", shard.name, state_words(shard));
+                    let shards: Vec<String> = redis.shards().iter().map(words).collect();
                     warn!(
                         granting,
                         of = GROUPS,
@@ -287,25 +330,21 @@ fn bytes_of(generations: &[Generation]) -> Vec<u8> {
     serde_json::to_vec(generations).expect("numbers can be written")
 }
 
-/// A shard in a few words.
-pub(crate) struct ShardWords(pub(crate) String);
-
-impl From<&acequia_store::redis::ShardView> for ShardWords {
-    fn from(shard: &acequia_store::redis::ShardView) -> Self {
-        use acequia_store::redis::ShardState;
-        let state = match &shard.state {
-            ShardState::Connecting => "not connected yet".to_owned(),
-            ShardState::Open => "open".to_owned(),
-            ShardState::Hung => "hangs".to_owned(),
-            ShardState::Unsafe { why } | ShardState::Lost { why } => why.clone(),
-        };
-        Self(format!("{}: {state}", shard.name))
+/// How a shard is, in words.
+fn state_words(shard: &ShardView) -> String {
+    match &shard.state {
+        ShardState::Connecting => "not connected yet".to_owned(),
+        ShardState::Open => "open".to_owned(),
+        ShardState::Hung => "hangs".to_owned(),
+        ShardState::Unsafe { why } | ShardState::Lost { why } => why.clone(),
     }
 }
 
-impl fmt::Debug for ShardWords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+const fn breaker_word(breaker: BreakerState) -> &'static str {
+    match breaker {
+        BreakerState::Closed => "closed",
+        BreakerState::HalfOpen => "half-open",
+        BreakerState::Open => "open",
     }
 }
 

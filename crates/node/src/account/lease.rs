@@ -30,7 +30,7 @@ pub(crate) struct Taken {
 
 impl Taken {
     /// What may be spent of it.
-    pub(super) const fn units(&self) -> u64 {
+    pub(crate) const fn units(&self) -> u64 {
         self.taken - self.returned
     }
 }
@@ -71,7 +71,7 @@ impl Account {
     }
 
     /// When that ends, unless it is renewed: steady clock.
-    pub(super) fn pooled_until_ns(&self) -> u64 {
+    pub(crate) fn pooled_until_ns(&self) -> u64 {
         match &self.windows().lease {
             Some(lease) if lease.part() != Part::default() => lease.end_ns(),
             _ => u64::MAX,

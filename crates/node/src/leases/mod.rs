@@ -17,6 +17,7 @@ mod call;
 mod cell;
 mod group;
 mod loss;
+mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -52,7 +53,10 @@ use crate::{
     visit::Visit,
 };
 
-pub use call::{Call, GROUPS, PoolName, Question, Said};
+pub use self::{
+    call::{Call, GROUPS, PoolName, Question, Said},
+    view::PoolView,
+};
 pub(crate) use loss::Losses;
 
 /// How long what a node holds of a pool lasts after the call that last said so: through a minute in which the pool cannot be
@@ -90,8 +94,9 @@ const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 /// After a window's end its pool is kept for so long: it is over by every wall.
 const KEPT_NS: u64 = 300 * 1_000_000_000;
 
-/// A node's place among the nodes of its region. `nodes`, `guard_percent` and the [`Config`]'s key are the same on each, and change
-/// only while all are stopped: nobody else notices.
+/// A node's place among the nodes of its region. `nodes`, `guard_percent`, the clocks' promise and the [`Config`]'s key are the same on
+/// each. Who runs nodes sees to that: it keeps those apart, in the store, that go by something else, and lets none begin that has not
+/// heard the others go by the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Siblings {
     /// This node's number, among `nodes`.

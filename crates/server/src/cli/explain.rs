@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::{
     ALLOWED, Asking, DENIED, Output, complain, json_line, mend,
     people::{Align, Cell, Colour, Paint, at, duration, plain, table},
+    pools::{self, PoolJson},
     shares::{self, ShareJson},
     verdict::{VerdictJson, class, come_back, headline, left, outcome_colour, outcome_word, reason_word},
 };
@@ -56,6 +57,7 @@ struct ExplainJson<'a> {
     verdict: VerdictJson<'a>,
     unmatched: Vec<UnmatchedJson<'a>>,
     shares: Vec<ShareJson<'a>>,
+    pools: Vec<PoolJson<'a>>,
     overrides: Vec<OverrideJson<'a>>,
     candidates: Vec<CandidateJson<'a>>,
 }
@@ -106,6 +108,7 @@ impl<'a> ExplainJson<'a> {
             verdict: VerdictJson::new(verdict),
             unmatched: peek.unmatched.iter().map(unmatched).collect(),
             shares: peek.shares.iter().map(|share| ShareJson::new(&names, share)).collect(),
+            pools: peek.pools.iter().map(|pool| PoolJson::new(&names, pool)).collect(),
             overrides: peek.overrides.iter().map(other).collect(),
             candidates: peek.candidates.iter().map(candidate).collect(),
         }
@@ -121,7 +124,7 @@ fn name_at<'a>(names: &[&'a str], place: u32) -> &'a str {
 }
 
 fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint: Paint) -> String {
-    let PeekResponse { unmatched, shares, overrides, candidates, .. } = peek;
+    let PeekResponse { unmatched, shares, pools, overrides, candidates, .. } = peek;
     let mut text = headline(verdict, paint);
     if !verdict.limits.is_empty() {
         text.push('\n');
@@ -142,6 +145,10 @@ fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint:
     if !shares.is_empty() {
         text.push('\n');
         text.push_str(&shares::for_people(&names(verdict), shares));
+    }
+    if !pools.is_empty() {
+        text.push('\n');
+        text.push_str(&pools::for_people(&names(verdict), pools));
     }
     if !unmatched.is_empty() {
         text.push_str(&format!("\nDo not apply, of the limits of {domain}:\n"));
@@ -417,7 +424,7 @@ Do not apply, of the limits of shop:
             concat!(
                 r#"{"verdict":{"allowed":true,"limit":"per-key","remaining":59,"retry_after_ms":null,"#,
                 r#""delay_ms":0,"charge_id":null,"reason":"within-limit","limits":[]},"#,
-                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[],"overrides":[],"candidates":[]}"#,
+                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[],"pools":[],"overrides":[],"candidates":[]}"#,
                 "\n"
             )
         );

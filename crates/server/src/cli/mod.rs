@@ -23,6 +23,7 @@ mod limit_path;
 pub(crate) mod operator;
 mod order;
 mod people;
+mod pools;
 mod regions;
 mod settlement;
 mod shares;

@@ -237,7 +237,7 @@ impl WrittenRedis {
         // An address that cannot be read is missing in a list, and was named.
         if let Err(fault) = settings.check() {
             let is_named =
-                [&self.cluster, &self.shards].iter().any(|list| list.as_ref().is_some_and(has_faults));
+                [&self.cluster, &self.shards].iter().any(|list| list.as_deref().is_some_and(has_faults));
             if !is_named {
                 faults.add(redis_line, fault.to_string());
             }
@@ -263,7 +263,7 @@ impl WrittenTls {
     }
 }
 
-fn has_faults(list: &Vec<Spanned<String>>) -> bool {
+fn has_faults(list: &[Spanned<String>]) -> bool {
     list.iter().any(|text| Address::from_str(&text.value).is_err())
 }
 

@@ -89,6 +89,7 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
             shares: Vec::new(),
             overrides,
             candidates,
+            pools: Vec::new(),
         };
         (response, answer.clone(), Arc::clone(catalogue))
     });
@@ -96,6 +97,9 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
     drop(held);
     if let Some(regions) = worker.shared.regions.get() {
         response.shares = regions.shares(&answer, &catalogue, now);
+    }
+    if let Some(siblings) = worker.shared.siblings.get() {
+        response.pools = siblings.pools(&worker.shared.node, &answer, &catalogue, now);
     }
     // A vector grows as it needs to, so encoding cannot fail.
     Ok(framed(response.encoded_len(), |out| response.encode_raw(out)))

@@ -37,6 +37,7 @@ pub use self::{
     order::{Order, OrderFault, Outcome},
 };
 use self::{authority::Authority, names::Names};
+pub(crate) use self::{order::rate_milli, status::holding};
 use crate::{
     chance::Chance, clock::Clock, config, patience::Waiting, service::Connected, worker::Shared,
     writer::Writer,

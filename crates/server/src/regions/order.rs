@@ -401,7 +401,7 @@ fn is_lower(old: &Algorithm, new: &Algorithm) -> bool {
 }
 
 /// Units a second, in thousandths; 0 where there is no rate.
-pub(super) fn rate_milli(algorithm: &Algorithm) -> u64 {
+pub(crate) fn rate_milli(algorithm: &Algorithm) -> u64 {
     match algorithm {
         Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => meter.rate_milli(),
         _ => 0,

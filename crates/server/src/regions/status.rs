@@ -318,7 +318,7 @@ fn limit(
     }
 }
 
-fn holding(part: Part, rate_milli: u64) -> Option<api::Holding> {
+pub(crate) fn holding(part: Part, rate_milli: u64) -> Option<api::Holding> {
     let rate = u128::from(part.rate) * u128::from(rate_milli) / u128::from(RATE_PARTS);
     Some(api::Holding { rate_milli: u64::try_from(rate).unwrap_or(u64::MAX), units: part.units })
 }

@@ -1,0 +1,71 @@
+//! What a node holds of one cell's pool at one instant, for operators who ask why.
+
+use acequia_limits::{Algorithm, Now, Part};
+
+use super::group_of;
+use crate::{Catalogue, LimitAnswer, Node, lock, shard_of};
+
+/// What a node holds of a cell's pool, and how the pool's group is. Nothing changes by looking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolView {
+    /// The group that the cell is in: below [`super::GROUPS`].
+    pub group: u16,
+    /// The number of the group's generation: 0 where none was heard of.
+    pub generation: u64,
+    /// Whether its pools grant, as far as this node knows.
+    pub grants: bool,
+    /// Whether nobody has answered for the group for half a second.
+    pub is_lost: bool,
+    /// What the pool has in all.
+    pub pool: Part,
+    /// What this node holds of it: of a window with edges, in the open one.
+    pub leased: Part,
+    /// When that ends unless it is renewed: steady clock; nothing where it has no end of its own, or there is nothing.
+    pub leased_until_ns: Option<u64>,
+    /// Units that the pool had left when it last said so; nothing where it never did.
+    pub left: Option<u64>,
+}
+
+impl Node {
+    /// What this node holds of the pool of a cell that an answer tells of. Nothing where it shares its limits with no other node, or the
+    /// limit is not in force any more.
+    pub fn pool_view(&self, answer: &LimitAnswer, of: &Catalogue, now: Now) -> Option<PoolView> {
+        let active = of.limits.get(answer.limit as usize)?;
+        let (slot, tag) = (active.slot(), answer.tag);
+        let global = of.global(slot, answer.numbers)?;
+        let pool = of.local(slot, answer.numbers)?.pool(global)?;
+        let number = group_of(tag);
+        let (generation, grants, is_lost, left) = {
+            let leases = lock(self.leases.as_ref()?);
+            let group = &leases.groups[usize::from(number)];
+            let left = leases.cells.get(&(slot, tag)).and_then(|leased| leased.left);
+            (group.generation().number, group.grants(), leases.lost.contains(&number), left)
+        };
+        let (leased, leased_until_ns) = self.leased_of(answer, global, slot, now);
+        Some(PoolView { group: number, generation, grants, is_lost, pool, leased, leased_until_ns, left })
+    }
+
+    fn leased_of(
+        &self,
+        answer: &LimitAnswer,
+        global: &Algorithm,
+        slot: u16,
+        now: Now,
+    ) -> (Part, Option<u64>) {
+        let cells = self.shards[shard_of(answer.tag)].lock();
+        let place = cells.table.find(answer.tag, slot);
+        let Some(account) = place.and_then(|place| cells.account(place)) else {
+            return (Part::default(), None);
+        };
+        if matches!(global, Algorithm::FixedWindow(_)) {
+            let is_open = account.window() > now.wall_ns;
+            let units = if is_open { account.taken_of(account.window()).units() } else { 0 };
+            return (Part { rate: 0, units }, None);
+        }
+        let until_ns = account.pooled_until_ns();
+        if until_ns <= now.steady_ns {
+            return (Part::default(), None);
+        }
+        (account.pooled(), (until_ns < u64::MAX).then_some(until_ns))
+    }
+}
