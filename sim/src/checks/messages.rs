@@ -41,7 +41,7 @@ const QUIET: Packets = Packets { once: 20, a_second: 30 };
 /// change that this leads to, each some ten or twenty milliseconds apart where regions are close.
 const BUSY: Packets = Packets { once: 120, a_second: 120 };
 /// More of them for each warm cell.
-const OF_A_CELL: u64 = 2;
+const OF_A_CELL: u64 = 4;
 /// But no more in a second than this: what is to be said is said in frames, of which one leaves in a turn of the driver, 200 a
 /// second; every second packet is acknowledged.
 const PACKETS_MAX: u64 = 300;

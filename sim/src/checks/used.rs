@@ -111,7 +111,7 @@ impl UsedAsPromised {
             })
         };
         Self {
-            min_percent: plan.used_min_percent,
+            min_percent: plan.used_min_percent.filter(|_| plan.schedule.faults().iter().all(is_of_links)),
             until: plan.duration.saturating_sub(LATE),
             limits: limits.iter().filter_map(watched).collect(),
             cuts: Vec::new(),
@@ -158,6 +158,12 @@ impl UsedAsPromised {
         };
         self.limits.iter().flat_map(of).collect()
     }
+}
+
+/// Whether a fault leaves every machine with what it has: of others it is not promised how much is used, also where a plan that
+/// promises it is given another schedule.
+const fn is_of_links((_, fault): &(Duration, Fault)) -> bool {
+    matches!(fault, Fault::Cut(..) | Fault::Mend(..) | Fault::Lose(..) | Fault::Wall(..))
 }
 
 /// Regions that hear each other, over others if need be.
