@@ -219,18 +219,23 @@ fn disk_lost() {
 
 #[test]
 fn a_node_that_begins_again_uses_no_server_that_was_replaced() {
-    replaced();
+    replaced(World::crash);
+}
+
+#[test]
+fn a_node_that_lost_its_disk_uses_no_server_that_was_replaced() {
+    replaced(World::lose_disk);
 }
 
 /// A server is replaced by its replica and lives on, and a node that begins again reaches only that one.
-fn replaced() {
+fn replaced(ends: impl FnOnce(&mut World, usize)) {
     let mut world = settled(2, window("w", 100, "10s"));
     let replaced = world.server.clone();
     world.server.restart(Some(&replaced));
     world.old = Some(replaced);
     // Both hear of the new one, and it grants again.
     world.pass(30 * S);
-    world.crash(0);
+    ends(&mut world, 0);
     world.nodes[0].is_left_behind = true;
     // What was open when the node began is over.
     world.pass(20 * S);
@@ -337,6 +342,7 @@ fn every_rule_is_needed() {
         Broken::LeaseUntold,
         Broken::LeaseAssertedEarly,
         Broken::LeaseForgetsGeneration,
+        Broken::LeaseTrustsStrangers,
         Broken::LeaseNewTwice,
         Broken::LeaseGuardTwice,
         Broken::LeaseTakenBackEarly,
@@ -349,10 +355,11 @@ fn every_rule_is_needed() {
     std::panic::set_hook(Box::new(|_| ()));
     let mut survive = Vec::new();
     for rule in rules {
-        let found = (1..=60).find(|seed| {
+        let found = (1..=150).find(|seed| {
             break_rule(Some(rule));
             let told = match rule {
-                Broken::LeaseForgetsGeneration => |_| replaced(),
+                Broken::LeaseForgetsGeneration => |_| replaced(World::crash),
+                Broken::LeaseTrustsStrangers => |_| replaced(World::lose_disk),
                 Broken::LeaseNewTwice => |_| disk_lost(),
                 _ => history,
             };

@@ -225,6 +225,8 @@ pub enum Broken {
     LeaseAssertedEarly,
     /// A node uses a generation before it is written down that it heard of it.
     LeaseForgetsGeneration,
+    /// A node that has lost its disk takes any generation that grants for the last.
+    LeaseTrustsStrangers,
     /// A node that has lost its disk says that it is new, whatever was granted before.
     LeaseNewTwice,
     /// What the nodes keep out of the pools is in the pools, too.

@@ -43,6 +43,9 @@ const BOOT: &str = "boot";
 pub(crate) const TERMS: &str = "siblings";
 const GENERATIONS: &str = "generations";
 
+/// No nodes go by this.
+const NO_TERMS: u64 = 0;
+
 /// How often it is looked whether all nodes have said the same, and how often that they have not is told.
 const LOOK: Duration = Duration::from_millis(20);
 const TELL: Duration = Duration::from_secs(10);
@@ -77,7 +80,8 @@ pub enum SiblingsError {
     /// The journal is another node's.
     #[error(
         "the journal in `data` is that of a node that stood alone or among regions, and had every limit, or its region's share, to \
-         itself: begin with an empty `data` folder"
+         itself: begin with an empty `data` folder. What it spent of windows that are open is not known then: if that matters, wait \
+         until they end"
     )]
     NotShared,
     /// The system refuses something else.
@@ -93,8 +97,9 @@ pub(crate) struct Home {
     pub(crate) key: HashKey,
     /// Stands for all that must be alike on every node.
     pub(crate) terms: u64,
-    /// Whether siblings were heard to go by the same.
+    /// Whether siblings were heard to go by the same, and whether by something else.
     is_agreed: bool,
+    was_other: bool,
     /// Whether nothing was ever spent by any of them.
     pub(crate) is_new: bool,
     redis: Settings,
@@ -167,9 +172,12 @@ impl Home {
         let key = cells_key(region, config.key_file.as_deref())?;
         let terms = terms_of(config, &key);
         let known = value(store, TERMS)?;
-        let boot = value(store, BOOT)?.map_or(0, u32::from_be_bytes);
-        // Counted before anybody hears of it. One that has lost its disk is later than those before it, too.
-        let boot = boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?.max(incarnation_at(now.wall_ns));
+        // Counted before anybody hears of it. One that has lost its disk is later than those before it, too, by any clock.
+        let boot = match value(store, BOOT)?.map(u32::from_be_bytes) {
+            Some(boot) => boot,
+            None => incarnation_at(now.wall_ns.saturating_add(config.clock.error_ns.saturating_mul(2))),
+        };
+        let boot = boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
         store.commit(&[], &[(BOOT, Some(&boot.to_be_bytes()))])?;
         let generations = match store.value(GENERATIONS)? {
             Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| SiblingsError::Value(GENERATIONS))?,
@@ -189,7 +197,8 @@ impl Home {
         let mut redis = config.redis.clone();
         redis.seed = u64::from_be_bytes(chance.draw("redis")?);
         let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
-        Ok(Self { place, key, terms, is_agreed, is_new: false, redis })
+        let was_other = known.is_some() && !is_agreed;
+        Ok(Self { place, key, terms, is_agreed, was_other, is_new: false, redis })
     }
 
     /// Whether siblings were heard to go by the same as this node.
@@ -200,6 +209,10 @@ impl Home {
     /// Waits until all nodes say the same as this one. What is there then is of another process of the node, which owns nothing of
     /// what was open until `clock` says that it is now.
     pub(crate) fn agree(self, store: &Arc<dyn Store>, clock: &Arc<dyn Clock>) -> Result<Self, SiblingsError> {
+        if self.was_other {
+            // What it went by before does not hold any more, whatever becomes of this.
+            store.commit(&[], &[(TERMS, Some(&NO_TERMS.to_be_bytes()))])?;
+        }
         let runtime = runtime()?;
         let config = NodeConfig {
             key: self.key,
@@ -384,5 +397,5 @@ fn terms_of(config: &StoreConfig, key: &HashKey) -> u64 {
         context.update(&node.to_be_bytes());
     }
     let digest = context.finish();
-    u64::from_be_bytes(digest.as_ref()[..8].try_into().expect("a digest has 32 bytes"))
+    u64::from_be_bytes(digest.as_ref()[..8].try_into().expect("a digest has 32 bytes")).max(NO_TERMS + 1)
 }

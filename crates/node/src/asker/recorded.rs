@@ -56,7 +56,9 @@ impl Asker {
         let has_disk = node.config.durable && !node.is_journal_down();
         let is_full =
             recording.reserve.is_some() && records.is_full_of_reservations(node.charges.records_max());
-        if is_full || (is_lease && node.config.durable && !has_disk) {
+        // Of nodes that share a store none writes records: what a client had leased would be given again after a restart.
+        let forgets = node.leases.is_some() || (node.config.durable && !has_disk);
+        if is_full || (is_lease && forgets) {
             self.check_seldom(request, now, Ask { charge: false, ..ask });
             self.answer.deny_for_now(if is_full { Reason::Overflow } else { Reason::Journal });
             return Ok(&self.answer);

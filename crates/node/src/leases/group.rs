@@ -2,7 +2,7 @@
 //!
 //! A node that has heard of a generation uses no earlier one, nor another of the same number, and no process after it does: so it uses
 //! none before that is written down. It tells what it holds of every pool of the group, and when each has answered, that it has
-//! told all ([`acequia_rights::pool::group`]).
+//! told all ([`acequia_rights::pool::group`]). One that has heard of none, since its disk is new, has one begun.
 
 use std::collections::BTreeSet;
 
@@ -132,6 +132,14 @@ impl Group {
     pub(super) fn hear(&mut self, known: &Known, id: u64, now_ns: u64) -> bool {
         self.answered(id);
         let Known { generation, grants } = *known;
+        // Whoever has heard of nothing cannot know whether that is the last: the others have to say so of a new one.
+        let is_stranger = grants && self.generation == Generation::default();
+        if is_stranger && !broken(Broken::LeaseTrustsStrangers) {
+            self.above = self.above.max(generation.number.saturating_add(1));
+            self.stage = Stage::Unheard;
+            self.retry_ns = now_ns;
+            return false;
+        }
         if generation.number == 0
             || (generation.number <= self.generation.number && generation != self.generation)
         {

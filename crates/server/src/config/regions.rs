@@ -134,8 +134,8 @@ impl WrittenSharing<'_> {
             }
             if let Some((second, _)) = nodes.0.get(1) {
                 let what = format!(
-                    "region {name} has {} nodes: keep one. Several need a redis store to share, which this \
-                     version does not have",
+                    "region {name} has {} nodes: keep one. Several share a redis `store`, in a region that shares \
+                     its limits with no other",
                     nodes.0.len()
                 );
                 faults.at(second, what);
