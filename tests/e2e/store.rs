@@ -132,6 +132,50 @@ fn a_region_outlives_its_store() {
 }
 
 #[test]
+fn the_region_that_is_shipped_runs_and_stops() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let folder = tempfile::tempdir().expect("a folder");
+    let ports = std::iter::repeat_with(servers::free_port);
+    let first = ports.take(1_000).find(|first| (*first..first + 6).all(servers::is_free));
+    let first = first.expect("six ports in a row");
+    for node in ["eu-1", "eu-2"] {
+        let mut yaml =
+            std::fs::read_to_string(format!("{root}/deploy/region/{node}.yaml")).expect("a config");
+        for (number, port) in (7301..=7303).enumerate() {
+            yaml = yaml.replace(&format!(":{port}"), &format!(":{}", first + number as u16));
+        }
+        for port in [8080, 8081, 8180, 8181] {
+            yaml = yaml.replace(&format!("127.0.0.1:{port}"), "127.0.0.1:0");
+        }
+        yaml = yaml.replace("./data", &folder.path().display().to_string());
+        std::fs::write(folder.path().join(format!("{node}.yaml")), yaml).expect("a config");
+    }
+    let mut script = Command::new(format!("{root}/deploy/region/run"))
+        .env("REDIS_PORT", first.to_string())
+        .env("DATA", folder.path().join("redis"))
+        .env("CONFIGS", folder.path())
+        .env("ACEQUIA", binary())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("bash");
+    let lines = BufReader::new(script.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
+    let mut listening = lines.filter_map(|line| {
+        let (_, rest) = line.split_once("http=")?;
+        rest.split_whitespace().next()?.parse().ok()
+    });
+    let nodes = [listening.next().expect("a node"), listening.next().expect("another")];
+    let body = body(&[("api_key", "k1")]);
+    let allowed = nodes.map(|node| Http::to(node).check(&body).json()["allowed"].clone());
+    let stopped = Command::new("sh").args(["-c", &format!("kill -TERM {}", script.id())]).status();
+    assert!(stopped.expect("sh").success());
+    assert!(script.wait().expect("an end").success());
+    assert!(allowed.iter().all(|allowed| *allowed == true), "{allowed:?}");
+    let is_open = |port| std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+    assert!(!(first..first + 6).any(is_open), "a server runs on");
+}
+
+#[test]
 fn a_node_whose_siblings_go_by_something_else_owns_nothing() {
     let cluster = Cluster::start();
     let folder = tempfile::tempdir().expect("a folder");

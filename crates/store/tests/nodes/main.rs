@@ -10,7 +10,10 @@ mod servers;
 use std::{
     collections::{BTreeMap, BTreeSet},
     process::{Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -65,26 +68,42 @@ impl Clock {
     }
 }
 
+/// The clocks of one node.
+#[derive(Clone, Debug)]
+struct NodeClock {
+    true_clock: Clock,
+    /// Its wall is so much ahead of true time, in nanoseconds.
+    ahead_ns: Arc<AtomicI64>,
+}
+
+impl NodeClock {
+    fn now(&self) -> Now {
+        let now = self.true_clock.now();
+        Now { wall_ns: now.wall_ns.saturating_add_signed(self.ahead_ns.load(Ordering::Relaxed)), ..now }
+    }
+}
+
 /// One region at a time: how soon callers are answered is looked at.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// What passed, of each domain and key: when it was decided, by the steady clock and the wall.
 type Passed = BTreeMap<(usize, u64), Vec<Now>>;
 
-/// A node, and whoever asks it.
-type Asked = (Arc<Node>, Arc<Mutex<Asker>>);
+/// A node, whoever asks it, and its clocks.
+type Asked = (Arc<Node>, Arc<Mutex<Asker>>, NodeClock);
 
 struct Place {
     node: Arc<Node>,
     carrier: JoinHandle<()>,
     boot: u32,
+    clock: NodeClock,
     /// Which generations the node has heard of: its disk.
     heard: Arc<Mutex<Vec<Generation>>>,
 }
 
 /// A node's process, with its disk.
 struct Running {
-    clock: Clock,
+    clock: NodeClock,
     heard: Arc<Mutex<Vec<Generation>>>,
 }
 
@@ -170,9 +189,10 @@ impl Fleet {
         }
         node.apply(limits(), now, |_| Vec::new()).expect("limits");
         let redis = acequia_store::redis::Redis::open(cluster(&self.cluster)).expect("sound settings");
-        let process = Running { clock: self.clock, heard: Arc::clone(&heard) };
+        let clock = NodeClock { true_clock: self.clock, ahead_ns: Arc::default() };
+        let process = Running { clock: clock.clone(), heard: Arc::clone(&heard) };
         let carrier = tokio::spawn(share(Arc::clone(&node), RedisPools::new(redis, 0), process));
-        Place { node, carrier, boot, heard }
+        Place { node, carrier, boot, clock, heard }
     }
 
     /// A node loses its power, and comes back at once.
@@ -200,7 +220,7 @@ impl Fleet {
 
     /// Load from outside for so long, in an open loop: whoever is late is late because of us. Each request goes to the nodes in turn.
     fn load(&self, demand: Demand, lasts: Duration) -> JoinHandle<Fared> {
-        tokio::spawn(load(Arc::clone(&self.asked), self.clock, Arc::clone(&self.passed), (demand, lasts)))
+        tokio::spawn(load(Arc::clone(&self.asked), Arc::clone(&self.passed), (demand, lasts)))
     }
 
     /// Nothing passed that was too much.
@@ -256,12 +276,11 @@ fn judge_sliding(passed: &[Now], limit: usize, window_ns: u64) -> Result<(), Str
 }
 
 fn asked(place: &Place) -> Asked {
-    (Arc::clone(&place.node), Arc::new(Mutex::new(place.node.asker())))
+    (Arc::clone(&place.node), Arc::new(Mutex::new(place.node.asker())), place.clock.clone())
 }
 
 async fn load(
     nodes: Arc<Mutex<Vec<Asked>>>,
-    clock: Clock,
     passed: Arc<Mutex<Passed>>,
     (demand, lasts): (Demand, Duration),
 ) -> Fared {
@@ -277,11 +296,11 @@ async fn load(
         let (nodes, passed) = (Arc::clone(&nodes), Arc::clone(&passed));
         asked.spawn(async move {
             let begun = Instant::now();
-            let (node, asker) = {
+            let (node, asker, clock) = {
                 let nodes = nodes.lock().expect("no panic");
                 nodes[number as usize % nodes.len()].clone()
             };
-            let is_allowed = ask(&node, &asker, clock, (domain, key), &passed).await;
+            let is_allowed = ask(&node, &asker, &clock, (domain, key), &passed).await;
             (begun.elapsed(), is_allowed)
         });
         number += 1;
@@ -302,7 +321,7 @@ async fn load(
 async fn ask(
     node: &Node,
     asker: &Mutex<Asker>,
-    clock: Clock,
+    clock: &NodeClock,
     (domain, key): (usize, u64),
     passed: &Mutex<Passed>,
 ) -> bool {
@@ -315,9 +334,9 @@ async fn ask(
             let request = Request::new(DOMAINS[domain], &request_key);
             // What passes is counted before anybody else can be asked here.
             let mut asker = asker.lock().expect("no panic");
-            let now = clock.now();
-            let answer = asker.check(&request, now, Ask::CHECK);
+            let answer = asker.check(&request, clock.now(), Ask::CHECK);
             if answer.allowed {
+                let now = clock.true_clock.now();
                 passed.lock().expect("no panic").entry((domain, key)).or_default().push(now);
                 return true;
             }
@@ -390,6 +409,22 @@ async fn a_primary_and_a_node_that_die_together_let_no_unit_too_many_pass() {
         let primary = primary_of(fleet);
         fleet.cluster.nodes[primary].kill();
         fleet.crash(0);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn walls_that_are_set_within_the_promise_let_no_unit_too_many_pass() {
+    let lasts = Duration::from_secs(6);
+    survives_for(lasts, "walls are set", async |fleet| {
+        // 9 ms of the 10 that are promised, to and fro, some of them at the edges of windows.
+        for number in 0..60 {
+            for (place, sign) in fleet.places.iter().zip([1, -1, 0]) {
+                let sign = if number % 2 == 0 { sign } else { -sign };
+                place.clock.ahead_ns.store(sign * 9_000_000, Ordering::Relaxed);
+            }
+            sleep(lasts / 60).await;
+        }
     })
     .await;
 }

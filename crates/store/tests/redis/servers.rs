@@ -291,19 +291,23 @@ pub(crate) fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     }
 }
 
+/// Whether nobody has a port, and the one that a cluster's node talks at.
+pub(crate) fn is_free(port: u16) -> bool {
+    [port, port + 10_000].into_iter().all(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok())
+}
+
 /// A port that nobody has, below those that the system gives to outgoing connections; so is the one 10 000 above it, where a
 /// cluster's nodes talk.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     const FIRST: u16 = 11_000;
     const COUNT: u16 = 10_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let is_free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
     // Tests of several processes begin at different places.
     let begin = std::process::id().wrapping_mul(97) % u32::from(COUNT);
     for _ in 0..COUNT {
         let number = u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = FIRST + ((begin + number) % u32::from(COUNT)) as u16;
-        if is_free(port) && is_free(port + 10_000) {
+        if is_free(port) {
             return port;
         }
     }
