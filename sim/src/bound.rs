@@ -63,14 +63,6 @@ impl Bound {
         }
     }
 
-    /// Whether a window that ends then, in nanoseconds since 1970, is over in the window with that number; 0 is the end of none.
-    pub(crate) const fn is_over(&self, window: u64, end_ns: u64) -> bool {
-        match self {
-            Self::Bucket { .. } => false,
-            Self::Window { length_ns, .. } => end_ns > 0 && end_ns <= window * *length_ns,
-        }
-    }
-
     /// Units that it allows from the start of a run until then.
     pub fn allows_until(&self, at_ns: u64) -> u64 {
         match self {

@@ -201,16 +201,17 @@ impl Watched {
             return;
         }
         self.close(now);
+        let is_window = matches!(self.bound, Bound::Window { .. });
         let side = |places: &Vec<Place>| {
             let mut side = Side { places: places.clone(), ..Side::default() };
             for place in places {
                 let Some(process) = world.regions()[*place].process() else { continue };
                 let values = Descriptor { entries: &[], cost: None };
-                let holding = process.node.holding_named(self.limit.id, &values, process.clock.now());
-                let holding = holding.unwrap_or_default();
-                // Where nobody has asked yet, a window that is over is the last that is known of.
-                let is_old = self.bound.is_over(window, holding.window_ns);
-                side.units += if is_fresh || is_old { holding.standing.units } else { holding.left };
+                let now = process.clock.now();
+                let holding = process.node.holding_named(self.limit.id, &values, now).unwrap_or_default();
+                // Until somebody asks, a node has not taken leave of the window before, and what moved in it.
+                let is_unopened = is_window && process.node.is_due(self.limit.id, &values, now);
+                side.units += if is_fresh || is_unopened { holding.standing.units } else { holding.left };
                 side.rate += u64::from(holding.standing.rate);
             }
             if let Bound::Window { limit, .. } = self.bound
