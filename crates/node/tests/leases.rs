@@ -219,17 +219,23 @@ fn disk_lost() {
 
 #[test]
 fn a_node_that_begins_again_uses_no_server_that_was_replaced() {
-    replaced(World::crash);
+    replaced(false, World::crash);
+}
+
+#[test]
+fn what_cannot_be_written_down_is_not_used() {
+    replaced(true, World::crash);
 }
 
 #[test]
 fn a_node_that_lost_its_disk_uses_no_server_that_was_replaced() {
-    replaced(World::lose_disk);
+    replaced(false, World::lose_disk);
 }
 
 /// A server is replaced by its replica and lives on, and a node that begins again reaches only that one.
-fn replaced(ends: impl FnOnce(&mut World, usize)) {
+fn replaced(is_disk_full: bool, ends: impl FnOnce(&mut World, usize)) {
     let mut world = settled(2, window("w", 100, "10s"));
+    world.nodes[0].is_disk_full = is_disk_full;
     let replaced = world.server.clone();
     world.server.restart(Some(&replaced));
     world.old = Some(replaced);
@@ -246,6 +252,7 @@ fn replaced(ends: impl FnOnce(&mut World, usize)) {
     }
     // Whatever they had passed was counted; and the node that reaches the new one is served.
     world.nodes[0].is_left_behind = false;
+    world.nodes[0].is_disk_full = false;
     world.pass(30 * S);
     let before = world.admitted(0, "k");
     for number in 0..30 {
@@ -358,8 +365,8 @@ fn every_rule_is_needed() {
         let found = (1..=150).find(|seed| {
             break_rule(Some(rule));
             let told = match rule {
-                Broken::LeaseForgetsGeneration => |_| replaced(World::crash),
-                Broken::LeaseTrustsStrangers => |_| replaced(World::lose_disk),
+                Broken::LeaseForgetsGeneration => |_| replaced(true, World::crash),
+                Broken::LeaseTrustsStrangers => |_| replaced(false, World::lose_disk),
                 Broken::LeaseNewTwice => |_| disk_lost(),
                 _ => history,
             };

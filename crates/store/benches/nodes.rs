@@ -89,7 +89,7 @@ fn main() {
         trips.push(trip);
         calls.push(runtime.block_on(by_calls(&node, &pools, clock, |caller, _| round * CALLERS + caller)));
     }
-    println!("one hot cell, {TOTAL} units a window, {ROUNDS} rounds, the median:");
+    println!("one hot cell, 99 % of {TOTAL} units a window, {ROUNDS} rounds, the median:");
     tell(median(hot), median(calls));
     println!("  decisions a round trip {:>11.0}", median(trips));
 
@@ -152,7 +152,8 @@ fn hot_cell(node: &Arc<Node>, clock: Clock, round: u64) -> (f64, f64) {
     let (mut asker, key) = (node.asker(), format!("hot{round}"));
     let (begun, before) = (Instant::now(), node.lease_counts().calls);
     let mut passed = 0;
-    while passed < TOTAL && begun.elapsed() < Duration::from_secs(10) {
+    // The last of it is divided among nodes unit by unit.
+    while passed < TOTAL * 99 / 100 && begun.elapsed() < Duration::from_secs(10) {
         passed += u64::from(ask(&mut asker, "hot", &key, clock));
     }
     let calls = node.lease_counts().calls - before;

@@ -27,8 +27,9 @@ const RENEW_NS: u64 = 5_000_000_000;
 /// A pool that had nothing is asked again after so long, and twice as long each time, up to the second.
 const VAIN_NS: u64 = 4_000_000;
 const VAIN_NS_MAX: u64 = 500_000_000;
-/// A pool that has little left is asked no more often.
+/// A pool that has little left, and so gives less than such a part of all that it ever had, is asked no more often.
 const LITTLE_NS: u64 = 15_000_000;
+const LITTLE_PART: u64 = 1_024;
 /// What is wanted for later, and not soon, is asked for no more often.
 const LATER_NS: u64 = 1_000_000_000;
 
@@ -190,7 +191,8 @@ impl Leased {
     /// The answer to a call that wanted more came, and brought so many units.
     pub(super) fn came(&mut self, units: u64, wanted: bool, now_ns: u64) {
         if units > 0 {
-            let is_little = units < self.soon() / 4;
+            // A large pool gives little by little from the beginning: of that alone nobody need wait.
+            let is_little = units < self.soon() / 4 && units <= self.under.units / LITTLE_PART;
             let quiet_until_ns = if is_little { now_ns + LITTLE_NS } else { 0 };
             (self.chunk, self.in_vain, self.quiet_until_ns) = (units, 0, quiet_until_ns);
         } else if wanted {

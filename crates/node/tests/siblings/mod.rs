@@ -104,6 +104,8 @@ pub(crate) struct Place1 {
     boot: u32,
     /// What is on its disk: the generations that it has heard of.
     generations: Vec<Generation>,
+    /// Nothing can be written to it.
+    pub(crate) is_disk_full: bool,
     /// It reaches the server that was replaced, and not its successor.
     pub(crate) is_left_behind: bool,
     /// Its wall is so much ahead of true time.
@@ -180,6 +182,7 @@ impl World {
                 asker,
                 boot: 1,
                 generations: Vec::new(),
+                is_disk_full: false,
                 is_left_behind: false,
                 ahead_ns: 0,
                 drift_ppm: 0,
@@ -325,8 +328,13 @@ impl World {
                 self.nodes[place].node.tick_leases(now);
                 self.nodes[place].ticked_ns = self.true_ns.max(1);
                 if let Some(generations) = self.nodes[place].node.unkept_generations() {
-                    self.nodes[place].node.generations_kept(&generations, now);
-                    self.nodes[place].generations = generations;
+                    let at = &mut self.nodes[place];
+                    if at.is_disk_full {
+                        at.node.generations_kept(&[], now);
+                    } else {
+                        at.node.generations_kept(&generations, now);
+                        at.generations = generations;
+                    }
                 }
             }
             while let Some(call) = self.nodes[place].node.poll_call() {
