@@ -84,12 +84,17 @@ impl Group {
 
     /// Whether its pools can be called.
     pub(super) fn is_heard(&self) -> bool {
-        self.stage != Stage::Unheard && self.is_kept()
+        self.stage != Stage::Unheard && self.may_be_used()
     }
 
     /// Whether it is written down which generation was heard of.
     pub(super) fn is_kept(&self) -> bool {
-        self.kept == self.generation || broken(Broken::LeaseForgetsGeneration)
+        self.kept == self.generation
+    }
+
+    /// Whether the generation may be used: no process after this one uses an earlier one.
+    fn may_be_used(&self) -> bool {
+        self.is_kept() || broken(Broken::LeaseForgetsGeneration)
     }
 
     /// It was written down that this generation was heard of. Says whether it was the last that was.
@@ -119,7 +124,9 @@ impl Group {
         }
         match self.stage {
             Stage::Unheard => Some(Need::Begin(self.above)),
-            Stage::Telling if self.untold.is_empty() && self.is_kept() => Some(Need::Assert(self.generation)),
+            Stage::Telling if self.untold.is_empty() && self.may_be_used() => {
+                Some(Need::Assert(self.generation))
+            }
             Stage::Telling | Stage::Grants => None,
         }
     }
@@ -165,7 +172,7 @@ impl Group {
             self.asked = self.asked.saturating_add(1);
         }
         // Whether all was told here does not matter to a generation that has granted since: it did when it was begun.
-        if grants && self.untold.is_empty() && self.is_kept() {
+        if grants && self.untold.is_empty() && self.may_be_used() {
             self.stage = Stage::Grants;
         }
         is_other

@@ -148,7 +148,7 @@ mod tests {
             for_people(&["per-key"], &[bucket()]),
             "per-key: 31 left now at this node
   guard share  5/s + 10, this node's own
-  leased       20/s + 40, ends in 72 s unless it is renewed
+  leased       20/s + 40, ends in 1 min 12 s unless it is renewed
   pool         120 left of 90/s + 180 when it last said so
   store        group 17, generation 2: grants; at 10.0.0.1:6379, open, breaker closed, 180 us there and back
 "

@@ -349,7 +349,7 @@ mod tests {
                 us,
                 &more("us-2: \"127.0.0.1:7204\""),
                 9,
-                "region us has 2 nodes: keep one. Several need a redis store",
+                "region us has 2 nodes: keep one. Several share a redis `store`",
             ),
             ("\"[fd00::3]:7203\"", "US-1.example.net:07202", 10, "the address of node us-1 in line 9"),
             (eu, "eu-1: \"127.0.0.1:0\"", 8, "node eu-1: \"127.0.0.1:0\" is nowhere to dial"),
