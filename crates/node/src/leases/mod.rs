@@ -826,6 +826,11 @@ impl Node {
         self.elsewhere.see_pools(leases.is_answered(), now.steady_ns);
     }
 
+    /// When [`Node::tick_leases`] should be called next, unless [`Node::calls`] before: steady clock; nothing where no cell is looked at.
+    pub fn leases_due_ns(&self) -> Option<u64> {
+        lock(self.leases.as_ref()?).looks.first().map(|(due_ns, _)| *due_ns)
+    }
+
     /// The next call to make of a pool.
     pub fn poll_call(&self) -> Option<Call> {
         lock(self.leases.as_ref()?).out.pop_front()

@@ -55,7 +55,8 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
             },
             _ = looks.tick() => ticks += 1,
         }
-        if node.calls() || ticks >= TICKS {
+        let is_due = |due_ns| due_ns <= process.now().steady_ns;
+        if node.calls() || ticks >= TICKS || node.leases_due_ns().is_some_and(is_due) {
             ticks = 0;
             node.tick_leases(process.now());
         }
