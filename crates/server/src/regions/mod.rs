@@ -231,13 +231,13 @@ impl Regions {
         status::of_node(shared, Some(self), (region, node))
     }
 
-    /// What this region has of the cells that a request hits, and what it knows of the others.
     /// Has the node of another region, `region/node`, settle a charge that it made; says whether it will be told.
     pub(crate) fn forward(&self, node: &str, id: ChargeId, cost: Option<u64>) -> bool {
         let region = node.split_once('/').map(|(region, _)| Region::named(region));
         region.is_some_and(|region| self.node.forward(region, id, cost))
     }
 
+    /// What this region has of the cells that a request hits, and what it knows of the others.
     pub(crate) fn shares(&self, answer: &Answer, catalogue: &Catalogue, now: Now) -> Vec<Share> {
         status::shares(self, answer, catalogue, now)
     }
