@@ -112,7 +112,7 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
         Box::new(RowsGrow::new(limits, regions)),
         Box::new(OnlyOwnersAdmit::new(limits, regions)?),
         Box::new(OneWord::default()),
-        Box::new(MessagesBounded::new(limits, regions)),
+        Box::new(MessagesBounded::new(limits, regions).until_idle()),
         Box::new(AnswersCome::default()),
         Box::new(ServiceResumes::new(plan)),
         Box::new(AllSettles::new(limits, plan)),

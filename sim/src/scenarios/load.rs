@@ -40,6 +40,18 @@ pub(super) const KEY_FLOOD: Scenario = Scenario {
     },
 };
 
+pub(super) const COOLING: Scenario = Scenario {
+    name: "cooling",
+    story: "Each of many users is asked for now and then, by one region after the other, until nobody is: what regions say of a \
+            cell ends with the questions, though each of them saw the last one at another time.",
+    plan: |random| {
+        let users =
+            Kind { spread: Some(("user", random.between(200, 600))), ..Kind::of("route", "/home", 2) };
+        let demand = Demand { percent: vec![100, 50, 20], ..Demand::of([(1, users)]) };
+        Plan { demand, duration: seconds(25), ..Plan::default() }
+    },
+};
+
 pub(super) const STALLED_PEER: Scenario = Scenario {
     name: "stalled-peer",
     story: "A region's process sleeps for a while with its sockets open, as under a debugger or a busy hypervisor: nobody \

@@ -63,7 +63,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 32] = [
+pub const ALL: [Scenario; 33] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -93,6 +93,7 @@ pub const ALL: [Scenario; 32] = [
     window_roll::WINDOW_ROLL,
     load::HERD,
     load::KEY_FLOOD,
+    load::COOLING,
     load::STALLED_PEER,
     storm::STORM,
     swarm::SWARM,

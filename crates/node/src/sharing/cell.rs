@@ -12,6 +12,8 @@ use super::{
     wire::Rough,
 };
 
+/// A cell that nobody asked for, in any region that said so, for so long gives everything back.
+const IDLE_NS: u64 = 10_000_000_000;
 /// A view of another region that was not renewed for so long is not gone by any more.
 const VIEW_NS: u64 = 10 * 1_000_000_000;
 /// What a region has left, where it said nothing of the window that is open.
@@ -108,10 +110,37 @@ pub(crate) struct Warm {
     /// The newest version of the catalogue in which this region was asked for it itself: then it knows which.
     pub(crate) asked_of: Option<Mark>,
     /// When this region was last asked for it, or another region said anything of note.
-    pub(crate) busy_ns: u64,
+    busy_ns: u64,
+    /// When this region was last asked for it; 0 for never.
+    asked_ns: u64,
 }
 
 impl Warm {
+    /// This region was asked for it.
+    pub(crate) fn note_asked(&mut self, now_ns: u64) {
+        self.busy_ns = now_ns;
+        self.asked_ns = now_ns;
+    }
+
+    /// Another region said something of note.
+    pub(crate) fn note_busy(&mut self, now_ns: u64) {
+        self.busy_ns = now_ns;
+    }
+
+    /// Whether nobody has asked for it for long, in any region that says so. Regions see that within a message's time of each
+    /// other, so that none forgets a cell of which another one goes on to speak.
+    pub(crate) fn is_idle(&self, now_ns: u64) -> bool {
+        let asks = |view: &View| view.demand.get() > 0 && now_ns.saturating_sub(view.at_ns) < VIEW_NS;
+        now_ns.saturating_sub(self.busy_ns) > IDLE_NS && !self.views.iter().any(asks)
+    }
+
+    /// What the others hear of demand here, in thousandths of a unit a second: a mean that falls slowly is none once nobody has
+    /// asked for long, or regions would take each other's memories for questions.
+    pub(crate) fn told_demand_milli(&self, now_ns: u64) -> u64 {
+        let is_over = now_ns.saturating_sub(self.asked_ns) > IDLE_NS;
+        if is_over { 0 } else { self.demand.units_milli() }
+    }
+
     /// Units that the others said they have used of a window that is open, or of a sliding one: as far as they said so.
     pub(crate) fn used_elsewhere(&self, global: &Algorithm) -> u64 {
         if global.has_rate() {
@@ -156,6 +185,7 @@ impl Warm {
             which_of: Mark::default(),
             asked_of: None,
             busy_ns: now_ns,
+            asked_ns: 0,
         }
     }
 

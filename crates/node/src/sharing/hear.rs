@@ -18,7 +18,7 @@ use super::{
     cell::{Asked, View},
     outbox::Topic,
     peer::Peer,
-    wire::{self, Entry, Frame, Header, ShortId},
+    wire::{self, Entry, Frame, Header, Rough, ShortId},
 };
 use crate::{ChargeId, Node, journal::HeapCell, visit::Visit};
 
@@ -211,7 +211,12 @@ impl Sharing {
                 Ok(())
             }
             (Entry::News { demand, holds, left, .. }, Some(key)) => {
+                if demand == Rough::default() && self.cells.slot(key).is_none() {
+                    // Nobody asks for it there, and nobody has asked for it here.
+                    return Ok(());
+                }
                 let Some(warm) = self.wake(key, now.steady_ns) else { return Ok(()) };
+                let was_idle = warm.is_idle(now.steady_ns);
                 let view = warm.view_mut(region);
                 if header.number < view.frame {
                     return Err(Refusal::Stale);
@@ -221,7 +226,11 @@ impl Sharing {
                 let short = if view.short_frame == header.number { view.short } else { 0 };
                 *view = View { demand, holds, left, short, at_ns, frame: header.number, ..*view };
                 if more {
-                    warm.busy_ns = now.steady_ns;
+                    warm.note_busy(now.steady_ns);
+                }
+                if was_idle && !warm.is_idle(now.steady_ns) {
+                    // Nothing was said of it while nobody waited for it.
+                    warm.told = None;
                 }
                 Ok(())
             }
@@ -231,7 +240,7 @@ impl Sharing {
                     if header.number >= view.frame.max(view.short_frame) {
                         (view.short, view.short_frame) = (units, header.number);
                     }
-                    warm.busy_ns = now.steady_ns;
+                    warm.note_busy(now.steady_ns);
                 }
                 Ok(())
             }

@@ -26,13 +26,13 @@ use crate::{
     visit::Visit,
 };
 
-/// A cell that nobody asked for, in any region that said so, for so long gives everything back.
-const IDLE_NS: u64 = 10_000_000_000;
 /// Whoever does not ask again for more than a region can hold wants it no more.
 const SHORT_NS: u64 = 3_000_000_000;
+/// What was borrowed for such a one and is enough is kept so long after the last.
+const SPARE_SHORT_NS: u64 = 10_000_000_000;
 /// Loans both ways between two regions are looked for so often: while demand moves, they come and go by themselves.
 const NET_NS: u64 = 5_000_000_000;
-/// News of a cell that nobody waits for.
+/// How old what was told of a cell gets that somebody asks for.
 const REFRESH_NS: u64 = 4_000_000_000;
 /// Asking again for rights, at first; twice as long each time it brought nothing.
 const ASK_NS: u64 = 250_000_000;
@@ -130,8 +130,8 @@ impl Sharing {
         let most = offered.events.saturating_mul(ground.global.budget());
         warm.demand.observe(offered.units.min(most), offered.events, now.steady_ns);
         if offered.events > 0 {
-            warm.busy_ns = now.steady_ns;
-        } else if now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS && warm.demand.units_milli() > 0 {
+            warm.note_asked(now.steady_ns);
+        } else if warm.is_idle(now.steady_ns) && warm.demand.units_milli() > 0 {
             // A mean that falls slowly would have the others lend what goes back at once.
             warm.demand = Demand::since(now.steady_ns);
         }
@@ -159,8 +159,7 @@ impl Sharing {
         }
         self.tell_news(warm, key, ground, cell, &resource, scarce, now);
         let account = cell.account.as_deref_mut()?;
-        let idle = now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS;
-        if idle && account.is_empty(now) {
+        if warm.is_idle(now.steady_ns) && account.is_empty(now) {
             cell.forget_held_if_renumbered();
             cell.account = None;
             return Some((false, 0));
@@ -235,7 +234,7 @@ impl Sharing {
             plan.lend.clear();
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
-        if now.steady_ns.saturating_sub(warm.busy_ns) > IDLE_NS {
+        if warm.is_idle(now.steady_ns) {
             // Whoever was last heard to want some has not been asked either, and would give it back.
             plan.lend.clear();
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
@@ -407,8 +406,10 @@ impl Sharing {
     ) {
         let Some(account) = cell.account.as_deref() else { return };
         let left = account.unleased(&cell.words, now, ground.salt);
-        let demand = warm.demand.units_milli();
+        let demand = warm.told_demand_milli(now.steady_ns);
         let holds = resource.weigh(account.effective());
+        // Of a cell that nobody asks for the others wait for nothing, until one of them is asked and says so.
+        let is_idle = warm.is_idle(now.steady_ns);
         let due = match warm.told {
             None => true,
             Some(told) => {
@@ -422,7 +423,8 @@ impl Sharing {
                 let changed = differs(told.demand, demand, if scarce { 8 } else { 3 })
                     || differs(told.holds, holds, 32)
                     || (*resource == Resource::Rights && differs(by_now(told, age), left, 8));
-                (changed && age >= 15_000_000) || (scarce && age >= REFRESH_NS / 4) || age >= REFRESH_NS
+                let is_old = age >= if scarce { REFRESH_NS / 4 } else { REFRESH_NS };
+                (changed && age >= 15_000_000) || (is_old && !is_idle)
             }
         };
         if !due {
@@ -467,7 +469,7 @@ fn note_short(warm: &mut Warm, account: &Account, offered: &Offered, budget: u64
     if offered.largest > units.saturating_sub(borrowed) && offered.largest <= budget {
         warm.short = offered.largest;
         warm.short_ns = now.steady_ns;
-    } else if since_ns > if warm.short > units { SHORT_NS } else { IDLE_NS } {
+    } else if since_ns > if warm.short > units { SHORT_NS } else { SPARE_SHORT_NS } {
         warm.short = 0;
     }
     if warm.short == 0 {

@@ -37,6 +37,8 @@ pub(crate) struct Place {
     pub(crate) node: Arc<Node>,
     asker: Asker,
     disk: Disk,
+    /// Batches that were written.
+    pub(crate) batches: u64,
     pub(crate) admitted: u64,
 }
 
@@ -82,7 +84,7 @@ impl World {
                 let node = Arc::new(Node::new(config));
                 node.resume_home(Vec::new(), now, |_| Vec::new()).expect("an empty disk");
                 (0..regions).for_each(|other| node.meet(writer(other)));
-                Place { asker: node.asker(), node, disk: Disk::new(), admitted: 0 }
+                Place { asker: node.asker(), node, disk: Disk::new(), batches: 0, admitted: 0 }
             })
             .collect();
         let world = Self {
@@ -211,6 +213,7 @@ impl World {
     fn flush(&mut self, region: usize) {
         let place = &mut self.places[region];
         while let Some((batch, rows)) = place.node.take_rows() {
+            place.batches += 1;
             for row in rows {
                 match row.state {
                     Some(state) => place.disk.insert((row.limit, row.tag), state),
@@ -333,6 +336,11 @@ impl World {
             .iter()
             .flatten()
             .all(|m| m.progress.as_ref().is_some_and(|p| p.pending.is_empty() && p.effective == p.requested))
+    }
+
+    /// Entries that regions have said to each other.
+    pub(crate) fn said(&self) -> u64 {
+        self.traffic().iter().map(|traffic| traffic.entries_out).sum()
     }
 
     pub(crate) fn traffic(&self) -> Vec<sharing::Traffic> {

@@ -21,6 +21,11 @@ pub(super) fn a_crash_after_rights_were_given() -> Option<Finding> {
 fn stop_a_giver(mut world: World) -> Option<Finding> {
     for round in 0..6 {
         let giver = 1 + round % 2;
+        // The others see for long enough that nobody asks them: then they lend at once.
+        for _ in 0..40 {
+            world.ask(0, CELL, 1);
+            quiet(&mut world, 100 * MS);
+        }
         // Nothing of the giver's reaches its disk while it is asked for what it has.
         for _ in 0..120 {
             for _ in 0..8 {
