@@ -352,6 +352,7 @@ impl Sharing {
         if let Ok(bytes) = postcard::to_allocvec(self.versions.kept()) {
             let batch = node.write_record(crate::journal::VERSIONS, bytes);
             self.storing.push(Storing { batch, revision, mark: self.mark() });
+            self.kept = Some(revision);
         }
     }
 
@@ -433,7 +434,7 @@ impl Sharing {
         if node.reshare(terms, now) {
             self.settle_accounts(node, &[], now);
         }
-        if self.storing.iter().all(|storing| storing.revision < self.versions.revision()) {
+        if self.kept < Some(self.versions.revision()) {
             self.keep(node);
         }
     }

@@ -160,6 +160,8 @@ pub(crate) struct Sharing {
     forgotten_until_ns: u64,
     /// Revisions of the versions that wait for the disk.
     storing: Vec<Storing>,
+    /// The newest of those that this process has put in line.
+    kept: Option<u64>,
     /// The newest version that is there: what others may hear that this node has.
     stored: Mark,
     /// A version that a peer told, not yet adopted.
@@ -249,6 +251,7 @@ impl Sharing {
             ticks_since_adopted: 0,
             forgotten_until_ns: 0,
             storing: Vec::new(),
+            kept: None,
             offered: None,
             peers: BTreeMap::new(),
             partners: SmallVec::new(),
