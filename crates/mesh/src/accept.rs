@@ -22,9 +22,17 @@ const HANDSHAKES_MAX: usize = 64;
 /// makes addresses up cannot take the places of the others.
 const HANDSHAKES_UNPROVEN_MAX: usize = 16;
 
+/// How often one that begins is asked to show that: what it is told may be lost. But a dialler that has given an attempt up says so by a
+/// packet that looks like a first one, and says so again whatever it is answered (RFC 9000 section 10.2.1): asked each time,
+/// the two would talk as fast as the link is, for as long as the dialler remembers.
+const ASKED_MAX: u8 = 4;
+/// Those of which it is remembered how often they were asked, by the connection ID that they chose: one that nobody can foresee.
+const ASKED_SLOTS: usize = 256;
+
 /// Accepts for ever.
 pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
     let handshakes = Arc::<AtomicUsize>::default();
+    let mut asked = Asked::default();
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -32,7 +40,7 @@ pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
             Some(_) = connections.join_next() => {}
             incoming = node.endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
-                if let Some(incoming) = look_at(&node, incoming, handshakes.load(Relaxed)) {
+                if let Some(incoming) = look_at(&node, incoming, handshakes.load(Relaxed), &mut asked) {
                     let handshake = Handshake::begin(&handshakes);
                     connections.spawn(welcome(Arc::clone(&node), events.clone(), incoming, handshake));
                 }
@@ -42,19 +50,44 @@ pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
 }
 
 /// Whether this one may begin a handshake now.
-fn look_at(node: &Node, incoming: Incoming, handshakes: usize) -> Option<Incoming> {
+fn look_at(node: &Node, incoming: Incoming, handshakes: usize, asked: &mut Asked) -> Option<Incoming> {
     if handshakes >= HANDSHAKES_MAX {
         node.refusals.count(Refusal::Crowded, None, &format!("{handshakes} handshakes at once"));
         incoming.ignore();
         return None;
     }
     if handshakes >= HANDSHAKES_UNPROVEN_MAX && incoming.may_retry() {
-        if incoming.retry().is_err() {
+        if !asked.may_ask(&incoming.orig_dst_cid()) {
+            incoming.ignore();
+        } else if incoming.retry().is_err() {
             node.refusals.count(Refusal::Crowded, None, "an address that is proven already");
         }
         return None;
     }
     Some(incoming)
+}
+
+/// How often those were asked to prove their address that chose a connection ID lately. A newer one takes the place of an older one.
+struct Asked([(u64, u8); ASKED_SLOTS]);
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self([(0, 0); ASKED_SLOTS])
+    }
+}
+
+impl Asked {
+    /// Counts, and says whether it may be asked once more.
+    fn may_ask(&mut self, id: &[u8]) -> bool {
+        // A first packet's has 8 to 20 bytes (RFC 9000 section 7.2).
+        let name = id.iter().take(8).fold(0_u64, |name, byte| name << 8 | u64::from(*byte));
+        let slot = &mut self.0[(name % ASKED_SLOTS as u64) as usize];
+        if slot.0 != name {
+            *slot = (name, 0);
+        }
+        slot.1 = slot.1.saturating_add(1);
+        slot.1 <= ASKED_MAX
+    }
 }
 
 /// One of those that are shaking hands.
@@ -148,4 +181,22 @@ fn admit(node: &Node, connection: &Connection) -> Result<Arc<Peer>, (Refusal, St
         return Err((Refusal::WrongDirection, named.to_string()));
     }
     Ok(Arc::clone(peer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_asked_a_few_times_whoever_else_comes() {
+        let mut asked = Asked::default();
+        let mut often = |id: [u8; 20]| (0..20).filter(|_| asked.may_ask(&id)).count();
+        assert_eq!(often([7; 20]), 4);
+        assert_eq!(often([8; 20]), 4, "another one");
+        assert_eq!(often([7; 20]), 0, "it is remembered");
+        let mut same_slot = [7; 20];
+        same_slot[0] = 9;
+        assert_eq!(often(same_slot), 4, "there is room for one of them");
+        assert_eq!(often([7; 20]), 4, "and what is forgotten begins anew");
+    }
 }

@@ -323,6 +323,62 @@ async fn a_crowd_that_goes_no_further_keeps_nobody_out_for_long() {
     }
 }
 
+/// The form of a packet that asks for a proof of the address: RFC 9000 section 17.2.5.
+const RETRY: u8 = 0xF0;
+
+#[tokio::test]
+async fn who_repeats_a_first_packet_in_a_crowd_is_asked_for_a_proof_a_few_times() {
+    let mut scene = Scene::new().await;
+    let folder = scene.folder.path().to_owned();
+    let first_packet = async || {
+        let dialled = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+        let address = dialled.local_addr().expect("bound");
+        let endpoint = Mask::of(&folder, "am-1").endpoint();
+        let connecting = endpoint.connect(address, certs::SERVER_NAME).expect("a dial");
+        let mut packet = vec![0; 2_000];
+        let (length, _) = dialled.recv_from(&mut packet).await.expect("a first packet");
+        packet.truncate(length);
+        drop(connecting);
+        packet
+    };
+    let attacker = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+    let mut answer = vec![0; 2_000];
+    // Those that go no further.
+    let asked = loop {
+        let packet = first_packet().await;
+        attacker.send_to(&packet, scene.at).await.expect("sent");
+        let (length, _) = attacker.recv_from(&mut answer).await.expect("an answer");
+        assert!(length > 0);
+        if answer[0] & RETRY == RETRY {
+            break packet;
+        }
+    };
+    // The last one repeats itself, as one that is closing does to whatever it is answered.
+    for _ in 0..100 {
+        attacker.send_to(&asked, scene.at).await.expect("sent");
+    }
+    let other = first_packet().await;
+    let mut retries = 1;
+    // A newer one is asked after that: all answers before it are there.
+    attacker.send_to(&other, scene.at).await.expect("sent");
+    let their_id = |packet: &[u8]| {
+        let own = 6 + usize::from(packet[5]);
+        packet[own + 1..own + 1 + usize::from(packet[own])].to_vec()
+    };
+    loop {
+        let (length, _) =
+            timeout(PATIENCE, attacker.recv_from(&mut answer)).await.expect("in time").expect("an answer");
+        let is_retry = length > 6 && answer[0] & RETRY == RETRY;
+        let to = is_retry.then(|| answer[6..6 + usize::from(answer[5])].to_vec());
+        if to.as_deref() == Some(&their_id(&other)) {
+            break;
+        }
+        retries += usize::from(to.as_deref() == Some(&their_id(&asked)));
+    }
+    assert!((2..=4).contains(&retries), "{retries} of 101");
+    scene.expect_good_peer().await;
+}
+
 #[tokio::test]
 async fn dropping_a_mesh_closes_what_it_had() {
     let mut scene = Scene::new().await;

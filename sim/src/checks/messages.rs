@@ -53,7 +53,7 @@ const PACKET_BYTES: u64 = 80;
 /// Bytes in a second for each warm cell besides: news of it every four seconds, which names it again while it is not known.
 const CELL_BYTES: u64 = 12;
 /// In a stretch it may be all said again, where a connection began anew: as much as that in so many seconds.
-const AGAIN_S: u64 = 2;
+const AGAIN_S: u64 = 4;
 
 /// What may be sent in a stretch.
 #[derive(Clone, Copy, Debug)]
