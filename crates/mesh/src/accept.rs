@@ -25,9 +25,11 @@ const HANDSHAKES_UNPROVEN_MAX: usize = 16;
 /// How often one that begins is asked to show that: what it is told may be lost. But a dialler that has given an attempt up says so by a
 /// packet that looks like a first one, and says so again whatever it is answered (RFC 9000 section 10.2.1): asked each time,
 /// the two would talk as fast as the link is, for as long as the dialler remembers.
-const ASKED_MAX: u8 = 4;
+const ASKED_MAX: u8 = 2;
 /// Those of which it is remembered how often they were asked, by the connection ID that they chose: one that nobody can foresee.
-const ASKED_SLOTS: usize = 256;
+/// In each of so many sets a few: a dialler's attempts hardly ever crowd each other out.
+const ASKED_SETS: usize = 256;
+const ASKED_SET: usize = 4;
 
 /// Accepts for ever.
 pub(crate) async fn accept(node: Arc<Node>, events: mpsc::Sender<Event>) {
@@ -67,12 +69,13 @@ fn look_at(node: &Node, incoming: Incoming, handshakes: usize, asked: &mut Asked
     Some(incoming)
 }
 
-/// How often those were asked to prove their address that chose a connection ID lately. A newer one takes the place of an older one.
-struct Asked([(u64, u8); ASKED_SLOTS]);
+/// How often those were asked to prove their address that chose a connection ID lately. A newer one takes the place of the oldest of its
+/// set, whatever that is, so nobody can keep others from being asked.
+struct Asked(Vec<[(u64, u8); ASKED_SET]>);
 
 impl Default for Asked {
     fn default() -> Self {
-        Self([(0, 0); ASKED_SLOTS])
+        Self(vec![[(0, 0); ASKED_SET]; ASKED_SETS])
     }
 }
 
@@ -81,12 +84,15 @@ impl Asked {
     fn may_ask(&mut self, id: &[u8]) -> bool {
         // A first packet's has 8 to 20 bytes (RFC 9000 section 7.2).
         let name = id.iter().take(8).fold(0_u64, |name, byte| name << 8 | u64::from(*byte));
-        let slot = &mut self.0[(name % ASKED_SLOTS as u64) as usize];
-        if slot.0 != name {
-            *slot = (name, 0);
-        }
-        slot.1 = slot.1.saturating_add(1);
-        slot.1 <= ASKED_MAX
+        let set = &mut self.0[(name % ASKED_SETS as u64) as usize];
+        let place = set.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
+            set.rotate_right(1);
+            set[0] = (name, 0);
+            0
+        });
+        let asked = &mut set[place].1;
+        *asked = asked.saturating_add(1);
+        *asked <= ASKED_MAX
     }
 }
 
@@ -188,15 +194,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_asked_a_few_times_whoever_else_comes() {
+    fn each_is_asked_twice_whoever_else_comes() {
         let mut asked = Asked::default();
-        let mut often = |id: [u8; 20]| (0..20).filter(|_| asked.may_ask(&id)).count();
-        assert_eq!(often([7; 20]), 4);
-        assert_eq!(often([8; 20]), 4, "another one");
-        assert_eq!(often([7; 20]), 0, "it is remembered");
-        let mut same_slot = [7; 20];
-        same_slot[0] = 9;
-        assert_eq!(often(same_slot), 4, "there is room for one of them");
-        assert_eq!(often([7; 20]), 4, "and what is forgotten begins anew");
+        let mut often = |first: u8, last: u8| {
+            let id = [first, 0, 0, 0, 0, 0, 0, last, 9, 9];
+            (0..20).filter(|_| asked.may_ask(&id)).count()
+        };
+        assert_eq!((often(1, 7), often(1, 8)), (2, 2));
+        assert_eq!(often(1, 7), 0, "it is remembered");
+        for first in 2..=4 {
+            assert_eq!(often(first, 7), 2, "another one of its set");
+        }
+        assert_eq!(often(1, 7), 0, "there is room for four of them");
+        assert_eq!((often(5, 7), often(1, 7)), (2, 2), "and what is forgotten begins anew");
     }
 }

@@ -66,3 +66,10 @@ pub(super) const STALLED_PEER: Scenario = Scenario {
         Plan { schedule, duration: seconds(32), ..Plan::default() }
     },
 };
+
+pub(super) const CROWDED_WAKE: Scenario = Scenario {
+    name: "crowded-wake",
+    story: "A region's process wakes in the middle of all the attempts that others made meanwhile to reach it, while what one of them \
+            sends is lost for a moment more: whoever gives attempts up is not asked about them for ever. (As in swarm, seed 2409.)",
+    plan: |_| super::swarm::SWARM.plan_of(2_409),
+};

@@ -63,7 +63,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 33] = [
+pub const ALL: [Scenario; 34] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -95,6 +95,7 @@ pub const ALL: [Scenario; 33] = [
     load::KEY_FLOOD,
     load::COOLING,
     load::STALLED_PEER,
+    load::CROWDED_WAKE,
     storm::STORM,
     swarm::SWARM,
 ];
