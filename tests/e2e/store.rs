@@ -135,6 +135,33 @@ fn a_region_outlives_its_store() {
 }
 
 #[test]
+fn windows_outlive_a_node_s_restart_and_the_store_s_loss_after_it() {
+    let mut cluster = Cluster::start();
+    let mut nodes = pair(&cluster);
+    until_pools_grant(&nodes);
+    let before = ask(&nodes, ("w", "one"), 60);
+    nodes[0].kill();
+    nodes[0].start_again();
+    until_pools_grant(&nodes);
+    let between = ask(&nodes, ("w", "one"), 20);
+    for server in &mut cluster.nodes {
+        server.kill();
+    }
+    for server in &mut cluster.nodes {
+        server.restart();
+    }
+    until_pools_grant(&nodes);
+    // What each node has taken, it tells: so the window goes on, and what nobody took is there.
+    let after = use_up(&nodes, ("w", "one"));
+    assert!(before + between + after <= 200, "{before}, {between} and {after} of 200");
+    let other = use_up(&nodes, ("w", "two"));
+    assert!(
+        (150..=200).contains(&other),
+        "{other} of 200, of which the node that began again had 10 for itself"
+    );
+}
+
+#[test]
 fn the_region_that_is_shipped_runs_and_stops() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let folder = tempfile::tempdir().expect("a folder");

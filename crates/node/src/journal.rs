@@ -35,6 +35,8 @@ pub const VERSIONS: LimitId = LimitId(2);
 pub const USAGE: LimitId = LimitId(3);
 /// See [`MEMORY`]: charges that may be asked for again, or given back, by their names.
 pub const CHARGES: LimitId = LimitId(4);
+/// See [`MEMORY`]: what a node among others of its region took of their pools' windows.
+pub const TAKINGS: LimitId = LimitId(5);
 
 /// A row of [`WALL`].
 pub(crate) fn wall_row(wall_ns: u64) -> Row {

@@ -72,7 +72,7 @@ pub use crate::{
     },
     explain::Unmatched,
     inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
-    journal::{CHARGES, Row, WALL},
+    journal::{CHARGES, Row, TAKINGS, WALL},
     kept::Kept,
     region::ResumeFault,
     sharing::{Home, Membership},

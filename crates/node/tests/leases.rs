@@ -262,20 +262,148 @@ fn replaced(is_disk_full: bool, ends: impl FnOnce(&mut World, usize)) {
     assert!((11..=30).contains(&passed), "{passed}: no more than guard shares");
 }
 
+/// Two nodes of a new region; the first takes 45 of 100 units of an hour.
+fn taken_by_the_first() -> World {
+    let mut world = World::of_new(2, &[window("w", 100, "1h")], GUARD);
+    world.pass(6 * S);
+    for _ in 0..200 {
+        if world.admitted(0, "w") < 45 {
+            world.ask_patiently(0, "w", 1);
+        }
+        world.pass(20 * MS);
+    }
+    assert_eq!(world.admitted(0, "w"), 45);
+    world
+}
+
+/// Both ask for all that is left, and pools grant it.
+fn use_up(world: &mut World) -> u64 {
+    world.pass(30 * S);
+    for number in 0..300 {
+        world.ask_patiently(number % 2, "w", 1);
+        world.pass(20 * MS);
+    }
+    world.admitted(0, "w")
+}
+
+#[test]
+fn what_a_node_took_of_a_window_is_known_to_the_processes_after_it() {
+    // All but guard shares, what each process had ready, and what its next two calls might have brought: 48 without any row.
+    let passed = restarted();
+    assert!(passed >= 60, "{passed} of 100");
+}
+
+/// A node begins again, twice; then the server forgets what it has. Gives what passed.
+fn restarted() -> u64 {
+    let mut world = taken_by_the_first();
+    for _ in 0..2 {
+        world.crash(0);
+        world.pass(10 * S);
+        world.ask_patiently(0, "w", 1);
+    }
+    assert_eq!(world.rows(0), 1);
+    world.server.restart(None);
+    let passed = use_up(&mut world);
+    // The window is over, and with it the row.
+    world.pass(3_700 * S);
+    assert_eq!(world.rows(0), 0);
+    passed
+}
+
+#[test]
+fn what_was_taken_under_a_limit_that_is_gone_keeps_no_pool_from_granting() {
+    let mut world = taken_by_the_first();
+    world.retired.clone_from(&world.specs);
+    world.renumber(&[window("v", 100, "1h")]);
+    world.crash(0);
+    assert_eq!(world.rows(0), 1);
+    world.server.restart(None);
+    world.pass(30 * S);
+    for at in &world.nodes {
+        assert_eq!(at.node.lease_counts().granting, u64::from(GROUPS));
+    }
+}
+
+#[test]
+fn a_restart_alone_takes_nothing_away() {
+    let mut world = taken_by_the_first();
+    world.crash(0);
+    let passed = use_up(&mut world);
+    assert!(passed >= 80, "{passed} of 100");
+}
+
+#[test]
+fn what_a_disk_cannot_keep_is_not_taken() {
+    unwritten();
+}
+
+/// A node whose disk is full is asked for much, and begins again when the server has forgotten.
+fn unwritten() {
+    let mut world = World::of_new(2, &[window("w", 100, "1h")], GUARD);
+    world.pass(6 * S);
+    world.nodes[0].is_disk_full = true;
+    for _ in 0..200 {
+        world.ask_patiently(0, "w", 1);
+        world.pass(20 * MS);
+    }
+    let passed = world.admitted(0, "w");
+    world.nodes[0].is_disk_full = false;
+    world.crash(0);
+    world.server.restart(None);
+    let all = use_up(&mut world);
+    assert!(passed <= 10, "{passed}: no more than its guard share");
+    assert!(all >= 80, "{all} of 100");
+}
+
+#[test]
+fn what_nobody_told_a_new_server_is_told_by_the_process_that_follows() {
+    untold();
+}
+
+/// A node hears of a server that has forgotten, cannot tell it what it took, wants more, and begins again.
+fn untold() {
+    let mut world = taken_by_the_first();
+    world.server.restart(None);
+    let before = world.nodes[0].generations.clone();
+    while world.nodes[0].generations == before {
+        world.ask(0, "w", 1);
+        world.pass(MS / 20);
+    }
+    world.nodes[0].way = Way::CUT;
+    for _ in 0..50 {
+        world.ask(0, "w", 30);
+        world.pass(10 * MS);
+    }
+    world.crash(0);
+    world.nodes[0].way = Way::GOOD;
+    let all = use_up(&mut world);
+    assert!(all >= 45, "{all}");
+}
+
 /// A random history of one limit: what breaks, how often, and when, is drawn from the seed. Whatever passes is counted by true time, and
 /// a unit too many is a panic. Then everything heals, and pools must grant again.
 fn history(seed: u64) {
     let spec = [window("w", 40, "2s"), bucket("b", "20/s", 40), sliding("s", 40, "2s"), leaky()];
     let nodes = 2 + (seed / 4 % 3) as usize;
     let percent = [0, 10, 30][(seed / 12 % 3) as usize];
-    let mut world = World::new(nodes, &spec[(seed % 4) as usize..=(seed % 4) as usize], percent, seed);
+    let spec = &spec[(seed % 4) as usize..=(seed % 4) as usize];
+    let is_kept = seed / 4 % 2 == 1;
+    let mut world = if is_kept {
+        World::kept(nodes, spec, percent, seed)
+    } else {
+        World::new(nodes, spec, percent, seed)
+    };
     // One of so many steps.
     let mut often = || [30, 100, 1_000, u64::MAX][world.below(4) as usize];
     let (forgets, rolls_back, crashes, ways, clocks, alone) =
         (often(), often(), often(), often(), often(), often().saturating_mul(5));
+    let disks = if is_kept { often() } else { u64::MAX };
     let mut snapshot = world.server.clone();
     for _ in 0..1_500 {
         let place = world.below(nodes as u64) as usize;
+        if is_kept && world.below(disks) == 0 {
+            world.nodes[place].is_disk_full = !world.nodes[place].is_disk_full;
+        }
         if world.below(forgets) == 0 {
             world.server.restart(None);
         }
@@ -316,7 +444,7 @@ fn history(seed: u64) {
         let pause = world.below(pause);
         world.pass(pause);
     }
-    world.nodes.iter_mut().for_each(|at| at.way = Way::GOOD);
+    world.nodes.iter_mut().for_each(|at| (at.way, at.is_disk_full) = (Way::GOOD, false));
     for _ in 0..1_000 {
         let place = world.below(nodes as u64) as usize;
         world.ask(place, "k", 1);
@@ -349,6 +477,9 @@ fn every_rule_is_needed() {
         Broken::LeaseUntold,
         Broken::LeaseAssertedEarly,
         Broken::LeaseForgetsGeneration,
+        Broken::LeaseTakesUnwritten,
+        Broken::LeaseForgetsTakings,
+        Broken::LeaseTakingsToldEarly,
         Broken::LeaseTrustsStrangers,
         Broken::LeaseNewTwice,
         Broken::LeaseGuardTwice,
@@ -365,6 +496,9 @@ fn every_rule_is_needed() {
             Broken::LeaseForgetsGeneration => |_| replaced(true, World::crash),
             Broken::LeaseTrustsStrangers => |_| replaced(false, World::lose_disk),
             Broken::LeaseNewTwice => |_| disk_lost(),
+            Broken::LeaseTakesUnwritten => |_| unwritten(),
+            Broken::LeaseForgetsTakings => |_| assert!(restarted() > 0),
+            Broken::LeaseTakingsToldEarly => |_| untold(),
             _ => history,
         };
         (1..=150).find(|seed| {

@@ -225,6 +225,12 @@ pub enum Broken {
     LeaseAssertedEarly,
     /// A node uses a generation before it is written down that it heard of it.
     LeaseForgetsGeneration,
+    /// A node calls for more of a window before it is written down how much that may bring.
+    LeaseTakesUnwritten,
+    /// A node does not tell what earlier processes of it took of windows.
+    LeaseForgetsTakings,
+    /// A node counts what earlier processes took as told in a generation in which nobody told it.
+    LeaseTakingsToldEarly,
     /// A node that has lost its disk takes any generation that grants for the last.
     LeaseTrustsStrangers,
     /// A node that has lost its disk says that it is new, whatever was granted before.

@@ -162,6 +162,7 @@ pub(crate) mod lost {
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
             begun_us: NOW.wall_ns / 1_000,
+            knows_from_us: None,
             is_new: false,
             generations: Vec::new(),
         };

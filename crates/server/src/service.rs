@@ -7,6 +7,7 @@ use acequia_limits::{HashKey, Limit, LimitId, limit::LimitSpec};
 use acequia_mesh::{Event, Mesh, MeshError};
 use acequia_node::{
     CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, ResumeFault, Row, SHARDS, Scheduled,
+    TAKINGS,
 };
 use acequia_rights::Writer as Identity;
 use acequia_store::{Journal, Store, StoreError};
@@ -278,10 +279,14 @@ impl Service {
             node.resume(both, now)?;
             node.restore_all(now, |_| Vec::new());
         }
+        let (taken, store_ref) = (store.rows(TAKINGS)?, Arc::clone(&store));
         let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
         let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
         let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
         shared.node.apply(config.live.limits.clone(), now, |_| Vec::new())?;
+        if !shared.node.restore_takings(taken, now) {
+            home.doubt_takings(&*store_ref)?;
+        }
         shared.apply(&config.live);
         if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
             webhooks.replace(hooks);

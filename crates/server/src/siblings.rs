@@ -37,9 +37,10 @@ use crate::{
     writer::Writer,
 };
 
-/// The journal's named values: which process of the node this is, what its siblings were last heard to go by, and which
-/// generations were heard of.
+/// The journal's named values: which process of the node this is, since when it knows what was taken of windows, what its siblings
+/// were last heard to go by, and which generations were heard of.
 const BOOT: &str = "boot";
+const KNOWS_FROM: &str = "takings-from";
 pub(crate) const TERMS: &str = "siblings";
 const GENERATIONS: &str = "generations";
 
@@ -173,12 +174,17 @@ impl Home {
         let terms = terms_of(config, &key);
         let known = value(store, TERMS)?;
         // Counted before anybody hears of it. One that has lost its disk is later than those before it, too, by any clock.
-        let boot = match value(store, BOOT)?.map(u32::from_be_bytes) {
+        let before = value(store, BOOT)?.map(u32::from_be_bytes);
+        let boot = match before {
             Some(boot) => boot,
             None => incarnation_at(now.wall_ns.saturating_add(config.clock.error_ns.saturating_mul(2))),
         };
         let boot = boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
-        store.commit(&[], &[(BOOT, Some(&boot.to_be_bytes()))])?;
+        let now_us = now.wall_ns / 1_000;
+        // A process in between that said nothing of it, of an older version, has not written down what it took.
+        let said = value(store, KNOWS_FROM)?.map(of_boot).filter(|(boot, _)| Some(*boot) == before);
+        let knows_from_us = said.map_or(now_us, |(_, from_us)| from_us);
+        begin(store, boot, knows_from_us)?;
         let generations = match store.value(GENERATIONS)? {
             Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| SiblingsError::Value(GENERATIONS))?,
             None => Vec::new(),
@@ -190,7 +196,8 @@ impl Home {
             guard_percent: config.guard_percent,
             clock_error_ns: config.clock.error_ns,
             drift_ppm: config.clock.drift_ppm,
-            begun_us: now.wall_ns / 1_000,
+            begun_us: now_us,
+            knows_from_us: Some(knows_from_us),
             is_new: known.is_none() && generations.is_empty(),
             generations,
         };
@@ -199,6 +206,18 @@ impl Home {
         let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
         let was_other = known.is_some() && !is_agreed;
         Ok(Self { place, key, terms, is_agreed, was_other, is_new: false, redis })
+    }
+
+    /// What was taken of windows that are open now is not known, to later processes neither.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub(crate) fn doubt_takings(&self, store: &dyn Store) -> Result<(), StoreError> {
+        warn!(
+            "what this node took of windows cannot be read in its journal: after the next loss of the store, nothing more of \
+             those that are open now is given"
+        );
+        begin(store, self.place.boot, self.place.begun_us)
     }
 
     /// Whether siblings were heard to go by the same as this node.
@@ -252,13 +271,15 @@ impl Home {
             Ok::<_, SiblingsError>(())
         })?;
         let boot = self.place.boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
-        store.commit(&[], &[(BOOT, Some(&boot.to_be_bytes()))])?;
         let generations = node.generations();
-        // Where nothing was ever taken, there is no earlier process that took anything.
+        // Where nothing was ever taken, there is no earlier process that took anything. What earlier ones took by other terms cannot be
+        // told to anybody.
         let is_new = self.place.is_new && node.is_first_of_all();
         let begun_us = if is_new { 0 } else { clock.now().wall_ns / 1_000 };
+        begin(&**store, boot, begun_us)?;
         info!(is_new, "every node of the region goes by the same");
-        let place = Place { boot, generations, begun_us, is_new: false, ..self.place };
+        let knows_from_us = Some(begun_us);
+        let place = Place { boot, generations, begun_us, knows_from_us, is_new: false, ..self.place };
         Ok(Self { place, is_new, ..self })
     }
 
@@ -327,6 +348,10 @@ impl Process for Running {
         warned(self.writer.write(&[], &[(GENERATIONS, Some(&values))]))
     }
 
+    fn write(&mut self) {
+        self.writer.want();
+    }
+
     fn heard(&mut self) {
         self.waiting.tell(self.node.news());
     }
@@ -359,6 +384,20 @@ const fn breaker_word(breaker: BreakerState) -> &'static str {
         BreakerState::HalfOpen => "half-open",
         BreakerState::Open => "open",
     }
+}
+
+/// A process begins, and knows since when it is written down what was taken of windows.
+fn begin(store: &dyn Store, boot: u32, knows_from_us: u64) -> Result<(), StoreError> {
+    let knows_from = [&boot.to_be_bytes()[..], &knows_from_us.to_be_bytes()].concat();
+    store.commit(&[], &[(BOOT, Some(&boot.to_be_bytes())), (KNOWS_FROM, Some(&knows_from))])
+}
+
+/// Which process said so, and what it said.
+fn of_boot(bytes: [u8; 12]) -> (u32, u64) {
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    let (boot, from_us) = bytes.split_at(4);
+    // Four bytes.
+    (number(boot) as u32, number(from_us))
 }
 
 fn value<const N: usize>(store: &dyn Store, name: &'static str) -> Result<Option<[u8; N]>, SiblingsError> {

@@ -190,7 +190,7 @@ impl Writer {
         self.in_hand.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn want(&self) {
+    pub(crate) fn want(&self) {
         *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.wake.notify_one();
         self.wake_task.notify_one();

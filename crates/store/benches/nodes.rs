@@ -125,6 +125,7 @@ fn node(clock: Clock) -> Arc<Node> {
         clock_error_ns: 10_000_000,
         drift_ppm: 1_000,
         begun_us: 0,
+        knows_from_us: None,
         is_new: true,
         generations: Vec::new(),
     };

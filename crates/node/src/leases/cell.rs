@@ -9,6 +9,7 @@ use acequia_rights::{
 };
 use smallvec::SmallVec;
 
+use super::takings::Takings;
 use crate::{
     account::{Offered, Taken},
     sharing::{Demand, look_after, units_in},
@@ -30,6 +31,8 @@ const VAIN_NS_MAX: u64 = 500_000_000;
 /// A pool that has little left, and so gives less than such a part of all that it ever had, is asked no more often.
 const LITTLE_NS: u64 = 15_000_000;
 const LITTLE_PART: u64 = 1_024;
+/// A call that waits for the disk is made so long after it is there, at most.
+const DISK_NS: u64 = 1_000_000;
 /// What is wanted for later, and not soon, is asked for no more often.
 const LATER_NS: u64 = 1_000_000_000;
 
@@ -59,6 +62,10 @@ pub(super) struct Leased {
     pub(super) fair: Option<u32>,
     /// The window that is open.
     window: u64,
+    /// What it takes of windows, as the disk has it, and what earlier processes took.
+    pub(super) takings: Takings,
+    /// Whether a call waits for the disk.
+    pub(super) waits_for_disk: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
     told: SmallVec<[(u64, Generation); 2]>,
     /// What the pool had in all when what is held was taken.
@@ -112,10 +119,17 @@ impl Leased {
             left: None,
             fair: None,
             window: 0,
+            takings: Takings::default(),
+            waits_for_disk: false,
             told: SmallVec::new(),
             under: Part::default(),
             most: None,
         }
+    }
+
+    /// One of which earlier processes took.
+    pub(super) fn after(takings: Takings, now_ns: u64) -> Self {
+        Self { takings, ..Self::new(now_ns) }
     }
 
     /// What the pool has now. Where that is less than when what is `held` was taken, gives what it was then, once.
@@ -159,6 +173,13 @@ impl Leased {
         self.told.contains(&(end_ns, generation)) || broken(Broken::LeaseUntold)
     }
 
+    /// Whether the disk knows what a call for so much may bring; if not, it soon will, and `ahead` more.
+    pub(super) fn covers(&mut self, taken: &Taken, wanted: u64, ahead: u64, committed: u64) -> bool {
+        let units = (taken.taken - taken.returned).saturating_add(wanted);
+        let units = self.takings.with_before(taken.end_ns, units);
+        self.takings.is_written(taken.end_ns, units, ahead, committed)
+    }
+
     /// Takes in what was asked for.
     pub(super) fn observe(&mut self, seen: &Seen, now: Now) {
         let Offered { units, events, .. } = seen.offered;
@@ -180,6 +201,9 @@ impl Leased {
 
     /// When to look again, of what has no end.
     pub(super) fn look_after(&self) -> u64 {
+        if self.waits_for_disk {
+            return DISK_NS;
+        }
         look_after(self.demand.events_milli(), self.in_vain == 0 && self.demand.events_milli() > 0)
     }
 

@@ -17,6 +17,7 @@ mod call;
 mod cell;
 mod group;
 mod loss;
+mod takings;
 mod view;
 
 use std::{
@@ -38,11 +39,12 @@ use acequia_rights::{
 use self::{
     cell::{AHEAD_NS, Flow, Leased, Seen, Stock, share_of},
     group::{Group, Need},
+    takings::{Record, Takings},
 };
 use smallvec::SmallVec;
 
 use crate::{
-    Catalogue, Config, Keep, Node,
+    Catalogue, Config, Keep, Node, Row,
     account::{Account, Ground, KeptOfPool, Taken},
     catalogue::Terms,
     journal::HeapCell,
@@ -115,6 +117,10 @@ pub struct Siblings {
     /// When this process began, by its wall clock, in microseconds: what earlier ones took of windows it does not know. 0 where there
     /// was no earlier one that took any.
     pub begun_us: u64,
+    /// Since when the disk knows what this process and those before it took of windows, by its wall clock, in microseconds: since the
+    /// first that began with nothing on it, and 0 where that was in a region that is new. Nothing where it is not written down
+    /// ([`Node::take_rows`]). It counts from [`Node::restore_takings`] on.
+    pub knows_from_us: Option<u64>,
     /// Whether there is nothing on the node's disk. Then a region that has never granted anything grants all from the beginning.
     pub is_new: bool,
     /// The last generation of each group that earlier processes have heard of, as [`Node::unkept_generations`] gave it; of none where
@@ -198,6 +204,12 @@ pub(crate) struct Leases {
     lost: BTreeSet<u16>,
     /// Of those, the ones to ask now, since another was found again.
     sought: BTreeSet<u16>,
+    /// Since when it is known what was taken of windows: wall clock, in microseconds.
+    knows_from_us: u64,
+    /// What earlier processes took under limits that are not in force.
+    unknown: BTreeMap<(LimitId, CellTag), Takings>,
+    /// Whether a call waits for the disk.
+    wants_disk: bool,
     cells: BTreeMap<CellKey, Leased>,
     looks: BTreeSet<(u64, CellKey)>,
     out: VecDeque<Call>,
@@ -218,6 +230,8 @@ struct Scene<'a> {
     key: CellKey,
     /// The generation of the cell's group, if a call can be made.
     generation: Option<Generation>,
+    /// The last that was heard of.
+    known: Generation,
 }
 
 impl Leases {
@@ -225,6 +239,9 @@ impl Leases {
         let heard = home.generations.iter().copied().chain(std::iter::repeat(Generation::default()));
         let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
         Self {
+            knows_from_us: home.begun_us,
+            unknown: BTreeMap::new(),
+            wants_disk: false,
             home,
             groups,
             is_unkept: false,
@@ -391,7 +408,7 @@ impl Leases {
             node: self.home.node,
             generation,
             nodes: self.home.nodes.clone(),
-            knows_from_us: self.home.begun_us,
+            knows_from_us: self.knows_from_us,
             is_new,
             wall_us: now.wall_ns / 1_000,
             slack_us: slack_us(self.home.clock_error_ns, 0),
@@ -406,8 +423,15 @@ impl Leases {
         let group = &self.groups[usize::from(number)];
         let may_call = group.is_heard() && leased.pending.is_none() && self.pending.len() < CALLS_MAX;
         let generation = may_call.then(|| group.generation());
+        let known = group.generation();
         let scene =
-            catalogue.id(key.0).map(|limit| Scene { home: &self.home, taker, limit, key, generation });
+            catalogue.id(key.0).map(|limit| Scene { home: &self.home, taker, limit, key, generation, known });
+        if !self.unknown.is_empty()
+            && let Some(scene) = &scene
+            && let Some(takings) = self.unknown.remove(&(scene.limit, key.1))
+        {
+            leased.takings = takings;
+        }
         let visit = Visit { node, catalogue, key, now, which: None };
         let looked = scene.and_then(|scene| {
             visit.at(true, |ground, cell| look_at(&scene, &mut leased, (ground, cell), node, now))
@@ -432,9 +456,47 @@ impl Leases {
         if let (Some((about, question)), Some(generation)) = (ask, generation) {
             leased.pending = self.call((number, generation), about, question, now);
         }
+        self.wants_disk |= leased.waits_for_disk;
         leased.due_ns = now.steady_ns + leased.look_after();
         self.looks.insert((leased.due_ns, key));
         self.cells.insert(key, leased);
+    }
+
+    /// What earlier processes took, as rows have it. Says whether all of them can be read.
+    fn restore(&mut self, node: &Node, rows: Vec<Row>, now: Now) -> bool {
+        let (mut knows_all, mut reads_all) = (true, true);
+        for row in rows {
+            let Some(Record { limit, tag, windows }) = Record::read(&row) else {
+                reads_all = false;
+                node.push_row(Row { state: None, ..row });
+                continue;
+            };
+            let mut takings = Takings::of(windows);
+            takings.forget(self.over_ns(now));
+            if !takings.has_before() {
+                node.push_row(takings::removed(limit, tag));
+                continue;
+            }
+            let Some(slot) = node.slot_of(limit).filter(|_| node.knows(limit)) else {
+                // Nobody can tell a pool of it before the limit is in force again.
+                knows_all = false;
+                self.unknown.insert((limit, tag), takings);
+                continue;
+            };
+            let key = (slot, tag);
+            self.groups[usize::from(group_of(tag))].cells.insert(key);
+            self.cells.insert(key, Leased::after(takings, now.steady_ns));
+            self.looks.insert((now.steady_ns, key));
+        }
+        if let Some(knows_from_us) = self.home.knows_from_us.filter(|_| knows_all && reads_all) {
+            self.knows_from_us = knows_from_us;
+        }
+        reads_all
+    }
+
+    /// Windows that ended by this time are over by every wall.
+    fn over_ns(&self, now: Now) -> u64 {
+        now.wall_ns.saturating_sub(self.home.clock_error_ns.saturating_mul(4))
     }
 
     fn taker(&mut self) -> Taker {
@@ -528,7 +590,8 @@ impl Leases {
                 Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.home.clock_error_ns * 2 => None,
                 Said::Took(took) => {
                     leased.left = Some(took.left);
-                    Some(account.took(ground, end_ns, took.taken))
+                    let before = leased.takings.before(end_ns, pending.generation);
+                    Some(account.took(ground, end_ns, took.taken.saturating_sub(before)))
                 }
                 Said::Exchanged(answer) => {
                     (leased.left, leased.fair) = (Some(answer.left), Some(answer.fair));
@@ -609,7 +672,8 @@ fn look_at(
     now: Now,
 ) -> (bool, Option<(About, Question)>) {
     let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
-    let Some(pool) = ground.local.pool(ground.global) else { return (false, None) };
+    leased.takings.forget(now.wall_ns.saturating_sub(scene.home.clock_error_ns.saturating_mul(4)));
+    let Some(pool) = ground.local.pool(ground.global) else { return (leased.takings.has_before(), None) };
     account.settle(words, ground, now, &*node.sessions());
     let seen = Seen {
         offered: account.look(),
@@ -623,7 +687,11 @@ fn look_at(
     shrink(scene, leased, pool, (account, ground), now);
     account.set_low_water(leased.low_water());
     let ask = match ground.global {
-        Algorithm::FixedWindow(_) => ask_window(scene, leased, &seen, (account, ground), now),
+        Algorithm::FixedWindow(_) => {
+            let ask = ask_window(scene, leased, &seen, (account, ground), node.progress().committed, now);
+            write_takings(scene, leased, account, node);
+            ask
+        }
         Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
             let terms = bucket::Terms::of(meter, pool, slack_us(scene.home.clock_error_ns, LATE_NS));
             terms.and_then(|terms| {
@@ -665,16 +733,48 @@ fn look_at(
             )
         }
     };
-    let is_over = leased.is_idle(now) && leased.pending.is_none() && ask.is_none() && account.is_empty(now);
+    let is_over = leased.is_idle(now)
+        && leased.pending.is_none()
+        && ask.is_none()
+        && !leased.takings.has_before()
+        && account.is_empty(now);
     let is_unwritten = account.take_unwritten();
     if is_unwritten {
         node.write_account(scene.key, cell, now);
     }
     if is_over {
+        if leased.takings.has_row() {
+            node.push_row(takings::removed(scene.limit, scene.key.1));
+        }
         cell.forget_held_if_renumbered();
         cell.account = None;
     }
     (!is_over, ask)
+}
+
+/// Puts a row in line for the disk that covers the next call, if there must be one.
+fn write_takings(scene: &Scene<'_>, leased: &mut Leased, account: &Account, node: &Node) {
+    if node.is_journal_down() {
+        // It is looked at as any other, until the disk is back.
+        leased.waits_for_disk = false;
+        return;
+    }
+    if !leased.takings.wants_row() {
+        return;
+    }
+    let known = scene.known;
+    let is_untold = |end_ns: &u64| {
+        let taken = account.taken_of(*end_ns).taken + leased.takings.before(*end_ns, known);
+        taken > 0 && !leased.was_told(*end_ns, known) && !broken(Broken::LeaseTakingsToldEarly)
+    };
+    let ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
+    let untold: SmallVec<[u64; 4]> = ends.filter(is_untold).collect();
+    let told_in = |end_ns| if untold.contains(&end_ns) { Generation::default() } else { known };
+    if let Some(windows) = leased.takings.next(told_in) {
+        let record = Record { limit: scene.limit, tag: scene.key.1, windows };
+        let batch = node.push_row(record.row());
+        leased.takings.goes(&record.windows, batch, node.progress().committed);
+    }
 }
 
 /// Where the pool has become smaller, so does what is held of it, in proportion: then all nodes together hold no more than it has. Of
@@ -730,6 +830,7 @@ fn ask_window(
     leased: &mut Leased,
     seen: &Seen,
     (account, ground): (&mut Account, &Ground<'_>),
+    committed: u64,
     now: Now,
 ) -> Option<(About, Question)> {
     let Algorithm::FixedWindow(window) = ground.global else { return None };
@@ -739,9 +840,16 @@ fn ask_window(
     // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
     let is_open = time_left_ns > scene.home.clock_error_ns.saturating_mul(4);
     let stock = leased.window(seen, (&open, time_left_ns), now).filter(|_| is_open);
+    leased.waits_for_disk = false;
     let generation = scene.generation?;
-    let is_untold = |taken: &&Taken| taken.taken > 0 && !leased.was_told(taken.end_ns, generation);
-    let untold = account.taken().iter().find(is_untold).map(|taken| (*taken, Stock::default()));
+    // What was taken in all, of which this process may have the later part.
+    let all_taken = |leased: &Leased, end_ns| {
+        account.taken_of(end_ns).taken.saturating_add(leased.takings.before(end_ns, generation))
+    };
+    let mut ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
+    let untold = ends.find(|end_ns| all_taken(leased, *end_ns) > 0 && !leased.was_told(*end_ns, generation));
+    let untold = untold.map(|end_ns| (account.taken_of(end_ns), Stock::default()));
+    drop(ends);
     let later = || {
         let mut ends_ns =
             std::iter::successors(Some(open_ns), |end_ns| Some(window.end_after(*end_ns, ground.salt)));
@@ -750,7 +858,22 @@ fn ask_window(
         let mut next = ends_ns.by_ref().skip(1).take(ahead).map(|end_ns| account.taken_of(end_ns));
         next.find_map(|taken| Some((taken, leased.later_window(seen, &taken, length_ns, now)?)))
     };
-    let (taken, stock) = stock.map(|stock| (open, stock)).or(untold).or_else(later)?;
+    let later = if stock.is_none() && untold.is_none() { later() } else { None };
+    let mut more = stock.map(|stock| (open, stock)).or(later);
+    if scene.home.knows_from_us.is_some()
+        && let Some((taken, stock)) = more.as_mut().filter(|(_, stock)| stock.wanted > 0)
+    {
+        // No more than would come: what the disk says of it counts as spent if this process ends.
+        let part = leased.left.unwrap_or(seen.pool.units).div_ceil(window::PART);
+        stock.wanted = stock.wanted.min(part.max(stock.needed).max(1));
+        let ahead = if taken.end_ns == open_ns { stock.wanted } else { 0 };
+        // A call for more leaves when the disk knows what it may bring; what must be told is told meanwhile.
+        if !leased.covers(taken, stock.wanted, ahead, committed) && !broken(Broken::LeaseTakesUnwritten) {
+            leased.waits_for_disk = true;
+            more = None;
+        }
+    }
+    let (taken, stock) = more.or(untold)?;
     if stock.returns > 0 {
         account.return_to_pool(ground, taken.end_ns, stock.returns, seen.available);
     }
@@ -758,7 +881,7 @@ fn ask_window(
     let begins_ns = begins_ns(window, end_ns, ground.salt);
     let take = window::Take {
         taker: scene.taker,
-        taken,
+        taken: taken.saturating_add(leased.takings.before(end_ns, generation)),
         returned,
         wanted: stock.wanted,
         needed: stock.needed,
@@ -834,6 +957,20 @@ impl Node {
     /// The next call to make of a pool.
     pub fn poll_call(&self) -> Option<Call> {
         lock(self.leases.as_ref()?).out.pop_front()
+    }
+
+    /// Takes what is kept under [`TAKINGS`](crate::journal::TAKINGS): what earlier processes took of windows. Once, when the limits are in force, and before any
+    /// call is made. Says whether all of them can be read. If not, what they said of open windows is not known to this process, nor to
+    /// those after it: [`Siblings::knows_from_us`] is `begun_us` from now on, and on the disk before any row is.
+    pub fn restore_takings(&self, rows: Vec<Row>, now: Now) -> bool {
+        let Some(leases) = &self.leases else { return true };
+        let rows = if broken(Broken::LeaseForgetsTakings) { Vec::new() } else { rows };
+        lock(leases).restore(self, rows, self.not_before(now))
+    }
+
+    /// Whether a call has begun to wait for rows of [`Node::take_rows`] to be on the disk.
+    pub fn leases_want_disk(&self) -> bool {
+        self.leases.as_ref().is_some_and(|leases| std::mem::take(&mut lock(leases).wants_disk))
     }
 
     /// Takes what came of a call.

@@ -7,9 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use acequia_limits::{Now, limit::LimitSpec};
+use acequia_limits::{CellTag, LimitId, Now, limit::LimitSpec};
 use acequia_node::{
-    Asker, Config, Keep, Node,
+    Asker, Config, Keep, Node, Row,
     leases::{CALL_NS, Call, PoolName, Question, Said, Siblings},
 };
 use acequia_rights::pool::{
@@ -102,8 +102,10 @@ pub(crate) struct Place1 {
     pub(crate) node: Arc<Node>,
     pub(crate) asker: Asker,
     boot: u32,
-    /// What is on its disk: the generations that it has heard of.
-    generations: Vec<Generation>,
+    /// What is on its disk: the generations that it has heard of, what it took of windows, and since when it has written that down.
+    pub(crate) generations: Vec<Generation>,
+    rows: BTreeMap<(LimitId, CellTag), Row>,
+    knows_from_us: u64,
     /// Nothing can be written to it.
     pub(crate) is_disk_full: bool,
     /// It reaches the server that was replaced, and not its successor.
@@ -123,6 +125,8 @@ enum Message {
 
 pub(crate) struct World {
     pub(crate) specs: Vec<LimitSpec>,
+    /// Limits that are in force no more, and were not long ago.
+    pub(crate) retired: Vec<LimitSpec>,
     pub(crate) nodes: Vec<Place1>,
     pub(crate) server: Server,
     /// A server that was replaced, and lives on.
@@ -133,6 +137,8 @@ pub(crate) struct World {
     percent: u8,
     /// There is nothing on the disk of a node that starts.
     pub(crate) is_new: bool,
+    /// Nodes write down what they take of windows.
+    is_kept: bool,
     messages: BTreeMap<(u64, u64), Message>,
     /// Calls that are not answered, by when they are given up.
     open: BTreeSet<(u64, usize, u32, u64)>,
@@ -146,17 +152,29 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
-        Self::begun(nodes, specs, percent, seed, false)
+        Self::begun(nodes, specs, percent, seed, (false, false))
+    }
+
+    /// The same, of nodes that write down what they take of windows.
+    pub(crate) fn kept(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
+        Self::begun(nodes, specs, percent, seed, (false, true))
     }
 
     /// A region in which nothing has ever been spent.
     pub(crate) fn of_new(nodes: usize, specs: &[LimitSpec], percent: u8) -> Self {
-        Self::begun(nodes, specs, percent, 1, true)
+        Self::begun(nodes, specs, percent, 1, (true, true))
     }
 
-    fn begun(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64, is_new: bool) -> Self {
+    fn begun(
+        nodes: usize,
+        specs: &[LimitSpec],
+        percent: u8,
+        seed: u64,
+        (is_new, is_kept): (bool, bool),
+    ) -> Self {
         let mut world = Self {
             specs: specs.to_vec(),
+            retired: Vec::new(),
             nodes: Vec::new(),
             server: Server::new(),
             old: None,
@@ -165,6 +183,7 @@ impl World {
             drift_ppm: 1_000,
             percent,
             is_new,
+            is_kept,
             messages: BTreeMap::new(),
             open: BTreeSet::new(),
             sent: 0,
@@ -182,6 +201,8 @@ impl World {
                 asker,
                 boot: 1,
                 generations: Vec::new(),
+                rows: BTreeMap::new(),
+                knows_from_us: if is_new { 0 } else { START.wall_ns / 1_000 },
                 is_disk_full: false,
                 is_left_behind: false,
                 ahead_ns: 0,
@@ -210,6 +231,7 @@ impl World {
             clock_error_ns: self.error_ns,
             drift_ppm: self.drift_ppm,
             begun_us: now.wall_ns / 1_000,
+            knows_from_us: self.is_kept.then(|| self.knows_from_us(place, now)),
             is_new: self.is_new,
             generations: self.nodes.get(place).map_or_else(Vec::new, |at| at.generations.clone()),
         };
@@ -217,16 +239,25 @@ impl World {
             Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: crashed, home: None };
         let node = Arc::new(Node::among(config, Keep::default(), siblings));
         if crashed.is_some() {
-            let limits = scene::limits(&self.specs).into_iter();
-            let schedule = limits
-                .map(|limit| acequia_node::Scheduled { limit, from_ns: None, until_ns: None })
-                .collect();
+            let until = |specs, until_ns| {
+                let limits = scene::limits(specs).into_iter();
+                limits.map(move |limit| acequia_node::Scheduled { limit, from_ns: None, until_ns })
+            };
+            let retired = until(&self.retired, Some(now.wall_ns.saturating_sub(1)));
+            let schedule = until(&self.specs, None).chain(retired).collect();
             node.resume(schedule, now).expect("the same limits");
             node.restore_all(now, |_| Vec::new());
         }
         scene::apply(&node, &self.specs, now);
+        let rows = self.nodes.get(place).map_or_else(Vec::new, |at| at.rows.values().cloned().collect());
+        node.restore_takings(rows, now);
         let asker = node.asker();
         (node, asker)
+    }
+
+    fn knows_from_us(&self, place: usize, now: Now) -> u64 {
+        let began_us = if self.is_new { 0 } else { now.wall_ns / 1_000 };
+        self.nodes.get(place).map_or(began_us, |at| at.knows_from_us)
     }
 
     /// A node loses its power, and comes back with nothing.
@@ -240,7 +271,11 @@ impl World {
 
     /// The same, and its disk is gone.
     pub(crate) fn lose_disk(&mut self, place: usize) {
-        self.nodes[place].generations.clear();
+        let now_us = self.now(place).wall_ns / 1_000;
+        let at = &mut self.nodes[place];
+        at.generations.clear();
+        at.rows.clear();
+        at.knows_from_us = now_us;
         self.is_new = true;
         self.crash(place);
         self.is_new = false;
@@ -327,6 +362,7 @@ impl World {
                 let now = self.now(place);
                 self.nodes[place].node.tick_leases(now);
                 self.nodes[place].ticked_ns = self.true_ns.max(1);
+                self.write(place);
                 if let Some(generations) = self.nodes[place].node.unkept_generations() {
                     let at = &mut self.nodes[place];
                     if at.is_disk_full {
@@ -348,6 +384,27 @@ impl World {
                 self.send(place, Message::Call(until_ns, place, boot, call));
             }
         }
+    }
+
+    /// What a node has put in line is on its disk.
+    fn write(&mut self, place: usize) {
+        let at = &mut self.nodes[place];
+        while !at.is_disk_full
+            && let Some((batch, rows)) = at.node.take_rows()
+        {
+            for row in rows {
+                match row.state {
+                    Some(_) => drop(at.rows.insert((row.limit, row.tag), row)),
+                    None => drop(at.rows.remove(&(row.limit, row.tag))),
+                }
+            }
+            at.node.committed(batch);
+        }
+    }
+
+    /// Rows on a node's disk.
+    pub(crate) fn rows(&self, place: usize) -> usize {
+        self.nodes[place].rows.len()
     }
 
     fn send(&mut self, place: usize, message: Message) {

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, Taker};
 use crate::broken::{Broken, broken};
 
-/// Of what is left, a node may take one part in so many, divided by the nodes that take, unless it needs more: so little is
+/// Of what is left, a node may take one part in so many at once, divided by the nodes that take, unless it needs more: so little is
 /// stranded where one stops asking, at about `10 · nodes · ln(total / 10 / nodes)` calls for a whole window.
-const PART: u64 = 10;
+pub const PART: u64 = 10;
 
 /// What one node has taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

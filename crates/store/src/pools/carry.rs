@@ -33,6 +33,9 @@ pub trait Process: Send {
     /// whether that is on the disk.
     fn keep(&mut self, generations: &[Generation]) -> bool;
 
+    /// A call waits for rows of [`Node::take_rows`] to be on the disk.
+    fn write(&mut self) {}
+
     /// The node has heard something: units may have come ([`Node::news`]).
     fn heard(&mut self) {}
 }
@@ -59,6 +62,9 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
         if node.calls() || ticks >= TICKS || node.leases_due_ns().is_some_and(is_due) {
             ticks = 0;
             node.tick_leases(process.now());
+            if node.leases_want_disk() {
+                process.write();
+            }
         }
         if Instant::now() >= keep_at
             && let Some(generations) = node.unkept_generations()

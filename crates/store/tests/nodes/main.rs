@@ -171,6 +171,7 @@ impl Fleet {
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
             begun_us: now.wall_ns / 1_000,
+            knows_from_us: None,
             is_new: false,
             generations: heard.lock().expect("no panic").clone(),
         };

@@ -1,0 +1,243 @@
+//! What this node takes of windows, as its disk has it, for the processes after it.
+//!
+//! What a pool of a window has granted is spent or comes back while the window lasts, which may be a month; and a pool that has forgotten
+//! is told by every node what it took, with all that earlier processes of it did ([`acequia_rights::pool::window`]). So a cell's row says,
+//! for each of its windows, how much all processes of the node may have of it at most: a call for more leaves when the row that covers
+//! what it may bring is on the disk.
+//!
+//! What earlier processes took is told to a pool of another *generation* than the one that their row is of. One of the same generation
+//! knows it better: it has what they really had, and counts that as spent when a later process calls.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::{CellTag, LimitId};
+use acequia_rights::pool::Generation;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::{Row, journal::TAKINGS, kept::Kept};
+
+/// What a node may have of a window's pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Taking {
+    /// The window, by its end on the wall clock, in nanoseconds.
+    pub(super) end_ns: u64,
+    /// Units that all processes took and did not give back, at most.
+    pub(super) units: u64,
+    /// The generation in which the pool was told all of it; none if it was not.
+    pub(super) told_in: Generation,
+}
+
+/// A cell's row.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) limit: LimitId,
+    pub(super) tag: CellTag,
+    pub(super) windows: Vec<Taking>,
+}
+
+/// A taking that was put in line for the disk.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    end_ns: u64,
+    units: u64,
+    /// It is on the disk with this batch.
+    batch: u64,
+}
+
+/// What is known of one cell's windows.
+#[derive(Debug, Default)]
+pub(super) struct Takings {
+    /// Of the processes before this one.
+    before: SmallVec<[Taking; 1]>,
+    /// Of this process: of each window the last that is on the disk, perhaps, and the one after it.
+    written: SmallVec<[Written; 2]>,
+    /// What the next row must say, if there must be one: a window's end, and units.
+    wish: Option<(u64, u64)>,
+    has_row: bool,
+}
+
+impl Record {
+    /// Its row.
+    pub(super) fn row(&self) -> Row {
+        let bytes = postcard::to_allocvec(self).expect("numbers can be written");
+        Row { state: Some(Kept::of_record(bytes)), ..removed(self.limit, self.tag) }
+    }
+
+    pub(super) fn read(row: &Row) -> Option<Self> {
+        postcard::from_bytes(row.state.as_ref()?.record()).ok()
+    }
+}
+
+/// The row of a cell that says nothing any more.
+pub(super) const fn removed(limit: LimitId, tag: CellTag) -> Row {
+    // Both are hashes.
+    Row { limit: TAKINGS, tag: CellTag(limit.0 ^ tag.0), state: None }
+}
+
+impl Takings {
+    /// As a row has them.
+    pub(super) fn of(windows: Vec<Taking>) -> Self {
+        Self { before: SmallVec::from_vec(windows), has_row: true, ..Self::default() }
+    }
+
+    /// Windows that were over at this time, by every wall, are forgotten.
+    pub(super) fn forget(&mut self, until_ns: u64) {
+        self.before.retain(|taking| taking.end_ns > until_ns);
+        self.written.retain(|written| written.end_ns > until_ns);
+    }
+
+    /// Whether earlier processes took anything of windows that are not over.
+    pub(super) fn has_before(&self) -> bool {
+        !self.before.is_empty()
+    }
+
+    /// Whether the disk has a row of it.
+    pub(super) const fn has_row(&self) -> bool {
+        self.has_row
+    }
+
+    /// What earlier processes took of a window, as far as a pool of this generation is told so.
+    pub(super) fn before(&self, end_ns: u64, generation: Generation) -> u64 {
+        let told = |taking: &&Taking| taking.end_ns == end_ns && taking.told_in != generation;
+        self.before.iter().find(told).map_or(0, |taking| taking.units)
+    }
+
+    /// The windows of which they took any, by their ends.
+    pub(super) fn ends(&self) -> impl Iterator<Item = u64> + '_ {
+        self.before.iter().map(|taking| taking.end_ns)
+    }
+
+    /// What all processes have at most, if this one has so much.
+    pub(super) fn with_before(&self, end_ns: u64, units: u64) -> u64 {
+        let before = self.before.iter().find(|taking| taking.end_ns == end_ns);
+        before.map_or(0, |taking| taking.units).saturating_add(units)
+    }
+
+    /// Whether the disk says so much of a window, or more. If not, the next row will, and `ahead` more.
+    pub(super) fn is_written(&mut self, end_ns: u64, units: u64, ahead: u64, committed: u64) -> bool {
+        let covers = |written: &&Written| written.end_ns == end_ns && written.units >= units;
+        let mut covering = self.written.iter().filter(covers).map(|written| written.batch);
+        match covering.clone().min() {
+            None => self.wish = Some((end_ns, units.saturating_add(ahead))),
+            // So that the next call need not wait.
+            Some(_) if self.most(end_ns) < units.saturating_add(ahead) => {
+                self.wish = Some((end_ns, units.saturating_add(ahead)));
+            }
+            Some(_) => {}
+        }
+        covering.any(|batch| batch <= committed)
+    }
+
+    /// Whether there must be another row.
+    pub(super) const fn wants_row(&self) -> bool {
+        self.wish.is_some()
+    }
+
+    /// The most that was put in line of a window.
+    fn most(&self, end_ns: u64) -> u64 {
+        let of_it = self.written.iter().filter(|written| written.end_ns == end_ns);
+        of_it.map(|written| written.units).max().unwrap_or(0)
+    }
+
+    /// The next row's windows, if there must be one. `told_in` says of a window in which generation all that was taken of it was told.
+    pub(super) fn next(&mut self, told_in: impl Fn(u64) -> Generation) -> Option<Vec<Taking>> {
+        let (end_ns, units) = self.wish.take()?;
+        let mut own: BTreeMap<u64, u64> = BTreeMap::from([(end_ns, units.max(self.most(end_ns)))]);
+        for written in &self.written {
+            own.entry(written.end_ns).or_insert(self.most(written.end_ns));
+        }
+        let before = self.before.iter().filter(|taking| !own.contains_key(&taking.end_ns)).copied();
+        let mut windows: Vec<Taking> = before.collect();
+        windows.extend(own.iter().map(|(end_ns, units)| Taking {
+            end_ns: *end_ns,
+            units: *units,
+            told_in: told_in(*end_ns),
+        }));
+        Some(windows)
+    }
+
+    /// Such a row goes with a batch. What says less than what is on the disk by now is of no use any more.
+    pub(super) fn goes(&mut self, windows: &[Taking], batch: u64, committed: u64) {
+        self.has_row = true;
+        for Taking { end_ns, units, .. } in windows.iter().copied() {
+            let is_before = |taking: &Taking| (taking.end_ns, taking.units) == (end_ns, units);
+            let is_known = |written: &Written| (written.end_ns, written.units) == (end_ns, units);
+            if !self.before.iter().any(is_before) && !self.written.iter().any(is_known) {
+                self.written.push(Written { end_ns, units, batch });
+            }
+        }
+        let on_disk: Vec<Written> =
+            self.written.iter().filter(|written| written.batch <= committed).copied().collect();
+        self.written.retain(|written| {
+            !on_disk.iter().any(|other| other.end_ns == written.end_ns && other.units > written.units)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_rights::pool::Taker;
+
+    use super::*;
+
+    fn generation(number: u64) -> Generation {
+        Generation { number, by: Taker { node: 1, boot: 1, call: number } }
+    }
+
+    #[test]
+    fn a_row_covers_a_call_when_it_is_on_the_disk_and_the_next_one_too() {
+        let mut takings = Takings::default();
+        assert!(!takings.is_written(10, 100, 100, 0), "nothing is");
+        let row = takings.next(|_| generation(1)).expect("a row");
+        assert_eq!(row, [Taking { end_ns: 10, units: 200, told_in: generation(1) }]);
+        takings.goes(&row, 1, 0);
+        assert!(!takings.is_written(10, 100, 100, 0), "it is on its way");
+        assert_eq!(takings.next(|_| generation(1)), None, "once");
+        assert!(takings.is_written(10, 100, 100, 1));
+        // The next call needs no row, and has one written for the one after it.
+        assert!(takings.is_written(10, 200, 100, 1));
+        let row = takings.next(|_| generation(1)).expect("a row");
+        assert_eq!(row[0].units, 300);
+        takings.goes(&row, 2, 1);
+        assert!(takings.is_written(10, 200, 50, 1), "the first is there still");
+        assert!(!takings.is_written(10, 300, 0, 1) && takings.is_written(10, 300, 0, 2));
+        for batch in 4..100 {
+            let units = batch * 100;
+            assert!(!takings.is_written(10, units, 0, batch - 1));
+            let row = takings.next(|_| generation(1)).expect("a row");
+            takings.goes(&row, batch, batch - 1);
+        }
+        assert!(takings.written.len() <= 2, "{:?}", takings.written);
+    }
+
+    #[test]
+    fn what_others_took_is_told_in_another_generation_and_stays_in_the_row() {
+        let before = Taking { end_ns: 10, units: 70, told_in: generation(1) };
+        let mut takings = Takings::of(vec![before, Taking { end_ns: 20, units: 5, told_in: generation(1) }]);
+        assert_eq!(takings.before(10, generation(1)), 0, "the pool knows");
+        assert_eq!(takings.before(10, generation(2)), 70);
+        let needs = takings.with_before(10, 30);
+        assert!(!takings.is_written(10, needs, 0, 9));
+        let mut row = takings.next(|_| generation(2)).expect("a row");
+        row.sort_by_key(|taking| taking.end_ns);
+        assert_eq!((row[0].units, row[0].told_in), (100, generation(2)));
+        assert_eq!((row[1].units, row[1].told_in), (5, generation(1)), "as it was");
+        takings.goes(&row, 1, 0);
+        takings.forget(15);
+        assert!(takings.has_before() && takings.before(10, generation(2)) == 0);
+        takings.forget(20);
+        assert!(!takings.has_before() && takings.has_row());
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written_and_garbage_is_not() {
+        let windows = vec![Taking { end_ns: u64::MAX, units: 7, told_in: generation(3) }];
+        let record = Record { limit: LimitId(9), tag: CellTag(12), windows };
+        let row = record.row();
+        assert_eq!((row.limit, row.tag), (TAKINGS, CellTag(9 ^ 12)));
+        assert_eq!(Record::read(&row), Some(record));
+        let garbage = Row { state: Some(Kept::of_record(vec![255; 40])), ..row };
+        assert_eq!(Record::read(&garbage), None);
+    }
+}
