@@ -170,7 +170,7 @@ fn kill_all(quick: bool, seeds: Option<u64>, only: Option<&str>) -> Result<ExitC
     let chosen =
         RULES.iter().filter(|rule| only.is_none_or(|only| only == rule.name) && (rule.is_quick || !quick));
     let rules: Vec<_> = chosen.collect();
-    let seeds = seeds.unwrap_or(if quick { 8 } else { 100 });
+    let seeds = seeds.unwrap_or(if quick { 40 } else { 100 });
     let (next, table) = (std::sync::atomic::AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {

@@ -140,9 +140,6 @@ impl MessagesBounded {
     }
 
     /// One that waits at the end until nothing is to be said, and judges links that are idle.
-    ///
-    /// Not every run does: regions that cool a cell at different times tell each other of it again and again, since news of a
-    /// cell that is forgotten makes it warm, and then there is news of it. `swarm --seed 6` is such a run.
     #[must_use]
     pub fn until_idle(self) -> Self {
         Self { until_idle: true, ..self }

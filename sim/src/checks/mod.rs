@@ -20,7 +20,7 @@
 //! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
 //! | I17 | utilisation is as promised | [`UsedAsPromised`], where a plan promises any ([`Plan::used_min_percent`]); demand that moves, `tests/ring` (utilisation) |
 //! | I18 | donors keep their reserve | policy, which no bound rests on: `crates/node`, `policy.rs` |
-//! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by warm cells; that idle links are silent, where worlds are calm ([`MessagesBounded::until_idle`]) |
+//! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by warm cells, until idle links are all but silent ([`MessagesBounded::until_idle`]) |
 //! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
 
 mod answers;
