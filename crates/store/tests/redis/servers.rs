@@ -104,9 +104,21 @@ impl Server {
         }
     }
 
-    /// It does nothing any more, and its connections stay open.
+    /// It does nothing any more, and its connections stay open. A signal takes effect a moment after it is sent.
     pub(crate) fn hang(&self) {
         self.signal("STOP");
+        wait_for("a process that stands still", || self.stands_still());
+    }
+
+    /// Whether all of its threads are stopped: `T` in proc_pid_stat(5).
+    fn stands_still(&self) -> bool {
+        let pid = self.child.as_ref().expect("a process").id();
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+        let mut states = threads.map(|thread| {
+            let stat = fs::read_to_string(thread.expect("a thread").path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        });
+        states.all(|is_stopped| is_stopped)
     }
 
     /// It goes on after [`Self::hang`].
