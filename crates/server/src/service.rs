@@ -279,13 +279,13 @@ impl Service {
             node.resume(both, now)?;
             node.restore_all(now, |_| Vec::new());
         }
-        let (taken, store_ref) = (store.rows(TAKINGS)?, Arc::clone(&store));
+        let taken = store.rows(TAKINGS)?;
         let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
         let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
         let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
         shared.node.apply(config.live.limits.clone(), now, |_| Vec::new())?;
         if !shared.node.restore_takings(taken, now) {
-            home.doubt_takings(&*store_ref)?;
+            home.doubt_takings(&*store)?;
         }
         shared.apply(&config.live);
         if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {

@@ -1,0 +1,293 @@
+//! One look at a cell: what was asked of it, what it holds, and what to ask its pool.
+
+use acequia_limits::{Algorithm, LimitId, Now, Part, window::FixedWindow};
+use acequia_rights::{
+    broken::{Broken, broken},
+    pool::{Generation, Taker, bucket, keep_us, slack_us, sliding, window},
+};
+use smallvec::SmallVec;
+
+use super::{
+    About, LATE_NS, LEASE_NS, PoolName, Question, Siblings,
+    cell::{AHEAD_NS, Flow, Leased, Seen, Stock, share_of},
+    takings::{self, Record},
+};
+use crate::{
+    Node,
+    account::{Account, Ground, KeptOfPool, Taken},
+    journal::HeapCell,
+    sharing::CellKey,
+};
+
+/// Windows that follow the open one and are taken of before they open.
+const WINDOWS_MAX: usize = 64;
+/// Longer than any window.
+const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
+/// After a window's end its pool is kept for so long: it is over by every wall.
+const KEPT_NS: u64 = 300 * 1_000_000_000;
+
+/// What a look at a cell goes by.
+pub(super) struct Scene<'a> {
+    pub(super) home: &'a Siblings,
+    /// Who calls, if it does.
+    pub(super) taker: Taker,
+    pub(super) limit: LimitId,
+    pub(super) key: CellKey,
+    /// The generation of the cell's group, if a call can be made.
+    pub(super) generation: Option<Generation>,
+    /// The last that was heard of.
+    pub(super) known: Generation,
+}
+
+/// A look at a cell that was found: whether it goes on taking from its pool, and what to ask.
+pub(super) fn look_at(
+    scene: &Scene<'_>,
+    leased: &mut Leased,
+    (ground, cell): (&Ground<'_>, &mut HeapCell),
+    node: &Node,
+    now: Now,
+) -> (bool, Option<(About, Question)>) {
+    let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
+    leased.takings.forget(now.wall_ns.saturating_sub(scene.home.clock_error_ns.saturating_mul(4)));
+    let Some(pool) = ground.local.pool(ground.global) else { return (leased.takings.has_before(), None) };
+    account.settle(words, ground, now, &*node.sessions());
+    let seen = Seen {
+        offered: account.look(),
+        available: account.unleased(words, now, ground.salt),
+        standing: account.standing(),
+        pool,
+        budget: ground.global.budget(),
+        nodes: scene.home.nodes.len() as u64,
+    };
+    leased.observe(&seen, now);
+    shrink(scene, leased, pool, (account, ground), now);
+    account.set_low_water(leased.low_water());
+    let ask = match ground.global {
+        Algorithm::FixedWindow(_) => {
+            let ask = ask_window(scene, leased, &seen, (account, ground), node.progress().committed, now);
+            write_takings(scene, leased, account, node);
+            ask
+        }
+        Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
+            let terms = bucket::Terms::of(meter, pool, slack_us(scene.home.clock_error_ns, LATE_NS));
+            terms.and_then(|terms| {
+                let flow = leased.bucket(&seen, account.pooled(), meter.rate_milli(), now);
+                let (name, exchange, number, wanted) =
+                    ask_part(scene, leased, flow, (account, words, ground), now)?;
+                let exchange = bucket::Exchange {
+                    taker: scene.taker,
+                    keeps: exchange.kept.part,
+                    tokens: exchange.kept.unspent,
+                    wanted: exchange.flow.wanted,
+                    needed: exchange.flow.needed,
+                    reserved: 0,
+                    keep_us: scene.keep_us(LEASE_NS),
+                };
+                let about = About::Part { key: scene.key, number, wanted };
+                Some((about, Question::Exchange(name, exchange, terms)))
+            })
+        }
+        other => {
+            let flow = leased.sliding(&seen, account.pooled().units, other.period_ns(), now);
+            ask_part(scene, leased, flow, (account, words, ground), now).map(
+                |(name, Exchange { kept, flow }, number, wanted)| {
+                    let slide = sliding::Exchange {
+                        taker: scene.taker,
+                        keeps: kept.part.units,
+                        unused: kept.unspent,
+                        wanted: flow.wanted.units,
+                        needed: flow.needed,
+                        reserved: 0,
+                        keep_us: scene.keep_us(LEASE_NS),
+                        lingers_us: scene.keep_us(other.lingers_ns()).max(1),
+                        total: pool.units,
+                        slack_us: slack_us(scene.home.clock_error_ns, LATE_NS),
+                    };
+                    let about = About::Part { key: scene.key, number, wanted };
+                    (about, Question::Slide(name, slide))
+                },
+            )
+        }
+    };
+    let is_over = leased.is_idle(now)
+        && leased.pending.is_none()
+        && ask.is_none()
+        && !leased.takings.has_before()
+        && account.is_empty(now);
+    let is_unwritten = account.take_unwritten();
+    if is_unwritten {
+        node.write_account(scene.key, cell, now);
+    }
+    if is_over {
+        if leased.takings.has_row() {
+            node.push_row(takings::removed(scene.limit, scene.key.1));
+        }
+        cell.forget_held_if_renumbered();
+        cell.account = None;
+    }
+    (!is_over, ask)
+}
+
+/// Puts a row in line for the disk that covers the next call, if there must be one.
+fn write_takings(scene: &Scene<'_>, leased: &mut Leased, account: &Account, node: &Node) {
+    if node.is_journal_down() {
+        // It is looked at as any other, until the disk is back.
+        leased.waits_for_disk = false;
+        return;
+    }
+    if !leased.takings.wants_row() {
+        return;
+    }
+    let known = scene.known;
+    let is_untold = |end_ns: &u64| {
+        let taken = account.taken_of(*end_ns).taken + leased.takings.before(*end_ns, known);
+        taken > 0 && !leased.was_told(*end_ns, known) && !broken(Broken::LeaseTakingsToldEarly)
+    };
+    let ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
+    let untold: SmallVec<[u64; 4]> = ends.filter(is_untold).collect();
+    let told_in = |end_ns| if untold.contains(&end_ns) { Generation::default() } else { known };
+    if let Some(windows) = leased.takings.next(told_in) {
+        let record = Record { limit: scene.limit, tag: scene.key.1, windows };
+        let batch = node.push_row(record.row());
+        leased.takings.goes(&record.windows, batch, node.progress().committed);
+    }
+}
+
+/// Where the pool has become smaller, so does what is held of it, in proportion: then all nodes together hold no more than it has. Of
+/// the window that is open what was taken stays: it counts by the largest numbers that were in force in it.
+fn shrink(
+    scene: &Scene<'_>,
+    leased: &mut Leased,
+    pool: Part,
+    (account, ground): (&mut Account, &Ground<'_>),
+    now: Now,
+) {
+    let Some(under) = leased.shrunk(pool, account.pooled()) else { return };
+    let open_ns = account.window();
+    let later: SmallVec<[Taken; 4]> =
+        account.taken().iter().filter(|taken| taken.end_ns > open_ns).copied().collect();
+    // In the margin of its beginning a window may have been charged already.
+    let is_unused = open_ns.saturating_sub(now.wall_ns) > scene.home.clock_error_ns.saturating_mul(2);
+    for taken in later.into_iter().filter(|_| is_unused) {
+        let held = taken.taken - taken.returned;
+        let excess = held - share_of(held, pool.units, under.units);
+        if account.return_to_pool(ground, taken.end_ns, excess, held) > 0 {
+            leased.untell(taken.end_ns);
+        }
+    }
+}
+
+/// What to exchange.
+struct Exchange {
+    kept: KeptOfPool,
+    flow: Flow,
+}
+
+/// A call of a bucket or a sliding window, if one is to be made.
+fn ask_part(
+    scene: &Scene<'_>,
+    leased: &Leased,
+    flow: Option<Flow>,
+    (account, words, ground): (&mut Account, &mut Vec<u64>, &Ground<'_>),
+    now: Now,
+) -> Option<(PoolName, Exchange, u64, bool)> {
+    let generation = scene.generation?;
+    let held = account.pooled();
+    let is_untold = held != Part::default() && !leased.was_told(0, generation);
+    let flow = flow.or(is_untold.then_some(Flow { keeps: held, ..Flow::default() }))?;
+    let kept = account.ask_pool(words, ground, flow.keeps, now)?;
+    let wanted = flow.wanted != Part::default();
+    Some((scene.name(0), Exchange { kept, flow }, kept.number, wanted))
+}
+
+/// A call of a window, or of the one that follows.
+fn ask_window(
+    scene: &Scene<'_>,
+    leased: &mut Leased,
+    seen: &Seen,
+    (account, ground): (&mut Account, &Ground<'_>),
+    committed: u64,
+    now: Now,
+) -> Option<(About, Question)> {
+    let Algorithm::FixedWindow(window) = ground.global else { return None };
+    let open_ns = account.window();
+    let time_left_ns = open_ns.saturating_sub(now.wall_ns);
+    let open = account.taken_of(open_ns);
+    // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
+    let is_open = time_left_ns > scene.home.clock_error_ns.saturating_mul(4);
+    let stock = leased.window(seen, (&open, time_left_ns), now).filter(|_| is_open);
+    leased.waits_for_disk = false;
+    let generation = scene.generation?;
+    // What was taken in all, of which this process may have the later part.
+    let all_taken = |leased: &Leased, end_ns| {
+        account.taken_of(end_ns).taken.saturating_add(leased.takings.before(end_ns, generation))
+    };
+    let mut ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
+    let untold = ends.find(|end_ns| all_taken(leased, *end_ns) > 0 && !leased.was_told(*end_ns, generation));
+    let untold = untold.map(|end_ns| (account.taken_of(end_ns), Stock::default()));
+    drop(ends);
+    let later = || {
+        let mut ends_ns =
+            std::iter::successors(Some(open_ns), |end_ns| Some(window.end_after(*end_ns, ground.salt)));
+        let length_ns = window.end_after(open_ns, ground.salt) - open_ns;
+        let ahead = usize::try_from(AHEAD_NS / length_ns.max(1)).unwrap_or(usize::MAX).clamp(1, WINDOWS_MAX);
+        let mut next = ends_ns.by_ref().skip(1).take(ahead).map(|end_ns| account.taken_of(end_ns));
+        next.find_map(|taken| Some((taken, leased.later_window(seen, &taken, length_ns, now)?)))
+    };
+    let later = if stock.is_none() && untold.is_none() { later() } else { None };
+    let mut more = stock.map(|stock| (open, stock)).or(later);
+    if scene.home.knows_from_us.is_some()
+        && let Some((taken, stock)) = more.as_mut().filter(|(_, stock)| stock.wanted > 0)
+    {
+        // No more than would come: what the disk says of it counts as spent if this process ends.
+        let part = leased.left.unwrap_or(seen.pool.units).div_ceil(window::PART);
+        stock.wanted = stock.wanted.min(part.max(stock.needed).max(1));
+        let ahead = if taken.end_ns == open_ns { stock.wanted } else { 0 };
+        // A call for more leaves when the disk knows what it may bring; what must be told is told meanwhile.
+        if !leased.covers(taken, stock.wanted, ahead, committed) && !broken(Broken::LeaseTakesUnwritten) {
+            leased.waits_for_disk = true;
+            more = None;
+        }
+    }
+    let (taken, stock) = more.or(untold)?;
+    if stock.returns > 0 {
+        account.return_to_pool(ground, taken.end_ns, stock.returns, seen.available);
+    }
+    let Taken { end_ns, taken, returned } = account.taken_of(taken.end_ns);
+    let begins_ns = begins_ns(window, end_ns, ground.salt);
+    let take = window::Take {
+        taker: scene.taker,
+        taken: taken.saturating_add(leased.takings.before(end_ns, generation)),
+        returned,
+        wanted: stock.wanted,
+        needed: stock.needed,
+        reserved: 0,
+        total: seen.pool.units,
+        begins_us: begins_ns / 1_000,
+        drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
+    };
+    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0 };
+    Some((about, Question::Take(scene.name(end_ns), take)))
+}
+
+/// When the window began that ends then: the first time of which that is the end.
+fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
+    let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
+    while within - before > 1 {
+        let middle = before + (within - before) / 2;
+        if window.end_after(middle, salt) == end_ns { within = middle } else { before = middle }
+    }
+    within
+}
+
+impl Scene<'_> {
+    fn name(&self, end_ns: u64) -> PoolName {
+        PoolName { limit: self.limit, tag: self.key.1, end_ns }
+    }
+
+    /// How long a pool waits for what this node counts on for so long.
+    fn keep_us(&self, ns: u64) -> u64 {
+        let ns = if broken(Broken::LeaseTakenBackEarly) { ns / 8 } else { ns };
+        keep_us(ns, self.home.drift_ppm, self.home.clock_error_ns)
+    }
+}
