@@ -16,7 +16,7 @@ use crate::{
 pub struct Holding {
     /// Its own part, by the versions it knows.
     pub standing: Part,
-    /// What it may use: its own, with what it holds and without what it has lent.
+    /// What it may use: its own, with what it holds, of other regions or of the pool of its own, and without what it has lent.
     pub effective: Part,
     /// What it has lent and not got back.
     pub lent: Part,
@@ -28,7 +28,7 @@ pub struct Holding {
     pub next_window_ns: u64,
     /// What it may use in that one.
     pub next_units: u64,
-    /// Units that could be charged at this moment, beyond what is on its way.
+    /// Units that could be charged at this moment, beyond what is on its way: what is leased of them is not.
     pub left: u64,
     /// When the first of the loans that it holds ends unless it is renewed: steady clock; 0 where it holds none.
     pub held_until_ns: u64,
@@ -201,6 +201,7 @@ impl Node {
         let (local, global) = (catalogue.local(slot, numbers)?, catalogue.global(slot, numbers)?);
         let standing = if self.owns_nothing().is_some() { Part::default() } else { local.part(salt) };
         let words: &[u64] = place.map_or(&[], |place| cells.words(cells.table.at(place)));
+        let leased = place.map_or(0, |place| cells.leased(place));
         let window_ns = match local.at(salt) {
             Algorithm::FixedWindow(window) => window.older_end(words, now.wall_ns, salt),
             _ => 0,
@@ -210,7 +211,7 @@ impl Node {
                 0
             } else {
                 match place {
-                    Some(_) => local.at(salt).available(words, now, salt),
+                    Some(_) => local.at(salt).available(words, now, salt).saturating_sub(leased),
                     None => {
                         // A new cell begins with what others, or an earlier process, spent in the shared one.
                         let algorithm = local.at(salt);
@@ -233,12 +234,14 @@ impl Node {
         let held = total(book.held().iter().filter(still_held).map(|held| held.part));
         let ends = book.held().iter().filter(still_held).map(|held| sessions.end_of(held));
         let held_until_ns = ends.min().unwrap_or(0);
-        let left = account.algorithm.available(words, now, salt);
+        let left = account.algorithm.available(words, now, salt).saturating_sub(leased);
         let mut holding =
             Holding { standing, lent, held, window_ns, left, held_until_ns, ..Holding::default() };
+        let pooled =
+            if account.pooled_until_ns() > now.steady_ns { account.pooled() } else { Part::default() };
         holding.effective = Part {
-            rate: (standing.rate + held.rate).saturating_sub(lent.rate),
-            units: (standing.units + held.units).saturating_sub(lent.units),
+            rate: (standing.rate + held.rate + pooled.rate).saturating_sub(lent.rate),
+            units: (standing.units + held.units + pooled.units).saturating_sub(lent.units),
         };
         if let Algorithm::FixedWindow(_) = global {
             let limit_of = |end_ns: u64| account.transfers_of(end_ns).map(|t| t.limit(standing.units));
@@ -247,9 +250,11 @@ impl Node {
                 None if window_ns < account.window() => 0,
                 None => standing.units,
             };
-            holding.effective.units = local.usable(global, units);
+            let of_pool = |end_ns: u64| account.taken_of(end_ns).units();
+            holding.effective.units = local.usable(global, units + of_pool(window_ns));
             if account.next_window() > window_ns {
-                let units = limit_of(account.next_window()).unwrap_or(standing.units);
+                let units = limit_of(account.next_window()).unwrap_or(standing.units)
+                    + of_pool(account.next_window());
                 holding.next_window_ns = account.next_window();
                 holding.next_units = local.usable(global, units);
             }

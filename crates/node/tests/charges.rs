@@ -5,7 +5,7 @@ mod scene;
 
 use std::sync::Arc;
 
-use acequia_limits::{Charge, Mode, Now, Reason, Request, limit::LimitSpec};
+use acequia_limits::{Charge, Descriptor, Mode, Now, Reason, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Asker, CHARGES, ChargeId, Config, IdReused, Keep, Node, Recording, Refunded, Reserve, Settled,
 };
@@ -197,15 +197,23 @@ fn lease(asker: &mut Asker, id: u128, cost: u64, ttl_ns: u64, now: Now) -> (u64,
     answer.charge.map_or((0, 0), |charge| (charge.reserved, charge.lapses_in_ns))
 }
 
+/// What an operator sees to be left.
+fn seen(node: &Node, now: Now) -> u64 {
+    let values = Descriptor { entries: &[(b"key", b"k")], cost: None };
+    let limit = node.catalogue().limits[0].limit.id;
+    node.holding_named(limit, &values, now).expect("a cell").left
+}
+
 #[test]
 fn a_lease_of_a_bucket_takes_its_capacity_with_it() {
     let node = node(&[scene::bucket("b", "10/s", 100)], START);
     let mut asker = node.asker();
     assert_eq!(lease(&mut asker, 1, 50, HOUR, START), (10, 10 * S), "no longer than all takes to come back");
     assert_eq!(left(&mut asker, START), 90);
-    // It does not come back by the rate while it may be spent.
+    // It does not come back by the rate while it may be spent, and whoever looks is told so.
     let later = START.later(5 * S);
     assert_eq!(left(&mut asker, later), 90);
+    assert_eq!(seen(&node, later), 90);
     assert!(passes(&mut asker, "k", 90, later) && !passes(&mut asker, "k", 1, later));
     // What was spent counts from when that is said, since it may have been just now.
     assert_eq!(back(node.settle(ChargeId(1), Some(6), later)), 4);

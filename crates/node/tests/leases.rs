@@ -38,6 +38,23 @@ fn a_cold_cell_is_exact() {
 }
 
 #[test]
+fn an_operator_sees_what_a_node_has_of_the_pool() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = settled(2, spec);
+        for _ in 0..600 {
+            world.ask(0, "k", 1);
+            world.pass(5 * MS);
+        }
+        let holding = world.holding(0, "k");
+        // A guard share is 50 units.
+        assert_eq!(holding.standing.units, 50, "{name}");
+        assert!(holding.effective.units > holding.standing.units, "{name}: {holding:?}");
+        assert!(holding.left <= holding.effective.units, "{name}: {holding:?}");
+    }
+}
+
+#[test]
 fn one_node_gets_what_the_others_do_not_use() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
         let name = spec.name.clone();

@@ -7,9 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use acequia_limits::{CellTag, LimitId, Now, limit::LimitSpec};
+use acequia_limits::{CellTag, Descriptor, LimitId, Now, limit::LimitSpec};
 use acequia_node::{
-    Asker, Config, Keep, Node, Row,
+    Asker, Config, Holding, Keep, Node, Row,
     leases::{CALL_NS, Call, PoolName, Question, Said, Siblings},
 };
 use acequia_rights::pool::{
@@ -459,6 +459,14 @@ impl World {
     /// Counts anew what passes from now on, by the numbers of today.
     pub(crate) fn forget_counts(&mut self) {
         self.ledgers.clear();
+    }
+
+    /// What an operator sees that a node has of a key of the first limit.
+    pub(crate) fn holding(&self, place: usize, key: &str) -> Holding {
+        let (node, now) = (&self.nodes[place].node, self.now(place));
+        let values = Descriptor { entries: &[(b"key", key.as_bytes())], cost: None };
+        let limit = node.catalogue().limits[0].limit.id;
+        node.holding_named(limit, &values, now).expect("a cell")
     }
 
     /// Units of a limit and a key that passed.
