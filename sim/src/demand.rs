@@ -11,8 +11,10 @@ use crate::{random::Random, schedule::Place};
 pub struct Question {
     /// Keys and values.
     pub entries: Vec<(String, String)>,
-    /// In units.
+    /// In units; of a lease, at most.
     pub cost: u64,
+    /// For how long units are to be leased, where they are not to pass at once.
+    pub lease: Option<Duration>,
 }
 
 /// What every caller asks.
@@ -48,12 +50,14 @@ pub struct Kind {
     pub hot: u32,
     /// The highest cost; the lowest is 1.
     pub cost_max: u64,
+    /// For how long a lease is asked for at most; nothing where none is.
+    pub lease: Option<Duration>,
 }
 
 impl Kind {
     /// Questions of one entry.
     pub fn of(key: &'static str, value: &'static str, cost_max: u64) -> Self {
-        Self { entries: vec![(key, value)], spread: None, hot: 0, cost_max }
+        Self { entries: vec![(key, value)], spread: None, hot: 0, cost_max, lease: None }
     }
 
     fn question(&self, random: &mut Random) -> Question {
@@ -64,7 +68,9 @@ impl Kind {
             let value = if is_hot { 0 } else { random.below(values) };
             entries.push((key.to_owned(), value.to_string()));
         }
-        Question { entries, cost: random.between(1, self.cost_max) }
+        let cost = random.between(1, self.cost_max);
+        let lease = self.lease.map(|longest| longest * random.between(1, 100) as u32 / 100);
+        Question { entries, cost, lease }
     }
 }
 
@@ -100,6 +106,11 @@ impl Demand {
         })
     }
 
+    /// How long a lease of these callers may live.
+    pub fn longest_lease(&self) -> Duration {
+        self.kinds.iter().filter_map(|(_, kind)| kind.lease).max().unwrap_or_default()
+    }
+
     fn question(&self, random: &mut Random) -> Question {
         let total: u32 = self.kinds.iter().map(|(weight, _)| weight).sum();
         let mut drawn = random.below(u64::from(total.max(1)));
@@ -109,7 +120,7 @@ impl Demand {
             is_it
         });
         let question = kind.map(|(_, kind)| kind.question(random));
-        question.unwrap_or(Question { entries: Vec::new(), cost: 1 })
+        question.unwrap_or(Question { entries: Vec::new(), cost: 1, lease: None })
     }
 }
 

@@ -168,7 +168,8 @@ fn look(world: &World, checks: &mut [Box<dyn Check>], trace: &Trace) -> Vec<Answ
 impl Counts {
     pub(crate) fn count(&mut self, answer: &Answer) {
         match answer.said {
-            Said::Allowed(_) => self.allowed += 1,
+            Said::Allowed(_) | Said::Leased(_) => self.allowed += 1,
+            Said::Spent(_) => {}
             Said::Denied(_) => self.denied += 1,
             Said::Nothing(_) => self.silent += 1,
         }

@@ -22,7 +22,7 @@ use crate::{
     scenarios::Plan,
     schedule::Place,
     trace::Trace,
-    world::{Answer, Said, World, WorldError},
+    world::{Answer, World, WorldError},
 };
 
 /// Between two samples.
@@ -184,7 +184,7 @@ impl Series {
         for answer in self.answers.iter().filter(|answer| answer.place == place) {
             let sample = answer.answered.as_millis().div_ceil(EVERY.as_millis()) as usize;
             if let Some(units) = admitted.get_mut(sample) {
-                *units += cell.charged(answer);
+                *units += cell.passed(answer);
             }
         }
         running_sum(&mut admitted);
@@ -220,10 +220,10 @@ impl Series {
 }
 
 impl CellSeries {
-    /// Units that an answer charged to this cell.
-    pub fn charged(&self, answer: &Answer) -> u64 {
-        let Said::Allowed(limits) = &answer.said else { return 0 };
-        let charged = limits.iter().find(|(name, _)| *name == self.limit.spec.name);
+    /// Units of this cell that passed with an answer.
+    pub fn passed(&self, answer: &Answer) -> u64 {
+        let charged =
+            answer.said.passed().unwrap_or(&[]).iter().find(|(name, _)| *name == self.limit.spec.name);
         charged.filter(|_| self.is_of(&answer.question)).map_or(0, |(_, units)| *units)
     }
 

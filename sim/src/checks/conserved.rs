@@ -17,7 +17,7 @@ use crate::{
     demand::Question,
     scenarios::Plan,
     schedule::{Fault, Place},
-    world::{Answer, Region, Said, World},
+    world::{Answer, Region, World},
 };
 
 /// A look costs a microsecond for each region and cell. What is lent travels for longer than this.
@@ -194,7 +194,7 @@ impl Check for Conserved {
         self.budgets.follow(world);
         self.forget_disks(world);
         for answer in answers {
-            let Said::Allowed(limits) = &answer.said else { continue };
+            let Some(limits) = answer.said.charged() else { continue };
             for (name, _) in limits {
                 let watched = self.limits.iter_mut().find(|watched| watched.limit.spec.name == *name);
                 watched.into_iter().for_each(|watched| watched.meet(&answer.question, world.regions().len()));

@@ -15,7 +15,7 @@
 //! | I11 | nothing is spent by whom is closed, nor of loans that ended | [`OnlyOwnersAdmit`], [`Conserved`] |
 //! | I12 | standing shares move from windows on that the giver has not opened | [`Conserved`], window by window |
 //! | I13 | nothing has an effect before it is durable | [`RowsGrow`]: nobody knows of more than is on the disk; of loans and gifts, [`Conserved`] after a crash |
-//! | I14 | leases of callers are within what was set apart | callers of a world take none: `tests/ring`, `crates/node` |
+//! | I14 | leases of callers are within what was set apart | [`NeverOver`]: what is leased is spent at once, later and at the last moment, and counts beside what nodes have left; with changed budgets, `tests/ring` |
 //! | I15 | after healing all views are equal | [`AllSettles`]; that nobody is waited for, [`NobodyWaits`] |
 //! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
 //! | I17 | utilisation is as promised | [`UsedAsPromised`], where a plan promises any ([`Plan::used_min_percent`]); demand that moves, `tests/ring` (utilisation) |

@@ -1,6 +1,6 @@
 //! Never over: what all callers of all regions were allowed is within each limit, over every interval and in every window,
 //! however the admissions between a question and its answer are dated. Nor would it be over if all that every region has left
-//! were asked for at this moment.
+//! were asked for at this moment, and all that callers have leased were spent.
 
 use std::collections::BTreeMap;
 
@@ -42,6 +42,8 @@ struct Watched {
     /// Changes of its numbers that its cells know of.
     changes: usize,
     admitted: u64,
+    /// What callers may still let pass of leases, by cell.
+    leased: BTreeMap<String, u64>,
 }
 
 #[derive(Debug)]
@@ -58,11 +60,27 @@ impl NeverOver {
     /// A limit that it cannot judge.
     pub fn new(limits: &[Limit], clocks: Clocks, regions: usize, apart: &[Place]) -> Result<Self, String> {
         let watched = |limit: &Limit| {
-            let watched = Watched { limit: limit.clone(), cells: BTreeMap::new(), changes: 1, admitted: 0 };
+            let (cells, leased) = (BTreeMap::new(), BTreeMap::new());
+            let watched = Watched { limit: limit.clone(), cells, changes: 1, admitted: 0, leased };
             (limit.spec.name.clone(), watched)
         };
         let (limits, budgets) = (limits.iter().map(watched).collect(), Budgets::new(limits, regions)?);
         Ok(Self { clocks, budgets, limits, apart: apart.to_vec(), read: 0, looked_ns: 0, looks: 0 })
+    }
+
+    /// Counts what callers hold of leases.
+    fn lease(&mut self, answer: &Answer) {
+        let (limits, is_spent) = match &answer.said {
+            Said::Leased(limits) => (limits, false),
+            Said::Spent(limits) => (limits, true),
+            _ => return,
+        };
+        for (name, units) in limits {
+            let Some(watched) = self.limits.get_mut(name) else { continue };
+            let key = cell_of(&watched.limit, &answer.question);
+            let leased = watched.leased.entry(key).or_default();
+            *leased = if is_spent { leased.saturating_sub(*units) } else { *leased + units };
+        }
     }
 
     fn admit(&mut self, world: &World, answer: &Answer, name: &str, units: u64) -> Result<(), String> {
@@ -95,7 +113,7 @@ impl NeverOver {
 }
 
 impl Watched {
-    /// Asks in thought for all that is left of a cell.
+    /// Asks in thought for all that is left of a cell, and spends all that is leased of it.
     fn drain(
         &self,
         world: &World,
@@ -118,13 +136,14 @@ impl Watched {
             holding.filter(|_| !is_due).map(|holding| holding.left)
         };
         let left: Vec<u64> = world.regions().iter().enumerate().filter_map(has_left).collect();
-        let (now_ns, units) = (ns(world.elapsed()), left.iter().sum());
+        let leased = self.leased.get(key).copied().unwrap_or(0);
+        let (now_ns, units) = (ns(world.elapsed()), left.iter().sum::<u64>() + leased);
         let admitted = Admitted { asked_ns: now_ns, answered_ns: now_ns, units };
         let over = cell.judge.clone().admit(admitted, clocks, |_| u64::MAX);
         if over > 0 {
             let name = &self.limit.spec.name;
             return Err(format!(
-                "limit {name}: {left:?} units are left of {in_force} in the cell [{key}], {over} too many"
+                "limit {name}: {left:?} units are left of {in_force} in the cell [{key}] and {leased} leased, {over} too many"
             ));
         }
         Ok(())
@@ -161,8 +180,10 @@ impl Check for NeverOver {
             }
         }
         for answer in answers {
-            let Said::Allowed(limits) = &answer.said else { continue };
-            limits.iter().try_for_each(|(name, units)| self.admit(world, answer, name, *units))?;
+            for (name, units) in answer.said.passed().unwrap_or(&[]) {
+                self.admit(world, answer, name, *units)?;
+            }
+            self.lease(answer);
         }
         self.looked_ns = ns(world.elapsed());
         self.looks += 1;

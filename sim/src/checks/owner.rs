@@ -1,7 +1,7 @@
 //! A region that owns nothing admits nothing: neither its own share, for it has none, nor what it would hold of others.
 
 use super::{Check, budgets::Budgets};
-use crate::world::{Answer, Said, World};
+use crate::world::{Answer, World};
 use acequia_limits::{Limit, Part};
 use acequia_node::Holding;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl Check for OnlyOwnersAdmit {
             };
         }
         for answer in answers {
-            let Said::Allowed(charged) = &answer.said else { continue };
+            let Some(charged) = answer.said.charged() else { continue };
             let region = &world.regions()[answer.place];
             let (Some(since), Some(process)) = (self.nothing_since[answer.place], region.process()) else {
                 continue;

@@ -9,7 +9,7 @@ use acequia_rights::Writer;
 use super::Check;
 use crate::{
     schedule::{Fault, Place},
-    world::{Answer, Said, World},
+    world::{Answer, World},
 };
 
 /// Others hear of a row after so long at least: the shortest way there.
@@ -155,8 +155,7 @@ impl RowsGrow {
         let hears = is_behind && is_told && process.node.peers(now).iter().any(|peer| peer.is_reached);
         let state = &mut self.regions[place];
         state.heard_ms = if hears { state.heard_ms + EVERY_MS } else { 0 };
-        let allowed =
-            answers.iter().any(|answer| answer.place == place && matches!(answer.said, Said::Allowed(_)));
+        let allowed = answers.iter().any(|answer| answer.place == place && answer.said.charged().is_some());
         if state.heard_ms > OLD_DISK_MS && allowed {
             return Err(format!("{} goes on with an older disk than it once had", region.name()));
         }

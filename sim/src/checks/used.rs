@@ -111,7 +111,10 @@ impl UsedAsPromised {
             })
         };
         Self {
-            min_percent: plan.used_min_percent.filter(|_| plan.schedule.faults().iter().all(is_of_links)),
+            // Who leases asks for more than it may have.
+            min_percent: plan.used_min_percent.filter(|_| {
+                plan.schedule.faults().iter().all(is_of_links) && plan.demand.longest_lease().is_zero()
+            }),
             until: plan.duration.saturating_sub(LATE),
             limits: limits.iter().filter_map(watched).collect(),
             cuts: Vec::new(),

@@ -329,7 +329,8 @@ impl Case {
     /// What a run of the real server had, and what that made of it.
     pub fn of(record: &Record, series: &Series, seed: u64) -> (Self, Played) {
         let plan = &record.plan;
-        let mut answers: Vec<&Answer> = series.answers.iter().collect();
+        let is_asked = |answer: &&Answer| !matches!(answer.said, Said::Spent(_));
+        let mut answers: Vec<&Answer> = series.answers.iter().filter(is_asked).collect();
         answers.sort_by_key(|answer| (answer.asked, answer.place));
         let (mut cells, mut names) = (Vec::new(), BTreeMap::new());
         let mut asked = Vec::new();
@@ -359,7 +360,7 @@ impl Case {
         let decision = |answer: &&Answer| Decision {
             at_ns: ns(answer.answered),
             verdict: match answer.said {
-                Said::Allowed(_) => Verdict::Allowed,
+                Said::Allowed(_) | Said::Leased(_) | Said::Spent(_) => Verdict::Allowed,
                 Said::Denied(_) => Verdict::Denied,
                 Said::Nothing(_) => Verdict::Silent,
             },

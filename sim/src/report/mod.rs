@@ -17,7 +17,6 @@ use crate::{
     run::{Counts, Record},
     scenarios::Scenario,
     series::{CellSeries, Series, cell_of},
-    world::Said,
 };
 
 const STYLE: &str = include_str!("style.css");
@@ -39,7 +38,7 @@ pub struct Rival {
 /// all.
 pub fn main_cell(series: &Series) -> Option<&CellSeries> {
     let admitted = |cell: &&CellSeries| {
-        let units: u64 = series.answers.iter().map(|answer| cell.charged(answer)).sum();
+        let units: u64 = series.answers.iter().map(|answer| cell.passed(answer)).sum();
         // A rate tells more than windows: it is lent.
         (cell.by.is_empty(), matches!(cell.bound, Bound::Bucket { .. }), units)
     };
@@ -283,11 +282,9 @@ fn figures(record: &Record, series: &Series) -> String {
         let asked = series.answers.iter().filter_map(|answer| cell_of(&cell.limit, &answer.question));
         let cells = asked.collect::<BTreeSet<_>>().len().max(1) as u64;
         let allowed = cell.allowed.last().copied().unwrap_or(0) * cells;
-        let of_limit = |answer: &crate::world::Answer| match &answer.said {
-            Said::Allowed(limits) => {
-                limits.iter().filter(|(name, _)| *name == cell.limit.spec.name).map(|(_, units)| *units).sum()
-            }
-            _ => 0,
+        let of_limit = |answer: &crate::world::Answer| -> u64 {
+            let passed = answer.said.passed().unwrap_or(&[]).iter();
+            passed.filter(|(name, _)| *name == cell.limit.spec.name).map(|(_, units)| *units).sum()
         };
         let admitted: u64 = series.answers.iter().map(of_limit).sum();
         let _ = writeln!(
@@ -336,7 +333,7 @@ fn row(name: &str, counts: &Counts) -> String {
 }
 
 fn total(series: &Series, cell: &CellSeries) -> u64 {
-    series.answers.iter().map(|answer| cell.charged(answer)).sum()
+    series.answers.iter().map(|answer| cell.passed(answer)).sum()
 }
 
 fn percent(part: u64, whole: u64) -> String {

@@ -5,6 +5,7 @@ mod clocks;
 mod crashes;
 mod disks;
 mod drills;
+mod leases;
 mod links;
 mod load;
 mod orders;
@@ -63,7 +64,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 34] = [
+pub const ALL: [Scenario; 35] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -96,6 +97,7 @@ pub const ALL: [Scenario; 34] = [
     load::COOLING,
     load::STALLED_PEER,
     load::CROWDED_WAKE,
+    leases::LEASES,
     storm::STORM,
     swarm::SWARM,
 ];

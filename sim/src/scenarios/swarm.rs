@@ -17,8 +17,9 @@ pub(super) const SWARM: Scenario = Scenario {
         let regions = random.pick(&[2, 3, 3, 3, 4, 5]);
         let clocks = random.pick(&[Clocks::Good, Clocks::Good, Clocks::Skewed, Clocks::Poor]);
         let latest_ms = random.pick(&[3, 20, 40, 80, 150]);
-        let (limits, demand) = limits(random, regions);
+        let (limits, mut demand) = limits(random, regions);
         let schedule = schedule(random, regions, clocks);
+        lease(random, &mut demand, &schedule);
         let clock = if clocks == Clocks::Poor { "{ error: 200ms, drift: 1e-3 }" } else { "" };
         let latency_ms = (latest_ms / 3, latest_ms);
         let last = schedule.faults().last().map_or(Duration::ZERO, |(at, _)| *at);
@@ -53,6 +54,17 @@ impl Clocks {
             Self::Good => (0, 0),
             Self::Skewed => (6, 100),
             Self::Poor => (160, 1_000),
+        }
+    }
+}
+
+/// In a third of the runs callers lease, but where budgets change: what was leased may be spent when less is in force.
+fn lease(random: &mut Random, demand: &mut Demand, schedule: &Schedule) {
+    let is_budget = |(_, fault): &(Duration, Fault)| matches!(fault, Fault::Order(_, Command::Budget { .. }));
+    let longest = ms(random.pick(&[300, 2_000, 6_000, 20_000]));
+    if random.chance(333_333) && !schedule.faults().iter().any(is_budget) {
+        for (_, kind) in &mut demand.kinds {
+            (kind.lease, kind.cost_max) = (Some(longest), kind.cost_max * 5);
         }
     }
 }
