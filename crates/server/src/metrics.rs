@@ -368,7 +368,7 @@ impl Out<'_> {
         let groups: Values<'_> =
             &[(&[("which", "granting")], counts.granting), (&[("which", "all")], GROUPS.into())];
         self.gauge("acequia_pool_groups", help, groups)?;
-        let shards = siblings.redis().shards();
+        let shards = siblings.shards();
         type ShardGauge = (&'static str, &'static str, fn(&ShardView) -> u64);
         let gauges: [ShardGauge; 4] = [
             ("acequia_store_open", "1 while the shard's primary can be called.", |shard| {

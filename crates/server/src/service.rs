@@ -23,7 +23,7 @@ use crate::{
     regions::{
         self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError, admin::AdminError,
     },
-    siblings::{self, SiblingsError},
+    siblings::{self, SiblingsError, Way},
     webhooks::{Prepared, Webhooks, WebhooksError},
     worker::Shared,
     writer::Writer,
@@ -125,8 +125,8 @@ pub struct Service {
     key: HashKey,
     /// Who it is among the regions; nobody where it stands alone.
     me: Option<Identity>,
-    /// Its place among the nodes of its region, until it is taken.
-    siblings: Option<siblings::Home>,
+    /// Its place among the nodes of its region, until it is taken, and the way to their pools where it is not the config's.
+    siblings: Option<(siblings::Home, Option<Way>)>,
     /// What the nodes of its region go by, where there are several.
     terms: Option<u64>,
     /// When the certificates were written that are in use.
@@ -172,7 +172,14 @@ impl Service {
         let schedule = store_ref.map(read_schedule).transpose()?.flatten();
         let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
         if let Some(settings) = config.store.clone() {
-            return Self::start_among(config, &settings, store, clock, chance, schedule);
+            let (mut home, store) = Self::home_among(&config, &settings, store, (&clock, &chance))?;
+            if !home.is_agreed() {
+                home = siblings::runtime()?.block_on(async {
+                    let way = home.way()?;
+                    home.agree(&store, &clock, &way).await
+                })?;
+            }
+            return Self::among(config, home, store, clock, chance, None);
         }
         if store_ref.map(|store| store.value(siblings::TERMS)).transpose()?.flatten().is_some() {
             return Err(StartError::NotAmong);
@@ -237,27 +244,57 @@ impl Service {
         Ok(Self { config, shared, store, chance, key, me, siblings: None, terms: None, certificates: None })
     }
 
-    /// The same, of a node that shares its limits with others of its region. What earlier processes of it spent of their guard shares is
-    /// not known: of what is open now they count as spent.
-    fn start_among(
+    /// The same of a config with a store that nodes share, and of pools that the caller brought in its place. Waits in the runtime
+    /// that this is called in until all nodes go by the same.
+    ///
+    /// # Errors
+    /// Whatever keeps the node from answering.
+    pub async fn start_among(
         config: Config,
-        settings: &StoreConfig,
         store: Option<Arc<dyn Store>>,
         clock: Arc<dyn Clock>,
         chance: Chance,
-        schedule: Option<Vec<Scheduled>>,
+        way: Way,
     ) -> Result<Self, StartError> {
+        let Some(settings) = config.store.clone() else {
+            return Self::start_with(config, store, clock, chance);
+        };
+        let (mut home, store) = Self::home_among(&config, &settings, store, (&clock, &chance))?;
+        if !home.is_agreed() {
+            home = home.agree(&store, &clock, &way).await?;
+        }
+        Self::among(config, home, store, clock, chance, Some(way))
+    }
+
+    /// What a node among others of its region must know before it can begin.
+    fn home_among(
+        config: &Config,
+        settings: &StoreConfig,
+        store: Option<Arc<dyn Store>>,
+        (clock, chance): (&Arc<dyn Clock>, &Chance),
+    ) -> Result<(siblings::Home, Arc<dyn Store>), StartError> {
         // A config with a store that nodes share and without `data` is refused.
         let store = store.ok_or(SiblingsError::Value(SCHEDULE))?;
-        let was_other = schedule.is_some() || store.value(INCARNATION)?.is_some();
+        let was_other = store.value(SCHEDULE)?.is_some() || store.value(INCARNATION)?.is_some();
         if was_other && store.value(siblings::TERMS)?.is_none() {
             return Err(SiblingsError::NotShared.into());
         }
         let names = (config.region.as_str(), config.node.as_str());
-        let mut home = siblings::Home::read(names, settings, &*store, &chance, clock.now())?;
-        if !home.is_agreed() {
-            home = home.agree(&store, &clock)?;
-        }
+        let home = siblings::Home::read(names, settings, &*store, chance, clock.now())?;
+        Ok((home, store))
+    }
+
+    /// The same, of a node that shares its limits with others of its region. What earlier processes of it spent of their guard shares is
+    /// not known: of what is open now they count as spent.
+    fn among(
+        config: Config,
+        home: siblings::Home,
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        chance: Chance,
+        way: Option<Way>,
+    ) -> Result<Self, StartError> {
+        let schedule = read_schedule(&*store)?;
         let now = clock.now();
         let (key, terms) = (home.key, home.terms);
         let node_config = NodeConfig {
@@ -291,7 +328,7 @@ impl Service {
         if let Some((webhooks, hooks)) = prepare_webhooks(&shared, &config.live.webhooks)? {
             webhooks.replace(hooks);
         }
-        let (siblings, terms) = (Some(home), Some(terms));
+        let (siblings, terms) = (Some((home, way)), Some(terms));
         Ok(Self {
             config,
             shared,
@@ -314,12 +351,16 @@ impl Service {
         &mut self,
         stopping: watch::Receiver<bool>,
     ) -> Result<Option<impl Future<Output = ()> + Send + use<>>, StartError> {
-        let (Some(home), Some(writer)) = (self.siblings.take(), self.shared.writer.clone()) else {
+        let (Some((home, way)), Some(writer)) = (self.siblings.take(), self.shared.writer.clone()) else {
             return Ok(None);
+        };
+        let way = match way {
+            Some(way) => way,
+            None => home.way()?,
         };
         let (node, clock) = (Arc::clone(&self.shared.node), Arc::clone(&self.shared.clock));
         let waiting = Arc::clone(&self.shared.waiting);
-        let (siblings, carried) = home.open(node, writer, clock, waiting, stopping)?;
+        let (siblings, carried) = home.take(way, (node, writer), clock, waiting, stopping);
         // Once: a service takes its place once.
         let _ = self.shared.siblings.set(siblings);
         Ok(Some(carried))

@@ -5,12 +5,7 @@
 //! every node has said so ([`acequia_rights::pool::group`]). From then on it needs nobody for its guard share. Who changes what
 //! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent.
 
-use std::{
-    fs, io,
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fs, io, path::Path, sync::Arc, time::Duration};
 
 use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
@@ -21,11 +16,15 @@ use acequia_node::{
 use acequia_rights::{node_named, pool::Generation};
 use acequia_store::{
     Store, StoreError,
-    pools::{Process, RedisPools, share},
+    pools::{Carrier, Pools, Process, RedisPools},
     redis::{BreakerState, Group, Redis, Settings, SettingsError, ShardState, ShardView},
 };
 use ring::digest;
-use tokio::{runtime::Runtime, sync::watch, time::sleep};
+use tokio::{
+    runtime::Runtime,
+    sync::watch,
+    time::{Instant, sleep},
+};
 use tracing::{info, warn};
 
 use crate::{
@@ -106,18 +105,38 @@ pub(crate) struct Home {
     redis: Settings,
 }
 
+/// The way to the pools of a region.
+#[derive(Clone, Debug)]
+pub struct Way {
+    carrier: Carrier,
+    /// Where they are; nowhere that can be looked at where they are no Redis's.
+    redis: Option<Redis>,
+}
+
+impl Way {
+    /// To pools that the caller brought.
+    pub fn to<P: Pools + Clone + 'static>(pools: P) -> Self {
+        Self { carrier: Carrier::to(pools), redis: None }
+    }
+
+    /// How the store's shards are; none where it is none of ours to look at.
+    fn shards(&self) -> Vec<ShardView> {
+        self.redis.as_ref().map_or_else(Vec::new, Redis::shards)
+    }
+}
+
 /// A node's place among the nodes of its region.
 #[derive(Debug)]
 pub struct Siblings {
-    redis: Redis,
+    way: Way,
     /// Who they are.
     pub(crate) nodes: usize,
 }
 
 impl Siblings {
-    /// Where the pools are.
-    pub(crate) const fn redis(&self) -> &Redis {
-        &self.redis
+    /// How the store's shards are.
+    pub(crate) fn shards(&self) -> Vec<ShardView> {
+        self.way.shards()
     }
 
     /// What this node has of the cells that a request hits, and where their pools are.
@@ -131,7 +150,7 @@ impl Siblings {
         let pool = |(place, limit): (usize, &LimitAnswer)| {
             let (cell, view) = (node.cell(limit, catalogue, now)?, node.pool_view(limit, catalogue, now)?);
             let rate = rate_milli(&cell.algorithm);
-            let shard = Group::new(view.group).and_then(|group| self.redis.shard(group));
+            let shard = Group::new(view.group).and_then(|group| self.way.redis.as_ref()?.shard(group));
             let ends_ms = |ns: u64| ns.saturating_sub(now.steady_ns).div_ceil(1_000_000);
             let of_shard = |value: fn(&ShardView) -> String| shard.as_ref().map_or_else(String::new, value);
             Some(api::Pool {
@@ -220,6 +239,16 @@ impl Home {
         begin(store, self.place.boot, self.place.begun_us)
     }
 
+    /// The way to the pools that the config names, for the runtime that this is called in.
+    ///
+    /// # Errors
+    /// The settings are out of their ranges.
+    pub(crate) fn way(&self) -> Result<Way, SiblingsError> {
+        let redis = Redis::open(self.redis.clone())?;
+        let carrier = Carrier::to(RedisPools::new(redis.clone(), self.terms));
+        Ok(Way { carrier, redis: Some(redis) })
+    }
+
     /// Whether siblings were heard to go by the same as this node.
     pub(crate) const fn is_agreed(&self) -> bool {
         self.is_agreed
@@ -227,12 +256,19 @@ impl Home {
 
     /// Waits until all nodes say the same as this one. What is there then is of another process of the node, which owns nothing of
     /// what was open until `clock` says that it is now.
-    pub(crate) fn agree(self, store: &Arc<dyn Store>, clock: &Arc<dyn Clock>) -> Result<Self, SiblingsError> {
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub(crate) async fn agree(
+        self,
+        store: &Arc<dyn Store>,
+        clock: &Arc<dyn Clock>,
+        way: &Way,
+    ) -> Result<Self, SiblingsError> {
         if self.was_other {
             // What it went by before does not hold any more, whatever becomes of this.
             store.commit(&[], &[(TERMS, Some(&NO_TERMS.to_be_bytes()))])?;
         }
-        let runtime = runtime()?;
         let config = NodeConfig {
             key: self.key,
             memory_bytes: MEMORY_BYTES,
@@ -244,32 +280,27 @@ impl Home {
         let process = Disk { store: Arc::clone(store), clock: Arc::clone(clock) };
         let nodes = self.place.nodes.len();
         info!(nodes, "waiting until every node of the region goes by the same");
-        runtime.block_on(async {
-            let pools = RedisPools::new(Redis::open(self.redis.clone())?, self.terms);
-            let redis = pools.redis().clone();
-            let carrier = tokio::spawn(share(Arc::clone(&node), pools, process));
-            let mut told = Instant::now();
-            while node.lease_counts().granting < u64::from(GROUPS) {
-                sleep(LOOK).await;
-                if told.elapsed() > TELL {
-                    told = Instant::now();
-                    let granting = node.lease_counts().granting;
-                    let words = |shard: &ShardView| format!("{}: {}", shard.name, state_words(shard));
-                    let shards: Vec<String> = redis.shards().iter().map(words).collect();
-                    warn!(
-                        granting,
-                        of = GROUPS,
-                        shards = shards.join("; "),
-                        "this node owns nothing until every node of the region runs with the same `nodes`, `guard`, `key_file` \
-                         and `clock`, and reaches the store"
-                    );
-                }
+        let carrier = tokio::spawn(way.carrier.carry(Arc::clone(&node), process));
+        let mut told = Instant::now();
+        while node.lease_counts().granting < u64::from(GROUPS) {
+            sleep(LOOK).await;
+            if told.elapsed() > TELL {
+                told = Instant::now();
+                let granting = node.lease_counts().granting;
+                let words = |shard: &ShardView| format!("{}: {}", shard.name, state_words(shard));
+                let shards: Vec<String> = way.shards().iter().map(words).collect();
+                warn!(
+                    granting,
+                    of = GROUPS,
+                    shards = shards.join("; "),
+                    "this node owns nothing until every node of the region runs with the same `nodes`, `guard`, `key_file` \
+                     and `clock`, and reaches the store"
+                );
             }
-            carrier.abort();
-            // It writes nothing after it has ended.
-            let _aborted = carrier.await;
-            Ok::<_, SiblingsError>(())
-        })?;
+        }
+        carrier.abort();
+        // It writes nothing after it has ended.
+        let _aborted = carrier.await;
         let boot = self.place.boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
         let generations = node.generations();
         // Where nothing was ever taken, there is no earlier process that took anything. What earlier ones took by other terms cannot be
@@ -283,28 +314,26 @@ impl Home {
         Ok(Self { place, is_new, ..self })
     }
 
-    /// Opens the way to the pools, in the runtime that this is called in. What this gives carries the node's calls until `stopping`.
-    pub(crate) fn open(
+    /// Takes the way to the pools. What this gives carries the node's calls until `stopping`.
+    pub(crate) fn take(
         self,
-        node: Arc<Node>,
-        writer: Arc<Writer>,
+        way: Way,
+        (node, writer): (Arc<Node>, Arc<Writer>),
         clock: Arc<dyn Clock>,
         waiting: Arc<Waiting>,
         mut stopping: watch::Receiver<bool>,
-    ) -> Result<(Siblings, impl Future<Output = ()> + Send), SiblingsError> {
-        let redis = Redis::open(self.redis)?;
-        let pools = RedisPools::new(redis.clone(), self.terms);
-        let nodes = self.place.nodes.len();
+    ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
         let process = Running { node: Arc::clone(&node), writer, clock, waiting };
+        let carrying = way.carrier.carry(node, process);
         let carried = async move {
             tokio::select! {
                 biased;
                 // Whoever would tell is gone: that is as good.
                 _ = stopping.wait_for(|stopping| *stopping) => {}
-                () = share(node, pools, process) => {}
+                () = carrying => {}
             }
         };
-        Ok((Siblings { redis, nodes }, carried))
+        (Siblings { way, nodes: self.place.nodes.len() }, carried)
     }
 }
 

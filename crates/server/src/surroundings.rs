@@ -77,6 +77,8 @@ impl Service {
             self.take_place(regions);
             sharing
         });
+        let (leave, leaving) = watch::channel(false);
+        let carrying = self.share_store(leaving)?.map(tokio::spawn);
         let shared = Arc::clone(&self.shared);
         let _end = End(Arc::clone(&shared));
         let (hand, hands) = mpsc::channel(HANDOVER_MAX);
@@ -111,6 +113,10 @@ impl Service {
             // Shared with the others until nobody asks any more.
             let _ = part.send(true);
             let _ = sharing.await;
+        }
+        if let Some(carrying) = carrying {
+            let _ = leave.send(true);
+            let _ = carrying.await;
         }
         if let (Some(writer), Some(writing)) = (&shared.writer, writing) {
             writer.stop();

@@ -14,13 +14,19 @@ use crate::{Store, StoreError};
 #[derive(Debug, Default)]
 pub struct MemoryStore(Mutex<Contents>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Contents {
     rows: BTreeMap<(LimitId, CellTag), Kept>,
     values: BTreeMap<String, Vec<u8>>,
 }
 
 impl MemoryStore {
+    /// Another one, with what is in this one now.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        Self(Mutex::new(self.contents().clone()))
+    }
+
     fn contents(&self) -> MutexGuard<'_, Contents> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

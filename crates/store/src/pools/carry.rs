@@ -1,6 +1,6 @@
 //! A node's calls, carried to where the pools are.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use acequia_limits::Now;
 use acequia_node::{
@@ -38,6 +38,51 @@ pub trait Process: Send {
 
     /// The node has heard something: units may have come ([`Node::news`]).
     fn heard(&mut self) {}
+}
+
+impl<P: Process + ?Sized> Process for Box<P> {
+    fn now(&self) -> Now {
+        (**self).now()
+    }
+
+    fn keep(&mut self, generations: &[Generation]) -> bool {
+        (**self).keep(generations)
+    }
+
+    fn write(&mut self) {
+        (**self).write();
+    }
+
+    fn heard(&mut self) {
+        (**self).heard();
+    }
+}
+
+/// Whoever carries calls to some pools: [`share`], for those who need not know which pools they are.
+#[derive(Clone)]
+pub struct Carrier(Arc<Carry>);
+
+/// Carries the calls of a node in its process.
+type Carry = dyn Fn(Arc<Node>, Box<dyn Process>) -> Carrying + Send + Sync;
+/// Carries calls until it is dropped.
+type Carrying = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl fmt::Debug for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Carrier")
+    }
+}
+
+impl Carrier {
+    /// To these pools.
+    pub fn to<P: Pools + Clone + 'static>(pools: P) -> Self {
+        Self(Arc::new(move |node, process| Box::pin(share(node, pools.clone(), process))))
+    }
+
+    /// Carries a node's calls until what this gives is dropped.
+    pub fn carry(&self, node: Arc<Node>, process: impl Process + 'static) -> Carrying {
+        (self.0)(node, Box::new(process))
+    }
 }
 
 /// Carries a node's calls until the task is dropped.

@@ -17,7 +17,7 @@ use acequia_rights::pool::{
 };
 
 pub use self::{
-    carry::{Process, carry, share},
+    carry::{Carrier, Process, carry, share},
     kept::KeptPools,
     wire::RedisPools,
 };
