@@ -51,6 +51,9 @@ macro_rules! rules {
 const CRASHES: &str = "drill-crashes";
 const LINKS: &str = "drill-links";
 const ORDERS: &str = "drill-orders";
+const GONE: &str = "store-gone";
+const STORM: &str = "store-storm";
+const FAILS_OVER: &str = "store-fails-over";
 
 /// The rules: those that were missed when all that seemed to matter here were left out. Of 51 that were tried with four seeds of
 /// each scenario, these were missed, and `GrantBeforeDurable` with more seeds; the others were tried no further. What callers give
@@ -88,6 +91,14 @@ pub const RULES: &[Rule] = rules![
     SkipSurvivorAck in ["evict-dead"], true;
     // What callers lease.
     LeaseNotSetApart in ["leases"], true;
+    // What nodes of one region hold of the store that they share.
+    PoolGrantsUntold in [STORM, FAILS_OVER], true;
+    PoolAsksOneNode in [STORM, FAILS_OVER], true;
+    PoolKnowsNoProcess in [STORM, FAILS_OVER], true;
+    LeaseOutlivesItsEnd in [GONE], true;
+    LeaseUntold in [STORM, FAILS_OVER], true;
+    LeaseGuardTwice in [STORM, FAILS_OVER], true;
+    LeaseTakenBackEarly in [STORM, FAILS_OVER], true;
     // Windows.
     NoMargin in ["clock-skew"], true;
 ];

@@ -100,6 +100,7 @@ fn judge(
         clock: plan.clock.to_owned(),
         latency_ms: plan.latency_ms,
         demand: plan.demand.clone(),
+        guard_percent: plan.guard_percent,
     };
     let mut world = World::new(&setup, trace.clone())?;
     let clocks = Clocks::beyond(&world.clock(), &plan.schedule, plan.duration);

@@ -54,7 +54,9 @@ pub enum Fault {
     Drift(Place, i64),
     /// An operator orders at a node.
     Order(Place, Command),
-    /// Every link is mended, every disk takes writes, no crash is due any more, and every node that is down begins again.
+    /// The store that nodes of one region share.
+    Store(StoreFault),
+    /// Every link is mended, the store is there, every disk takes writes, no crash is due any more, and every node that is down begins again.
     /// Clocks stay as they are, and so does what disks hold.
     Heal,
 }
@@ -74,6 +76,7 @@ impl Fault {
             | (Self::Order(_, Command::Recover(a) | Command::Add(a, _)), Self::Crash(b, _) | Self::Stop(b))
             | (Self::ClearDisk(a), Self::FillDisk(b))
             | (Self::Wake(a), Self::Sleep(b)) => a == b,
+            (Self::Store(StoreFault::Back), Self::Store(begun)) => begun.ends_with_back(),
             _ => false,
         }
     }
@@ -81,6 +84,55 @@ impl Fault {
     /// Whether it may end the same more than once: what is tried again, or is in several steps.
     pub fn is_repeated(&self) -> bool {
         matches!(self, Self::Start(_) | Self::LoseDisk(_) | Self::RestoreDisk(_) | Self::Order(..))
+    }
+}
+
+/// What breaks of a store that nodes share, and what mends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum StoreFault {
+    /// It answers nobody.
+    Gone,
+    /// Each way takes so many milliseconds longer.
+    Slow(u64),
+    /// Of a hundred calls so many are lost, and of their answers too: those were executed.
+    Lossy(u32),
+    /// A replica has all that there is now, and hears of nothing later.
+    Copied,
+    /// The replica takes its place, with what it has. One node does not hear of it, and goes on with the old one, until all is well
+    /// again.
+    FailsOver(Option<Place>),
+    /// It begins again, with nothing.
+    Forgets,
+    /// It is there for everybody, as quick as ever, with what it has.
+    Back,
+}
+
+impl StoreFault {
+    /// Whether it lasts until the store is back.
+    pub(crate) const fn ends_with_back(self) -> bool {
+        match self {
+            Self::Gone | Self::FailsOver(Some(_)) => true,
+            Self::Slow(ms) => ms > 0,
+            Self::Lossy(percent) => percent > 0,
+            Self::Copied | Self::FailsOver(None) | Self::Forgets | Self::Back => false,
+        }
+    }
+}
+
+impl fmt::Display for StoreFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => f.write_str("the store is gone"),
+            Self::Slow(ms) => write!(f, "the store takes {ms} ms longer each way"),
+            Self::Lossy(percent) => write!(f, "lose {percent} % of calls of the store"),
+            Self::Copied => f.write_str("a replica has what the store has"),
+            Self::FailsOver(None) => f.write_str("the store fails over to its replica"),
+            Self::FailsOver(Some(at)) => {
+                write!(f, "the store fails over to its replica, but for {}", NAMES[*at])
+            }
+            Self::Forgets => f.write_str("the store begins again with nothing"),
+            Self::Back => f.write_str("the store is back"),
+        }
     }
 }
 
@@ -207,6 +259,7 @@ impl fmt::Display for Fault {
             Self::Wall(at, ms) => write!(f, "set the wall of {} by {ms:+} ms", name(at)),
             Self::Drift(at, ppm) => write!(f, "let {} drift by {ppm:+} ppm", name(at)),
             Self::Order(at, command) => write!(f, "at {}: {command}", name(at)),
+            Self::Store(fault) => fault.fmt(f),
             Self::Heal => f.write_str("heal"),
         }
     }

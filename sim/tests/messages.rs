@@ -23,6 +23,7 @@ fn calm(seed: u64) -> (Plan, World) {
         clock: String::new(),
         latency_ms: plan.latency_ms,
         demand: plan.demand.clone(),
+        guard_percent: None,
     };
     (plan, World::new(&setup, Trace::default()).expect("a world"))
 }

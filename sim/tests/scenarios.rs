@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use acequia_sim::{
-    checks::{Check as _, Clocks, NeverOver, NobodyWaits},
+    checks::{Check as _, Clocks, FloorsKept, NeverOver, NobodyWaits},
     random::Random,
     run::{Record, run, run_plan, run_with},
     scenarios::{Plan, named},
@@ -128,6 +128,7 @@ fn calm() -> World {
         clock: String::new(),
         latency_ms: plan.latency_ms,
         demand: plan.demand,
+        guard_percent: None,
     };
     World::new(&setup, Trace::default()).expect("a world")
 }
@@ -167,4 +168,28 @@ fn a_node_that_lost_its_power_is_silent_and_answers_again_from_its_disk() {
     assert!(pass(&mut world, 5_000) > 40);
     let process = world.regions()[0].process().expect("a process");
     assert_eq!(process.ready(), Ok(()));
+}
+
+#[test]
+fn a_donor_that_keeps_less_than_its_floor_is_found() {
+    let plan = named("floors").expect("a scenario").plan_of(1);
+    let setup = Setup {
+        seed: 1,
+        regions: plan.regions,
+        limits: plan.limits.replace("30%", "80%"),
+        clock: plan.clock.to_owned(),
+        latency_ms: plan.latency_ms,
+        demand: plan.demand.clone(),
+        guard_percent: None,
+    };
+    // What a config with a higher floor says, of regions that go by the lower one.
+    let limits = World::new(&setup, Trace::default()).expect("a world").limits();
+    let stricter: Box<dyn acequia_sim::checks::Check> = Box::new(FloorsKept::new(&limits, &plan));
+    let record = run_with(plan, 1, &Trace::default(), vec![stricter]).expect("a world");
+    let found = |limit: &str| {
+        let what = format!("floors kept: limit {limit}");
+        record.findings.iter().any(|finding| finding.starts_with(&what))
+    };
+    assert!(found("api") || found("exports"), "{:?}", record.findings);
+    assert_eq!(record.findings.len(), 1, "{:?}", record.findings);
 }

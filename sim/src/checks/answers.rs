@@ -1,5 +1,5 @@
 //! Every question is answered by a node that runs: never with an error because a node cannot decide, and never too late because
-//! it waits for another region.
+//! it waits for another region, or for the store.
 
 use std::time::Duration;
 
@@ -22,6 +22,15 @@ pub struct AnswersCome {
     /// The process that was last looked at.
     processes: Vec<u64>,
     read: usize,
+    /// How long an answer may take at most, where nobody may wait for another region.
+    within: Option<Duration>,
+}
+
+impl AnswersCome {
+    /// The same, and each answer comes within such a time.
+    pub fn within(longest: Duration) -> Self {
+        Self { within: Some(longest), ..Self::default() }
+    }
 }
 
 impl Check for AnswersCome {
@@ -51,10 +60,16 @@ impl Check for AnswersCome {
             }
         }
         for answer in answers {
-            let Said::Nothing(why) = &answer.said else { continue };
-            if self.out[answer.place].is_none_or(|out| answer.asked > out + CONNECTS) {
-                let (name, asked) = (world.regions()[answer.place].name(), answer.asked);
+            let (name, asked) = (world.regions()[answer.place].name(), answer.asked);
+            if self.out[answer.place].is_some_and(|out| asked <= out + CONNECTS) {
+                continue;
+            }
+            let took = answer.answered - asked;
+            if let Said::Nothing(why) = &answer.said {
                 return Err(format!("{name} runs, and did not answer what was asked at {asked:?}: {why}"));
+            }
+            if self.within.is_some_and(|longest| took > longest) {
+                return Err(format!("{name} took {took:?} for what was asked at {asked:?}"));
             }
         }
         Ok(())

@@ -19,20 +19,25 @@
 //! | I15 | after healing all views are equal | [`AllSettles`]; that nobody is waited for, [`NobodyWaits`] |
 //! | I16 | who is dry is served by who has more | [`ServiceResumes`], [`AnswersCome`]; how soon, `tests/ring` (utilisation) |
 //! | I17 | utilisation is as promised | [`UsedAsPromised`], where a plan promises any ([`Plan::used_min_percent`]); demand that moves, `tests/ring` (utilisation) |
-//! | I18 | donors keep their reserve | policy, which no bound rests on: `crates/node`, `policy.rs` |
+//! | I18 | donors keep their reserve | [`FloorsKept`], where a limit has a floor; what else they keep is policy, on which no bound rests: `crates/node`, `policy.rs` |
 //! | I19 | messages are bounded | [`MessagesBounded`]: packets, bytes and handshakes of each link, by warm cells, until idle links are all but silent ([`MessagesBounded::until_idle`]) |
 //! | I20 | nothing is overdrawn | I1 and I7, which count what is above the limit: none |
+//!
+//! Where all are nodes of one region that share a store, these are looked at: I1, I5, I7 and I9 by what nodes hold and callers were told,
+//! that answers come in time whatever the store does, and that after healing all pools grant again ([`PoolsGrant`]).
 
 mod answers;
 mod apart;
 mod budgets;
 mod conserved;
 mod counted;
+mod floors;
 mod judges;
 mod messages;
 mod never_over;
 mod one_word;
 mod owner;
+mod pools;
 mod rows;
 mod service;
 mod settles;
@@ -47,11 +52,13 @@ pub use self::{
     apart::Apart,
     conserved::Conserved,
     counted::NeverChargedOver,
+    floors::FloorsKept,
     judges::Clocks,
     messages::MessagesBounded,
     never_over::NeverOver,
     one_word::OneWord,
     owner::OnlyOwnersAdmit,
+    pools::PoolsGrant,
     rows::RowsGrow,
     service::ServiceResumes,
     settles::{AllSettles, NobodyWaits},
@@ -99,12 +106,19 @@ pub trait Check {
 /// than rows take to be compared, and than a bucket takes to drain whose rate was lent and has come back.
 pub const REST_MAX: Duration = Duration::from_secs(600);
 
+/// What an answer of a node takes at most that shares a store with others: a millisecond each way, three for the store at most, and
+/// the steps in which time passes here.
+const ANSWER_MAX: Duration = Duration::from_millis(8);
+
 /// All of them, for a run of a plan.
 ///
 /// # Errors
 /// A limit that cannot be judged.
 pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn Check>>, String> {
     let regions = plan.regions;
+    if plan.guard_percent.is_some() {
+        return of_nodes(limits, clocks, plan);
+    }
     Ok(vec![
         Box::new(Apart::new(NeverOver::new(limits, clocks, regions, &plan.apart)?, &plan.apart)),
         Box::new(NeverChargedOver::new(limits, clocks, plan)?),
@@ -117,6 +131,18 @@ pub fn all(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn 
         Box::new(ServiceResumes::new(plan)),
         Box::new(AllSettles::new(limits, plan)),
         Box::new(UsedAsPromised::new(limits, plan)),
+        Box::new(FloorsKept::new(limits, plan)),
+    ])
+}
+
+/// Those that mean something where all are nodes of one region.
+fn of_nodes(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn Check>>, String> {
+    Ok(vec![
+        Box::new(NeverOver::new(limits, clocks, plan.regions, &plan.apart)?),
+        Box::new(Conserved::new(limits, plan)?),
+        Box::new(AnswersCome::within(ANSWER_MAX)),
+        Box::new(ServiceResumes::new(plan)),
+        Box::new(PoolsGrant::default()),
     ])
 }
 

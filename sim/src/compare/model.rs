@@ -329,8 +329,7 @@ impl Case {
     /// What a run of the real server had, and what that made of it.
     pub fn of(record: &Record, series: &Series, seed: u64) -> (Self, Played) {
         let plan = &record.plan;
-        let is_asked = |answer: &&Answer| !matches!(answer.said, Said::Spent(_));
-        let mut answers: Vec<&Answer> = series.answers.iter().filter(is_asked).collect();
+        let mut answers: Vec<&Answer> = series.answers.iter().collect();
         answers.sort_by_key(|answer| (answer.asked, answer.place));
         let (mut cells, mut names) = (Vec::new(), BTreeMap::new());
         let mut asked = Vec::new();

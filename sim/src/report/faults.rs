@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     NAMES,
-    schedule::{Command, Fault, Place},
+    schedule::{Command, Fault, Place, StoreFault},
     series::Series,
 };
 
@@ -57,6 +57,7 @@ enum Open {
     Asleep(Place),
     Full(Place),
     Drift(Place, i64),
+    Store(StoreFault),
 }
 
 impl Open {
@@ -72,7 +73,8 @@ impl Open {
                 at == *other
             }
             (Self::Cut(..) | Self::OneWay(..) | Self::Held(..) | Self::Full(_), Fault::Heal)
-            | (Self::Lossy(..) | Self::Asleep(_), Fault::Heal) => true,
+            | (Self::Lossy(..) | Self::Asleep(_) | Self::Store(_), Fault::Heal) => true,
+            (Self::Store(_), Fault::Store(fault)) => *fault == StoreFault::Back,
             _ => false,
         }
     }
@@ -87,6 +89,7 @@ impl Open {
             Fault::Sleep(at) => Self::Asleep(at),
             Fault::FillDisk(at) => Self::Full(at),
             Fault::Drift(at, ppm) if ppm != 0 => Self::Drift(at, ppm),
+            Fault::Store(fault) if fault.ends_with_back() => Self::Store(fault),
             _ => return None,
         })
     }
@@ -145,6 +148,7 @@ pub(super) fn troubles(
                 Open::Lossy(a, b, percent) => {
                     tell(Kind::Other, format!("{} – {} lose {percent} %", NAMES[a], NAMES[b]), false);
                 }
+                Open::Store(fault) => tell(Kind::Other, fault.to_string(), false),
                 Open::Asleep(at) => tell(Kind::Down(at), format!("{} asleep", NAMES[at]), false),
                 Open::Full(at) => tell(Kind::Other, format!("disk of {} full", NAMES[at]), false),
                 Open::Drift(at, ppm) => {
@@ -173,6 +177,7 @@ pub(super) fn moments(faults: &[(Duration, Fault)]) -> Vec<Moment> {
     let what = |fault: &Fault| match fault {
         Fault::Wall(at, ms) if *ms != 0 => Some(format!("clock of {} {ms:+} ms", NAMES[*at])),
         Fault::LoseDisk(at) => Some(format!("{} loses its disk", NAMES[*at])),
+        Fault::Store(fault @ (StoreFault::Forgets | StoreFault::FailsOver(None))) => Some(fault.to_string()),
         Fault::RestoreDisk(at) => Some(format!("{} gets an old disk", NAMES[*at])),
         Fault::Order(_, Command::Budget { limit, numbers }) => {
             let numbers = numbers.iter().map(|(name, value)| format!("{name} {value}"));

@@ -17,6 +17,7 @@ use crate::{
     run::{Counts, Record},
     scenarios::Scenario,
     series::{CellSeries, Series, cell_of},
+    world::{Answer, Said},
 };
 
 const STYLE: &str = include_str!("style.css");
@@ -72,6 +73,7 @@ pub fn page(shown: Shown<'_>) -> Option<String> {
     let page = Page {
         series,
         regions,
+        noun: if record.plan.guard_percent.is_some() { "node" } else { "region" },
         troubles: troubles(&happened, regions, record.plan.latency_ms.1, series),
         moments: moments(&happened),
     };
@@ -82,24 +84,25 @@ pub fn page(shown: Shown<'_>) -> Option<String> {
          </head>\n<body>\n<main>\n<h1>{}</h1>\n<p class=\"story\">{story}</p>\n",
         title(name)
     );
-    html += &verdict(record, series, cell);
+    let noun = page.noun;
+    html += &verdict(record, series, cell, noun);
     html += &look(&page, cell);
     section(&mut html, "What was broken", &broken_words(&page), &page.broken());
     section(
         &mut html,
-        "Admitted, all regions together",
-        &admitted_words(cell, rival),
+        &format!("Admitted, all {noun}s together"),
+        &admitted_words(cell, rival, noun),
         &page.admitted(cell, rival),
     );
     section(
         &mut html,
-        "What each region might use",
-        &shares_words(cell, page.has_arrows(cell)),
+        &format!("What each {noun} might use"),
+        &shares_words(cell, &page),
         &page.shares(cell),
     );
-    section(&mut html, "What callers were told", ANSWERS, &page.answers());
+    section(&mut html, "What callers were told", &answers_words(noun), &page.answers());
     html += &timeline(&page, &happened);
-    html += &figures(record, series);
+    html += &figures(record, series, noun);
     let _ = write!(
         html,
         "<h2>Again</h2>\n<p>The same seed gives the same history, to the last packet.</p>\n<pre>cargo run --release -p \
@@ -111,8 +114,17 @@ pub fn page(shown: Shown<'_>) -> Option<String> {
     Some(html)
 }
 
-const ANSWERS: &str = "Each bar is a second. Nobody waits for another region to be answered, so a cut silences nobody; it is \
-                       denied what the region has no share for. Only a region that is down does not answer.";
+fn answers_words(noun: &str) -> String {
+    let why = match noun {
+        "node" => {
+            "Nobody waits for the store for more than three milliseconds, so one that is gone silences nobody"
+        }
+        _ => "Nobody waits for another region to be answered, so a cut silences nobody",
+    };
+    format!(
+        "Each bar is a second. {why}; it is denied what the {noun} has no share for. Only a {noun} that is down does not answer."
+    )
+}
 
 fn section(html: &mut String, title: &str, words: &str, figure: &str) {
     // Writing to a string cannot fail.
@@ -127,7 +139,7 @@ fn title(name: &str) -> String {
     letters.into_iter().collect()
 }
 
-fn verdict(record: &Record, series: &Series, cell: &CellSeries) -> String {
+fn verdict(record: &Record, series: &Series, cell: &CellSeries, noun: &str) -> String {
     if !record.findings.is_empty() {
         let found: Vec<_> = record.findings.iter().map(|finding| escaped(finding)).collect();
         return format!("<p class=\"verdict found\"><strong>Found:</strong> {}</p>\n", found.join("; "));
@@ -136,7 +148,7 @@ fn verdict(record: &Record, series: &Series, cell: &CellSeries) -> String {
     let name = escaped(&cell.limit.spec.name);
     format!(
         "<p class=\"verdict\"><strong>Never over.</strong> {} units were admitted under the limit <em>{name}</em>, by all \
-         regions together, of the {} that it allowed: {}. It was not exceeded over any stretch of time, long or short.</p>\n",
+         {noun}s together, of the {} that it allowed: {}. It was not exceeded over any stretch of time, long or short.</p>\n",
         grouped(admitted),
         grouped(allowed),
         percent(admitted, allowed)
@@ -146,15 +158,23 @@ fn verdict(record: &Record, series: &Series, cell: &CellSeries) -> String {
 /// What there is to see, in words.
 fn look(page: &Page<'_>, cell: &CellSeries) -> String {
     let names = &NAMES[..page.regions];
-    let asked: u64 = page
-        .series
-        .answers
-        .iter()
-        .filter(|answer| cell.is_asked(&answer.question))
-        .map(|a| a.question.cost)
-        .sum();
+    let is_asked =
+        |answer: &&Answer| cell.is_asked(&answer.question) && !matches!(answer.said, Said::Spent(_));
+    let asked: u64 = page.series.answers.iter().filter(is_asked).map(|answer| answer.question.cost).sum();
     let seconds = page.series.ended.as_secs_f64().max(1.0);
     let demand = format!("{:.0} units a second", asked as f64 / seconds);
+    if page.noun == "node" {
+        return format!(
+            "<p>Imagine one budget, <strong>{}</strong>, and {} nodes that spend it: {}. Callers ask them for {demand}. Each node must \
+             answer at once, from what it knows.</p>\n<p>Here, every node keeps a small part of the budget for itself, and takes leases of \
+             the rest from a store that all of them share. The store takes down what it gives before it gives it, and what it forgets \
+             it gives to nobody until every node has told what it holds. Look for two things below: the coloured area never rises above \
+             the line of the limit; and callers are answered, whatever becomes of the store.</p>\n",
+            escaped(&cell.bound.to_string()),
+            NUMBERS[page.regions.min(5)],
+            listed(names)
+        );
+    }
     let mut text = format!(
         "<p>Imagine one budget, <strong>{}</strong>, and {} places that spend it: {}. Each has callers of its own, all over \
          the world; together they ask for {demand}. Each place must answer at once, from what it knows. ",
@@ -209,10 +229,10 @@ fn broken_words(page: &Page<'_>) -> String {
         .to_owned()
 }
 
-fn admitted_words(cell: &CellSeries, rival: Option<&Rival>) -> String {
+fn admitted_words(cell: &CellSeries, rival: Option<&Rival>, noun: &str) -> String {
     let by = cell.by.iter().map(|(key, value)| format!(" for {} {}", escaped(key), escaped(value)));
     let mut words = format!(
-        "Units admitted since the start under the limit <em>{}</em>{}, one region's stacked on the other's. The line is \
+        "Units admitted since the start under the limit <em>{}</em>{}, one {noun}'s stacked on the other's. The line is \
          the most that may be admitted by then.",
         escaped(&cell.limit.spec.name),
         by.collect::<String>()
@@ -223,16 +243,22 @@ fn admitted_words(cell: &CellSeries, rival: Option<&Rival>) -> String {
     words
 }
 
-fn shares_words(cell: &CellSeries, has_arrows: bool) -> String {
+fn shares_words(cell: &CellSeries, page: &Page<'_>) -> String {
     let what = match cell.bound {
         Bound::Bucket { .. } => "of the rate",
         Bound::Window { .. } => "of the window that is open",
     };
+    if page.noun == "node" {
+        return format!(
+            "How much {what} each node might spend: what it keeps for itself (dotted), and what it has leased of the store. A lease that \
+             is not renewed ends by itself after a minute and a quarter."
+        );
+    }
     let mut words = format!(
         "How much {what} each region might spend: its own part (dotted), and more or less than that by loans. A loan that is \
          not renewed ends by itself, for the borrower first. "
     );
-    words.push_str(if has_arrows {
+    words.push_str(if page.has_arrows(cell) {
         "An arrow is a loan, from the region that lends to the one that borrows, at the time when it was given; small ones, \
          and those that cancel each other, are left out."
     } else {
@@ -273,7 +299,7 @@ fn timeline(page: &Page<'_>, happened: &[(Duration, crate::schedule::Fault)]) ->
     html + "</table>\n"
 }
 
-fn figures(record: &Record, series: &Series) -> String {
+fn figures(record: &Record, series: &Series, noun: &str) -> String {
     let mut html = "<h2>Figures</h2>\n<div class=\"wide\"><table>\n<tr><th>limit</th><th>allows</th><th \
                     class=\"n\">cells</th><th class=\"n\">admitted</th><th class=\"n\">of at most</th><th \
                     class=\"n\">used</th></tr>\n"
@@ -282,7 +308,7 @@ fn figures(record: &Record, series: &Series) -> String {
         let asked = series.answers.iter().filter_map(|answer| cell_of(&cell.limit, &answer.question));
         let cells = asked.collect::<BTreeSet<_>>().len().max(1) as u64;
         let allowed = cell.allowed.last().copied().unwrap_or(0) * cells;
-        let of_limit = |answer: &crate::world::Answer| -> u64 {
+        let of_limit = |answer: &Answer| -> u64 {
             let passed = answer.said.passed().unwrap_or(&[]).iter();
             passed.filter(|(name, _)| *name == cell.limit.spec.name).map(|(_, units)| *units).sum()
         };
@@ -298,9 +324,10 @@ fn figures(record: &Record, series: &Series) -> String {
             percent(admitted, allowed)
         );
     }
-    html.push_str(
-        "</table></div>\n<div class=\"wide\"><table>\n<tr><th>region</th><th class=\"n\">questions</th><th \
-         class=\"n\">allowed</th><th class=\"n\">denied</th><th class=\"n\">not answered</th></tr>\n",
+    let _ = writeln!(
+        html,
+        "</table></div>\n<div class=\"wide\"><table>\n<tr><th>{noun}</th><th class=\"n\">questions</th><th \
+         class=\"n\">allowed</th><th class=\"n\">denied</th><th class=\"n\">not answered</th></tr>"
     );
     let mut all = Counts::default();
     for (name, counts) in &record.regions {
@@ -312,16 +339,18 @@ fn figures(record: &Record, series: &Series) -> String {
     html += &row("together", &all);
     let (events, packets, bytes) = record.counts;
     let decisions = (all.allowed + all.denied).max(1);
-    let _ = write!(
-        html,
-        "</table></div>\n<p>Regions sent each other {} packets of {} kB in all, {} bytes for each answer. {} events were \
-         recorded in {:.0} s of simulated time.</p>\n",
-        grouped(packets),
-        grouped(bytes / 1_000),
-        grouped(bytes / decisions),
-        grouped(events),
-        series.ended.as_secs_f64()
-    );
+    html.push_str("</table></div>\n<p>");
+    if noun == "region" {
+        let _ = write!(
+            html,
+            "Regions sent each other {} packets of {} kB in all, {} bytes for each answer. ",
+            grouped(packets),
+            grouped(bytes / 1_000),
+            grouped(bytes / decisions),
+        );
+    }
+    let (events, seconds) = (grouped(events), series.ended.as_secs_f64());
+    let _ = writeln!(html, "{events} events were recorded in {seconds:.0} s of simulated time.</p>");
     html
 }
 

@@ -28,6 +28,7 @@ impl Default for Plan {
                 (3, Kind::of("route", "/export", 4)),
                 (2, Kind { spread: Some(("user", 8)), ..Kind::of("route", "/home", 2) }),
             ]),
+            guard_percent: None,
             schedule: Schedule::default(),
             duration: seconds(30),
             apart: Vec::new(),

@@ -77,3 +77,31 @@ pub(super) const CROWDED_WAKE: Scenario = Scenario {
         plan
     },
 };
+
+pub(super) const FLOORS: Scenario = Scenario {
+    name: "floors",
+    story: "Everybody asks in one region, and the limits have floors: the others lend what they do not need, and keep a part of what is \
+            theirs for the first who asks there.",
+    plan: |random| {
+        let limits = "
+  - name: api
+    domain: sim
+    when: { route: /api }
+    token_bucket: { rate: 60/s, burst: 90 }
+    sharing: { floor: 30% }
+  - name: exports
+    domain: sim
+    when: { route: /export }
+    fixed_window: { limit: 300, window: 10s }
+    sharing: { floor: 30% }
+";
+        let kinds = [(3, Kind::of("route", "/api", 3)), (1, Kind::of("route", "/export", 3))];
+        let mut percent = vec![2, 2, 2];
+        percent[random.index(3)] = 250;
+        let (mut schedule, at) = (Schedule::default(), seconds(random.between(8, 14)));
+        let (a, b) = super::pair(random, 3);
+        schedule.during(at, at + seconds(4), Fault::Cut(a, b), Fault::Mend(a, b));
+        let demand = Demand { percent, ..Demand::of(kinds) };
+        Plan { limits: limits.to_owned(), demand, schedule, duration: seconds(30), ..Plan::default() }
+    },
+};

@@ -10,6 +10,7 @@ mod links;
 mod load;
 mod orders;
 mod split_brain;
+mod store;
 mod storm;
 mod swarm;
 mod window_roll;
@@ -47,6 +48,9 @@ pub struct Plan {
     pub latency_ms: (u64, u64),
     /// What is asked.
     pub demand: Demand,
+    /// What of each limit nodes keep out of the pools, in percent, where all of them are nodes of one region that share a store;
+    /// nothing where they are regions.
+    pub guard_percent: Option<u8>,
     /// What breaks.
     pub schedule: Schedule,
     /// How long it lasts: all faults are over some ten seconds before.
@@ -64,7 +68,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 35] = [
+pub const ALL: [Scenario; 41] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -97,7 +101,13 @@ pub const ALL: [Scenario; 35] = [
     load::COOLING,
     load::STALLED_PEER,
     load::CROWDED_WAKE,
+    load::FLOORS,
     leases::LEASES,
+    store::STORE_GONE,
+    store::STORE_SLOW,
+    store::STORE_FORGETS,
+    store::STORE_FAILS_OVER,
+    store::STORE_STORM,
     storm::STORM,
     swarm::SWARM,
 ];

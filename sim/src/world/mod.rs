@@ -1,6 +1,7 @@
 //! Regions, callers, links, disks and clocks, in one thread, and what can be done to them.
 //!
-//! Each region is a host of turmoil's that runs the real server; each has a caller, another host, that asks it over gRPC. Time
+//! Each region is a host of turmoil's that runs the real server; each has a caller, another host, that asks it over gRPC. In some
+//! worlds they are nodes of one region instead, which share a store; they are called by the same names. Time
 //! passes by [`World::step`], and between two steps [`World::apply`] breaks things and everything can be looked at.
 
 mod caller;
@@ -8,6 +9,7 @@ mod clock;
 mod disk;
 mod keys;
 mod nap;
+mod pools;
 mod region;
 mod tcp;
 mod udp;
@@ -39,6 +41,7 @@ pub use self::{
 use self::{
     caller::{Answers, Caller},
     disk::{Copy, Mood, Unsynced},
+    pools::{Server, WayThere},
     region::{GRPC_PORT, HTTP_PORT, MESH_PORT, identity},
 };
 use crate::{
@@ -71,6 +74,9 @@ pub struct Setup {
     pub latency_ms: (u64, u64),
     /// What every caller asks.
     pub demand: Demand,
+    /// What of each limit nodes keep out of the pools, in percent, where they are nodes of one region that share a store; nothing
+    /// where they are regions.
+    pub guard_percent: Option<u8>,
 }
 
 /// A fault that was applied.
@@ -106,6 +112,8 @@ pub struct World {
     copies: BTreeMap<Place, Copy>,
     /// Nodes that stop, and whether they are to begin again when they have.
     stopping: BTreeMap<Place, bool>,
+    /// The store that they share, if they do.
+    store: Option<Server>,
     done: Vec<Done>,
     is_hushed: Arc<AtomicBool>,
     random: Random,
@@ -149,13 +157,19 @@ impl World {
         let addresses: Vec<_> = names.iter().map(|name| sim.lookup(*name)).collect();
         let peers: Vec<_> = addresses.iter().map(|ip| SocketAddr::new(*ip, MESH_PORT)).collect();
         let (mut regions, mut limits, mut clock) = (Vec::new(), Vec::new(), ClockConfig::default());
-        for name in names {
-            let config = config(name, &peers, setup, folder.path());
+        let store = setup.guard_percent.map(|_| Server::new(Random::of(setup.seed, "store")));
+        for (place, name) in names.iter().enumerate() {
+            let config = match setup.guard_percent {
+                Some(percent) => config_of_node(name, names, setup, percent),
+                None => config(name, &peers, setup, folder.path()),
+            };
             let parsed = acequia_server::config::Config::parse(name, &config);
             let parsed = parsed.map_err(|faults| WorldError::Setup(format!("{faults}\n{config}")))?;
-            clock = parsed.regions.map_or_else(ClockConfig::default, |regions| regions.clock);
+            let of_nodes = parsed.store.map_or_else(ClockConfig::default, |store| store.clock);
+            clock = parsed.regions.map_or(of_nodes, |regions| regions.clock);
             limits = parsed.live.limits;
-            let region = Region::new(name, config, setup.seed, trace.clone());
+            let mut region = Region::new(name, config, setup.seed, trace.clone());
+            region.way = store.clone().map(|server| WayThere { place, server, nap: region.nap.clone() });
             let running = region.clone();
             sim.host(*name, move || running.clone().run());
             regions.push(region);
@@ -190,6 +204,7 @@ impl World {
             answers,
             copies,
             stopping,
+            store,
             done,
             is_hushed,
             random,
@@ -226,6 +241,11 @@ impl World {
     /// What was done to it, in its order.
     pub fn done(&self) -> &[Done] {
         &self.done
+    }
+
+    /// Calls that nodes of one region made of their store so far.
+    pub fn store_calls(&self) -> u64 {
+        self.store.as_ref().map_or(0, Server::calls)
     }
 
     /// Packets that regions sent each other so far, and their bytes.
@@ -320,6 +340,11 @@ impl World {
             Fault::Wall(at, ms) => self.regions[*at].machine.step(*ms),
             Fault::Drift(at, ppm) => self.regions[*at].machine.drift(*ppm),
             Fault::Order(..) => {}
+            Fault::Store(fault) => {
+                if let Some(store) = &self.store {
+                    store.apply(*fault);
+                }
+            }
             Fault::Heal => self.heal(),
         }
     }
@@ -362,6 +387,9 @@ impl World {
         for (place, name) in names.iter().enumerate() {
             // What was held has not been lost.
             names[..place].iter().for_each(|other| self.sim.release(*name, *other));
+        }
+        if let Some(store) = &self.store {
+            store.mend();
         }
         for at in 0..self.regions.len() {
             self.regions[at].disk.set_mood(Mood::Sound);
@@ -458,6 +486,26 @@ regions:
 {clock}limits:
 {limits}",
         authority = NAMES[0],
+        limits = setup.limits,
+    )
+}
+
+/// The config of a node among others of one region.
+fn config_of_node(name: &str, names: &[&str], setup: &Setup, guard_percent: u8) -> String {
+    let clock = if setup.clock.is_empty() { String::new() } else { format!("clock: {}\n", setup.clock) };
+    format!(
+        "\
+region: here
+node: {name}
+listen: {{ grpc: \"0.0.0.0:{GRPC_PORT}\", http: \"0.0.0.0:{HTTP_PORT}\" }}
+data: simulated
+store: {{ redis: {{ cluster: [\"192.0.2.1:6379\"] }}, nodes: [{nodes}], guard: {guard_percent}% }}
+memory: 16MiB
+workers: 1
+drain: 200ms
+{clock}limits:
+{limits}",
+        nodes = names.join(", "),
         limits = setup.limits,
     )
 }

@@ -11,7 +11,8 @@ use std::{
 
 use acequia_mesh::{Identity, Mesh};
 use acequia_server::{
-    MeshSurroundings, Service, Surroundings, chance::Chance, config::Config, regions::Audit, worker::Shared,
+    MeshSurroundings, Service, Surroundings, chance::Chance, config::Config, regions::Audit, siblings::Way,
+    worker::Shared,
 };
 use acequia_store::{Journal, Store};
 use quinn::TokioRuntime;
@@ -22,6 +23,7 @@ use super::{
     clock::{Machine, elapsed},
     disk::Disk,
     nap::Nap,
+    pools::WayThere,
     tcp::Port,
     udp::Socket,
     weather::Weather,
@@ -43,6 +45,8 @@ pub struct Region {
     pub(crate) machine: Machine,
     pub(crate) nap: Nap,
     pub(crate) weather: Weather,
+    /// Its way to the store that it shares with the others, if it does.
+    pub(crate) way: Option<WayThere>,
     config: Arc<str>,
     seed: u64,
     trace: Trace,
@@ -66,6 +70,7 @@ impl Region {
             machine: Machine::default(),
             nap: Nap::default(),
             weather: Weather::new(Random::of(seed, &format!("{name} weather"))),
+            way: None,
             config: config.into(),
             seed,
             trace,
@@ -157,7 +162,13 @@ impl Region {
         let socket = socket.await?;
 
         let clock = Arc::new(self.machine.start());
-        let service = Service::start_with(config, Some(store), clock, Chance::Seeded(random.bytes()))?;
+        let chance = Chance::Seeded(random.bytes());
+        let service = match &self.way {
+            Some(way) => {
+                Service::start_among(config, Some(store), clock, chance, Way::to(way.clone())).await?
+            }
+            None => Service::start_with(config, Some(store), clock, chance)?,
+        };
         let (stop, stopping) = watch::channel(false);
         *self.current() = Some(Process { shared: Arc::downgrade(service.shared()), stop });
         let mesh = MeshSurroundings {

@@ -23,6 +23,8 @@ const GAP: f64 = 20.0;
 pub(super) struct Page<'a> {
     pub(super) series: &'a Series,
     pub(super) regions: usize,
+    /// What each of them is: `region`, or `node`.
+    pub(super) noun: &'static str,
     pub(super) troubles: Vec<Trouble>,
     pub(super) moments: Vec<Moment>,
 }

@@ -1,0 +1,120 @@
+//! Donors keep their reserve: of what is its own a region keeps, whatever others ask for, what its limit's `floor` says; of a window
+//! that part of it for which there is time left.
+//!
+//! A floor is a preference, which no bound rests on: a request that costs more than its region could ever hold may still borrow it,
+//! and while weights change a floor is caught up with. So it is looked at where neither happens.
+
+use acequia_limits::{Algorithm, Limit, window::Edges};
+
+use super::{Check, never_over::cell_of};
+use crate::{
+    demand::Question,
+    scenarios::Plan,
+    schedule::Fault,
+    world::{Answer, World},
+};
+
+const EVERY_MS: u64 = 5;
+/// Cells of one limit that are looked at.
+const CELLS_MAX: usize = 16;
+
+/// Looks at what regions keep.
+#[derive(Debug)]
+pub struct FloorsKept {
+    limits: Vec<Watched>,
+    looks: u64,
+}
+
+#[derive(Debug)]
+struct Watched {
+    limit: Limit,
+    cells: Vec<(String, Question)>,
+    /// The least that any region had of what is its own, in thousandths.
+    least: u64,
+}
+
+impl FloorsKept {
+    /// For those of these limits that have a floor.
+    pub fn new(limits: &[Limit], plan: &Plan) -> Self {
+        let is_steady = plan.schedule.faults().iter().all(|(_, fault)| !matches!(fault, Fault::Order(..)));
+        let floored = limits.iter().filter(|limit| limit.sharing.floor_percent > 0 && is_steady);
+        let watched = |limit: &Limit| Watched { limit: limit.clone(), cells: Vec::new(), least: 1_000 };
+        Self { limits: floored.map(watched).collect(), looks: 0 }
+    }
+}
+
+impl Watched {
+    fn look(&mut self, world: &World) -> Result<(), String> {
+        let percent = u64::from(self.limit.sharing.floor_percent);
+        for region in world.regions().iter().filter(|region| !region.is_asleep()) {
+            let Some(process) = region.process() else { continue };
+            let now = process.clock.now();
+            for (cell, question) in &self.cells {
+                let holding = question.with(|values| process.node.holding_named(self.limit.id, values, now));
+                let Some(holding) = holding else { continue };
+                // What it has of its own, and what it is to keep of it.
+                let (has, own, keeps) = match &self.limit.algorithm {
+                    Algorithm::FixedWindow(window) => {
+                        let left_ns = holding.window_ns.saturating_sub(now.wall_ns);
+                        let Edges::Every { window_ns, .. } = window.edges else { continue };
+                        if holding.window_ns == 0 {
+                            continue;
+                        }
+                        let own = holding.standing.units;
+                        let keeps = own * percent / 100;
+                        let keeps = u128::from(keeps) * u128::from(left_ns) / u128::from(window_ns);
+                        (holding.effective.units, own, keeps as u64)
+                    }
+                    _ => {
+                        let own = u64::from(holding.standing.rate);
+                        (own - own.min(holding.lent.rate.into()), own, own * percent / 100)
+                    }
+                };
+                if own > 0 {
+                    self.least = self.least.min(has * 1_000 / own);
+                }
+                if has < keeps {
+                    let (name, limit) = (region.name(), &self.limit.spec.name);
+                    return Err(format!(
+                        "limit {limit}, cell [{cell}]: {name} has {has} of {own} of its own, and is to keep {keeps}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Check for FloorsKept {
+    fn name(&self) -> &'static str {
+        "floors kept"
+    }
+
+    fn look(&mut self, world: &World, answers: &[Answer]) -> Result<(), String> {
+        for answer in answers {
+            for (name, _) in answer.said.charged().unwrap_or(&[]) {
+                let Some(watched) = self.limits.iter_mut().find(|it| it.limit.spec.name == *name) else {
+                    continue;
+                };
+                let cell = cell_of(&watched.limit, &answer.question);
+                if watched.cells.len() < CELLS_MAX && watched.cells.iter().all(|(known, _)| *known != cell) {
+                    watched.cells.push((cell, answer.question.clone()));
+                }
+            }
+        }
+        self.looks += 1;
+        if !self.looks.is_multiple_of(EVERY_MS) {
+            return Ok(());
+        }
+        self.limits.iter_mut().try_for_each(|watched| watched.look(world))
+    }
+
+    fn summary(&self) -> Vec<String> {
+        let line = |watched: &Watched| {
+            let (name, floor) = (&watched.limit.spec.name, watched.limit.sharing.floor_percent);
+            let least = watched.least as f64 / 10.0;
+            format!("{name}: every region kept {least:.1} % of its own or more, of a floor of {floor} %")
+        };
+        self.limits.iter().map(line).collect()
+    }
+}

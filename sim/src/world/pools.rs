@@ -1,0 +1,245 @@
+//! The store that the nodes of a region share: a server of pools that nodes reach without a network, in a millisecond or so, unless
+//! it is gone, slow, loses calls, or has forgotten something.
+
+use std::{
+    future::poll_fn,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use acequia_rights::pool::{
+    Taker, bucket,
+    group::{Assertion, Known},
+    sliding, window,
+};
+use acequia_store::{
+    MemoryStore,
+    pools::{Answer, At, KeptPools, Pools},
+    redis::{Group, Missed},
+};
+use tokio::time::{Instant, sleep};
+
+use super::nap::Nap;
+use crate::{
+    random::Random,
+    schedule::{Place, StoreFault},
+};
+
+/// One way, in microseconds, at least and at most.
+const WAY_US: (u64, u64) = (200, 900);
+
+/// The server, and one that it replaced.
+#[derive(Clone, Debug)]
+pub(crate) struct Server(Arc<Mutex<Inner>>);
+
+#[derive(Debug)]
+struct Inner {
+    now: Run,
+    /// What a replica has.
+    copy: MemoryStore,
+    /// Whoever does not know that there was a fail-over, and whom it still reaches.
+    stranded: Option<(Place, Run)>,
+    is_gone: bool,
+    slow: Duration,
+    lossy: u32,
+    runs: u64,
+    calls: u64,
+    random: Random,
+}
+
+/// One process of a server.
+#[derive(Clone, Debug)]
+struct Run {
+    store: Arc<MemoryStore>,
+    pools: Arc<KeptPools>,
+}
+
+impl Run {
+    fn begin(store: MemoryStore, number: u64) -> Self {
+        let store = Arc::new(store);
+        let pools = KeptPools::new(Arc::clone(&store) as _, &format!("run {number}"));
+        Self { store, pools: Arc::new(pools) }
+    }
+}
+
+impl Server {
+    pub(crate) fn new(random: Random) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            now: Run::begin(MemoryStore::default(), 0),
+            copy: MemoryStore::default(),
+            stranded: None,
+            is_gone: false,
+            slow: Duration::ZERO,
+            lossy: 0,
+            runs: 0,
+            calls: 0,
+            random,
+        })))
+    }
+
+    /// Breaks or mends it.
+    pub(crate) fn apply(&self, fault: StoreFault) {
+        let mut inner = self.inner();
+        match fault {
+            StoreFault::Gone => inner.is_gone = true,
+            StoreFault::Slow(ms) => inner.slow = Duration::from_millis(ms),
+            StoreFault::Lossy(percent) => inner.lossy = percent,
+            StoreFault::Copied => inner.copy = inner.now.store.copy(),
+            StoreFault::FailsOver(stranded) => {
+                let before = inner.now.clone();
+                let copy = inner.copy.copy();
+                inner.replace(copy);
+                inner.stranded = stranded.map(|place| (place, before));
+            }
+            StoreFault::Forgets => {
+                inner.replace(MemoryStore::default());
+                inner.copy = MemoryStore::default();
+            }
+            StoreFault::Back => inner.mend(),
+        }
+    }
+
+    /// All is well again; what was forgotten stays so.
+    pub(crate) fn mend(&self) {
+        self.inner().mend();
+    }
+
+    /// Calls so far.
+    pub(crate) fn calls(&self) -> u64 {
+        self.inner().calls
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn replace(&mut self, store: MemoryStore) {
+        self.runs += 1;
+        self.now = Run::begin(store, self.runs);
+    }
+
+    fn mend(&mut self) {
+        (self.is_gone, self.slow, self.lossy, self.stranded) = (false, Duration::ZERO, 0, None);
+    }
+
+    /// How long one way takes, and whether what goes it arrives.
+    fn way(&mut self) -> (Duration, bool) {
+        let (least, most) = WAY_US;
+        let takes = Duration::from_micros(self.random.between(least, most)) + self.slow;
+        (takes, !self.is_gone && !self.random.chance(self.lossy * 10_000))
+    }
+
+    fn run_for(&self, place: Place) -> Arc<KeptPools> {
+        let stranded = self.stranded.as_ref().filter(|(at, _)| *at == place);
+        Arc::clone(&stranded.map_or(&self.now, |(_, run)| run).pools)
+    }
+}
+
+/// A node's way to the server.
+#[derive(Clone, Debug)]
+pub(crate) struct WayThere {
+    pub(crate) place: Place,
+    pub(crate) server: Server,
+    pub(crate) nap: Nap,
+}
+
+impl WayThere {
+    /// A call arrives, or is given up: since when it is under way, and who executes it.
+    async fn there(&self, deadline: Duration) -> Result<(Instant, Arc<KeptPools>), Missed> {
+        let begun = Instant::now();
+        self.awake().await;
+        let (takes, arrives) = {
+            let mut inner = self.server.inner();
+            inner.calls += 1;
+            inner.way()
+        };
+        sleep(takes).await;
+        let pools = {
+            let inner = self.server.inner();
+            (arrives && !inner.is_gone).then(|| inner.run_for(self.place))
+        };
+        match pools {
+            Some(pools) => Ok((begun, pools)),
+            None => self.give_up(begun, deadline).await,
+        }
+    }
+
+    /// What was answered comes back, or does not.
+    async fn back<T>(
+        &self,
+        begun: Instant,
+        deadline: Duration,
+        answer: Result<T, Missed>,
+    ) -> Result<T, Missed> {
+        let (takes, arrives) = self.server.inner().way();
+        sleep(takes).await;
+        self.awake().await;
+        if arrives && begun.elapsed() < deadline { answer } else { self.give_up(begun, deadline).await }
+    }
+
+    async fn give_up<T>(&self, begun: Instant, deadline: Duration) -> Result<T, Missed> {
+        sleep(deadline.saturating_sub(begun.elapsed())).await;
+        self.awake().await;
+        Err(Missed::Unknown("nobody answered".into()))
+    }
+
+    /// A process that sleeps neither calls nor hears.
+    async fn awake(&self) {
+        poll_fn(|cx| self.nap.poll_awake(cx)).await;
+    }
+}
+
+impl Pools for WayThere {
+    async fn begin(&self, group: Group, heard: u64, by: Taker, deadline: Duration) -> Result<Known, Missed> {
+        let (begun, pools) = self.there(deadline).await?;
+        let answer = pools.begin(group, heard, by, deadline).await;
+        self.back(begun, deadline, answer).await
+    }
+
+    async fn assert(
+        &self,
+        group: Group,
+        assertion: &Assertion,
+        without_us: Option<u64>,
+        deadline: Duration,
+    ) -> Result<Known, Missed> {
+        let (begun, pools) = self.there(deadline).await?;
+        let answer = pools.assert(group, assertion, without_us, deadline).await;
+        self.back(begun, deadline, answer).await
+    }
+
+    async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.take(at, take).await;
+        self.back(begun, at.deadline, answer).await
+    }
+
+    async fn exchange(
+        &self,
+        at: &At<'_>,
+        exchange: &bucket::Exchange,
+        terms: &bucket::Terms,
+    ) -> Result<Answer<bucket::Exchanged>, Missed> {
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.exchange(at, exchange, terms).await;
+        self.back(begun, at.deadline, answer).await
+    }
+
+    async fn exchange_sliding(
+        &self,
+        at: &At<'_>,
+        exchange: &sliding::Exchange,
+    ) -> Result<Answer<sliding::Exchanged>, Missed> {
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.exchange_sliding(at, exchange).await;
+        self.back(begun, at.deadline, answer).await
+    }
+
+    async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.sweep(at, most).await;
+        self.back(begun, at.deadline, answer).await
+    }
+}
