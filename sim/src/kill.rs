@@ -99,6 +99,7 @@ pub const RULES: &[Rule] = rules![
     LeaseUntold in [STORM, FAILS_OVER], true;
     LeaseGuardTwice in [STORM, FAILS_OVER], true;
     LeaseTakenBackEarly in [STORM, FAILS_OVER], true;
+    LeaseAssertedEarly in [STORM, FAILS_OVER], true;
     // Windows.
     NoMargin in ["clock-skew"], true;
 ];

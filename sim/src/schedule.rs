@@ -56,6 +56,8 @@ pub enum Fault {
     Order(Place, Command),
     /// The store that nodes of one region share.
     Store(StoreFault),
+    /// An operator says to a node that another one of its region is gone, for so many seconds, if that does not run.
+    LeaveOut(Place, Place, u64),
     /// Every link is mended, the store is there, every disk takes writes, no crash is due any more, and every node that is down begins again.
     /// Clocks stay as they are, and so does what disks hold.
     Heal,
@@ -260,6 +262,9 @@ impl fmt::Display for Fault {
             Self::Drift(at, ppm) => write!(f, "let {} drift by {ppm:+} ppm", name(at)),
             Self::Order(at, command) => write!(f, "at {}: {command}", name(at)),
             Self::Store(fault) => fault.fmt(f),
+            Self::LeaveOut(at, of, s) => {
+                write!(f, "at {}: store leave-out {} --for {s}s", name(at), name(of))
+            }
             Self::Heal => f.write_str("heal"),
         }
     }

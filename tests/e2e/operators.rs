@@ -17,7 +17,7 @@ use crate::{
 const US: usize = 2;
 
 /// Runs an operator's command against a node's admin service; gives its exit code and what it printed.
-fn order(node: &Node, words: &[&str]) -> (Option<i32>, String) {
+pub(crate) fn order(node: &Node, words: &[&str]) -> (Option<i32>, String) {
     let address = node.admin().to_string();
     let mut all = words.to_vec();
     all.extend(["--address", &address]);

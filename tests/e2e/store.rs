@@ -17,6 +17,7 @@ use acequia_tests::{Node, PATIENCE, binary, eventually};
 use self::servers::Cluster;
 use crate::{
     client::{Http, body},
+    operators::order,
     windows,
 };
 
@@ -24,7 +25,7 @@ use crate::{
 fn config(node: &str, cluster: &Cluster, extra: &str) -> String {
     let seeds: Vec<String> = cluster.nodes.iter().map(|server| format!("\"{}\"", server.address())).collect();
     format!(
-        "region: eu\nnode: {node}\nlisten: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\" }}\ndata: DATA\n\
+        "region: eu\nnode: {node}\nlisten: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\" }}\ndata: DATA\n\
          store:\n  redis: {{ cluster: [{}] }}\n  nodes: [eu-1, eu-2]\n{extra}\
          limits:\n\
          - {{ name: window, domain: shop, by: [w], fixed_window: {{ limit: 200, window: {} }} }}\n\
@@ -162,6 +163,42 @@ fn windows_outlive_a_node_s_restart_and_the_store_s_loss_after_it() {
 }
 
 #[test]
+fn a_node_that_is_gone_is_left_out_on_an_operator_s_word() {
+    let mut cluster = Cluster::start();
+    let mut nodes = pair(&cluster);
+    until_pools_grant(&nodes);
+    let before = ask(&nodes, ("w", "one"), 60);
+    let [alive, gone] = &mut nodes;
+    gone.kill();
+    for server in &mut cluster.nodes {
+        server.kill();
+    }
+    for server in &mut cluster.nodes {
+        server.restart();
+    }
+    // What the other one held nobody can tell.
+    eventually("the loss is known", || order(alive, &["store"]).0 == Some(1));
+    let (code, said) = order(alive, &["store", "leave-out", "eu-1", "--yes"]);
+    assert!(code == Some(2) && said.contains("this is that node"), "{said}");
+    let (code, said) = order(alive, &["store", "leave-out", "eu-2"]);
+    assert!(code == Some(2) && said.contains("--yes"), "{said}");
+    let (code, said) = order(alive, &["store", "leave-out", "eu-2", "--yes", "--reason", "gone for good"]);
+    assert!(code == Some(0) && said.contains("eu-2 is left out for"), "{said}");
+    eventually("all pools grant", || order(alive, &["store"]).0 == Some(0));
+    let metrics = Http::connect(alive).get("/metrics").body;
+    assert!(metrics.contains("acequia_region_nodes_left_out 1"), "{metrics}");
+    // What it may have taken of the window counts as spent.
+    let after = use_up(std::slice::from_ref(alive), ("w", "one"));
+    assert!(before + after <= 200, "{before} and {after} of 200");
+    let (code, said) = order(alive, &["store", "wait-for", "eu-2"]);
+    assert!(code == Some(0) && !said.contains("left out"), "{said}");
+
+    // It is back: nobody is left out when the store forgets again.
+    gone.start_again();
+    until_pools_grant(&nodes);
+}
+
+#[test]
 fn the_region_that_is_shipped_runs_and_stops() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let folder = tempfile::tempdir().expect("a folder");
@@ -174,7 +211,7 @@ fn the_region_that_is_shipped_runs_and_stops() {
         for (number, port) in (7301..=7303).enumerate() {
             yaml = yaml.replace(&format!(":{port}"), &format!(":{}", first + number as u16));
         }
-        for port in [8080, 8081, 8180, 8181] {
+        for port in [8080, 8081, 8082, 8180, 8181, 8182] {
             yaml = yaml.replace(&format!("127.0.0.1:{port}"), "127.0.0.1:0");
         }
         yaml = yaml.replace("./data", &folder.path().display().to_string());

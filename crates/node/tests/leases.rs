@@ -4,7 +4,7 @@ mod scene;
 mod siblings;
 
 use acequia_limits::limit::LimitSpec;
-use acequia_node::leases::GROUPS;
+use acequia_node::leases::{ABSENT_NS_MAX, GROUPS, NotLeftOut};
 use scene::{MS, S, bucket, sliding, slots, window};
 use siblings::{Way, World};
 
@@ -461,9 +461,15 @@ fn history(seed: u64) {
         let pause = world.below(pause);
         world.pass(pause);
     }
+    heal(world, seed);
+}
+
+/// Nothing is broken any more, and pools must grant again.
+fn heal(mut world: World, seed: u64) {
+    let nodes = world.nodes.len() as u64;
     world.nodes.iter_mut().for_each(|at| (at.way, at.is_disk_full) = (Way::GOOD, false));
     for _ in 0..1_000 {
-        let place = world.below(nodes as u64) as usize;
+        let place = world.below(nodes) as usize;
         world.ask(place, "k", 1);
         world.pass(20 * MS);
     }
@@ -471,6 +477,54 @@ fn history(seed: u64) {
         let counts = at.node.lease_counts();
         assert_eq!(counts.granting, u64::from(GROUPS), "seed {seed}, node {place}: {counts:?}");
     }
+}
+
+/// A random history of one limit in which nodes are left out, now and then.
+fn deserted(seed: u64) {
+    let spec =
+        [window("w", 40, "2s"), bucket("b", "20/s", 40), sliding("s", 40, "2s"), window("w", 400, "90s")];
+    let nodes = 3 + (seed / 4 % 2) as usize;
+    let spec = &spec[(seed % 4) as usize..=(seed % 4) as usize];
+    let mut world = World::kept(nodes, spec, 10, seed);
+    for _ in 0..2 {
+        for _ in 0..400 {
+            let (place, pause) = (world.below(nodes as u64) as usize, world.below(60 * MS));
+            world.ask(place, "k", 1);
+            world.pass(pause);
+        }
+        let (gone, slow) = (world.below(nodes as u64) as usize, world.below(nodes as u64) as usize);
+        world.nodes[slow].way = Way { delay_ns: (MS, 400 * MS), lost: 30 };
+        without(&mut world, gone, nodes);
+        world.nodes[slow].way = Way::GOOD;
+    }
+    heal(world, seed);
+}
+
+/// A node is cut off from the server for a while, spends what it holds, and is left out, on a word to one of the others; meanwhile the server
+/// forgets, as often as not.
+fn without(world: &mut World, gone: usize, nodes: usize) {
+    let way = std::mem::replace(&mut world.nodes[gone].way, Way::CUT);
+    // What was on its way is there or lost.
+    world.pass(S);
+    let told = (gone + 1) % nodes;
+    let long = S + world.below(100 * S);
+    let node = world.nodes[told].node.clone();
+    node.leave_out(gone as u16 + 1, long, world.now(told)).expect("a node of the region");
+    let (until_ns, forgets) = (world.true_ns + long, world.below(2) == 0);
+    if forgets {
+        world.server.restart(None);
+    }
+    while world.true_ns < until_ns {
+        for _ in 0..world.below(8) {
+            let place = world.below(nodes as u64) as usize;
+            world.ask(place, "k", 1);
+        }
+        let pause = world.below(200 * MS);
+        world.pass(pause);
+    }
+    // By its own clock the word may count for a little longer.
+    node.leave_out(gone as u16 + 1, 0, world.now(told)).expect("a node of the region");
+    world.nodes[gone].way = way;
 }
 
 fn leaky() -> LimitSpec {
@@ -482,6 +536,7 @@ fn whatever_breaks_no_unit_too_many_passes_and_pools_grant_again() {
     let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(24);
     for seed in 1..=seeds {
         history(seed);
+        deserted(seed);
     }
 }
 
@@ -506,6 +561,8 @@ fn every_rule_is_needed() {
         Broken::PoolAsksOneNode,
         Broken::PoolBeginsFull,
         Broken::PoolBurnsNothing,
+        Broken::PoolLeavesAllOut,
+        Broken::PoolBurnsNoAbsent,
     ];
     std::panic::set_hook(Box::new(|_| ()));
     let find = |rule: Broken| {
@@ -516,6 +573,7 @@ fn every_rule_is_needed() {
             Broken::LeaseTakesUnwritten => |_| unwritten(),
             Broken::LeaseForgetsTakings => |_| assert!(restarted() > 0),
             Broken::LeaseTakingsToldEarly => |_| untold(),
+            Broken::PoolLeavesAllOut | Broken::PoolBurnsNoAbsent => deserted,
             _ => history,
         };
         (1..=150).find(|seed| {
@@ -547,4 +605,80 @@ fn every_rule_is_needed() {
     }
     let _ = std::panic::take_hook();
     assert_eq!(survive, [], "rules that can be left out unnoticed");
+}
+
+/// A node of three is gone when the server forgets: the world with that server, before anybody says so. What the node holds it goes on
+/// spending, as one would that is only cut off.
+fn bereft(spec: LimitSpec) -> World {
+    let mut world = settled(3, spec);
+    for number in 0..3_000 {
+        world.ask(number % 3, "k", 1);
+        world.pass(S / 200);
+    }
+    world.nodes[2].way = Way::CUT;
+    world.server.restart(None);
+    world
+}
+
+/// Units that pass in so many seconds, in which each node is asked for more than there is.
+fn passes_in(world: &mut World, seconds: u64) -> u64 {
+    let before = world.admitted(0, "k");
+    for number in 0..seconds * 600 {
+        world.ask((number % 3) as usize, "k", 1);
+        world.pass(S / 600);
+    }
+    world.admitted(0, "k") - before
+}
+
+#[test]
+fn a_node_that_is_gone_is_waited_for_until_somebody_says_so() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = bereft(spec);
+        passes_in(&mut world, 90);
+        let counts = world.nodes[0].node.lease_counts();
+        assert!(counts.granting < u64::from(GROUPS), "{name}: {counts:?}");
+        // What the two hold of a bucket they keep; of each new window there are the guard shares.
+        let alone = passes_in(&mut world, 20);
+        assert!(alone <= 250 || name != "w", "{name}: {alone} units in 20 seconds");
+
+        let third = 3;
+        let node = &world.nodes[0].node;
+        assert_eq!(node.leave_out(1, S, world.now(0)), Err(NotLeftOut::Itself));
+        assert_eq!(node.leave_out(9, S, world.now(0)), Err(NotLeftOut::Unknown));
+        assert_eq!(node.leave_out(third, ABSENT_NS_MAX + 1, world.now(0)), Err(NotLeftOut::TooLong));
+        node.leave_out(third, 600 * S, world.now(0)).expect("a node of the region");
+        assert_eq!(node.left_out(world.now(0)).into_keys().collect::<Vec<_>>(), [third]);
+        // Until leases of the third are over nothing of buckets is granted, and of windows that had begun nothing more.
+        passes_in(&mut world, 80);
+        let counts = world.nodes[1].node.lease_counts();
+        assert_eq!(counts.granting, u64::from(GROUPS), "{name}: {counts:?}");
+        let together = passes_in(&mut world, 20);
+        assert!(together >= 1_800, "{name}: {together} units of 2000 in 20 seconds");
+
+        // It was only cut off, and comes back; then nobody is left out, and the server forgets again.
+        world.nodes[2].way = Way::GOOD;
+        world.nodes[0].node.leave_out(third, 0, world.now(0)).expect("a node of the region");
+        passes_in(&mut world, 20);
+        world.server.restart(None);
+        passes_in(&mut world, 20);
+        let counts = world.nodes[2].node.lease_counts();
+        assert_eq!(counts.granting, u64::from(GROUPS), "{name}: {counts:?}");
+    }
+}
+
+#[test]
+fn the_word_that_a_node_is_gone_has_an_end() {
+    let mut world = bereft(bucket("b", "100/s", 1_000));
+    world.nodes[0].node.leave_out(3, 20 * S, world.now(0)).expect("a node of the region");
+    passes_in(&mut world, 25);
+    assert!(world.nodes[0].node.left_out(world.now(0)).is_empty());
+    assert_eq!(
+        world.nodes[0].node.lease_counts().granting,
+        u64::from(GROUPS),
+        "it counted when it was given"
+    );
+    world.server.restart(None);
+    passes_in(&mut world, 20);
+    assert!(world.nodes[0].node.lease_counts().granting < u64::from(GROUPS), "it counts no more");
 }

@@ -197,6 +197,10 @@ pub enum Broken {
     PoolGrantsUntold,
     /// A generation grants when the first node has told what it holds.
     PoolAsksOneNode,
+    /// Where one node is left out, all are that have told nothing.
+    PoolLeavesAllOut,
+    /// What a node may hold that is left out counts as nothing.
+    PoolBurnsNoAbsent,
     /// A pool that forgot begins full.
     PoolBeginsFull,
     /// What was spent is unknown up to when the first node told what it holds.

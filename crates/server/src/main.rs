@@ -64,6 +64,8 @@ enum Command {
     Regions(cli::Regions),
     /// Which node makes the versions of the catalogue; hand that over.
     Authority(cli::Authority),
+    /// The store that the nodes of a region share; leave a node out that is gone.
+    Store(cli::Store),
     /// Who changed what in the catalogue, and when.
     Audit(cli::Audit),
     /// Make certificates for nodes that share limits, with an authority of their own.
@@ -94,6 +96,7 @@ fn main() -> ExitCode {
         Command::Candidate(candidate) => wait_for(candidate.run()),
         Command::Regions(regions) => wait_for(regions.run()),
         Command::Authority(authority) => wait_for(authority.run()),
+        Command::Store(store) => wait_for(store.run()),
         Command::Audit(audit) => wait_for(audit.run()),
         Command::Certs(certs) => certs.run(),
         Command::Bench(bench) => wait_for(bench.run()),

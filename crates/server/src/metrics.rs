@@ -137,7 +137,8 @@ impl Collector for Counts {
             out.of_regions(shared, regions)?;
         }
         if let Some(siblings) = siblings {
-            out.of_store(&shared.node.lease_counts(), siblings)?;
+            let left_out = shared.node.left_out(shared.clock.now()).len() as u64;
+            out.of_store(&shared.node.lease_counts(), left_out, siblings)?;
         }
         if let Some(webhooks) = shared.webhooks.get() {
             out.of_webhooks(&webhooks.counts())?;
@@ -342,12 +343,17 @@ impl Out<'_> {
     }
 
     /// What the nodes of the region share, and the servers where that is.
-    fn of_store(&mut self, counts: &LeaseCounts, siblings: &Siblings) -> Result<(), std::fmt::Error> {
+    fn of_store(
+        &mut self,
+        counts: &LeaseCounts,
+        left_out: u64,
+        siblings: &Siblings,
+    ) -> Result<(), std::fmt::Error> {
         let one = |value| [(&NO_LABELS[..], value)];
         self.gauge(
             "acequia_region_nodes",
             "Nodes of this region, by the config.",
-            &one(siblings.nodes as u64),
+            &one(siblings.nodes.len() as u64),
         )?;
         self.counter(
             "acequia_pool_calls",
@@ -368,6 +374,11 @@ impl Out<'_> {
         let groups: Values<'_> =
             &[(&[("which", "granting")], counts.granting), (&[("which", "all")], GROUPS.into())];
         self.gauge("acequia_pool_groups", help, groups)?;
+        self.gauge(
+            "acequia_region_nodes_left_out",
+            "Nodes of this region that are not waited for, on an operator's word to this node.",
+            &one(left_out),
+        )?;
         let shards = siblings.shards();
         type ShardGauge = (&'static str, &'static str, fn(&ShardView) -> u64);
         let gauges: [ShardGauge; 4] = [

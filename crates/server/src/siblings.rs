@@ -5,13 +5,13 @@
 //! every node has said so ([`acequia_rights::pool::group`]). From then on it needs nobody for its guard share. Who changes what
 //! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent.
 
-use std::{fs, io, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fs, io, path::Path, sync::Arc, time::Duration};
 
 use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
 use acequia_node::{
     Answer, Catalogue, Config as NodeConfig, Keep, LimitAnswer, Node, Outcome,
-    leases::{GROUPS, Siblings as Place},
+    leases::{GROUPS, NotLeftOut, Siblings as Place},
 };
 use acequia_rights::{node_named, pool::Generation};
 use acequia_store::{
@@ -102,6 +102,7 @@ pub(crate) struct Home {
     was_other: bool,
     /// Whether nothing was ever spent by any of them.
     pub(crate) is_new: bool,
+    nodes: BTreeSet<String>,
     redis: Settings,
 }
 
@@ -130,13 +131,38 @@ impl Way {
 pub struct Siblings {
     way: Way,
     /// Who they are.
-    pub(crate) nodes: usize,
+    pub(crate) nodes: BTreeSet<String>,
 }
 
 impl Siblings {
     /// How the store's shards are.
     pub(crate) fn shards(&self) -> Vec<ShardView> {
         self.way.shards()
+    }
+
+    /// How the store is, as a node sees it.
+    pub(crate) fn status(&self, node: &Node, now: Now) -> api::StoreStatus {
+        let (counts, left_out) = (node.lease_counts(), node.left_out(now));
+        let left_out = self.nodes.iter().filter_map(|name| {
+            let left_ns = left_out.get(&node_named(name))?;
+            Some(api::LeftOut { node: name.clone(), left_ms: left_ns.div_ceil(1_000_000) })
+        });
+        let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        api::StoreStatus {
+            nodes: self.nodes.iter().cloned().collect(),
+            groups: GROUPS.into(),
+            granting: number(counts.granting),
+            lost: number(counts.lost),
+            left_out: left_out.collect(),
+        }
+    }
+
+    /// Leaves a node out, by its name ([`Node::leave_out`]).
+    pub(crate) fn leave_out(&self, node: &Node, name: &str, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
+        if !self.nodes.contains(name) {
+            return Err(NotLeftOut::Unknown);
+        }
+        node.leave_out(node_named(name), for_ns, now)
     }
 
     /// What this node has of the cells that a request hits, and where their pools are.
@@ -224,7 +250,8 @@ impl Home {
         redis.seed = u64::from_be_bytes(chance.draw("redis")?);
         let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
         let was_other = known.is_some() && !is_agreed;
-        Ok(Self { place, key, terms, is_agreed, was_other, is_new: false, redis })
+        let nodes = config.nodes.clone();
+        Ok(Self { place, key, terms, is_agreed, was_other, is_new: false, nodes, redis })
     }
 
     /// What was taken of windows that are open now is not known, to later processes neither.
@@ -333,7 +360,7 @@ impl Home {
                 () = carrying => {}
             }
         };
-        (Siblings { way, nodes: self.place.nodes.len() }, carried)
+        (Siblings { way, nodes: self.nodes }, carried)
     }
 }
 

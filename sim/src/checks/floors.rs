@@ -70,9 +70,7 @@ impl Watched {
                         (own - own.min(holding.lent.rate.into()), own, own * percent / 100)
                     }
                 };
-                if own > 0 {
-                    self.least = self.least.min(has * 1_000 / own);
-                }
+                self.least = self.least.min((has * 1_000).checked_div(own).unwrap_or(1_000));
                 if has < keeps {
                     let (name, limit) = (region.name(), &self.limit.spec.name);
                     return Err(format!(

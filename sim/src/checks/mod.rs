@@ -142,7 +142,7 @@ fn of_nodes(limits: &[Limit], clocks: Clocks, plan: &Plan) -> Result<Vec<Box<dyn
         Box::new(Conserved::new(limits, plan)?),
         Box::new(AnswersCome::within(ANSWER_MAX)),
         Box::new(ServiceResumes::new(plan)),
-        Box::new(PoolsGrant::default()),
+        Box::new(PoolsGrant::new(plan)),
     ])
 }
 

@@ -3,12 +3,25 @@
 use acequia_node::leases::GROUPS;
 
 use super::Check;
-use crate::world::{Answer, World};
+use crate::{
+    scenarios::Plan,
+    schedule::Place,
+    world::{Answer, World},
+};
 
 /// Looks when all is quiet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct PoolsGrant {
     calls: u64,
+    /// Nodes that do not run any more.
+    gone: Vec<Place>,
+}
+
+impl PoolsGrant {
+    /// For a run of a plan.
+    pub fn new(plan: &Plan) -> Self {
+        Self { calls: 0, gone: plan.gone.clone() }
+    }
 }
 
 impl Check for PoolsGrant {
@@ -22,7 +35,8 @@ impl Check for PoolsGrant {
     }
 
     fn rest(&mut self, world: &World) -> Result<(), String> {
-        for region in world.regions() {
+        let all = world.regions().iter().enumerate();
+        for (_, region) in all.filter(|(place, _)| !self.gone.contains(place)) {
             let name = region.name();
             let process = region.process().ok_or_else(|| format!("{name} does not run"))?;
             let counts = process.node.lease_counts();

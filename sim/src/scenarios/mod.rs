@@ -68,7 +68,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 41] = [
+pub const ALL: [Scenario; 42] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -107,6 +107,7 @@ pub const ALL: [Scenario; 41] = [
     store::STORE_SLOW,
     store::STORE_FORGETS,
     store::STORE_FAILS_OVER,
+    store::NODE_GONE,
     store::STORE_STORM,
     storm::STORM,
     swarm::SWARM,

@@ -88,6 +88,24 @@ pub(super) const STORE_FAILS_OVER: Scenario = Scenario {
     },
 };
 
+pub(super) const NODE_GONE: Scenario = Scenario {
+    name: "node-gone",
+    story: "One of three nodes of one region is gone for good, and then the store forgets: nobody can tell what the third one held, and \
+            nothing is granted until an operator says that it is gone; from then on that counts as spent.",
+    plan: |random| {
+        let mut schedule = Schedule::default();
+        let of: Place = random.index(NODES);
+        let told = (of + 1 + random.index(NODES - 1)) % NODES;
+        let gone_ms = random.between(FROM_MS, 12_000);
+        let forgets_ms = gone_ms + random.between(1, 3_000);
+        let word_ms = random.between(gone_ms + 1, forgets_ms + 4_000);
+        schedule.at(ms(gone_ms), Fault::Crash(of, random.pick(&LEFTOVERS)));
+        schedule.at(ms(forgets_ms), store(StoreFault::Forgets));
+        schedule.at(ms(word_ms), Fault::LeaveOut(told, of, 60));
+        Plan { gone: vec![of], ..without_heal(schedule) }
+    },
+};
+
 pub(super) const STORE_STORM: Scenario = Scenario {
     name: "store-storm",
     story: "Everything at once among three nodes of one region: the store is gone, slow, forgets and fails over, nodes crash, stop, sleep and \
@@ -138,8 +156,17 @@ fn store(fault: StoreFault) -> Fault {
 }
 
 fn plan(mut schedule: Schedule) -> Plan {
-    let last = schedule.faults().last().map_or(Duration::ZERO, |(at, _)| *at).max(ms(UNTIL_MS));
-    schedule.at(last, Fault::Heal);
+    schedule.at(last_of(&schedule), Fault::Heal);
+    without_heal(schedule)
+}
+
+fn last_of(schedule: &Schedule) -> Duration {
+    schedule.faults().last().map_or(Duration::ZERO, |(at, _)| *at).max(ms(UNTIL_MS))
+}
+
+/// Nobody who is down begins again.
+fn without_heal(schedule: Schedule) -> Plan {
+    let last = last_of(&schedule);
     let demand = Demand::of([
         (4, Kind::of("route", "/api", 3)),
         (2, Kind::of("route", "/export", 4)),

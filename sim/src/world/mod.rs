@@ -27,7 +27,7 @@ use std::{
 };
 
 use acequia_limits::Limit;
-use acequia_rights::{Mark, Region as Rights};
+use acequia_rights::{Mark, Region as Rights, node_named};
 use acequia_server::{
     config::ClockConfig,
     regions::{Order, Ordered},
@@ -340,6 +340,7 @@ impl World {
             Fault::Wall(at, ms) => self.regions[*at].machine.step(*ms),
             Fault::Drift(at, ppm) => self.regions[*at].machine.drift(*ppm),
             Fault::Order(..) => {}
+            Fault::LeaveOut(at, of, seconds) => self.leave_out(*at, *of, *seconds),
             Fault::Store(fault) => {
                 if let Some(store) = &self.store {
                     store.apply(*fault);
@@ -397,6 +398,24 @@ impl World {
             self.regions[at].wake();
             self.start(at);
         }
+    }
+
+    /// An operator gives no word that is not true.
+    fn leave_out(&mut self, at: Place, of: Place, seconds: u64) {
+        let what = if self.sim.is_host_running(NAMES[of]) {
+            format!("not ordered: {} is not gone", NAMES[of])
+        } else {
+            let said = self.regions[at].process().map(|process| {
+                let for_ns = seconds.saturating_mul(1_000_000_000);
+                process.node.leave_out(node_named(NAMES[of]), for_ns, process.clock.now())
+            });
+            match said {
+                Some(Ok(())) => format!("{} is left out", NAMES[of]),
+                Some(Err(fault)) => format!("refused: {fault}"),
+                None => "nobody there to take an order".to_owned(),
+            }
+        };
+        self.trace.tell(NAMES[at], self.elapsed(), what);
     }
 
     /// Gives the version before and the one that the order made.

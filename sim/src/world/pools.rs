@@ -9,7 +9,7 @@ use std::{
 
 use acequia_rights::pool::{
     Taker, bucket,
-    group::{Assertion, Known},
+    group::{Absent, Assertion, Known},
     sliding, window,
 };
 use acequia_store::{
@@ -202,11 +202,11 @@ impl Pools for WayThere {
         &self,
         group: Group,
         assertion: &Assertion,
-        without_us: Option<u64>,
+        absent: Option<&Absent>,
         deadline: Duration,
     ) -> Result<Known, Missed> {
         let (begun, pools) = self.there(deadline).await?;
-        let answer = pools.assert(group, assertion, without_us, deadline).await;
+        let answer = pools.assert(group, assertion, absent, deadline).await;
         self.back(begun, deadline, answer).await
     }
 

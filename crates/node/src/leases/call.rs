@@ -3,7 +3,7 @@
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::pool::{
     Generation, Refused, Taker, bucket,
-    group::{Assertion, Known},
+    group::{Absent, Assertion, Known},
     sliding, window,
 };
 
@@ -36,8 +36,8 @@ pub enum Question {
         /// Who begins it.
         by: Taker,
     },
-    /// Says that this node has told all that it holds of the group.
-    Assert(Assertion),
+    /// Says that this node has told all that it holds of the group, and who is left out.
+    Assert(Assertion, Option<Absent>),
     /// Drops cells of the group that say no more than absent ones, so many at most.
     Sweep(u32),
     /// Takes units of a window.

@@ -131,6 +131,13 @@ impl Group {
         }
     }
 
+    /// It is asked again at once whether all have told.
+    pub(super) fn ask_now(&mut self, now_ns: u64) {
+        if self.stage == Stage::Telling {
+            (self.retry_ns, self.asked) = (self.retry_ns.min(now_ns), 0);
+        }
+    }
+
     pub(super) fn calls(&mut self, id: u64) {
         self.under_way = Some(id);
     }

@@ -13,6 +13,7 @@
 //! Where nobody answers for a group any more, its store is *lost*, and a limit says what then decides
 //! ([`acequia_limits::limit::OnStoreLoss`]).
 
+mod absent;
 mod call;
 mod cell;
 mod group;
@@ -50,6 +51,7 @@ use crate::{
 };
 
 pub use self::{
+    absent::{ABSENT_NS_MAX, NotLeftOut},
     call::{Call, GROUPS, PoolName, Question, Said},
     view::PoolView,
 };
@@ -192,6 +194,8 @@ pub(crate) struct Leases {
     lost: BTreeSet<u16>,
     /// Of those, the ones to ask now, since another was found again.
     sought: BTreeSet<u16>,
+    /// Nodes that are left out, until when: steady clock.
+    left_out: BTreeMap<u16, u64>,
     /// Since when it is known what was taken of windows: wall clock, in microseconds.
     knows_from_us: u64,
     /// What earlier processes took under limits that are not in force.
@@ -215,6 +219,7 @@ impl Leases {
         let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
         Self {
             knows_from_us: home.begun_us,
+            left_out: BTreeMap::new(),
             unknown: BTreeMap::new(),
             wants_disk: false,
             home,
@@ -334,6 +339,7 @@ impl Leases {
     fn keep_groups(&mut self, now: Now) {
         self.watch_groups(now);
         let unsettled: Vec<u16> = self.unsettled.iter().copied().collect();
+        let absent = self.absent(now);
         let mut first = 0;
         for number in unsettled {
             let group = &self.groups[usize::from(number)];
@@ -348,7 +354,7 @@ impl Leases {
                 Some(Need::Begin(heard)) => Question::Begin { heard, by: self.taker() },
                 Some(Need::Assert(generation)) => {
                     let is_new = self.home.is_new && group.is_first();
-                    Question::Assert(self.assertion(generation, is_new, now))
+                    Question::Assert(self.assertion(generation, is_new, now), absent.clone())
                 }
             };
             first += usize::from(matches!(question, Question::Begin { .. }));

@@ -59,7 +59,10 @@ impl Server {
         let group = self.groups.entry(call.group).or_default();
         match &call.question {
             Question::Begin { heard, by } => return Said::Known(group.begin(&place, *heard, *by)),
-            Question::Assert(assertion) => return Said::Known(group.assert(&place, assertion)),
+            Question::Assert(assertion, None) => return Said::Known(group.assert(&place, assertion)),
+            Question::Assert(assertion, Some(absent)) => {
+                return Said::Known(group.assert_without(&place, assertion, absent));
+            }
             _ => {}
         }
         let Some(ground) = group.ground(&place, call.generation, call.wall_us) else {
@@ -77,7 +80,7 @@ impl Server {
                 self.slidings.entry(*name).or_default().exchange(slide, &ground).map(Said::Slid)
             }
             Question::Sweep(_) => Ok(Said::Swept(0)),
-            Question::Begin { .. } | Question::Assert(_) => unreachable!("answered"),
+            Question::Begin { .. } | Question::Assert(..) => unreachable!("answered"),
         };
         said.unwrap_or_else(Said::Refused)
     }

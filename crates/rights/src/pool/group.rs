@@ -16,9 +16,9 @@
 //!   to hear of a group, in a generation of number 1 that had not granted, says that it is new ([`Assertion::is_new`]). Whoever had
 //!   heard of any generation before has no use for that number ([`Group::begin`] gives it a higher one), so when generation 1 grants, no
 //!   node of the region has ever held anything of the group that it knows of; and of what nobody knows nobody can tell.
-//! - A node that does not answer may be left out by whoever is sure that it calls no other process of the server meanwhile
-//!   ([`Group::assert_without`]). Then all windows are burned that had begun, and nothing else is granted until all leases have
-//!   ended that such a node may hold.
+//! - Nodes that do not answer may be left out, each by name, by whoever is sure that they call no other process of the server meanwhile
+//!   ([`Group::assert_without`]). When all others have told, all windows are burned that had begun, and nothing else is granted until
+//!   all leases have ended that such a node may hold.
 //!
 //! **Theorem 9.** In a generation that grants, every pool has down for every node at least what that may use. *Proof.* By the rules of the
 //! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told
@@ -72,6 +72,15 @@ pub struct Assertion {
     pub wall_us: u64,
     /// See [`super::slack_us`].
     pub slack_us: u64,
+}
+
+/// Nodes that are left out, on the word of somebody who is sure that they call no other process of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// Which ones.
+    pub nodes: BTreeSet<u16>,
+    /// After so long, in microseconds, leases of theirs are over.
+    pub keep_us: u64,
 }
 
 /// How a generation is.
@@ -138,14 +147,22 @@ impl Group {
         self.known(place)
     }
 
-    /// The same of the others, who do not answer and call no other process of the server any more; leases of theirs are over after
-    /// `keep_us`. Returns how it is.
-    pub fn assert_without(&mut self, place: &Place, assertion: &Assertion, keep_us: u64) -> Known {
+    /// The same, while some of the others are left out. Returns how it is.
+    pub fn assert_without(&mut self, place: &Place, assertion: &Assertion, absent: &Absent) -> Known {
         let known = self.assert(place, assertion);
-        if known.generation == assertion.generation && assertion.generation.number > 0 && !self.grants {
+        let is_told = |node: &u16| {
+            self.asserted.contains(node) || absent.nodes.contains(node) || broken(Broken::PoolLeavesAllOut)
+        };
+        if known.generation == assertion.generation
+            && assertion.generation.number > 0
+            && !self.grants
+            && assertion.nodes.iter().all(is_told)
+        {
             let Assertion { wall_us, slack_us, .. } = *assertion;
-            self.burned_us = self.burned_us.max(wall_us.saturating_add(slack_us));
-            self.fresh_us = self.fresh_us.max(wall_us.saturating_add(keep_us));
+            if !broken(Broken::PoolBurnsNoAbsent) {
+                self.burned_us = self.burned_us.max(wall_us.saturating_add(slack_us));
+                self.fresh_us = self.fresh_us.max(wall_us.saturating_add(absent.keep_us));
+            }
             self.grants = true;
         }
         self.known(place)

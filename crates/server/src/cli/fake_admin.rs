@@ -8,9 +8,9 @@ use std::{
 
 use acequia_api::acequia::v1::{
     AuditEntry, Budget, CandidateReport, Catalogue, CatalogueChange, CellCount, ChangeRegionRequest,
-    CompareCandidateRequest, GrantRequest, LimitStatus, ListAuditRequest, ListAuditResponse,
-    ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, ResetRequest,
-    SetBudgetRequest, StatusRequest, TakeOverRequest, WatchRequest,
+    CompareCandidateRequest, GrantRequest, LeaveOutRequest, LeftOut, LimitStatus, ListAuditRequest,
+    ListAuditResponse, ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest, ListCellsResponse,
+    NodeStatus, ResetRequest, SetBudgetRequest, StatusRequest, StoreStatus, TakeOverRequest, WatchRequest,
     admin_server::{Admin, AdminServer},
     limit_status,
 };
@@ -36,6 +36,7 @@ pub(super) enum Asked {
     Reset(ResetRequest),
     Region(ChangeRegionRequest),
     TakeOver(TakeOverRequest),
+    LeaveOut(LeaveOutRequest),
 }
 
 /// The authority's node eu-1, at version 1.7.
@@ -84,6 +85,7 @@ impl FakeAdmin {
             Asked::Reset(request) => !request.dry_run,
             Asked::Region(request) => !request.dry_run,
             Asked::TakeOver(request) => !request.dry_run,
+            Asked::LeaveOut(_) => true,
             Asked::Status | Asked::Budgets | Asked::Audit(_) | Asked::Cells(_) | Asked::Candidate(_) => false,
         });
         orders.count() as u64
@@ -225,6 +227,16 @@ impl Admin for FakeAdmin {
         self.change(dry_run)
     }
 
+    async fn leave_out(&self, request: Request<LeaveOutRequest>) -> Result<Response<StoreStatus>, Status> {
+        let LeaveOutRequest { node, for_ms, .. } = request.get_ref().clone();
+        self.take(request, Asked::LeaveOut)?;
+        if let Some(refusal) = &self.refusal {
+            return Err(refusal.clone());
+        }
+        let left_out = Some(LeftOut { node, left_ms: for_ms }).filter(|_| for_ms > 0);
+        Ok(Response::new(StoreStatus { left_out: left_out.into_iter().collect(), ..store() }))
+    }
+
     async fn list_cells(
         &self,
         request: Request<ListCellsRequest>,
@@ -264,4 +276,10 @@ impl Admin for FakeAdmin {
         };
         Ok(Response::new(ListAuditResponse { entries: vec![entry] }))
     }
+}
+
+/// A store of three nodes, of which one has not told what it holds of a few groups.
+pub(super) fn store() -> StoreStatus {
+    let nodes = ["eu-1", "eu-2", "eu-3"].map(str::to_owned).to_vec();
+    StoreStatus { nodes, groups: 1_024, granting: 1_000, lost: 0, left_out: Vec::new() }
 }

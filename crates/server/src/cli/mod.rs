@@ -27,6 +27,7 @@ mod pools;
 mod regions;
 mod settlement;
 mod shares;
+mod store;
 #[cfg(test)]
 mod stories;
 mod top;
@@ -46,7 +47,7 @@ use clap::{Args, value_parser};
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
     check::Check, explain::Explain, grant::Grant, grant::Reset, regions::Regions, settlement::Commit,
-    settlement::Refund, top::Top,
+    settlement::Refund, store::Store, top::Top,
 };
 use self::{
     entries::{Word, groups, read_word},

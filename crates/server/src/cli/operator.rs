@@ -5,9 +5,9 @@ use std::{
 };
 
 use acequia_api::acequia::v1::{
-    AuditEntry, CandidateReport, CompareCandidateRequest, ListAuditRequest, ListBudgetsRequest,
-    ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, StatusRequest,
-    admin_client::AdminClient,
+    AuditEntry, CandidateReport, CompareCandidateRequest, LeaveOutRequest, ListAuditRequest,
+    ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, StatusRequest,
+    StoreStatus, admin_client::AdminClient,
 };
 use clap::Args;
 use tonic::{
@@ -217,6 +217,11 @@ impl Admin {
     ) -> Result<CandidateReport, Fault> {
         let call = self.client.compare_candidate(request);
         wait(&self.address, self.deadline, call).await
+    }
+
+    /// Has the node wait for another one no more, or again.
+    pub(super) async fn leave_out(&mut self, request: LeaveOutRequest) -> Result<StoreStatus, Fault> {
+        wait(&self.address, self.deadline, self.client.leave_out(request)).await
     }
 
     /// Whom this asks, and for how long at most.

@@ -3,15 +3,15 @@
 use std::{collections::HashMap, net::SocketAddr};
 
 use acequia_api::acequia::v1::{
-    ChangeRegionRequest, CompareCandidateRequest, GrantRequest, ResetRequest, SetBudgetRequest,
-    TakeOverRequest, change_region_request::Change,
+    ChangeRegionRequest, CompareCandidateRequest, GrantRequest, LeaveOutRequest, ResetRequest,
+    SetBudgetRequest, TakeOverRequest, change_region_request::Change,
 };
 use clap::{Parser, Subcommand};
 use rcgen::{CertificateParams, Issuer, KeyPair};
 use tonic::{Status, transport::Identity};
 
 use super::{
-    Audit, Authority, Budget, Candidate, Grant, Regions, Reset,
+    Audit, Authority, Budget, Candidate, Grant, Regions, Reset, Store,
     console::Console,
     fake_admin::{Asked, FakeAdmin},
 };
@@ -29,6 +29,7 @@ enum Command {
     Grant(Grant),
     Reset(Reset),
     Regions(Regions),
+    Store(Store),
     Authority(Authority),
     Audit(Audit),
 }
@@ -58,6 +59,7 @@ async fn run_with(line: &str, more: &[&str], typed: Option<&str>) -> Left {
         Command::Grant(command) => command.carry_out(&mut console).await,
         Command::Reset(command) => command.carry_out(&mut console).await,
         Command::Regions(command) => command.carry_out(&mut console).await,
+        Command::Store(command) => command.carry_out(&mut console).await,
         Command::Authority(command) => command.carry_out(&mut console).await,
         Command::Audit(command) => command.carry_out(&mut console).await,
     };
@@ -482,4 +484,37 @@ async fn who_cannot_be_asked_is_said_and_how_to_mend_it() {
         assert_eq!(left.code, 2, "{address}");
         assert!(left.remarks.contains(says), "{address}: {left:?}");
     }
+}
+
+#[tokio::test]
+async fn a_node_is_left_out_when_somebody_says_twice_that_it_is_gone() {
+    let (address, node) = FakeAdmin::default().serve(None).await;
+    let left = run(address, "store leave-out eu-3 --author ana", Some("y\neu-2\n")).await;
+    assert_eq!((left.code, node.asked().len()), (1, 0), "another name was typed: {left:?}");
+    let left = run(address, "store leave-out eu-3", None).await;
+    assert!(left.code == 2 && left.remarks.contains("--yes"), "{left:?}");
+    assert_eq!(node.asked().len(), 0);
+
+    let left = run(address, "store leave-out eu-3 --author ana --reason fire", Some("y\neu-3\n")).await;
+    assert!(left.remarks.contains("its process has ended"), "{left:?}");
+    assert!(left.answers.contains("1000 of 1024 groups of pools grant"), "{left:?}");
+    assert!(left.answers.contains("eu-3 is left out for 10 min more"), "{left:?}");
+    let asked = |for_ms, reason: &str| {
+        let (node, author, reason) = ("eu-3".to_owned(), "ana".to_owned(), reason.to_owned());
+        Asked::LeaveOut(LeaveOutRequest { node, for_ms, author, reason })
+    };
+    let line = "store leave-out eu-3 --for 2h --yes --json --author ana";
+    let left = run(address, line, None).await;
+    let json = r#""groups":1024,"granting":1000,"lost":0,"left_out":[{"node":"eu-3","left_ms":7200000}]}"#;
+    assert!(left.code == 0 && left.answers.contains(json), "{left:?}");
+    let left = run(address, "store wait-for eu-3 --author ana", None).await;
+    assert!(left.code == 0 && !left.answers.contains("left out for"), "{left:?}");
+    assert_eq!(node.asked(), [asked(600_000, "fire"), asked(7_200_000, ""), asked(0, "")]);
+}
+
+#[tokio::test]
+async fn a_node_that_shares_no_store_says_so() {
+    let (address, _node) = FakeAdmin::default().serve(None).await;
+    let left = run(address, "store", None).await;
+    assert!(left.code == 2 && left.remarks.contains("there is no store"), "{left:?}");
 }

@@ -8,7 +8,7 @@ use acequia_api::acequia::v1::{
     change_region_request::Change,
 };
 use acequia_limits::limit::parse_instant_ns;
-use acequia_node::{Active, Catalogue};
+use acequia_node::{Active, Catalogue, leases::NotLeftOut};
 use tokio::{net::TcpListener, sync::watch};
 use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
 use tonic::{
@@ -466,6 +466,31 @@ impl Admin for Service {
             changes: entry.changes,
         });
         Ok(Response::new(api::ListAuditResponse { entries: entries.collect() }))
+    }
+
+    async fn leave_out(
+        &self,
+        request: Request<api::LeaveOutRequest>,
+    ) -> Result<Response<api::StoreStatus>, Status> {
+        let from = request.remote_addr();
+        let api::LeaveOutRequest { node, for_ms, author, reason } = request.into_inner();
+        let Some(siblings) = self.shared.siblings.get() else {
+            return Err(Status::failed_precondition(NotLeftOut::Alone.to_string()));
+        };
+        let now = self.shared.clock.now();
+        let for_ns = for_ms.saturating_mul(1_000_000);
+        siblings.leave_out(&self.shared.node, &node, for_ns, now).map_err(|why| match why {
+            NotLeftOut::Unknown => Status::not_found(why.to_string()),
+            NotLeftOut::Alone | NotLeftOut::Itself => Status::failed_precondition(why.to_string()),
+            NotLeftOut::TooLong => Status::invalid_argument(why.to_string()),
+        })?;
+        let author = ordered(author, String::new(), false, from).author;
+        if for_ms > 0 {
+            warn!(node, for_ms, author, reason, "left out: the store grants without what this node has told");
+        } else {
+            warn!(node, author, reason, "waited for again");
+        }
+        Ok(Response::new(siblings.status(&self.shared.node, now)))
     }
 }
 

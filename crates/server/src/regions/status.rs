@@ -88,6 +88,7 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
         }),
         journal_is_down: shared.node.is_journal_down(),
         uptime_ns: now.steady_ns.saturating_sub(shared.begun.steady_ns),
+        store: shared.siblings.get().map(|siblings| siblings.status(&shared.node, now)),
         ..api::NodeStatus::default()
     };
     let (Some(regions), Some(membership)) = (regions, shared.node.membership(now)) else { return status };

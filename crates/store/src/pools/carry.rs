@@ -133,7 +133,9 @@ pub async fn carry(pools: &impl Pools, call: &Call) -> Said {
     let at = |cell| At { group, cell, generation: call.generation, wall_us: call.wall_us, deadline };
     let said = match &call.question {
         Question::Begin { heard, by } => pools.begin(group, *heard, *by, deadline).await.map(Said::Known),
-        Question::Assert(assertion) => pools.assert(group, assertion, None, deadline).await.map(Said::Known),
+        Question::Assert(assertion, absent) => {
+            pools.assert(group, assertion, absent.as_ref(), deadline).await.map(Said::Known)
+        }
         Question::Sweep(most) => read(pools.sweep(&at(""), *most).await, Said::Swept),
         Question::Take(pool, take) => read(pools.take(&at(&name(pool)), take).await, Said::Took),
         Question::Exchange(pool, exchange, terms) => {

@@ -8,7 +8,7 @@ use std::{
 
 use acequia_rights::pool::{
     self, Bucket, Ground, Refused, Sliding, Taker, Window, bucket,
-    group::{Assertion, Known, Place},
+    group::{Absent, Assertion, Known, Place},
     sliding, window,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -122,11 +122,11 @@ impl Pools for KeptPools {
         &self,
         group: Group,
         assertion: &Assertion,
-        without_us: Option<u64>,
+        absent: Option<&Absent>,
         _: Duration,
     ) -> Result<Known, Missed> {
-        self.with_group(group, |kept, place| match without_us {
-            Some(keep_us) => kept.assert_without(place, assertion, keep_us),
+        self.with_group(group, |kept, place| match absent {
+            Some(absent) => kept.assert_without(place, assertion, absent),
             None => kept.assert(place, assertion),
         })
     }

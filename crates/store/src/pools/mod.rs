@@ -12,7 +12,7 @@ use std::{fmt::Debug, future::Future, time::Duration};
 
 use acequia_rights::pool::{
     Generation, Refused, Taker, bucket,
-    group::{Assertion, Known},
+    group::{Absent, Assertion, Known},
     sliding, window,
 };
 
@@ -64,8 +64,8 @@ pub trait Pools: Debug + Send + Sync {
         deadline: Duration,
     ) -> impl Future<Output = Result<Known, Missed>> + Send;
 
-    /// Says that a node has told all that it holds of a group's pools. With `without_us`, the others are left out, whose leases may
-    /// last so long.
+    /// Says that a node has told all that it holds of a group's pools. Some of the others may be left
+    /// out.
     ///
     /// # Errors
     /// There is no answer: it may be heard or not.
@@ -73,7 +73,7 @@ pub trait Pools: Debug + Send + Sync {
         &self,
         group: Group,
         assertion: &Assertion,
-        without_us: Option<u64>,
+        absent: Option<&Absent>,
         deadline: Duration,
     ) -> impl Future<Output = Result<Known, Missed>> + Send;
 

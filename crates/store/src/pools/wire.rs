@@ -1,11 +1,11 @@
 //! Pools in Redis: each call is one function in `lua/`.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use acequia_limits::Part;
 use acequia_rights::pool::{
     Generation, Refused, Taker, bucket,
-    group::{Assertion, Known},
+    group::{Absent, Assertion, Known},
     sliding, window,
 };
 
@@ -113,18 +113,21 @@ impl Pools for RedisPools {
         &self,
         group: Group,
         assertion: &Assertion,
-        without_us: Option<u64>,
+        absent: Option<&Absent>,
         deadline: Duration,
     ) -> Result<Known, Missed> {
         let Assertion { node, generation, nodes, knows_from_us, is_new, wall_us, slack_us } = assertion;
-        let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
-        let nodes = nodes.join(" ");
+        let listed =
+            |nodes: &BTreeSet<u16>| nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let (nodes, left_out) =
+            (listed(nodes), absent.map_or_else(String::new, |absent| listed(&absent.nodes)));
         let own = [
             int(u64::from(*node)),
             Arg::Bytes(nodes.as_bytes()),
             if *is_new { Arg::Int(-1) } else { int(*knows_from_us) },
             int(*slack_us),
-            without_us.map_or(Arg::Int(-1), int),
+            Arg::Bytes(left_out.as_bytes()),
+            int(absent.map_or(0, |absent| absent.keep_us)),
         ];
         let generation = generation_text(generation);
         let about = (Function::Assert, generation.as_str(), *wall_us);

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
     Generation, Taker, bucket,
-    group::{Assertion, Known},
+    group::{Absent, Assertion, Known},
     sliding, window,
 };
 use acequia_store::{
@@ -45,7 +45,7 @@ impl Random {
 #[derive(Clone, Debug)]
 enum Call {
     Begin(u64, Taker),
-    Assert(Assertion, Option<u64>),
+    Assert(Assertion, Option<Absent>),
     Take(window::Take),
     Exchange(bucket::Exchange, bucket::Terms),
     Slide(sliding::Exchange),
@@ -63,8 +63,8 @@ enum Came {
 async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Missed> {
     Ok(match call {
         Call::Begin(heard, by) => Came::Known(pools.begin(at.group, *heard, *by, at.deadline).await?),
-        Call::Assert(assertion, without_us) => {
-            Came::Known(pools.assert(at.group, assertion, *without_us, at.deadline).await?)
+        Call::Assert(assertion, absent) => {
+            Came::Known(pools.assert(at.group, assertion, absent.as_ref(), at.deadline).await?)
         }
         Call::Take(take) => Came::Took(pools.take(at, take).await?),
         Call::Exchange(exchange, terms) => Came::Exchanged(pools.exchange(at, exchange, terms).await?),
@@ -124,14 +124,19 @@ impl Caller {
                     wall_us,
                     slack_us: 20_000,
                 };
-                let without_us = (self.random.below(4) == 0).then(|| self.random.below(3_000_000));
-                (String::new(), Call::Assert(assertion, without_us))
+                let absent = (self.random.below(3) == 0).then(|| self.absent());
+                (String::new(), Call::Assert(assertion, absent))
             }
             3..15 => (format!("w{cell}"), Call::Take(self.take(taker))),
             15..28 => (format!("b{cell}"), self.exchange(taker, cell as usize)),
             _ => (format!("s{cell}"), Call::Slide(self.slide(taker))),
         };
         (group(place as u16 * 500), cell, wall_us, call)
+    }
+
+    fn absent(&mut self) -> Absent {
+        let nodes = (1..=3).filter(|_| self.random.below(2) == 0).collect();
+        Absent { nodes, keep_us: self.random.below(3_000_000) }
     }
 
     fn take(&mut self, taker: Taker) -> window::Take {

@@ -1,0 +1,215 @@
+//! `acequia store`: the store that the nodes of a region share, as a node sees it; and the word that a node is gone.
+
+use std::{process::ExitCode, time::Duration};
+
+use acequia_api::acequia::v1::{LeaveOutRequest, StoreStatus};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use super::{
+    NOT_DONE, SUCCESS,
+    console::Console,
+    grant::whole_ms,
+    json_line,
+    operator::{AdminAddress, Fault, operate},
+    people::{Colour, Paint, duration, plain},
+    read_duration,
+};
+
+/// The store that the nodes of a region share: how it is, as a node sees it; leave a node out that is gone.
+///
+/// Exits with 0 where all pools of the store grant, 1 where some do not, or somebody said no, 2 where nobody could be asked.
+#[derive(Args, Clone, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
+  acequia store                                               how it is, as one node sees it
+  acequia store leave-out eu-3 --for 10m --reason 'its host burned down'
+  acequia store wait-for eu-3                                 eu-3 is back"
+)]
+pub struct Store {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    #[command(flatten)]
+    shown: Shown,
+}
+
+#[derive(Args, Clone, Debug)]
+struct Shown {
+    #[command(flatten)]
+    address: AdminAddress,
+
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Command {
+    /// Do not wait for a node that is gone: after the store has forgotten something, its pools grant without what that node has told.
+    ///
+    /// What it may hold counts as spent: of windows that had begun nothing more is granted, and of all else nothing until its leases are
+    /// over, in little more than a minute. It is enough to ask one node that runs. The word counts until its time is over, or that node
+    /// restarts.
+    LeaveOut(LeaveOut),
+    /// Wait for a node again that was left out.
+    WaitFor(WaitFor),
+}
+
+#[derive(Args, Clone, Debug)]
+struct LeaveOut {
+    /// The node that is gone.
+    #[arg(value_name = "NODE")]
+    node: String,
+
+    /// For how long, such as 10m or 2h: up to a day.
+    #[arg(long = "for", default_value = "10m", value_name = "TIME", value_parser = read_duration)]
+    time: Duration,
+
+    /// Ask nothing: that node runs nowhere.
+    #[arg(long)]
+    yes: bool,
+
+    #[command(flatten)]
+    said: Said,
+}
+
+#[derive(Args, Clone, Debug)]
+struct WaitFor {
+    /// The node that is back.
+    #[arg(value_name = "NODE")]
+    node: String,
+
+    #[command(flatten)]
+    said: Said,
+}
+
+#[derive(Args, Clone, Debug)]
+struct Said {
+    /// Who says so, for the log.
+    #[arg(long, env = "USER", default_value = "", hide_default_value = true, value_name = "NAME")]
+    author: String,
+
+    /// Why, for the log.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "TEXT")]
+    reason: String,
+
+    #[command(flatten)]
+    shown: Shown,
+}
+
+impl Store {
+    /// Asks, prints, and gives the exit code.
+    pub async fn run(self) -> ExitCode {
+        operate(async |console| self.carry_out(console).await).await
+    }
+
+    pub(super) async fn carry_out(&self, console: &mut Console<'_>) -> Result<u8, Fault> {
+        match &self.command {
+            None => {
+                let status = self.shown.address.connect()?.status().await?;
+                let store = status.store.ok_or_else(|| {
+                    Fault::new(
+                        "this node shares its limits with no other node of its region: there is no store",
+                    )
+                })?;
+                self.shown.tell(&store, console)
+            }
+            Some(Command::LeaveOut(leave_out)) => leave_out.carry_out(console).await,
+            Some(Command::WaitFor(WaitFor { node, said })) => said.tell(node, 0, console).await,
+        }
+    }
+}
+
+impl LeaveOut {
+    async fn carry_out(&self, console: &mut Console<'_>) -> Result<u8, Fault> {
+        let node = plain(&self.node);
+        if !self.yes {
+            if !console.has_person() {
+                return Err(Fault::new(
+                    "nothing was changed: this is to be confirmed, and nobody can be asked here. --yes confirms it",
+                ));
+            }
+            console.remark(&format!(
+                "If {node} runs, and reaches another server of the store than the other nodes do, limits may be exceeded. Make sure \
+                 that its process has ended, or that its machine is off.\n"
+            ));
+            if !console.is_yes(&format!("Is {node} gone?"))? || !console.is_typed(&self.node)? {
+                console.remark("Nothing was changed.\n");
+                return Ok(NOT_DONE);
+            }
+        }
+        self.said.tell(&self.node, whole_ms(self.time), console).await
+    }
+}
+
+impl Said {
+    async fn tell(&self, node: &str, for_ms: u64, console: &mut Console<'_>) -> Result<u8, Fault> {
+        let (author, reason) = (self.author.clone(), self.reason.clone());
+        let request = LeaveOutRequest { node: node.to_owned(), for_ms, author, reason };
+        let store = self.shown.address.connect()?.leave_out(request).await?;
+        self.shown.tell(&store, console)?;
+        Ok(SUCCESS)
+    }
+}
+
+impl Shown {
+    fn tell(&self, store: &StoreStatus, console: &mut Console<'_>) -> Result<u8, Fault> {
+        let text =
+            if self.json { json_line(&StoreJson::new(store)) } else { for_people(store, console.paint) };
+        console.answer(&text)?;
+        Ok(if store.granting == store.groups { SUCCESS } else { NOT_DONE })
+    }
+}
+
+fn for_people(store: &StoreStatus, paint: Paint) -> String {
+    let StoreStatus { nodes, groups, granting, lost, left_out } = store;
+    let nodes = nodes.iter().map(|node| plain(node)).collect::<Vec<_>>().join(", ");
+    let mut text = format!("shared by {nodes}\n");
+    let state = if granting == groups {
+        paint.word(Colour::Green, "all pools grant")
+    } else {
+        let waits = format!("{granting} of {groups} groups of pools grant");
+        let why = "the others do when every node has told what it holds of them: a node that is gone for good is left out with \
+                   `acequia store leave-out`";
+        format!("{}; {why}", paint.word(Colour::Yellow, &waits))
+    };
+    text.push_str(&state);
+    text.push('\n');
+    if *lost > 0 {
+        let lost =
+            format!("nobody answers for {lost} groups: this node spends what it holds and its guard share");
+        text.push_str(&paint.word(Colour::Red, &lost));
+        text.push('\n');
+    }
+    for out in left_out {
+        let (node, left) = (plain(&out.node), duration(out.left_ms));
+        text.push_str(&format!("{node} is left out for {left} more\n"));
+    }
+    text
+}
+
+#[derive(Serialize)]
+struct StoreJson<'a> {
+    nodes: &'a [String],
+    groups: u32,
+    granting: u32,
+    lost: u32,
+    left_out: Vec<LeftOutJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct LeftOutJson<'a> {
+    node: &'a str,
+    left_ms: u64,
+}
+
+impl<'a> StoreJson<'a> {
+    fn new(store: &'a StoreStatus) -> Self {
+        let left_out = store.left_out.iter();
+        let left_out = left_out.map(|out| LeftOutJson { node: &out.node, left_ms: out.left_ms }).collect();
+        let StoreStatus { nodes, groups, granting, lost, .. } = store;
+        Self { nodes, groups: *groups, granting: *granting, lost: *lost, left_out }
+    }
+}
