@@ -25,7 +25,8 @@ redis.register_function('acequia_assert' .. version, function(keys, arguments)
       told, told_or_absent = told and has_told, told_or_absent and (has_told or absent[node] == true)
     end
     if told_or_absent and not told then
-      group.burned, group.fresh = max(group.burned, wall + slack), max(group.fresh, wall + keep)
+      local over = wall + max(keep, slack)
+      group.burned, group.fresh = max(group.burned, over), max(group.fresh, over)
     end
     group.grants = told_or_absent
     redis.call('SET', keys[1], cmsgpack.pack(group))

@@ -551,6 +551,7 @@ fn every_rule_is_needed() {
         Broken::LeaseForgetsGeneration,
         Broken::LeaseTakesUnwritten,
         Broken::LeaseForgetsTakings,
+        Broken::LeaseTakesAnyTime,
         Broken::LeaseTakingsToldEarly,
         Broken::LeaseTrustsStrangers,
         Broken::LeaseNewTwice,
@@ -573,7 +574,9 @@ fn every_rule_is_needed() {
             Broken::LeaseTakesUnwritten => |_| unwritten(),
             Broken::LeaseForgetsTakings => |_| assert!(restarted() > 0),
             Broken::LeaseTakingsToldEarly => |_| untold(),
-            Broken::PoolLeavesAllOut | Broken::PoolBurnsNoAbsent => deserted,
+            Broken::LeaseTakesAnyTime => |_| beforehand(300),
+            Broken::PoolLeavesAllOut => |_| stranded(),
+            Broken::PoolBurnsNoAbsent => deserted,
             _ => history,
         };
         (1..=150).find(|seed| {
@@ -681,4 +684,67 @@ fn the_word_that_a_node_is_gone_has_an_end() {
     world.server.restart(None);
     passes_in(&mut world, 20);
     assert!(world.nodes[0].node.lease_counts().granting < u64::from(GROUPS), "it counts no more");
+}
+
+#[test]
+fn who_is_not_named_is_waited_for() {
+    stranded();
+}
+
+/// A server is replaced and lives on; of three nodes one still reaches that one, and another is cut off and left out.
+fn stranded() {
+    let mut world = settled(3, window("w", 1_000, "10s"));
+    let replaced = world.server.clone();
+    world.server.restart(Some(&replaced));
+    world.old = Some(replaced);
+    world.nodes[1].is_left_behind = true;
+    world.nodes[2].way = Way::CUT;
+    world.nodes[0].node.leave_out(3, 600 * S, world.now(0)).expect("a node of the region");
+    // What is taken a unit too often is a panic.
+    passes_in(&mut world, 150);
+    world.nodes[1].is_left_behind = false;
+    passes_in(&mut world, 150);
+    for place in 0..2 {
+        let counts = world.nodes[place].node.lease_counts();
+        assert_eq!(counts.granting, u64::from(GROUPS), "node {place}: {counts:?}");
+    }
+}
+
+#[test]
+fn who_is_left_out_may_spend_what_it_took_beforehand() {
+    for length_s in [2, 10, 60, 300] {
+        beforehand(length_s);
+    }
+}
+
+/// A node that takes much, also of windows to come, is cut off and left out, and goes on spending.
+fn beforehand(length_s: u64) {
+    let mut world = World::new(3, &[window("w", 1_000, &format!("{length_s}s"))], GUARD, 1);
+    // To the beginning of a window that follows the first, and a third into it.
+    let wall_ns = world.now(0).wall_ns;
+    world.pass((wall_ns.next_multiple_of(300 * S) - wall_ns) + 300 * S);
+    // While there is some left of the open one.
+    let a_second = (1_500 / length_s).min(60);
+    for _ in 0..100 * a_second {
+        world.ask(2, "k", 1);
+        world.pass(S / a_second);
+    }
+    world.nodes[2].way = Way::CUT;
+    world.pass(S / 2);
+    world.server.restart(None);
+    world.nodes[0].node.leave_out(3, 600 * S, world.now(0)).expect("a node of the region");
+    let ask_all = |world: &mut World, seconds: u64| {
+        let before = world.admitted(0, "k");
+        for _ in 0..seconds * 50 {
+            for place in [2, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0] {
+                world.ask(place, "k", 1);
+            }
+            world.pass(S / 50);
+        }
+        world.admitted(0, "k") - before
+    };
+    // What is taken a unit too often is a panic.
+    ask_all(&mut world, 210);
+    let passed = ask_all(&mut world, 300);
+    assert!(passed >= 800 * 300 / length_s, "{length_s} s: {passed} passed");
 }

@@ -231,6 +231,8 @@ pub enum Broken {
     LeaseForgetsGeneration,
     /// A node calls for more of a window before it is written down how much that may bring.
     LeaseTakesUnwritten,
+    /// A node takes of windows that begin later than leases last.
+    LeaseTakesAnyTime,
     /// A node does not tell what earlier processes of it took of windows.
     LeaseForgetsTakings,
     /// A node counts what earlier processes took as told in a generation in which nobody told it.

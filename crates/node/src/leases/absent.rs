@@ -3,9 +3,9 @@
 //!
 //! A node that is gone for good would otherwise keep every pool from granting after the next fail-over, until it is back or no longer
 //! among the region's nodes, since what it holds is not known. With the word, what it may hold counts as spent
-//! ([`Group::assert_without`](acequia_rights::pool::Group::assert_without)): windows that had begun grant nothing more, and all else
-//! nothing before its leases are over. The word is true when no process of that node calls another server of the pools than the others
-//! do. So it has an end, and is forgotten with the process that it was given to.
+//! ([`Group::assert_without`](acequia_rights::pool::Group::assert_without)): nothing is granted before its leases are over, and nothing
+//! more of windows that begin before that. The word is true when no process of that node calls another server of the pools than the
+//! others do: it may run, and spend what it holds. So it has an end, and is forgotten with the process that it was given to.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -231,7 +231,12 @@ fn ask_window(
             std::iter::successors(Some(open_ns), |end_ns| Some(window.end_after(*end_ns, ground.salt)));
         let length_ns = window.end_after(open_ns, ground.salt) - open_ns;
         let ahead = usize::try_from(AHEAD_NS / length_ns.max(1)).unwrap_or(usize::MAX).clamp(1, WINDOWS_MAX);
-        let mut next = ends_ns.by_ref().skip(1).take(ahead).map(|end_ns| account.taken_of(end_ns));
+        // Whoever leaves this node out counts on its having taken of no later one.
+        let begins_soon = |begins_ns: &u64| {
+            begins_ns.saturating_sub(now.wall_ns) <= AHEAD_NS || broken(Broken::LeaseTakesAnyTime)
+        };
+        let soon = ends_ns.clone().take(ahead).take_while(begins_soon).count();
+        let mut next = ends_ns.by_ref().skip(1).take(soon).map(|end_ns| account.taken_of(end_ns));
         next.find_map(|taken| Some((taken, leased.later_window(seen, &taken, length_ns, now)?)))
     };
     let later = if stock.is_none() && untold.is_none() { later() } else { None };

@@ -17,15 +17,15 @@
 //!   heard of any generation before has no use for that number ([`Group::begin`] gives it a higher one), so when generation 1 grants, no
 //!   node of the region has ever held anything of the group that it knows of; and of what nobody knows nobody can tell.
 //! - Nodes that do not answer may be left out, each by name, by whoever is sure that they call no other process of the server meanwhile
-//!   ([`Group::assert_without`]). When all others have told, all windows are burned that had begun, and nothing else is granted until
-//!   all leases have ended that such a node may hold.
+//!   ([`Group::assert_without`]). When all others have told, nothing is granted until all leases have ended that such a node may hold,
+//!   and all windows are burned that begin before that: nodes take of no window that begins later than a lease lasts from then.
 //!
 //! **Theorem 9.** In a generation that grants, every pool has down for every node at least what that may use. *Proof.* By the rules of the
 //! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told
 //! it what it holds, and from when a node did, the pool remembers that. What another process of the server grants meanwhile, to nodes
 //! that do not know of this generation, they tell before this one grants: a node that has heard of a generation uses no earlier one,
 //! and says that it has told all only of what it held after that. A node that is left out calls nobody, by the word of whoever leaves it out;
-//! what it took of windows is burned, its leases are over. ∎
+//! the windows that it took of are burned, its leases are over. ∎
 
 use std::collections::BTreeSet;
 
@@ -79,7 +79,7 @@ pub struct Assertion {
 pub struct Absent {
     /// Which ones.
     pub nodes: BTreeSet<u16>,
-    /// After so long, in microseconds, leases of theirs are over.
+    /// After so long, in microseconds, leases of theirs are over, and windows begin of which they took nothing.
     pub keep_us: u64,
 }
 
@@ -158,10 +158,10 @@ impl Group {
             && !self.grants
             && assertion.nodes.iter().all(is_told)
         {
-            let Assertion { wall_us, slack_us, .. } = *assertion;
+            let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
             if !broken(Broken::PoolBurnsNoAbsent) {
-                self.burned_us = self.burned_us.max(wall_us.saturating_add(slack_us));
-                self.fresh_us = self.fresh_us.max(wall_us.saturating_add(absent.keep_us));
+                self.burned_us = self.burned_us.max(over_us);
+                self.fresh_us = self.fresh_us.max(over_us);
             }
             self.grants = true;
         }

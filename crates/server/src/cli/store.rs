@@ -49,8 +49,8 @@ struct Shown {
 enum Command {
     /// Do not wait for a node that is gone: after the store has forgotten something, its pools grant without what that node has told.
     ///
-    /// What it may hold counts as spent: of windows that had begun nothing more is granted, and of all else nothing until its leases are
-    /// over, in little more than a minute. It is enough to ask one node that runs. The word counts until its time is over, or that node
+    /// What it may hold counts as spent: nothing is granted until its leases are over, in little more than a minute, and of windows
+    /// that begin before that nothing more. It is enough to ask one node that runs. The word counts until its time is over, or that node
     /// restarts.
     LeaveOut(LeaveOut),
     /// Wait for a node again that was left out.
