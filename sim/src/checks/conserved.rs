@@ -33,6 +33,8 @@ pub struct Conserved {
     /// Regions that are not weighed: those of the plan, and those that went on with an old disk. What such a one lent since, it does
     /// not know, until it hears of the others that it is another one now.
     apart: Vec<Place>,
+    /// Whether all are nodes of one region, which lease of pools.
+    has_pools: bool,
     /// Faults that were read.
     read: usize,
     looks: u64,
@@ -60,7 +62,8 @@ impl Conserved {
     pub fn new(limits: &[Limit], plan: &Plan) -> Result<Self, String> {
         let watched = |limit: &Limit| Watched { limit: limit.clone(), cells: Vec::new(), next: 0 };
         let (budgets, limits) = (Budgets::new(limits, plan.regions)?, limits.iter().map(watched).collect());
-        Ok(Self { limits, budgets, apart: plan.apart.clone(), read: 0, looks: 0 })
+        let (apart, has_pools) = (plan.apart.clone(), plan.guard_percent.is_some());
+        Ok(Self { limits, budgets, apart, has_pools, read: 0, looks: 0 })
     }
 
     /// A machine whose disk is another one now is another region.
@@ -87,7 +90,13 @@ impl Watched {
     }
 
     /// Weighs the next cell.
-    fn weigh(&mut self, world: &World, budgets: &Budgets, apart: &[Place]) -> Result<(), String> {
+    fn weigh(
+        &mut self,
+        world: &World,
+        budgets: &Budgets,
+        apart: &[Place],
+        has_pools: bool,
+    ) -> Result<(), String> {
         let name = &self.limit.spec.name;
         let Some(in_force) = budgets.now(name) else { return Ok(()) };
         if self.cells.is_empty() {
@@ -110,7 +119,11 @@ impl Watched {
                 holding.unwrap_or_default()
             });
             let is_there = holding.is_some();
-            let holding = holding.unwrap_or_else(|| without_held(weighed.seen[place]));
+            let mut holding = holding.unwrap_or_else(|| without_held(weighed.seen[place]));
+            if !is_there && has_pools {
+                // What of its pool it had given back since it was last looked at, only the pool knows.
+                holding.effective = holding.standing;
+            }
             weighed.seen[place] = holding;
             rate += u64::from(holding.effective.rate);
             if let Numbers::Window { .. } = in_force {
@@ -204,7 +217,7 @@ impl Check for Conserved {
         if !self.looks.is_multiple_of(EVERY_MS) {
             return Ok(());
         }
-        let Self { limits, budgets, apart, .. } = self;
-        limits.iter_mut().try_for_each(|watched| watched.weigh(world, budgets, apart))
+        let Self { limits, budgets, apart, has_pools, .. } = self;
+        limits.iter_mut().try_for_each(|watched| watched.weigh(world, budgets, apart, *has_pools))
     }
 }

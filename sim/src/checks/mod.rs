@@ -108,7 +108,7 @@ pub const REST_MAX: Duration = Duration::from_secs(600);
 
 /// What an answer of a node takes at most that shares a store with others: a millisecond each way, three for the store at most, and
 /// the steps in which time passes here.
-const ANSWER_MAX: Duration = Duration::from_millis(8);
+const ANSWER_MAX: Duration = Duration::from_millis(5);
 
 /// All of them, for a run of a plan.
 ///
