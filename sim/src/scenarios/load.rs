@@ -96,7 +96,7 @@ pub(super) const FLOORS: Scenario = Scenario {
     sharing: { floor: 30% }
 ";
         let kinds = [(3, Kind::of("route", "/api", 3)), (1, Kind::of("route", "/export", 3))];
-        let mut percent = vec![2, 2, 2];
+        let mut percent = vec![15, 15, 15];
         percent[random.index(3)] = 250;
         let (mut schedule, at) = (Schedule::default(), seconds(random.between(8, 14)));
         let (a, b) = super::pair(random, 3);

@@ -37,6 +37,8 @@ pub(super) struct Scene<'a> {
     pub(super) generation: Option<Generation>,
     /// The last that was heard of.
     pub(super) known: Generation,
+    /// Whether the group's store is lost: what is given back then reaches nobody.
+    pub(super) is_lost: bool,
 }
 
 /// A look at a cell that was found: whether it goes on taking from its pool, and what to ask.
@@ -194,7 +196,13 @@ fn ask_part(
     let generation = scene.generation?;
     let held = account.pooled();
     let is_untold = held != Part::default() && !leased.was_told(0, generation);
-    let flow = flow.or(is_untold.then_some(Flow { keeps: held, ..Flow::default() }))?;
+    let mut flow = flow.or(is_untold.then_some(Flow { keeps: held, ..Flow::default() }))?;
+    if scene.is_lost && flow.keeps != held {
+        flow.keeps = held;
+        if flow.wanted == Part::default() {
+            return None;
+        }
+    }
     let kept = account.ask_pool(words, ground, flow.keeps, now)?;
     let wanted = flow.wanted != Part::default();
     Some((scene.name(0), Exchange { kept, flow }, kept.number, wanted))
@@ -216,6 +224,7 @@ fn ask_window(
     // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
     let is_open = time_left_ns > scene.home.clock_error_ns.saturating_mul(4);
     let stock = leased.window(seen, (&open, time_left_ns), now).filter(|_| is_open);
+    let stock = stock.filter(|stock| stock.returns == 0 || !scene.is_lost);
     leased.waits_for_disk = false;
     let generation = scene.generation?;
     // What was taken in all, of which this process may have the later part.

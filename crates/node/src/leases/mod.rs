@@ -405,8 +405,9 @@ impl Leases {
         let may_call = group.is_heard() && leased.pending.is_none() && self.pending.len() < CALLS_MAX;
         let generation = may_call.then(|| group.generation());
         let known = group.generation();
+        let (home, is_lost) = (&self.home, self.lost.contains(&number));
         let scene =
-            catalogue.id(key.0).map(|limit| Scene { home: &self.home, taker, limit, key, generation, known });
+            catalogue.id(key.0).map(|limit| Scene { home, taker, limit, key, generation, known, is_lost });
         if !self.unknown.is_empty()
             && let Some(scene) = &scene
             && let Some(takings) = self.unknown.remove(&(scene.limit, key.1))
