@@ -397,6 +397,30 @@ fn untold() {
     assert!(all >= 45, "{all}");
 }
 
+#[test]
+fn what_nobody_knows_of_a_window_is_not_granted_again() {
+    unknown();
+}
+
+/// A node takes of a window, writes none of it down, and begins again when the server has forgotten.
+fn unknown() {
+    let mut world = settled(2, window("w", 100, "100s"));
+    // Until a window is open that began after both nodes.
+    while !world.ask_patiently(0, "w", 11) {
+        world.pass(S);
+    }
+    for _ in 0..200 {
+        world.ask_patiently(0, "w", 1);
+        world.pass(20 * MS);
+    }
+    let passed = world.admitted(0, "w");
+    world.crash(0);
+    world.server.restart(None);
+    let all = use_up(&mut world);
+    assert!(passed >= 80, "{passed} of 100");
+    assert!(all <= 100, "{all} of 100");
+}
+
 /// A random history of one limit: what breaks, how often, and when, is drawn from the seed. Whatever passes is counted by true time, and
 /// a unit too many is a panic. Then everything heals, and pools must grant again.
 fn history(seed: u64) {
@@ -575,6 +599,7 @@ fn every_rule_is_needed() {
             Broken::LeaseForgetsTakings => |_| assert!(restarted() > 0),
             Broken::LeaseTakingsToldEarly => |_| untold(),
             Broken::LeaseTakesAnyTime => |_| beforehand(300),
+            Broken::PoolBurnsNothing => |_| unknown(),
             Broken::PoolLeavesAllOut => |_| stranded(),
             Broken::PoolBurnsNoAbsent => deserted,
             _ => history,
