@@ -421,6 +421,64 @@ fn unknown() {
     assert!(all <= 100, "{all} of 100");
 }
 
+#[test]
+fn what_a_lost_store_was_not_told_is_told_before_it_grants() {
+    for (spec, pause) in [(bucket("k", "100/s", 100), 17), (sliding("k", 100, "20s"), 18)] {
+        let mut world = settled(2, spec);
+        // One node has nearly all of the pool.
+        for _ in 0..2_000 {
+            world.ask(0, "k", 1);
+            world.pass(10 * MS);
+        }
+        // It hears that the server has forgotten, and cannot tell what it holds.
+        world.server.restart(None);
+        let tag = world.nodes[0].asker.last().0.limits[0].tag;
+        let group = (tag.0 % u128::from(GROUPS)) as usize;
+        let before = world.nodes[0].generations[group];
+        while world.nodes[0].generations[group] == before {
+            world.pass(MS / 50);
+        }
+        world.nodes[0].way = Way::CUT;
+        // Nobody asks for long, so it would give back what it holds. Then it says for a moment that it has told.
+        world.pass(pause * S);
+        world.nodes[0].way = Way::GOOD;
+        for _ in 0..200 {
+            if world.nodes[1].node.lease_counts().granting == u64::from(GROUPS) {
+                break;
+            }
+            world.pass(3 * MS);
+        }
+        world.nodes[0].way = Way::CUT;
+        for _ in 0..8_000 {
+            world.ask(0, "k", 1);
+            world.ask(1, "k", 1);
+            world.pass(5 * MS);
+        }
+        world.nodes[0].way = Way::GOOD;
+        world.pass(100 * S);
+        assert!(world.ask_patiently(1, "k", 1), "pools grant again");
+    }
+}
+
+#[test]
+fn a_node_that_is_cut_off_shrinks_with_its_limit() {
+    let mut world = settled(3, sliding("l", 1_000, "10s"));
+    for number in 0..1_500 {
+        world.ask((number % 3) as usize, "k", 1);
+        world.pass(10 * MS);
+    }
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world.renumber(&[sliding("l", 20, "10s")]);
+    // What was admitted under the old numbers has left the window.
+    world.pass(11 * S);
+    world.forget_counts();
+    for number in 0..600 {
+        world.ask((number % 3) as usize, "k", 1);
+        world.pass(100 * MS);
+    }
+    assert!(world.admitted(0, "k") > 0, "something passes");
+}
+
 /// A random history of one limit: what breaks, how often, and when, is drawn from the seed. Whatever passes is counted by true time, and
 /// a unit too many is a panic. Then everything heals, and pools must grant again.
 fn history(seed: u64) {

@@ -158,6 +158,11 @@ impl Leased {
         Some(Flow { keeps, ..Flow::default() })
     }
 
+    /// Whether less may be held than is.
+    pub(super) const fn must_shrink(&self) -> bool {
+        self.most.is_some()
+    }
+
     /// What is held of a window is not what the pool was told.
     pub(super) fn untell(&mut self, end_ns: u64) {
         self.told.retain(|(window, _)| *window != end_ns);

@@ -197,9 +197,10 @@ fn ask_part(
     let held = account.pooled();
     let is_untold = held != Part::default() && !leased.was_told(0, generation);
     let mut flow = flow.or(is_untold.then_some(Flow { keeps: held, ..Flow::default() }))?;
-    if scene.is_lost && flow.keeps != held {
+    // What is given back to a lost store reaches nobody. What may not be held any more goes all the same.
+    if scene.is_lost && flow.keeps != held && !leased.must_shrink() {
         flow.keeps = held;
-        if flow.wanted == Part::default() {
+        if flow.wanted == Part::default() && !is_untold {
             return None;
         }
     }

@@ -24,8 +24,8 @@
 //! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told
 //! it what it holds, and from when a node did, the pool remembers that. What another process of the server grants meanwhile, to nodes
 //! that do not know of this generation, they tell before this one grants: a node that has heard of a generation uses no earlier one,
-//! and says that it has told all only of what it held after that. A node that is left out calls nobody, by the word of whoever leaves it out;
-//! the windows that it took of are burned, its leases are over. ∎
+//! and says that it has told all only of what it held after that. A node that is left out calls nobody, by the word of whoever leaves it out,
+//! before it has heard of this generation or a later one; the windows that it took of are burned, its leases are over. ∎
 
 use std::collections::BTreeSet;
 

@@ -51,7 +51,8 @@ enum Command {
     ///
     /// What it may hold counts as spent: nothing is granted until its leases are over, in little more than a minute, and of windows
     /// that begin before that nothing more. It is enough to ask one node that runs. The word counts until its time is over, or that node
-    /// restarts.
+    /// restarts. When that node comes back, it must not reach a server of the store that was replaced and lives on: that would give it
+    /// again what the others have by then.
     LeaveOut(LeaveOut),
     /// Wait for a node again that was left out.
     WaitFor(WaitFor),
