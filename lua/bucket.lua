@@ -66,11 +66,20 @@ end
 -- Lets time pass until now.
 local function settle(cell, terms, group, now)
   convert(cell, terms)
-  if cell.at < group.fresh then
-    cell.at = group.fresh
-    local _, units = lent(cell)
-    cell.debt = max(cell.debt, min(less(terms.units, units) * terms.weight, WEIGHT_MAX))
-    cell.idle = 0
+  -- A call may have come before it was known until when nothing is, whatever its clock said.
+  if (cell.fresh or 0) < group.fresh then
+    cell.fresh, cell.unknown, cell.at = group.fresh, 0, max(cell.at, group.fresh)
+  end
+  if (cell.fresh or 0) > 0 then
+    -- What is not lent of the units that there are, and those that come later by which there are more.
+    if cell.unknown == 0 then
+      local _, units = lent(cell)
+      cell.debt = max(cell.debt, min(less(terms.units, units) * terms.weight, WEIGHT_MAX))
+      cell.idle = 0
+    else
+      owe_units(cell, terms, less(terms.units, cell.unknown))
+    end
+    cell.unknown = max(cell.unknown, terms.units)
   end
   while true do
     local ends = math.huge
@@ -130,7 +139,7 @@ redis.register_function('acequia_bucket' .. version, function(keys, arguments)
     units = tonumber(arguments[21]),
     slack = tonumber(arguments[22]),
   }
-  local cell = cell_of(keys, group, { at = 0, debt = 0, idle = 0, weight = 0, gives = 0, step = 0 })
+  local cell = cell_of(keys, group, { at = 0, debt = 0, idle = 0, fresh = 0, unknown = 0, weight = 0, gives = 0, step = 0 })
   if is_late(cell, group, wall, terms.slack) then
     return { arguments[2], 'late' }
   end

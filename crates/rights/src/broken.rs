@@ -203,6 +203,8 @@ pub enum Broken {
     PoolBurnsNoAbsent,
     /// A pool that forgot begins full.
     PoolBeginsFull,
+    /// A bucket's pool that was called before all nodes had told counts what was spent until then as known.
+    PoolForgetsFresh,
     /// What was spent is unknown up to when the first node told what it holds.
     PoolFreshFromFirst,
     /// Windows count in whose time a node lost what it had taken.

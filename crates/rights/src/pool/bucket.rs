@@ -112,6 +112,9 @@ pub struct Bucket {
     debt: u64,
     /// For how long nothing has been owed, at most the slack.
     idle_us: u64,
+    /// Until when nothing was known of what was spent, as far as that is owed; and of how many units.
+    fresh_us: u64,
+    unknown: u64,
     /// What a tick is: weight, gives, step.
     terms: (u64, u64, u64),
     nodes: BTreeMap<u16, Lease>,
@@ -222,11 +225,14 @@ impl Bucket {
     /// Lets time pass until now.
     fn settle(&mut self, now_us: u64, terms: &Terms, ground: &Ground) {
         self.convert(terms);
-        if self.at_us < ground.fresh_us {
-            self.at_us = ground.fresh_us;
-            if !broken(Broken::PoolBeginsFull) {
-                self.owe_all(terms);
-            }
+        // A call may have come before it was known until when nothing is, whatever its clock said.
+        let is_late = self.at_us < ground.fresh_us || !broken(Broken::PoolForgetsFresh);
+        if self.fresh_us < ground.fresh_us && is_late {
+            (self.fresh_us, self.unknown) = (ground.fresh_us, 0);
+            self.at_us = self.at_us.max(ground.fresh_us);
+        }
+        if self.fresh_us > 0 && !broken(Broken::PoolBeginsFull) {
+            self.owe_unknown(terms);
         }
         // Leases that ended, the earliest first: what they held drains here from then on.
         while let Some(end_us) = self.next_end(now_us) {
@@ -250,10 +256,17 @@ impl Bucket {
         held.map(|lease| lease.end_us).filter(|end_us| *end_us <= now_us).min()
     }
 
-    /// All that is not lent is owed from now on.
-    fn owe_all(&mut self, terms: &Terms) {
-        let rest = terms.part.units.saturating_sub(self.lent().1).saturating_mul(terms.weight);
-        (self.debt, self.idle_us) = (self.debt.max(rest.min(WEIGHT_MAX)), 0);
+    /// All that may have been spent when nothing was known of it is owed from now on: what is not lent of the units that there are, and
+    /// those that come later by which there are more.
+    fn owe_unknown(&mut self, terms: &Terms) {
+        let units = terms.part.units;
+        if self.unknown == 0 {
+            let rest = units.saturating_sub(self.lent().1).saturating_mul(terms.weight);
+            (self.debt, self.idle_us) = (self.debt.max(rest.min(WEIGHT_MAX)), 0);
+        } else {
+            self.owe(units.saturating_sub(self.unknown), terms);
+        }
+        self.unknown = self.unknown.max(units);
     }
 
     fn drain(&mut self, now_us: u64, terms: &Terms) {

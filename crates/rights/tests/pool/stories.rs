@@ -1,9 +1,12 @@
 //! One pool, by hand.
 
+use std::collections::BTreeSet;
+
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Bucket, Generation, Ground, Purse, Refused, Taker,
+    Bucket, Generation, Ground, Group, Purse, Refused, Taker,
     bucket::{Exchange, Exchanged, Terms},
+    group::{Assertion, Place},
     slack_us,
 };
 
@@ -37,20 +40,26 @@ impl Pool {
         &mut self,
         node: u16,
         wall_us: u64,
+        kept: (Part, u64),
+        wanted: Part,
+    ) -> Result<Exchanged, Refused> {
+        self.call_in(node, wall_us, kept, wanted, (true, START_US - 100_000 * MS))
+    }
+
+    /// A call in a generation that grants or not, and that knows nothing of what was spent until then.
+    fn call_in(
+        &mut self,
+        node: u16,
+        wall_us: u64,
         (keeps, tokens): (Part, u64),
         wanted: Part,
+        (grants, fresh_us): (bool, u64),
     ) -> Result<Exchanged, Refused> {
         self.calls += 1;
         let taker = Taker { node, boot: 1, call: self.calls };
         let exchange = Exchange { taker, keeps, tokens, wanted, needed: 0, reserved: 0, keep_us: 1_000 * MS };
         let generation = Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } };
-        let ground = Ground {
-            wall_us: START_US + wall_us,
-            generation,
-            grants: true,
-            fresh_us: START_US - 100_000 * MS,
-            burned_us: 0,
-        };
+        let ground = Ground { wall_us: START_US + wall_us, generation, grants, fresh_us, burned_us: 0 };
         self.bucket.exchange(&exchange, &self.terms, &ground)
     }
 }
@@ -185,4 +194,54 @@ fn terms_give_no_more_than_the_limit() {
         assert!(given + given / 1_000 >= exact, "{rate}: {terms:?}");
         assert!(u128::from(terms.weight) * u128::from(units) <= 1 << 50, "{rate}: {terms:?}");
     }
+}
+
+/// Units that a node gets which called in vain a moment before the last of the others told what it held, by a wall that is ahead of
+/// that one's.
+pub(super) fn called_before_all_had_told() -> u64 {
+    let mut pool = Pool::new();
+    pool.call_in(1, 2 * MS, (NOTHING, 0), ALL, (false, 0)).expect("an answer");
+    let first = pool.call_in(1, 3 * MS, (NOTHING, 0), ALL, (true, START_US + MS)).expect("an answer");
+    first.part.units - first.owed
+}
+
+/// Units that a node gets at the instant at which the last of two tells what it holds, a while after the first.
+pub(super) fn called_when_all_had_told() -> u64 {
+    let (mut group, place) = (Group::default(), Place { run: "1".to_owned(), map: 0 });
+    let by = Taker { node: 1, boot: 1, call: 1 };
+    let generation = group.begin(&place, 0, by).generation;
+    let last_us = START_US + 100 * MS;
+    for (node, wall_us) in [(1, START_US), (2, last_us)] {
+        let nodes = BTreeSet::from([1, 2]);
+        let (knows_from_us, is_new, slack_us) = (0, false, 2 * ERROR_US);
+        let told = Assertion { node, generation, nodes, knows_from_us, is_new, wall_us, slack_us };
+        group.assert(&place, &told);
+    }
+    let ground = group.ground(&place, generation, last_us).expect("the same generation");
+    let mut pool = Pool::new();
+    let fresh = (ground.grants, ground.fresh_us);
+    let first = pool.call_in(1, 100 * MS, (NOTHING, 0), ALL, fresh).expect("an answer");
+    first.part.units - first.owed
+}
+
+#[test]
+fn what_was_spent_before_all_had_told_is_owed_whoever_called_before() {
+    assert_eq!(called_before_all_had_told(), 0);
+    assert_eq!(called_when_all_had_told(), 0);
+}
+
+#[test]
+fn what_was_spent_of_more_units_is_owed_when_there_are_more_again() {
+    let mut pool = Pool::of(MANY);
+    let all = Part { rate: RATE_PARTS, units: MANY };
+    let many = pool.terms;
+    let meter = Meter::new(Rate::parse("1000/s").expect("a rate"), UNITS);
+    pool.terms = Terms::of(&meter, ALL, slack_us(ERROR_US * 1_000, 0)).expect("terms");
+    let fresh = (true, START_US);
+    let few = pool.call_in(1, MS, (NOTHING, 0), NOTHING, fresh).expect("an answer");
+    assert_eq!(few.left, 0);
+    pool.terms = many;
+    let more = pool.call_in(1, 20 * MS, (NOTHING, 0), all, fresh).expect("an answer");
+    // 20 ms give 20.
+    assert!(more.part.units - more.owed <= 20, "{more:?}");
 }
