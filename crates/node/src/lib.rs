@@ -59,6 +59,7 @@ use crate::{
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
     kept::Pledge,
     leases::{Leases, Losses},
+    local::Guard,
     patience::Elsewhere,
     shard::{Cells, HeapCells, NewCell, Shard},
     sharing::{Carried, CellKey, Memory, Sharing},
@@ -141,6 +142,8 @@ pub struct Node {
     elsewhere: Elsewhere,
     /// The dealings with the region's pools. Locked before everything else.
     leases: Option<Mutex<Leases>>,
+    /// How the nodes of this region share what each has among the nodes of several.
+    guard: Option<Guard>,
     /// Of which cells' pools the store is lost.
     losses: Losses,
     /// What was charged under a name. Locked before any shard.
@@ -245,6 +248,7 @@ impl Node {
             carried: Carried::default(),
             elsewhere: Elsewhere::default(),
             leases: None,
+            guard: None,
             losses: Losses::default(),
             charges: Charges::new(keep),
             warnings: Mutex::default(),

@@ -15,17 +15,26 @@ use acequia_rights::{
 };
 
 /// How the nodes of a region share a limit: together they keep a part of it, the *guard*, each its own share of that, and the rest is in
-/// the cell's pool. **For every cell, what all nodes keep and what is in the pool sum to no more than the limit.**
-///
-/// The guard's units are whole: where they are fewer than nodes, or do not go round, a cell's salt says which nodes have one more, by the
-/// same formula by which regions split limits. So over many cells all nodes have as much.
+/// the cell's pool. **For every cell, what all nodes keep and what is in the pool sum to no more than what they share.**
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Guard {
-    /// This node among those of the region, all alike.
-    node: Region,
-    split: Arc<Split>,
-    /// Of a limit, what all of them have together, in percent: at most 100.
+    of: Shared,
+    /// What they keep, in percent: at most 100.
     percent: u64,
+}
+
+/// What nodes share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Shared {
+    /// All of the limit. The guard's units are whole: where they are fewer than nodes, or do not go round, a cell's salt says which nodes
+    /// have one more, by the same formula by which regions split limits. So over many cells all nodes have as much.
+    Limit {
+        /// This node among those of the region, all alike.
+        node: Region,
+        split: Arc<Split>,
+    },
+    /// What each of them has among the nodes of all regions: of that it keeps a part, and the rest of all is in the pool.
+    Parts(Arc<[Region]>),
 }
 
 /// The least limit of which a node keeps a unit whatever the percentage, unless that is 0. Of fewer units one would be more than a quarter
@@ -37,7 +46,7 @@ const GUARDED_FROM: u64 = 4;
 const RATE_MIN: u32 = 1;
 
 impl Guard {
-    /// A node's, among all of its region.
+    /// A node's, among all of its region, which have the limit to themselves.
     ///
     /// # Panics
     /// If there are none, or more than pools keep records of.
@@ -45,10 +54,16 @@ impl Guard {
         const { assert!(NODES_MAX <= REGIONS_MAX, "nodes are split by as regions are") };
         let alike: Vec<(Region, u32)> = nodes.iter().map(|node| (Region(*node), 1)).collect();
         let split = Split::new(&alike).expect("a region has 1 to 64 nodes");
-        Self { node: Region(node), split: Arc::new(split), percent: percent.min(100).into() }
+        let of = Shared::Limit { node: Region(node), split: Arc::new(split) };
+        Self { of, percent: percent.min(100).into() }
     }
 
-    /// What all nodes keep of so many units.
+    /// The same where each has a part of the limit among the nodes of several regions, by these numbers.
+    pub(crate) fn of_parts(members: impl IntoIterator<Item = Region>, percent: u8) -> Self {
+        Self { of: Shared::Parts(members.into_iter().collect()), percent: percent.min(100).into() }
+    }
+
+    /// What is kept of so many units.
     fn kept(&self, total: u64) -> u64 {
         // At most the total.
         let part = (u128::from(total) * u128::from(self.percent) / 100) as u64;
@@ -56,37 +71,11 @@ impl Guard {
         part.max(least)
     }
 
-    /// What this node keeps of a cell of so many units.
-    fn units(&self, total: u64, salt: u32) -> u64 {
-        self.split.units(self.node, self.kept(total), salt)
-    }
-
-    /// What it may keep, over all cells.
-    fn distinct(&self, total: u64) -> impl Iterator<Item = u64> {
-        self.split.distinct(self.node, self.kept(total)).into_iter()
-    }
-
-    /// The part of the rate that goes along with what a node keeps: with no unit no more than there must be.
-    fn rate(&self, units: u64) -> u32 {
+    /// The part of the rate that goes along with what a node keeps of a part, if it keeps a unit.
+    fn kept_rate(&self, rate: u32) -> u32 {
         // At most the whole.
-        let part = (u64::from(RATE_PARTS) * self.percent / 100 / self.nodes()) as u32;
-        if units == 0 { RATE_MIN } else { part.max(RATE_MIN) }
-    }
-
-    /// What is in the pool.
-    fn pool(&self, total: u64, has_rate: bool) -> Part {
-        let kept = self.kept(total);
-        // As many nodes have a unit, in every cell.
-        let with_units = kept.min(self.nodes());
-        let rates = with_units * u64::from(self.rate(1)) + (self.nodes() - with_units) * u64::from(RATE_MIN);
-        // Each is at most a node's part of the whole.
-        let rate = if has_rate { u64::from(RATE_PARTS).saturating_sub(rates) as u32 } else { 0 };
-        let kept = if broken(Broken::LeaseGuardTwice) { 0 } else { kept };
-        Part { rate, units: total - kept }
-    }
-
-    fn nodes(&self) -> u64 {
-        self.split.regions().len() as u64
+        let part = (u64::from(rate) * self.percent / 100) as u32;
+        part.max(RATE_MIN)
     }
 }
 
@@ -117,6 +106,92 @@ impl Shares {
             },
             _ => true,
         }
+    }
+
+    /// The units of a cell that are this node's, whatever happens.
+    fn units(&self, total: u64, salt: u32) -> u64 {
+        let of_terms = |kept: &dyn Fn(u64) -> u64| {
+            let terms = self.terms.iter();
+            terms.map(|split| kept(split.units(self.region, total, salt))).min().unwrap_or(0)
+        };
+        match &self.guard {
+            None => of_terms(&|units| units),
+            Some(guard) => match &guard.of {
+                Shared::Limit { node, split } => split.units(*node, guard.kept(total), salt),
+                Shared::Parts(_) => of_terms(&|units| guard.kept(units)),
+            },
+        }
+    }
+
+    /// What that may be, over all cells.
+    fn distinct(&self, total: u64) -> Vec<u64> {
+        let of_terms = || self.terms.iter().flat_map(|split| split.distinct(self.region, total)).chain([0]);
+        let mut all: Vec<u64> = match &self.guard {
+            None => of_terms().collect(),
+            Some(guard) => match &guard.of {
+                Shared::Limit { node, split } => split.distinct(*node, guard.kept(total)).to_vec(),
+                Shared::Parts(_) => of_terms().map(|units| guard.kept(units)).collect(),
+            },
+        };
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// The part of the rate that goes along with units: with none no more than there must be where nodes share it.
+    fn rate(&self, units: u64) -> u32 {
+        let of_terms = || self.terms.iter().map(|split| split.rate(self.region)).min().unwrap_or(0);
+        match &self.guard {
+            None => of_terms(),
+            Some(_) if units == 0 => RATE_MIN,
+            Some(guard) => match &guard.of {
+                Shared::Limit { split, .. } => guard.kept_rate(RATE_PARTS / split.regions().len() as u32),
+                Shared::Parts(_) => guard.kept_rate(of_terms()),
+            },
+        }
+    }
+
+    /// What of a cell is in its pool; nothing where there are none.
+    fn pool(&self, total: u64, has_rate: bool, salt: u32) -> Option<Part> {
+        let guard = self.guard.as_ref()?;
+        let rate = |rest: u64| if has_rate { rest as u32 } else { 0 };
+        let kept_of = |units| if broken(Broken::LeaseGuardTwice) { 0 } else { guard.kept(units) };
+        Some(match &guard.of {
+            Shared::Limit { split, .. } => {
+                let (kept, nodes) = (guard.kept(total), split.regions().len() as u64);
+                // As many nodes have a unit, in every cell.
+                let with_units = kept.min(nodes);
+                let rates = with_units * u64::from(self.rate(1)) + (nodes - with_units) * u64::from(RATE_MIN);
+                // Each is at most a node's part of the whole.
+                Part {
+                    rate: rate(u64::from(RATE_PARTS).saturating_sub(rates)),
+                    units: total - kept_of(total),
+                }
+            }
+            Shared::Parts(members) => {
+                let of_term = |split: &Arc<Split>| {
+                    let parts = members.iter().map(|member| split.part(*member, total, salt, true));
+                    parts.fold(Part::default(), |all, part| Part {
+                        rate: all.rate + part.rate.saturating_sub(guard.kept_rate(part.rate)),
+                        units: all.units + part.units - kept_of(part.units),
+                    })
+                };
+                // The least counts, of both.
+                let all = self
+                    .terms
+                    .iter()
+                    .map(of_term)
+                    .reduce(|a, b| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) });
+                let all = all.unwrap_or_default();
+                Part { rate: rate(all.rate.into()), units: all.units }
+            }
+        })
+    }
+
+    /// Whether the region has nothing, by a distribution that counts.
+    fn owns_nothing(&self) -> bool {
+        let has_all = self.guard.as_ref().is_some_and(|guard| matches!(guard.of, Shared::Limit { .. }));
+        self.terms.is_empty() && !has_all
     }
 
     /// A region's piece of a limit.
@@ -155,21 +230,9 @@ impl Local {
     /// A region's numbers.
     pub(crate) fn shared(algorithm: &Algorithm, shares: &Arc<Shares>) -> Self {
         let total = algorithm.budget();
-        let rate = match (algorithm.has_rate(), &shares.guard) {
-            (false, _) => 0,
-            (true, Some(guard)) => guard.rate(1),
-            (true, None) => shares.terms.iter().map(|split| split.rate(shares.region)).min().unwrap_or(0),
-        };
+        let rate = if algorithm.has_rate() { shares.rate(1) } else { 0 };
         let local = Self { shares: Some(Arc::clone(shares)), total, rate, variants: Arc::new([]) };
-        let mut all: Vec<u64> = match &shares.guard {
-            Some(guard) => guard.distinct(total).collect(),
-            None => {
-                let of_each = shares.terms.iter().flat_map(|split| split.distinct(shares.region, total));
-                of_each.chain([0]).collect()
-            }
-        };
-        all.sort_unstable();
-        all.dedup();
+        let all = shares.distinct(total);
         let made = |units: u64| {
             // A meter needs a rate; one of a region without any holds no unit anyway.
             let rate = if algorithm.has_rate() { local.rate_with(units).max(RATE_MIN) } else { 0 };
@@ -178,12 +241,13 @@ impl Local {
         };
         let mut variants: Vec<(u64, Algorithm)> = all.into_iter().map(made).collect();
         // The usual case: every cell has the same units, and needs no look at its salt.
-        if let [split] = shares.terms.as_slice()
+        if shares.guard.is_none()
+            && let [split] = shares.terms.as_slice()
             && let [only] = split.distinct(shares.region, total).as_slice()
         {
             let only = *only;
             variants.retain(|(units, _)| *units == only);
-        } else if shares.terms.is_empty() && shares.guard.is_none() {
+        } else if shares.owns_nothing() {
             variants.truncate(1);
         }
         Self { variants: variants.into(), ..local }
@@ -201,13 +265,12 @@ impl Local {
     /// Whether the region has nothing, by a distribution that counts: what others gave to it they gave to an
     /// earlier incarnation.
     pub(crate) fn owns_nothing(&self) -> bool {
-        self.shares.as_ref().is_some_and(|shares| shares.terms.is_empty() && shares.guard.is_none())
+        self.shares.as_ref().is_some_and(|shares| shares.owns_nothing())
     }
 
     /// What of a cell is in its pool; nothing where there are none.
-    pub(crate) fn pool(&self, global: &Algorithm) -> Option<Part> {
-        let guard = self.shares.as_ref()?.guard.as_ref()?;
-        Some(guard.pool(global.budget(), global.has_rate()))
+    pub(crate) fn pool(&self, global: &Algorithm, salt: u32) -> Option<Part> {
+        self.shares.as_ref()?.pool(global.budget(), global.has_rate(), salt)
     }
 
     /// The numbers of a cell.
@@ -279,20 +342,13 @@ impl Local {
     }
 
     fn units(&self, salt: u32) -> u64 {
-        match self.shares.as_deref() {
-            None => self.total,
-            Some(Shares { guard: Some(guard), .. }) => guard.units(self.total, salt),
-            Some(shares) => {
-                let terms = shares.terms.iter();
-                terms.map(|split| split.units(shares.region, self.total, salt)).min().unwrap_or(0)
-            }
-        }
+        self.shares.as_deref().map_or(self.total, |shares| shares.units(self.total, salt))
     }
 
     /// The rate that goes along with so many units of the own part.
     fn rate_with(&self, units: u64) -> u32 {
         match self.shares.as_deref() {
-            Some(Shares { guard: Some(guard), .. }) if self.rate > 0 => guard.rate(units),
+            Some(shares) if self.rate > 0 => shares.rate(units),
             _ => self.rate,
         }
     }
@@ -305,9 +361,14 @@ mod tests {
 
     use super::*;
 
-    fn guards(nodes: u16, percent: u8) -> Vec<Guard> {
+    fn shares(region: Region, terms: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
+        Shares { region, terms, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
+    }
+
+    fn guards(nodes: u16, percent: u8) -> Vec<Shares> {
         let all: BTreeSet<u16> = (1..=nodes).map(|node| node * 3).collect();
-        all.iter().map(|node| Guard::new(*node, &all, percent)).collect()
+        let guards = all.iter().map(|node| Guard::new(*node, &all, percent));
+        guards.map(|guard| shares(Region(0), Vec::new(), Some(guard))).collect()
     }
 
     fn totals() -> impl Strategy<Value = u64> {
@@ -320,7 +381,7 @@ mod tests {
             total in totals(), percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,
         ) {
             let guards = guards(nodes, percent);
-            let pool = guards[0].pool(total, true);
+            let pool = guards[0].pool(total, true, salt).expect("a pool");
             let kept: Vec<u64> = guards.iter().map(|guard| guard.units(total, salt)).collect();
             prop_assert_eq!(kept.iter().sum::<u64>() + pool.units, total);
             let rates: u64 = kept.iter().map(|units| u64::from(guards[0].rate(*units))).sum();
@@ -331,9 +392,46 @@ mod tests {
             let (least, most) = (kept.iter().min().expect("a node"), kept.iter().max().expect("a node"));
             prop_assert!(most - least <= 1, "{:?}", kept);
             for (guard, units) in guards.iter().zip(&kept) {
-                prop_assert_eq!(guard.pool(total, true), pool);
-                prop_assert!(guard.distinct(total).any(|one| one == *units));
+                prop_assert_eq!(guard.pool(total, true, salt), Some(pool));
+                prop_assert!(guard.distinct(total).contains(units));
             }
+        }
+
+        /// Of two distributions the least counts: then whatever any node goes by, no more than one of them is used.
+        #[test]
+        fn parts_among_regions_are_the_limit(
+            total in totals(), percent in 0..=100_u8, weights in prop::collection::vec((1..=9_u32, 1..=9_u32), 1..=12),
+            regions in 1..=4_usize, salt: u32,
+        ) {
+            let region_of = |node: usize| node % regions;
+            let split = |weight: fn(&(u32, u32)) -> u32| {
+                let named = weights.iter().enumerate().map(|(node, both)| (Region(node as u16 + 1), weight(both)));
+                Arc::new(Split::new(&named.collect::<Vec<_>>()).expect("weights"))
+            };
+            let chains = [vec![split(|w| w.0)], vec![split(|w| w.1)], vec![split(|w| w.0), split(|w| w.1)]];
+            let mut of_chains = [(0, 0); 3];
+            for (chain, (units, rates)) in chains.iter().zip(&mut of_chains) {
+                for region in 0..regions {
+                    let nodes = || (0..weights.len()).filter(|node| region_of(*node) == region);
+                    let guard = Guard::of_parts(nodes().map(|node| Region(node as u16 + 1)), percent);
+                    let each = nodes().map(|node| shares(Region(node as u16 + 1), chain.clone(), Some(guard.clone())));
+                    let mut pool = None;
+                    for of_node in each {
+                        let own = of_node.units(total, salt);
+                        prop_assert!(of_node.distinct(total).contains(&own));
+                        *units += u128::from(own);
+                        *rates += u64::from(of_node.rate(own));
+                        prop_assert!(pool.is_none() || pool == of_node.pool(total, true, salt));
+                        pool = of_node.pool(total, true, salt);
+                    }
+                    let pool = pool.unwrap_or_default();
+                    *units += u128::from(pool.units);
+                    *rates += u64::from(pool.rate);
+                }
+                prop_assert!(*rates <= u64::from(RATE_PARTS), "{}", rates);
+            }
+            prop_assert_eq!((of_chains[0].0, of_chains[1].0), (u128::from(total), u128::from(total)));
+            prop_assert!(of_chains[2].0 <= u128::from(total));
         }
 
         /// A cell's numbers are those of its part, and what refills without a unit is nobody's to spend.
@@ -342,8 +440,8 @@ mod tests {
             total in 1..200_u64, percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,
         ) {
             let bucket = meter(total);
-            for guard in guards(nodes, percent) {
-                let local = local(&bucket, guard);
+            for shares in guards(nodes, percent) {
+                let local = local(&bucket, shares);
                 let part = local.part(salt);
                 prop_assert!(part.rate >= 1);
                 prop_assert_eq!(local.at(salt), &bucket.local(part, 0, 0));
@@ -359,15 +457,7 @@ mod tests {
         Algorithm::TokenBucket(Meter::new(Rate::parse("60/s").expect("a rate"), burst))
     }
 
-    fn local(algorithm: &Algorithm, guard: Guard) -> Local {
-        let shares = Shares {
-            region: Region(0),
-            terms: Vec::new(),
-            guard: Some(guard),
-            drift_ppm: 0,
-            margin_ns: 0,
-            left_ns: 0,
-        };
+    fn local(algorithm: &Algorithm, shares: Shares) -> Local {
         Local::shared(algorithm, &Arc::new(shares))
     }
 

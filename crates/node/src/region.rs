@@ -158,7 +158,8 @@ impl Node {
     pub fn tick(&self, now: Now, rows: impl FnMut(LimitId) -> Option<Vec<Row>>) -> Result<(), AdoptFault> {
         let Some(mut sharing) = self.lock_sharing() else { return Ok(()) };
         let adopted = sharing.adopt_offered(self, self.not_before(now), rows);
-        let calls = self.take_calls();
+        // Where nodes share what they have, cells call for their pools.
+        let calls = if self.leases.is_none() { self.take_calls() } else { Vec::new() };
         sharing.tick(self, now, calls);
         adopted
     }
@@ -294,6 +295,8 @@ impl Node {
 
     /// Shares as the terms say from now on; says whether that changed any limit's numbers.
     pub(crate) fn reshare(&self, terms: Terms, now: Now) -> bool {
+        // Whoever looks at cells of pools goes by one catalogue all the while.
+        let _held = self.leases.as_ref().map(lock);
         let mut registry = lock(&self.registry);
         let changed = registry.share(terms, now).unwrap_or(false);
         if changed {
@@ -384,7 +387,7 @@ impl Node {
     pub(crate) fn spent(&self, algorithm: &Algorithm, then: Now, salt: Option<u32>) -> State {
         let all = match algorithm {
             // What an earlier process took from a pool counts as spent there.
-            _ if self.sharing.is_none() || broken(Broken::SpentAsOfNow) => None,
+            _ if self.leases.is_some() || self.sharing.is_none() || broken(Broken::SpentAsOfNow) => None,
             Algorithm::FixedWindow(window) => Some(Algorithm::FixedWindow(FixedWindow {
                 limit: UNITS_MAX,
                 next_limit: UNITS_MAX,

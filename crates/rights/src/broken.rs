@@ -235,6 +235,8 @@ pub enum Broken {
     LeaseTakesUnwritten,
     /// A node takes of windows that begin later than leases last.
     LeaseTakesAnyTime,
+    /// Nodes go on with the pools that there are when those become part of another distribution among regions.
+    LeaseOutlivesTerms,
     /// A node does not tell what earlier processes of it took of windows.
     LeaseForgetsTakings,
     /// A node counts what earlier processes took as told in a generation in which nobody told it.

@@ -158,6 +158,7 @@ pub(crate) mod lost {
             node: 1,
             boot: 1,
             nodes: [1, 2].into(),
+            members: std::collections::BTreeSet::new(),
             guard_percent: 10,
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,

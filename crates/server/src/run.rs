@@ -93,10 +93,8 @@ pub fn run(path: &Path, ready: impl FnOnce(Addresses)) -> Result<(), StartError>
     // A start that fails leaves the journal as the last stop left it.
     let mut opened = Opened::open(&mut service, &runtime)?;
     service.begin()?;
-    let sharing = match opened.joining.take() {
-        Some(joining) => Some(Sharing::start(&service, joining)?),
-        None => Sharing::of_store(&mut service)?,
-    };
+    let among_regions = opened.joining.take().map(|joining| Sharing::start(&service, joining)).transpose()?;
+    let sharing = [among_regions, Sharing::of_store(&mut service)?];
     runtime.block_on(serve(service, opened, sharing, path.to_owned(), text, ready));
     Ok(())
 }
@@ -188,7 +186,7 @@ impl Signals {
 async fn serve(
     mut service: Service,
     opened: Opened,
-    sharing: Option<Sharing>,
+    sharing: [Option<Sharing>; 2],
     path: PathBuf,
     mut text: String,
     ready: impl FnOnce(Addresses),
@@ -232,7 +230,7 @@ async fn serve(
     if let Some(operators) = operators {
         operators.abort();
     }
-    if let Some(Sharing { part, thread }) = sharing {
+    for Sharing { part, thread } in sharing.into_iter().flatten() {
         // Shared with the others until nobody asks any more.
         let _ = part.send(true);
         // A panic of it was printed when it happened.

@@ -275,17 +275,21 @@ impl Service {
     ) -> Result<(siblings::Home, Arc<dyn Store>), StartError> {
         // A config with a store that nodes share and without `data` is refused.
         let store = store.ok_or(SiblingsError::Value(SCHEDULE))?;
-        let was_other = store.value(SCHEDULE)?.is_some() || store.value(INCARNATION)?.is_some();
-        if was_other && store.value(siblings::TERMS)?.is_none() {
-            return Err(SiblingsError::NotShared.into());
+        let (was_served, was_shared) =
+            (store.value(SCHEDULE)?.is_some(), store.value(siblings::TERMS)?.is_some());
+        let was_member = store.value(INCARNATION)?.is_some();
+        match (&config.regions, was_member) {
+            (None, true) if was_shared => return Err(StartError::NotAlone),
+            (Some(_), false) if was_served => return Err(SiblingsError::NotShared.into()),
+            _ if (was_served || was_member) && !was_shared => return Err(SiblingsError::NotShared.into()),
+            _ => {}
         }
-        let names = (config.region.as_str(), config.node.as_str());
-        let home = siblings::Home::read(names, settings, &*store, chance, clock.now())?;
+        let home = siblings::Home::read(config, settings, &*store, chance, clock.now())?;
         Ok((home, store))
     }
 
-    /// The same, of a node that shares its limits with others of its region. What earlier processes of it spent of their guard shares is
-    /// not known: of what is open now they count as spent.
+    /// The same, of a node that shares its limits with others of its region, and where there are several with those. What earlier processes
+    /// of it spent of their guard shares is not known: of what is open now they count as spent.
     fn among(
         config: Config,
         home: siblings::Home,
@@ -296,23 +300,35 @@ impl Service {
     ) -> Result<Self, StartError> {
         let schedule = read_schedule(&*store)?;
         let now = clock.now();
-        let (key, terms) = (home.key, home.terms);
+        let terms = home.terms;
+        let member = match &config.regions {
+            Some(_) => Some(regions::identity(&config, &*store, now)?),
+            None => None,
+        };
+        // Among regions cells are named by the catalogue's key, which is that of whoever makes the first one.
+        let key = if member.is_some() { hash_key(Some(&*store), &chance)? } else { home.key };
+        let is_new = member.map_or(home.is_new, |(_, was_here)| !was_here);
         let node_config = NodeConfig {
             key,
             memory_bytes: config.memory_bytes,
             durable: false,
-            empty_handed: (!home.is_new).then_some(now),
-            home: None,
+            empty_handed: (!is_new).then_some(now),
+            home: member.map(|(home, _)| home),
         };
         let node = Arc::new(Node::among(node_config, config.charges, home.place.clone()));
-        let mut both = schedule.unwrap_or_default();
-        let is_known = |both: &[Scheduled], limit: &Limit| both.iter().any(|s| s.limit.id == limit.id);
-        for limit in &config.live.limits {
-            if !is_known(&both, limit) {
-                both.push(Scheduled { limit: limit.clone(), from_ns: None, until_ns: None });
+        if member.is_some() {
+            let mut reading = Reading::default();
+            let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
+            node.resume_home(schedule, now, |id| reading.rows(&*store, id))?;
+            reading.done()?;
+        } else if !is_new {
+            let mut both = schedule.unwrap_or_default();
+            let is_known = |both: &[Scheduled], limit: &Limit| both.iter().any(|s| s.limit.id == limit.id);
+            for limit in &config.live.limits {
+                if !is_known(&both, limit) {
+                    both.push(Scheduled { limit: limit.clone(), from_ns: None, until_ns: None });
+                }
             }
-        }
-        if !home.is_new {
             node.resume(both, now)?;
             node.restore_all(now, |_| Vec::new());
         }
@@ -320,7 +336,9 @@ impl Service {
         let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
         let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
         let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
-        shared.node.apply(config.live.limits.clone(), now, |_| Vec::new())?;
+        if member.is_none() {
+            shared.node.apply(config.live.limits.clone(), now, |_| Vec::new())?;
+        }
         if !shared.node.restore_takings(taken, now) {
             home.doubt_takings(&*store)?;
         }
@@ -335,7 +353,7 @@ impl Service {
             store: Some(store),
             chance,
             key,
-            me: None,
+            me: member.map(|(home, _)| home.writer),
             siblings,
             terms,
             certificates: None,

@@ -13,7 +13,7 @@ use acequia_node::{
     Answer, Catalogue, Config as NodeConfig, Keep, LimitAnswer, Node, Outcome,
     leases::{GROUPS, NotLeftOut, Siblings as Place},
 };
-use acequia_rights::{node_named, pool::Generation};
+use acequia_rights::{Region, node_named, pool::Generation};
 use acequia_store::{
     Store, StoreError,
     pools::{Carrier, Pools, Process, RedisPools},
@@ -30,7 +30,7 @@ use tracing::{info, warn};
 use crate::{
     chance::Chance,
     clock::Clock,
-    config::StoreConfig,
+    config::{Config, StoreConfig},
     patience::Waiting,
     regions::{holding, incarnation_at, rate_milli},
     writer::Writer,
@@ -209,20 +209,21 @@ impl Home {
     /// # Errors
     /// The journal, or the file of the secret.
     pub(crate) fn read(
-        (region, node): (&str, &str),
-        config: &StoreConfig,
+        config: &Config,
+        settings: &StoreConfig,
         store: &dyn Store,
         chance: &Chance,
         now: Now,
     ) -> Result<Self, SiblingsError> {
-        let key = cells_key(region, config.key_file.as_deref())?;
-        let terms = terms_of(config, &key);
+        let key = cells_key(&config.region, settings.key_file.as_deref())?;
+        let members = config.regions.as_ref().map_or_else(BTreeSet::new, |all| all.mates(&config.region));
+        let terms = terms_of(settings, &members, &key);
         let known = value(store, TERMS)?;
         // Counted before anybody hears of it. One that has lost its disk is later than those before it, too, by any clock.
         let before = value(store, BOOT)?.map(u32::from_be_bytes);
         let boot = match before {
             Some(boot) => boot,
-            None => incarnation_at(now.wall_ns.saturating_add(config.clock.error_ns.saturating_mul(2))),
+            None => incarnation_at(now.wall_ns.saturating_add(settings.clock.error_ns.saturating_mul(2))),
         };
         let boot = boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
         let now_us = now.wall_ns / 1_000;
@@ -235,22 +236,23 @@ impl Home {
             None => Vec::new(),
         };
         let place = Place {
-            node: node_named(node),
+            node: node_named(&config.node),
             boot,
-            nodes: config.numbers(),
-            guard_percent: config.guard_percent,
-            clock_error_ns: config.clock.error_ns,
-            drift_ppm: config.clock.drift_ppm,
+            nodes: settings.numbers(),
+            members,
+            guard_percent: settings.guard_percent,
+            clock_error_ns: settings.clock.error_ns,
+            drift_ppm: settings.clock.drift_ppm,
             begun_us: now_us,
             knows_from_us: Some(knows_from_us),
             is_new: known.is_none() && generations.is_empty(),
             generations,
         };
-        let mut redis = config.redis.clone();
+        let mut redis = settings.redis.clone();
         redis.seed = u64::from_be_bytes(chance.draw("redis")?);
         let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
         let was_other = known.is_some() && !is_agreed;
-        let nodes = config.nodes.clone();
+        let nodes = settings.nodes.clone();
         Ok(Self { place, key, terms, is_agreed, was_other, is_new: false, nodes, redis })
     }
 
@@ -481,7 +483,7 @@ fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError
 }
 
 /// A number for all that must be alike on every node.
-fn terms_of(config: &StoreConfig, key: &HashKey) -> u64 {
+fn terms_of(config: &StoreConfig, members: &BTreeSet<Region>, key: &HashKey) -> u64 {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"acequia siblings 1");
     context.update(&key.0);
@@ -490,6 +492,10 @@ fn terms_of(config: &StoreConfig, key: &HashKey) -> u64 {
     context.update(&config.clock.drift_ppm.to_be_bytes());
     for node in config.numbers() {
         context.update(&node.to_be_bytes());
+    }
+    for member in members {
+        context.update(b"member");
+        context.update(&member.0.to_be_bytes());
     }
     let digest = context.finish();
     u64::from_be_bytes(digest.as_ref()[..8].try_into().expect("a digest has 32 bytes")).max(NO_TERMS + 1)

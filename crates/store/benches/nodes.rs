@@ -121,6 +121,7 @@ fn node(clock: Clock) -> Arc<Node> {
         node: 1,
         boot: 1,
         nodes: BTreeSet::from([1]),
+        members: BTreeSet::new(),
         guard_percent: 10,
         clock_error_ns: 10_000_000,
         drift_ppm: 1_000,
@@ -194,6 +195,7 @@ async fn by_calls(node: &Arc<Node>, pools: &RedisPools, clock: Clock, cell: impl
                 let name = PoolName { limit: LimitId(1), tag, end_ns: 1 }.to_string();
                 let at = At {
                     group: Group::new(number).expect("a group"),
+                    terms: 0,
                     cell: &name,
                     generation: generations[usize::from(number)],
                     wall_us: clock.now().wall_ns / 1_000,

@@ -109,8 +109,10 @@ fn wall_us() -> u64 {
 /// Begins a generation, as the only node, when the shard answers steadily.
 async fn begun(pools: &RedisPools, group: Group) -> Generation {
     let by = Taker { node: 1, boot: 1, call: 1 };
+    let generation = Generation::default();
+    let at = At { group, terms: 0, cell: "", generation, wall_us: wall_us(), deadline: DEADLINE };
     let generation = loop {
-        let known = pools.begin(group, 0, by, DEADLINE).await;
+        let known = pools.begin(&at, 0, by).await;
         let is_steady = pools.redis().shard(group).is_some_and(|shard| shard.breaker == BreakerState::Closed);
         match known {
             Ok(known) if is_steady => break known.generation,
@@ -127,7 +129,7 @@ async fn begun(pools: &RedisPools, group: Group) -> Generation {
         wall_us: wall_us(),
         slack_us: 0,
     };
-    assert!(pools.assert(group, &assertion, None, DEADLINE).await.expect("an answer").grants);
+    assert!(pools.assert(&at, &assertion, None).await.expect("an answer").grants);
     generation
 }
 
@@ -158,7 +160,8 @@ async fn lease(pools: &RedisPools, (group, generation): (Group, Generation), cel
             let (pools, cell, calls) = (pools.clone(), cell.to_owned(), Arc::clone(&calls));
             asking = Some(tokio::spawn(async move {
                 calls.fetch_add(1, Ordering::Relaxed);
-                let at = At { group, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
+                let at =
+                    At { group, terms: 0, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
                 match pools.take(&at, &ask).await {
                     Ok(Answer::Done(took)) => took.taken,
                     other => panic!("{other:?}"),
@@ -187,7 +190,8 @@ async fn one_by_one(pools: &RedisPools, (group, generation): (Group, Generation)
         tokio::spawn(async move {
             let mut purse = Purse::default();
             for _ in 0..each {
-                let at = At { group, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
+                let at =
+                    At { group, terms: 0, cell: &cell, generation, wall_us: wall_us(), deadline: DEADLINE };
                 match pools.take(&at, &take(&purse, 1, 1)).await {
                     Ok(Answer::Done(took)) => purse.took(took.taken),
                     other => panic!("{other:?}"),

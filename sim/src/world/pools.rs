@@ -15,7 +15,7 @@ use acequia_rights::pool::{
 use acequia_store::{
     MemoryStore,
     pools::{Answer, At, KeptPools, Pools},
-    redis::{Group, Missed},
+    redis::Missed,
 };
 use tokio::time::{Instant, sleep};
 
@@ -192,22 +192,21 @@ impl WayThere {
 }
 
 impl Pools for WayThere {
-    async fn begin(&self, group: Group, heard: u64, by: Taker, deadline: Duration) -> Result<Known, Missed> {
-        let (begun, pools) = self.there(deadline).await?;
-        let answer = pools.begin(group, heard, by, deadline).await;
-        self.back(begun, deadline, answer).await
+    async fn begin(&self, at: &At<'_>, heard: u64, by: Taker) -> Result<Known, Missed> {
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.begin(at, heard, by).await;
+        self.back(begun, at.deadline, answer).await
     }
 
     async fn assert(
         &self,
-        group: Group,
+        at: &At<'_>,
         assertion: &Assertion,
         absent: Option<&Absent>,
-        deadline: Duration,
     ) -> Result<Known, Missed> {
-        let (begun, pools) = self.there(deadline).await?;
-        let answer = pools.assert(group, assertion, absent, deadline).await;
-        self.back(begun, deadline, answer).await
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.assert(at, assertion, absent).await;
+        self.back(begun, at.deadline, answer).await
     }
 
     async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {

@@ -153,6 +153,24 @@ impl Account {
         Some(Kept { number, part: keeps, unspent })
     }
 
+    /// Keeps at most so much of a bucket's or a sliding window's pool, and gives nothing back: nobody is told of it.
+    pub(crate) fn cut_pool(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, most: Part, now: Now) {
+        let held = self.pooled();
+        let keeps = Part { rate: held.rate.min(most.rate), units: held.units.min(most.units) };
+        if keeps == held {
+            return;
+        }
+        let change = match &mut self.windows_mut().lease {
+            Some(Lease::Bucket(purse)) => purse.ask(keeps, 0, now.steady_ns).1,
+            Some(Lease::Sliding(purse)) => {
+                purse.ask(held.units - keeps.units, now.steady_ns);
+                Change::default()
+            }
+            None => return,
+        };
+        self.apply(words, ground, change, now);
+    }
+
     /// The answer to a call of a bucket. Gives what came; nothing if it does not count.
     pub(crate) fn exchanged(
         &mut self,

@@ -18,6 +18,9 @@ pub struct Call {
     pub id: u64,
     /// The group that is asked of: below [`GROUPS`].
     pub group: u16,
+    /// The distribution among regions that the pool is part of: pools of another one are of another generation. 0 where the region has
+    /// every limit to itself.
+    pub terms: u64,
     /// The generation of the group that this node knows.
     pub generation: Generation,
     /// This node's wall clock, in microseconds since the epoch.

@@ -146,6 +146,11 @@ impl Leased {
         Some(under)
     }
 
+    /// What is held is as much as may be, of a pool that has so much in all.
+    pub(super) const fn goes_by(&mut self, pool: Part) {
+        (self.under, self.most, self.left, self.fair) = (pool, None, None, None);
+    }
+
     /// Keeps to what may be held, and asks for no more while that is less than what is.
     fn bounded(&mut self, flow: Option<Flow>, held: Part) -> Option<Flow> {
         let Some(most) = self.most else { return flow };

@@ -21,6 +21,10 @@ const RETRY_NS_MAX: u64 = 500_000_000;
 const ASK_NS: u64 = 5_000_000;
 const ASK_NS_MAX: u64 = 500_000_000;
 const ASK_NS_LONGEST: u64 = 4_000_000_000;
+/// A group that somebody else begins again and again is begun at once so often, and then after so long, and twice as long each time.
+const BEGUN_AT_ONCE: u32 = 3;
+const BEGIN_NS: u64 = 10_000_000;
+const BEGIN_NS_MAX: u64 = 500_000_000;
 /// Calls for so long, none of which was answered, and the store counts as lost: at least two that were given up one after the other
 /// ([`super::CALL_NS`]). One that is only slow, or moves to another server in less, is bridged by what is held.
 const LOST_AFTER_NS: u64 = 500_000_000;
@@ -66,6 +70,8 @@ pub(super) struct Group {
     asked: u32,
     /// Whether the generation is the first that there was, and had not granted when it was heard of.
     is_first: bool,
+    /// How often it had to be begun since it last granted.
+    begun: u32,
     /// When anybody last answered for it: steady clock.
     spoke_ns: u64,
     /// When the first call was made since then that nobody answered: steady clock.
@@ -138,6 +144,12 @@ impl Group {
         }
     }
 
+    /// Its pools are others from now on, of which nobody has said anything. What was called before does not count.
+    pub(super) fn begin_anew(&mut self, now_ns: u64) {
+        self.above = self.above.max(self.generation.number);
+        (self.stage, self.under_way, self.is_first, self.retry_ns) = (Stage::Unheard, None, false, now_ns);
+    }
+
     pub(super) fn calls(&mut self, id: u64) {
         self.under_way = Some(id);
     }
@@ -161,7 +173,11 @@ impl Group {
             let is_twice = generation.number == self.generation.number;
             self.above = self.above.max(generation.number.saturating_add(u64::from(is_twice)));
             self.stage = Stage::Unheard;
-            self.retry_ns = now_ns;
+            // Nodes that go by other terms begin others: until they go by the same, that shall not fill the store.
+            let wait_ns =
+                if self.begun < BEGUN_AT_ONCE { 0 } else { BEGIN_NS << (self.begun - BEGUN_AT_ONCE).min(8) };
+            self.begun = self.begun.saturating_add(1);
+            self.retry_ns = now_ns + wait_ns.min(BEGIN_NS_MAX);
             return false;
         }
         self.failed = 0;
@@ -180,7 +196,7 @@ impl Group {
         }
         // Whether all was told here does not matter to a generation that has granted since: it did when it was begun.
         if grants && self.untold.is_empty() && self.may_be_used() {
-            self.stage = Stage::Grants;
+            (self.stage, self.begun) = (Stage::Grants, 0);
         }
         is_other
     }

@@ -51,7 +51,9 @@ pub(super) fn look_at(
 ) -> (bool, Option<(About, Question)>) {
     let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
     leased.takings.forget(now.wall_ns.saturating_sub(scene.home.clock_error_ns.saturating_mul(4)));
-    let Some(pool) = ground.local.pool(ground.global) else { return (leased.takings.has_before(), None) };
+    let Some(pool) = ground.local.pool(ground.global, ground.salt) else {
+        return (leased.takings.has_before(), None);
+    };
     account.settle(words, ground, now, &*node.sessions());
     let seen = Seen {
         offered: account.look(),
@@ -286,7 +288,7 @@ fn ask_window(
 }
 
 /// When the window began that ends then: the first time of which that is the end.
-fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
+pub(super) fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
     let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
     while within - before > 1 {
         let middle = before + (within - before) / 2;

@@ -20,6 +20,7 @@ mod group;
 mod look;
 mod loss;
 mod takings;
+mod terms;
 mod view;
 
 use std::{
@@ -32,7 +33,7 @@ use acequia_rights::{
     Region,
     broken::{Broken, broken},
     pool::{
-        Generation, Taker,
+        Generation, Refused, Taker,
         group::{Assertion, Known},
         slack_us,
     },
@@ -97,6 +98,9 @@ pub struct Siblings {
     pub boot: u32,
     /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`]. The same on each.
     pub nodes: BTreeSet<u16>,
+    /// The same nodes among those of all regions, where there are several that share their limits: what each of them has is cut in a guard
+    /// share and a part of the pool. None of them where the region has every limit to itself. The same on each.
+    pub members: BTreeSet<Region>,
     /// What of each limit the nodes keep out of the pools, together, in percent: at most 100; whole units, of 4 or more at least
     /// one unless it is 0. The same on each.
     pub guard_percent: u8,
@@ -142,6 +146,7 @@ pub struct LeaseCounts {
 /// What was asked, and is not answered.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
+    terms: u64,
     group: u16,
     generation: Generation,
     sent_ns: u64,
@@ -180,6 +185,8 @@ impl About {
 #[derive(Debug)]
 pub(crate) struct Leases {
     home: Siblings,
+    /// The distribution among regions that the pools are part of: 0 where there is none.
+    terms: u64,
     /// By number.
     groups: Vec<Group>,
     /// Whether a generation was heard of, and that is not written down.
@@ -222,6 +229,7 @@ impl Leases {
             left_out: BTreeMap::new(),
             unknown: BTreeMap::new(),
             wants_disk: false,
+            terms: 0,
             home,
             groups,
             is_unkept: false,
@@ -499,8 +507,9 @@ impl Leases {
         }
         self.next += 1;
         let id = self.next;
-        self.pending.insert(id, Pending { group, generation, sent_ns: now.steady_ns, about });
-        self.out.push_back(Call { id, group, generation, wall_us: now.wall_ns / 1_000, question });
+        let terms = self.terms;
+        self.pending.insert(id, Pending { terms, group, generation, sent_ns: now.steady_ns, about });
+        self.out.push_back(Call { id, terms, group, generation, wall_us: now.wall_ns / 1_000, question });
         self.counts.calls += 1;
         Some(id)
     }
@@ -509,6 +518,9 @@ impl Leases {
     fn answer(&mut self, node: &Node, id: u64, said: &Said, now: Now) {
         let Some(pending) = self.pending.remove(&id) else { return };
         self.note_silence(node, &pending, *said != Said::Nothing, now);
+        // What was granted of a pool that is part of another distribution is not taken up, nor is it the group that is asked now.
+        let is_bound = pending.terms == self.terms;
+        let said = if is_bound || *said == Said::Nothing { said } else { &Said::Refused(Refused::Stale) };
         match said {
             Said::Nothing => {
                 (self.missed_ns, self.counts.missed) = (now.steady_ns, self.counts.missed + 1);
@@ -652,16 +664,24 @@ fn group_of(tag: CellTag) -> u16 {
 }
 
 impl Node {
-    /// A node that shares its limits with others of its region. `config` has no home.
+    /// A node that shares its limits with others of its region; and with other regions, where `config` has a home. Then `siblings` names
+    /// those among all regions' nodes, this one too.
     ///
     /// # Panics
     /// If `siblings` names no nodes, or more than there may be.
     pub fn among(config: Config, keep: Keep, siblings: Siblings) -> Self {
-        let guard = Guard::new(siblings.node, &siblings.nodes, siblings.guard_percent);
-        let (drift_ppm, margin_ns) = (siblings.drift_ppm, siblings.clock_error_ns);
-        let terms = Terms { guard: Some(guard), drift_ppm, margin_ns, ..Terms::none(Region(0)) };
         let mut node = Self::keeping(config, keep);
-        lock(&node.registry).set_terms(terms);
+        match config.home {
+            Some(_) => {
+                node.guard = Some(Guard::of_parts(siblings.members.iter().copied(), siblings.guard_percent));
+            }
+            None => {
+                let guard = Guard::new(siblings.node, &siblings.nodes, siblings.guard_percent);
+                let (drift_ppm, margin_ns) = (siblings.drift_ppm, siblings.clock_error_ns);
+                let terms = Terms { guard: Some(guard), drift_ppm, margin_ns, ..Terms::none(Region(0)) };
+                lock(&node.registry).set_terms(terms);
+            }
+        }
         node.elsewhere = Elsewhere::of_pools();
         node.leases = Some(Mutex::new(Leases::new(siblings)));
         node

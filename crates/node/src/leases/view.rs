@@ -33,7 +33,7 @@ impl Node {
         let active = of.limits.get(answer.limit as usize)?;
         let (slot, tag) = (active.slot(), answer.tag);
         let global = of.global(slot, answer.numbers)?;
-        let pool = of.local(slot, answer.numbers)?.pool(global)?;
+        let pool = of.local(slot, answer.numbers)?.pool(global, tag.salt())?;
         let number = group_of(tag);
         let (generation, grants, is_lost, left) = {
             let leases = lock(self.leases.as_ref()?);

@@ -210,6 +210,10 @@ impl Sharing {
                 }
                 Ok(())
             }
+            // What nodes of a region share through pools is not lent to others.
+            (Entry::News { .. } | Entry::Short { .. } | Entry::Ask { .. }, _) if node.leases.is_some() => {
+                Ok(())
+            }
             (Entry::News { demand, holds, left, .. }, Some(key)) => {
                 if demand == Rough::default() && self.cells.slot(key).is_none() {
                     // Nobody asks for it there, and nobody has asked for it here.

@@ -16,6 +16,8 @@ use crate::{
     asker::spent_for_ns,
     catalogue::{Term, Terms},
     journal::HeapCell,
+    leases::Leases,
+    lock,
     region::ResumeFault,
     visit::Visit,
 };
@@ -221,6 +223,8 @@ impl Sharing {
         }
         let adopted = self.versions.adopt(version, now)?;
         let Adopted::New { closed, .. } = &adopted else { return Ok(adopted) };
+        // Whoever looks at cells of pools goes by one catalogue all the while.
+        let mut leases = node.leases.as_ref().map(lock);
         self.reshare_ns = 0;
         self.ticks_since_adopted = 0;
         node.set_key(key);
@@ -229,6 +233,10 @@ impl Sharing {
         self.versions.counts_for(lasts(node));
         self.shared = Some(self.made_of());
         self.settle_accounts(node, closed, now);
+        if let Some(leases) = &mut leases {
+            self.bind(node, leases, now);
+        }
+        drop(leases);
         self.keep(node);
         // Of the limits that the version brings back a crash presumes nothing before it is on the disk.
         node.take_from_disk(taken);
@@ -270,7 +278,8 @@ impl Sharing {
         }
         if node.is_empty_handed() {
             // What was spent before the crash, under an earlier version perhaps, is over by then.
-            self.forgotten_until_ns = now.steady_ns.saturating_add(self.forgotten_ns(&limits));
+            let is_kept = node.leases.is_none();
+            self.forgotten_until_ns = now.steady_ns.saturating_add(self.forgotten_ns(&limits, is_kept));
         }
         node.resume(schedule, now)?;
         node.restore_all(now, &mut rows);
@@ -280,15 +289,28 @@ impl Sharing {
         }
         self.settle_accounts(node, &[], now);
         self.shared = Some(self.made_of());
+        if let Some(leases) = &node.leases {
+            self.bind(node, &mut lock(leases), now);
+        }
         Ok(())
     }
 
+    /// Has the pools of this region's nodes be part of the newest distribution.
+    fn bind(&self, node: &Node, leases: &mut Leases, now: Now) {
+        let newest = self.versions.terms().last().map_or_else(Mark::default, |term| term.mark);
+        leases.bind(node, &node.catalogue(), newest, now);
+    }
+
     /// How long what a crash forgot may count: what is not kept in the journal, at the slowest rate that any
-    /// region has.
-    fn forgotten_ns(&self, limits: &[Limit]) -> u64 {
+    /// region has. Where nothing of cells is kept there (`is_kept`), that is every one but windows, of which no later one was used.
+    fn forgotten_ns(&self, limits: &[Limit], is_kept: bool) -> u64 {
         let rates = self.versions.terms().iter().filter_map(|term| term.split.as_ref());
         let least_rate = rates.map(Split::least_rate).min().unwrap_or(RATE_PARTS).max(1);
-        let forgotten = limits.iter().filter(|limit| !limit.is_durable());
+        let is_forgotten = |limit: &&Limit| {
+            let is_window = matches!(limit.algorithm, Algorithm::FixedWindow(_));
+            !limit.is_durable() || (!is_kept && !is_window)
+        };
+        let forgotten = limits.iter().filter(is_forgotten);
         let longest = forgotten.map(Limit::horizon_ns).max().unwrap_or(0);
         let slowest = u128::from(longest) * 2 * u128::from(RATE_PARTS) / u128::from(least_rate);
         u64::try_from(slowest).unwrap_or(u64::MAX)
@@ -388,7 +410,8 @@ impl Sharing {
             .collect();
         let least_rate = chain.iter().filter_map(|term| term.split.as_ref()).map(Split::least_rate).min();
         let (left_ns, least_rate) = (self.left_ns, least_rate.unwrap_or(1));
-        Terms { region: me.region, terms, guard: None, drift_ppm, margin_ns, left_ns, least_rate }
+        let guard = node.guard.clone();
+        Terms { region: me.region, terms, guard, drift_ppm, margin_ns, left_ns, least_rate }
     }
 
     fn margin_ns(&self) -> u64 {

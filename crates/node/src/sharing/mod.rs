@@ -389,6 +389,10 @@ impl Sharing {
         let partners: SmallVec<[Region; 8]> = partners().map(|peer| peer.writer.region).collect();
         let met = partners.iter().any(|region| !self.partners.contains(region));
         self.partners = partners;
+        if node.leases.is_some() {
+            // Requests wait for pools.
+            return;
+        }
         node.elsewhere.see(regions, round_ns, met.then_some(now.steady_ns));
     }
 

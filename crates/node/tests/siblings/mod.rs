@@ -1,4 +1,4 @@
-//! Nodes of one region that share their limits through pools, on a network and with a server that do what a story says.
+//! Nodes of one region, or of several, that share their limits through pools, on a network and with servers that do what a story says.
 
 #![allow(dead_code, reason = "every story needs its own part of the world")]
 
@@ -9,12 +9,17 @@ use std::{
 
 use acequia_limits::{CellTag, Descriptor, LimitId, Now, limit::LimitSpec};
 use acequia_node::{
-    Asker, Config, Holding, Keep, Node, Row,
+    Asker, Config, Holding, Home, Keep, Node, Row, TAKINGS,
     leases::{CALL_NS, Call, PoolName, Question, Said, Siblings},
+    sharing,
 };
-use acequia_rights::pool::{
-    Bucket, Generation, Group, Sliding, Window,
-    group::{Known, Place},
+use acequia_rights::{
+    Region, Writer,
+    pool::{
+        Bucket, Generation, Group, Sliding, Window,
+        group::{Known, Place},
+    },
+    versions::{CellKey, Draft, Member},
 };
 
 use crate::scene::{
@@ -50,12 +55,12 @@ impl Server {
         self.run = run;
     }
 
-    fn place(&self) -> Place {
-        Place { run: self.run.to_string(), map: 0 }
+    fn place(&self, terms: u64) -> Place {
+        Place { run: self.run.to_string(), map: terms }
     }
 
     fn serve(&mut self, call: &Call) -> Said {
-        let place = self.place();
+        let place = self.place(call.terms);
         let group = self.groups.entry(call.group).or_default();
         match &call.question {
             Question::Begin { heard, by } => return Said::Known(group.begin(&place, *heard, *by)),
@@ -124,6 +129,24 @@ pub(crate) struct Place1 {
 enum Message {
     Call(u64, usize, u32, Call),
     Answer(u64, usize, u32, u64, Said),
+    /// From a node to another, which may be of another region.
+    Frame(usize, usize, Vec<u8>),
+}
+
+/// Several regions, each with a server of its own, whose nodes share the limits by a catalogue.
+pub(crate) struct Regions {
+    /// The region of each node.
+    pub(crate) of: Vec<usize>,
+    /// Of all regions but the first.
+    pub(crate) servers: Vec<Server>,
+    /// Between the nodes.
+    pub(crate) delay_ns: (u64, u64),
+    /// Nodes that no frame comes from or goes to.
+    pub(crate) cut: BTreeSet<usize>,
+}
+
+pub(crate) fn writer(place: usize) -> Writer {
+    Writer { region: Region(place as u16 + 1), node: 0, incarnation: 1 }
 }
 
 pub(crate) struct World {
@@ -151,21 +174,34 @@ pub(crate) struct World {
     ledgers: BTreeMap<(usize, String), Ledger>,
     pub(crate) calls: u64,
     pub(crate) refused: Vec<Said>,
+    pub(crate) regions: Option<Regions>,
 }
 
 impl World {
     pub(crate) fn new(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
-        Self::begun(nodes, specs, percent, seed, (false, false))
+        Self::begun(nodes, specs, percent, seed, (false, false), None)
+    }
+
+    /// Several regions of so many nodes each, of which nobody has any share yet: see [`World::order`].
+    pub(crate) fn among_regions(nodes: &[usize], specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
+        let of = (0..).zip(nodes).flat_map(|(region, nodes)| vec![region; *nodes]);
+        let regions = Regions {
+            of: of.collect(),
+            servers: (1..nodes.len()).map(|_| Server::new()).collect(),
+            delay_ns: (MS, 20 * MS),
+            cut: BTreeSet::new(),
+        };
+        Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
     }
 
     /// The same, of nodes that write down what they take of windows.
     pub(crate) fn kept(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
-        Self::begun(nodes, specs, percent, seed, (false, true))
+        Self::begun(nodes, specs, percent, seed, (false, true), None)
     }
 
     /// A region in which nothing has ever been spent.
     pub(crate) fn of_new(nodes: usize, specs: &[LimitSpec], percent: u8) -> Self {
-        Self::begun(nodes, specs, percent, 1, (true, true))
+        Self::begun(nodes, specs, percent, 1, (true, true), None)
     }
 
     fn begun(
@@ -174,6 +210,7 @@ impl World {
         percent: u8,
         seed: u64,
         (is_new, is_kept): (bool, bool),
+        regions: Option<Regions>,
     ) -> Self {
         let mut world = Self {
             specs: specs.to_vec(),
@@ -194,10 +231,10 @@ impl World {
             ledgers: BTreeMap::new(),
             calls: 0,
             refused: Vec::new(),
+            regions,
         };
-        let all: BTreeSet<u16> = (1..=nodes as u16).collect();
-        for number in &all {
-            let (node, asker) = world.started(*number, &all, 1, None);
+        for number in 1..=nodes as u16 {
+            let (node, asker) = world.started(number, nodes, 1, None);
             let way = Way::GOOD;
             world.nodes.push(Place1 {
                 node,
@@ -217,19 +254,19 @@ impl World {
         world
     }
 
-    fn started(
-        &self,
-        number: u16,
-        all: &BTreeSet<u16>,
-        boot: u32,
-        crashed: Option<Now>,
-    ) -> (Arc<Node>, Asker) {
+    fn started(&self, number: u16, nodes: usize, boot: u32, crashed: Option<Now>) -> (Arc<Node>, Asker) {
         let place = usize::from(number) - 1;
+        let is_mate = |other: &u16| {
+            let of = self.regions.as_ref().map(|regions| &regions.of);
+            of.is_none_or(|of| of[usize::from(*other) - 1] == of[place])
+        };
+        let all: BTreeSet<u16> = (1..=nodes as u16).filter(is_mate).collect();
         let now = if self.nodes.len() > place { self.now(place) } else { START };
         let siblings = Siblings {
             node: number,
             boot,
-            nodes: all.clone(),
+            members: all.iter().filter(|_| self.regions.is_some()).map(|mate| Region(*mate)).collect(),
+            nodes: all,
             guard_percent: self.percent,
             clock_error_ns: self.error_ns,
             drift_ppm: self.drift_ppm,
@@ -238,10 +275,16 @@ impl World {
             is_new: self.is_new,
             generations: self.nodes.get(place).map_or_else(Vec::new, |at| at.generations.clone()),
         };
-        let config =
-            Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: crashed, home: None };
+        let home = Home { writer: writer(place), loan_ttl_ns: sharing::LOAN_TTL_NS };
+        let home = self.regions.as_ref().map(|_| home);
+        let config = Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: crashed, home };
         let node = Arc::new(Node::among(config, Keep::default(), siblings));
-        if crashed.is_some() {
+        if self.regions.is_some() {
+            let disk = self.nodes.get(place).map(|at| &at.rows);
+            let rows = |id| disk.map_or_else(Vec::new, |disk| rows_of(disk, id));
+            node.resume_home(Vec::new(), now, rows).expect("its own disk");
+            (0..nodes).for_each(|other| node.meet(writer(other)));
+        } else if crashed.is_some() {
             let until = |specs, until_ns| {
                 let limits = scene::limits(specs).into_iter();
                 limits.map(move |limit| acequia_node::Scheduled { limit, from_ns: None, until_ns })
@@ -251,8 +294,10 @@ impl World {
             node.resume(schedule, now).expect("the same limits");
             node.restore_all(now, |_| Vec::new());
         }
-        scene::apply(&node, &self.specs, now);
-        let rows = self.nodes.get(place).map_or_else(Vec::new, |at| at.rows.values().cloned().collect());
+        if self.regions.is_none() {
+            scene::apply(&node, &self.specs, now);
+        }
+        let rows = self.nodes.get(place).map_or_else(Vec::new, |at| rows_of(&at.rows, TAKINGS));
         node.restore_takings(rows, now);
         let asker = node.asker();
         (node, asker)
@@ -265,9 +310,8 @@ impl World {
 
     /// A node loses its power, and comes back with nothing.
     pub(crate) fn crash(&mut self, place: usize) {
-        let all: BTreeSet<u16> = (1..=self.nodes.len() as u16).collect();
         let boot = self.nodes[place].boot + 1;
-        let (node, asker) = self.started(place as u16 + 1, &all, boot, Some(self.now(place)));
+        let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), boot, Some(self.now(place)));
         let at = &mut self.nodes[place];
         (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
     }
@@ -363,6 +407,11 @@ impl World {
             let at = &self.nodes[place];
             if at.ticked_ns == 0 || self.true_ns >= at.ticked_ns + 10 * MS || at.node.calls() {
                 let now = self.now(place);
+                if self.regions.is_some() {
+                    let at = &self.nodes[place];
+                    let adopted = at.node.tick(now, |id| Some(rows_of(&at.rows, id)));
+                    adopted.expect("a version that fits");
+                }
                 self.nodes[place].node.tick_leases(now);
                 self.nodes[place].ticked_ns = self.true_ns.max(1);
                 self.write(place);
@@ -375,6 +424,11 @@ impl World {
                         at.generations = generations;
                     }
                 }
+            }
+            while self.regions.is_some()
+                && let Some((to, frame)) = self.nodes[place].node.poll(self.now(place))
+            {
+                self.send_frame(place, usize::from(to.0) - 1, frame);
             }
             while let Some(call) = self.nodes[place].node.poll_call() {
                 self.calls += u64::from(matches!(
@@ -420,17 +474,66 @@ impl World {
         self.messages.insert((at_ns, self.sent), message);
     }
 
+    fn send_frame(&mut self, from: usize, to: usize, frame: Vec<u8>) {
+        let Some(regions) = &self.regions else { return };
+        let (least, most) = regions.delay_ns;
+        if !regions.cut.contains(&from) && !regions.cut.contains(&to) {
+            let at_ns = self.true_ns + least + self.below(most - least);
+            self.sent += 1;
+            self.messages.insert((at_ns, self.sent), Message::Frame(from, to, frame));
+        }
+    }
+
+    /// The server of a node's region.
+    fn server_of(&mut self, place: usize) -> &mut Server {
+        let Some(regions) = &mut self.regions else { return &mut self.server };
+        match regions.of[place] {
+            0 => &mut self.server,
+            region => &mut regions.servers[region - 1],
+        }
+    }
+
+    /// The first node orders that these have shares of the limits that there are, of so much weight each; says whether it could.
+    pub(crate) fn order(&mut self, weights: &[(usize, u32)]) -> bool {
+        let now = self.now(0);
+        let member = |(place, weight): &(usize, u32)| {
+            let writer = writer(*place);
+            (writer.region, Member { weight: *weight, writer, name: String::new() })
+        };
+        let draft = Draft {
+            members: weights.iter().map(member).collect(),
+            fenced: Vec::new(),
+            clock_error_ns: self.error_ns,
+            drift_ppm: self.drift_ppm,
+            key: CellKey(KEY.0),
+            limits: sharing::limits_to_bytes(&self.specs).expect("limits"),
+        };
+        let at = &self.nodes[0];
+        let version = at.node.propose(draft, now.wall_ns);
+        version.is_ok_and(|version| {
+            at.node.adopt(version, now, |id| Some(rows_of(&at.rows, id))).expect("a version that fits");
+            true
+        })
+    }
+
     fn deliver(&mut self) {
         while let Some(entry) = self.messages.first_entry().filter(|entry| entry.key().0 <= self.true_ns) {
             match entry.remove() {
                 Message::Call(until_ns, place, boot, call) => {
                     let is_left_behind = self.nodes[place].is_left_behind;
-                    let old = self.old.as_mut().filter(|_| is_left_behind);
-                    let said = old.unwrap_or(&mut self.server).serve(&call);
+                    let said = match &mut self.old {
+                        Some(old) if is_left_behind => old.serve(&call),
+                        _ => self.server_of(place).serve(&call),
+                    };
                     if matches!(said, Said::Refused(_)) {
                         self.refused.push(said);
                     }
                     self.send(place, Message::Answer(until_ns, place, boot, call.id, said));
+                }
+                Message::Frame(from, to, frame) => {
+                    let now = self.now(to);
+                    // A frame of a process that is gone is refused.
+                    let _ = self.nodes[to].node.handle(writer(from).region, &frame, now);
                 }
                 Message::Answer(until_ns, place, boot, id, said) => {
                     if self.open.remove(&(until_ns, place, boot, id)) && self.nodes[place].boot == boot {
@@ -490,4 +593,9 @@ fn hourly(spec: &LimitSpec) -> u64 {
         other => panic!("a rate a {other}"),
     };
     units.parse::<u64>().expect("units") * each
+}
+
+/// What a disk has of a limit, or under another name.
+fn rows_of(disk: &BTreeMap<(LimitId, CellTag), Row>, id: LimitId) -> Vec<Row> {
+    disk.iter().filter(|((limit, _), _)| *limit == id).map(|(_, row)| row.clone()).collect()
 }

@@ -22,7 +22,7 @@ use self::{faults::Faults, written::Written};
 
 pub use self::{
     clock::ClockConfig,
-    regions::{RegionConfig, Regions},
+    regions::{MemberConfig, RegionConfig, Regions},
     store::StoreConfig,
     webhooks::WebhookConfig,
 };
@@ -176,7 +176,9 @@ impl Config {
 
     /// This region's number and this node's, by which regions know each other.
     pub fn numbers(&self) -> (Region, u16) {
-        (Region::named(&self.region), node_named(&self.node))
+        let member = self.regions.as_ref().and_then(|regions| regions.member(&self.region, &self.node));
+        let number = member.map_or_else(|| Region::named(&self.region), |member| member.number);
+        (number, node_named(&self.node))
     }
 
     /// What is sound and has no effect at this time, by a wall clock, a line each.

@@ -1,6 +1,6 @@
 //! The regions that share the limits, their nodes, and who mints at first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_rights::{
     Region, Split,
@@ -36,9 +36,67 @@ pub struct RegionConfig {
     /// Its part of every limit, in proportion to the others': 1 to [`WEIGHT_MAX`]. It begins with so much;
     /// demand moves the rest.
     pub weight: u32,
-    /// By node name: where it is dialled, `host:port`. Exactly one, since nodes of a region share no store.
-    /// Names and addresses are unique in all regions.
+    /// By node name: where it is dialled, `host:port`. At least one; several share a store. Names and addresses are unique in all regions.
     pub nodes: BTreeMap<String, String>,
+}
+
+/// A node's place among the nodes of all regions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberConfig {
+    /// The number that it goes by among them: its region's where that has no other node.
+    pub number: Region,
+    /// What orders call it: its region, or its own name where that has several nodes.
+    pub name: String,
+    /// Its region.
+    pub region: String,
+    /// Its name.
+    pub node: String,
+    /// Where it is dialled.
+    pub address: String,
+    /// Its part of every limit, in proportion to the others': 1 to [`WEIGHT_MAX`]. All nodes of a region have alike.
+    pub weight: u32,
+}
+
+impl Regions {
+    /// The nodes of all regions. A region's weight is cut in even parts, all of them in proportion.
+    pub fn all(&self) -> Vec<MemberConfig> {
+        let counts = self.members.values().map(|region| region.nodes.len().max(1) as u32);
+        let common = counts.fold(1, least_common_multiple);
+        let of_region = |(region, config): (&String, &RegionConfig)| {
+            let (count, weight) = (config.nodes.len(), config.weight);
+            let is_alone = count < 2;
+            let (region, nodes) = (region.clone(), config.nodes.clone());
+            nodes.into_iter().map(move |(node, address)| MemberConfig {
+                number: Region::named(&if is_alone { region.clone() } else { format!("{region}/{node}") }),
+                name: if is_alone { region.clone() } else { node.clone() },
+                region: region.clone(),
+                node,
+                address,
+                weight: weight.saturating_mul(common / count as u32),
+            })
+        };
+        self.members.iter().flat_map(of_region).collect()
+    }
+
+    /// A node's place.
+    pub fn member(&self, region: &str, node: &str) -> Option<MemberConfig> {
+        self.all().into_iter().find(|member| member.region == region && member.node == node)
+    }
+
+    /// The nodes of a region that are several, by the numbers that they go by among those of all regions; none of one node.
+    pub fn mates(&self, region: &str) -> BTreeSet<Region> {
+        let of_region = self.all().into_iter().filter(|member| member.region == region);
+        let numbers: BTreeSet<Region> = of_region.map(|member| member.number).collect();
+        if numbers.len() > 1 { numbers } else { BTreeSet::new() }
+    }
+}
+
+fn least_common_multiple(a: u32, b: u32) -> u32 {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
 }
 
 /// One of `regions`, as it is written.
@@ -48,6 +106,13 @@ pub(super) struct WrittenRegion {
     weight: Option<Spanned<i64>>,
     #[serde(default)]
     nodes: Named<Spanned<String>>,
+}
+
+impl WrittenRegion {
+    /// Its nodes.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.0.iter().map(|(node, _)| node.value.as_str())
+    }
 }
 
 /// What a config says about regions.
@@ -60,6 +125,8 @@ pub(super) struct WrittenSharing<'a> {
     pub(super) region: &'a Spanned<String>,
     /// This node.
     pub(super) node: &'a Spanned<String>,
+    /// Whether the nodes of this one's region share a store.
+    pub(super) has_store: bool,
 }
 
 impl WrittenSharing<'_> {
@@ -71,7 +138,11 @@ impl WrittenSharing<'_> {
         self.check_nodes(faults);
         self.check_home(&members, faults);
         let authority = self.authority(&members, regions_line, faults);
-        Regions { members, authority, clock: self.clock }
+        let regions = Regions { members, authority, clock: self.clock };
+        if regions.members.values().any(|region| region.nodes.len() > 1) {
+            check_all(&regions, regions_line, faults);
+        }
+        regions
     }
 
     /// The regions by name, with their weights.
@@ -132,13 +203,23 @@ impl WrittenSharing<'_> {
                 );
                 faults.at(region, what);
             }
-            if let Some((second, _)) = nodes.0.get(1) {
-                let what = format!(
-                    "region {name} has {} nodes: keep one. Several share a redis `store`, in a region that shares \
-                     its limits with no other",
-                    nodes.0.len()
-                );
-                faults.at(second, what);
+            match nodes.0.get(1) {
+                Some((second, _)) if *name == self.region.value && !self.has_store => {
+                    let what = format!(
+                        "region {name} has {} nodes and no `store`: nodes of a region share a redis, such as \
+                         store: {{ redis: {{ cluster: [\"10.0.0.1:6379\"] }} }}; or keep one of them",
+                        nodes.0.len()
+                    );
+                    faults.at(second, what);
+                }
+                None if *name == self.region.value && self.has_store => {
+                    let what = format!(
+                        "region {name} has one node and a `store`: that is for several; leave it out, or name the others \
+                         in `nodes` of the region"
+                    );
+                    faults.at(region, what);
+                }
+                _ => {}
             }
             for (node, at) in &nodes.0 {
                 known.check(node, at, faults);
@@ -246,6 +327,39 @@ fn weight(name: &Spanned<String>, region: &WrittenRegion, faults: &mut Faults<'_
     faults.take(fits.ok_or_else(what), weight)
 }
 
+/// Notes what is wrong with the nodes of all regions together, where a region has several.
+fn check_all(regions: &Regions, regions_line: u64, faults: &mut Faults<'_>) {
+    let all = regions.all();
+    if all.len() > REGIONS_MAX {
+        let what = format!("{} nodes: limits are shared by at most {REGIONS_MAX} in all regions", all.len());
+        return faults.add(regions_line, what);
+    }
+    if let Some(member) = all.iter().find(|member| member.weight > WEIGHT_MAX) {
+        let what = format!(
+            "a node of region {} has weight {} so that all nodes' are whole: a weight is 1 to {WEIGHT_MAX}; choose smaller \
+             weights, or as many nodes in each region",
+            member.region, member.weight
+        );
+        return faults.add(regions_line, what);
+    }
+    let (mut by_number, mut by_name): (BTreeMap<Region, _>, BTreeMap<&str, _>) = Default::default();
+    for member in &all {
+        let first = by_number.insert(member.number, member);
+        let first = first.or(by_name.insert(member.name.as_str(), member));
+        if let Some(first) = first {
+            let what = format!(
+                "{}/{} falls together with {}/{}: by their names, or the numbers by which nodes know each other; rename one",
+                member.region, member.node, first.region, first.node
+            );
+            faults.add(regions_line, what);
+        }
+    }
+    let weights: Vec<(&str, u32)> = all.iter().map(|member| (member.name.as_str(), member.weight)).collect();
+    if let Some(what) = too_fine(&weights) {
+        faults.add(regions_line, what);
+    }
+}
+
 /// What is wrong with weights whose proportions are too fine. Other faults of weights are found before.
 fn too_fine(weights: &[(&str, u32)]) -> Option<String> {
     let numbered: BTreeMap<Region, (&str, u32)> =
@@ -324,7 +438,11 @@ mod tests {
     #[test]
     fn faults_of_regions_name_their_line() {
         let (eu, us) = ("eu-1: \"127.0.0.1:7201\"", "us-1: \"us-1.example.net:7202\"");
-        let more = |node: &str| format!("{us}, {node}");
+        let more = |node: &str| format!("{eu}, {node}");
+        let both = |nodes: &[&str]| {
+            let at = |(place, node): (usize, &&str)| format!("{node}: \"127.0.0.1:73{place:02}\"");
+            nodes.iter().enumerate().map(at).collect::<Vec<_>>().join(", ")
+        };
         let cases = [
             ("region: eu", "region: me", 1, "region me is not among `regions` (ap, eu, us)"),
             ("node: eu-1", "node: eu-2", 2, "node eu-2 is not among the nodes of region eu (eu-1)"),
@@ -345,12 +463,9 @@ mod tests {
             ("ap-1: ", "eu-1: ", 10, "node eu-1 is already there in line 8"),
             ("ap-1: \"[fd00::3]:7203\"", "", 10, "region ap has no node"),
             ("  ap: {", "  us: {", 10, "us"),
-            (
-                us,
-                &more("us-2: \"127.0.0.1:7204\""),
-                9,
-                "region us has 2 nodes: keep one. Several share a redis `store`",
-            ),
+            (eu, &more("eu-2: \"127.0.0.1:7204\""), 8, "region eu has 2 nodes and no `store`"),
+            // Another region's store is in its own files; what is wrong for all nodes together is not.
+            (us, &both(&["ap", "us-1"]), 7, "us/ap falls together with ap/ap-1"),
             ("\"[fd00::3]:7203\"", "US-1.example.net:07202", 10, "the address of node us-1 in line 9"),
             (eu, "eu-1: \"127.0.0.1:0\"", 8, "node eu-1: \"127.0.0.1:0\" is nowhere to dial"),
             (eu, "eu-1: \"0.0.0.0:7201\"", 8, "to listen on, not to dial"),
@@ -370,6 +485,22 @@ mod tests {
         }
         let none = SHARED.split("  eu:").next().expect("a part").replace("regions:", "regions: {}");
         refused(&none, 7, "0 regions: limits are shared by 1 to 64");
+    }
+
+    #[test]
+    fn a_region_s_weight_is_cut_in_even_parts() {
+        let us = "us-1: \"us-1.example.net:7202\"";
+        let three = format!("{us}, us-2: \"127.0.0.1:7204\", us-3: \"127.0.0.1:7205\"");
+        let regions = accepted(&with(us, &three)).regions.expect("regions");
+        let all = regions.all();
+        let weights: Vec<(&str, u32)> =
+            all.iter().map(|member| (member.name.as_str(), member.weight)).collect();
+        assert_eq!(weights, [("ap", 3), ("eu", 3), ("us-1", 2), ("us-2", 2), ("us-3", 2)]);
+        assert_eq!(regions.mates("eu"), BTreeSet::new());
+        let numbers: BTreeSet<Region> = all.iter().map(|member| member.number).collect();
+        assert_eq!((numbers.len(), regions.mates("us").len()), (5, 3));
+        assert!(numbers.is_superset(&regions.mates("us")));
+        assert_eq!(regions.member("eu", "eu-1").map(|member| member.number), Some(Region::named("eu")));
     }
 
     #[test]

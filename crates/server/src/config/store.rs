@@ -125,7 +125,8 @@ pub(super) struct StoreScene<'a> {
     pub(super) store: &'a Spanned<WrittenStore>,
     pub(super) region: &'a Spanned<String>,
     pub(super) node: &'a Spanned<String>,
-    pub(super) has_regions: bool,
+    /// The nodes of the region, as `regions` name them, where there are those.
+    pub(super) mates: Option<Vec<&'a str>>,
     pub(super) has_data: bool,
     pub(super) clock: ClockConfig,
 }
@@ -147,11 +148,6 @@ impl StoreScene<'_> {
             WrittenStore::Shared(shared) => shared,
         };
         let store_line = faults.line_above("store", line(self.store));
-        if self.has_regions {
-            let what = "`store: redis` beside `regions`: a region that shares limits with others has one node in this \
-                        version; leave `regions` out for one region of several nodes, or `store` for several regions";
-            faults.add(store_line, what.to_owned());
-        }
         if !self.has_data {
             let what = format!(
                 "`store: redis` without `data`: what this node was told of the store must survive a restart; name a \
@@ -173,6 +169,9 @@ impl StoreScene<'_> {
     fn nodes(&self, shared: &WrittenShared, store_line: u64, faults: &mut Faults<'_>) -> BTreeSet<String> {
         let own = &self.node.value;
         let Some(nodes) = &shared.nodes else {
+            if let Some(mates) = &self.mates {
+                return mates.iter().map(|name| (*name).to_owned()).collect();
+            }
             let what = format!(
                 "`store: redis` without `nodes`: name all nodes of the region, the same on each, such as \
                  nodes: [{own}]"
@@ -205,7 +204,18 @@ impl StoreScene<'_> {
             );
             faults.at(self.node, what);
         }
-        names.iter().map(|name| name.value.clone()).collect()
+        let all: BTreeSet<String> = names.iter().map(|name| name.value.clone()).collect();
+        if let Some(mates) = &self.mates
+            && mates.iter().copied().collect::<BTreeSet<&str>>() != all.iter().map(String::as_str).collect()
+        {
+            let what = format!(
+                "`nodes` of the store are not those of region {} in `regions` ({}): leave `nodes` out, or name the same",
+                self.region.value,
+                listed(mates.iter().copied())
+            );
+            faults.at(nodes, what);
+        }
+        all
     }
 }
 
@@ -362,8 +372,21 @@ mod tests {
         refused(&with("  nodes", "  gard: 5%\n  nodes"), 7, "gard");
         let many: Vec<String> = (1..=65).map(|n| format!("eu-{n}")).collect();
         refused_once(&with("eu-1, eu-2", &many.join(", ")), 7, "at most 64");
-        let regions = "tls: c\nlisten: { mesh: \"127.0.0.1:7201\" }\nauthority: eu-1\nregions: { eu: { nodes: { eu-1: \"127.0.0.1:7201\" } } }\n";
-        refused_once(&format!("{HEAD}{STORE}{regions}"), 4, "beside `regions`");
+        let regions = "tls: c\nlisten: { mesh: \"127.0.0.1:7201\" }\nauthority: eu-1\n";
+        let one = format!("{regions}regions: {{ eu: {{ nodes: {{ eu-1: \"127.0.0.1:7201\" }} }} }}\n");
+        let without = STORE.replace("  nodes: [eu-1, eu-2]\n", "");
+        refused_once(&format!("{HEAD}{without}{one}"), 10, "one node and a `store`");
+        let two = format!(
+            "{regions}regions: {{ eu: {{ nodes: {{ eu-1: \"127.0.0.1:7201\", eu-2: \"127.0.0.1:7202\" }} }} }}\n"
+        );
+        refused_once(&format!("{HEAD}data: d\n{two}"), 7, "no `store`");
+        let other = STORE.replace("eu-1, eu-2", "eu-1, eu-3");
+        refused_once(&format!("{HEAD}{other}{two}"), 7, "not those of region eu in `regions` (eu-1, eu-2)");
+        let found = accepted(&format!("{HEAD}{without}{two}"));
+        assert_eq!(found.store.expect("a store").nodes.len(), 2);
+        let regions = found.regions.expect("regions");
+        let mates: Vec<String> = regions.all().into_iter().map(|member| member.name).collect();
+        assert_eq!((mates, regions.mates("eu").len()), (vec!["eu-1".to_owned(), "eu-2".to_owned()], 2));
     }
 
     #[test]

@@ -170,9 +170,7 @@ impl Written {
             faults.at(token, what.to_owned());
         }
         let Some(regions) = &self.regions else {
-            let is_shared =
-                self.store.as_ref().is_some_and(|store| matches!(store.value, WrittenStore::Shared(_)));
-            let clock = self.clock.as_ref().filter(|_| !is_shared);
+            let clock = self.clock.as_ref().filter(|_| !self.has_store());
             let alone = [
                 ("authority", self.authority.as_ref().map(line)),
                 ("clock", clock.map(|clock| faults.line_above("clock", line(clock)))),
@@ -255,7 +253,7 @@ impl Written {
             store: self.store.as_ref()?,
             region: &self.region,
             node: &self.node,
-            has_regions: self.regions.is_some(),
+            mates: self.mates(),
             has_data: self.data.is_some(),
             clock,
         };
@@ -270,8 +268,21 @@ impl Written {
             clock,
             region: &self.region,
             node: &self.node,
+            has_store: self.has_store(),
         };
         Some(sharing.validate(faults))
+    }
+
+    /// Whether the nodes of the region share a store.
+    fn has_store(&self) -> bool {
+        self.store.as_ref().is_some_and(|store| matches!(store.value, WrittenStore::Shared(_)))
+    }
+
+    /// The nodes of this one's region, as `regions` name them.
+    fn mates(&self) -> Option<Vec<&str>> {
+        let regions = &self.regions.as_ref()?.value.0;
+        let own = regions.iter().find(|(name, _)| name.value == self.region.value);
+        Some(own.map_or_else(Vec::new, |(_, region)| region.names().collect()))
     }
 }
 

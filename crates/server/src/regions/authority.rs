@@ -8,7 +8,7 @@ use acequia_node::{
     sharing::{limits_from_bytes, limits_to_bytes},
 };
 use acequia_rights::{
-    Mark, Region, Version, Writer,
+    Mark, Region, Version, Writer, node_named,
     standing::WEIGHT_MAX,
     versions::{CellKey, Draft, Fence, Member},
 };
@@ -22,7 +22,10 @@ use super::{
     overrides::keep_grants,
     status::of_mark,
 };
-use crate::service::{SCHEDULE, schedule_bytes};
+use crate::{
+    config::MemberConfig,
+    service::{SCHEDULE, schedule_bytes},
+};
 
 /// The limits of the file that the authority applied last, in the journal.
 const APPLIED: &str = "applied_limits";
@@ -102,9 +105,8 @@ impl Regions {
     /// of them has one. So a disk that was lost, or a copy of the file, begins no second one.
     pub(super) fn begin_catalogue(&self, now: Now) {
         let (region, node) = &self.settings.authority;
-        let is_first = Region::named(region) == self.me.region
-            && acequia_rights::node_named(node) == self.me.node
-            && self.node.version().is_none();
+        let first = self.settings.member(region, node).map(|member| (member.number, node_named(node)));
+        let is_first = first == Some((self.me.region, self.me.node)) && self.node.version().is_none();
         if !is_first || !self.strangers(now).is_empty() {
             return;
         }
@@ -167,8 +169,7 @@ impl Regions {
     ) -> Result<Outcome, OrderFault> {
         let heard = self.node.overview(now).peers;
         let mut members = BTreeMap::new();
-        for (region, settings) in &self.settings.members {
-            let number = Region::named(region);
+        for MemberConfig { number, weight, .. } in self.settings.all() {
             let writer = if number == self.me.region {
                 self.me
             } else {
@@ -177,7 +178,7 @@ impl Regions {
                     None => continue,
                 }
             };
-            members.insert(number, self.member(writer, settings.weight));
+            members.insert(number, self.member(writer, weight));
         }
         let file = self.file();
         let changes = members.values().map(|member| format!("{}: weight {}", member.name, member.weight));
@@ -297,7 +298,7 @@ impl Regions {
             }
             Order::Weight { region, weight } => {
                 check_weight(*weight)?;
-                let number = Region::named(region);
+                let number = self.number_of(region)?;
                 let Some(member) = plan.draft.members.get_mut(&number) else {
                     return Err(no_member(region));
                 };
@@ -357,7 +358,7 @@ impl Regions {
 
     fn plan_add(&self, plan: &mut Plan, region: &str, weight: u32, now: Now) -> Result<(), OrderFault> {
         check_weight(weight)?;
-        let number = Region::named(region);
+        let number = self.number_of(region)?;
         if plan.draft.members.contains_key(&number) {
             return Err(OrderFault::Invalid(format!("{region} has a share already: see `regions weight`")));
         }
@@ -406,8 +407,9 @@ impl Regions {
 
     fn plan_evict(&self, plan: &mut Plan, region: &str, is_fenced: bool, now: Now) -> Result<(), OrderFault> {
         // One that was removed and is gone before it could say that it gave its share up is waited for, too.
-        let leavers: Vec<Writer> = self.leavers(Region::named(region), now).collect();
-        let is_member = plan.draft.members.contains_key(&Region::named(region));
+        let number = self.number_of(region)?;
+        let leavers: Vec<Writer> = self.leavers(number, now).collect();
+        let is_member = plan.draft.members.contains_key(&number);
         let member =
             if is_member || leavers.is_empty() { Some(self.other_member(plan, region)?) } else { None };
         if !is_fenced {
@@ -437,9 +439,21 @@ impl Regions {
         leavers.into_iter().filter(move |writer| writer.region == region)
     }
 
+    /// The number of what an order names.
+    fn number_of(&self, name: &str) -> Result<Region, OrderFault> {
+        let nodes = self.names.nodes_of(name);
+        if nodes.is_empty() {
+            return Ok(self.names.number_of(name, self.node.version().as_ref()));
+        }
+        let nodes = nodes.join(", ");
+        Err(OrderFault::Invalid(format!(
+            "region {name} has several nodes, each of which has a share: name one of {nodes}, or all, one by one"
+        )))
+    }
+
     /// A member that is not this node.
     fn other_member(&self, plan: &Plan, region: &str) -> Result<Member, OrderFault> {
-        let member = plan.draft.members.get(&Region::named(region)).ok_or_else(|| no_member(region))?;
+        let member = plan.draft.members.get(&self.number_of(region)?).ok_or_else(|| no_member(region))?;
         if member.writer == self.me {
             return Err(OrderFault::NotYet(format!(
                 "{region} is the authority's region: move the authority to another one first"
@@ -450,7 +464,7 @@ impl Regions {
 
     /// Who was heard of a region.
     fn heard(&self, region: &str, now: Now) -> Result<Writer, OrderFault> {
-        let number = Region::named(region);
+        let number = self.number_of(region)?;
         if self.names.identity(number).is_none() {
             return Err(OrderFault::NotFound(format!(
                 "{region} is not in this node's config: add it to `regions` in every file, and start the nodes again"

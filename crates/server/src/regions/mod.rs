@@ -24,9 +24,11 @@ use std::sync::{
 
 use acequia_api::acequia::v1::{NodeStatus, Share};
 use acequia_limits::{LimitId, Now, limit::LimitSpec};
-use acequia_mesh::{CertFault, Credentials, Event, Mesh, MeshError, Refusals, Timing, certs};
+use acequia_mesh::{
+    CertFault, Credentials, Event, Identity as MeshIdentity, Mesh, MeshError, Refusals, Timing, certs,
+};
 use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, sharing::LOAN_TTL_NS};
-use acequia_rights::{Region, Writer as Identity};
+use acequia_rights::Writer as Identity;
 use acequia_store::{Store, StoreError};
 use tokio::sync::{mpsc, watch};
 use tracing::debug;
@@ -233,8 +235,9 @@ impl Regions {
 
     /// Has the node of another region, `region/node`, settle a charge that it made; says whether it will be told.
     pub(crate) fn forward(&self, node: &str, id: ChargeId, cost: Option<u64>) -> bool {
-        let region = node.split_once('/').map(|(region, _)| Region::named(region));
-        region.is_some_and(|region| self.node.forward(region, id, cost))
+        let identity = node.split_once('/').map(|(region, node)| MeshIdentity::new(region, node));
+        let number = identity.and_then(|identity| self.names.region_of(&identity));
+        number.is_some_and(|number| self.node.forward(number, id, cost))
     }
 
     /// What this region has of the cells that a request hits, and what it knows of the others.
@@ -306,8 +309,8 @@ fn credentials(config: &config::Config) -> Result<Credentials, RegionsError> {
     Ok(certs::load(&folder, &mesh_identity(config))?)
 }
 
-fn mesh_identity(config: &config::Config) -> acequia_mesh::Identity {
-    acequia_mesh::Identity::new(&config.region, &config.node)
+fn mesh_identity(config: &config::Config) -> MeshIdentity {
+    MeshIdentity::new(&config.region, &config.node)
 }
 
 fn expires_s(credentials: &Credentials) -> u64 {

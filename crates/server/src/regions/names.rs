@@ -1,4 +1,5 @@
-//! Names and numbers of regions: files, certificates and people use the first, rows and frames the second.
+//! Names and numbers of regions: files, certificates and people use the first, rows and frames the second. Where a region has several nodes
+//! each has a number of its own, and people call it by its own name.
 
 use std::collections::BTreeMap;
 
@@ -15,16 +16,17 @@ pub(crate) struct Names {
 
 #[derive(Debug)]
 struct Named {
+    /// What people call it.
+    name: String,
     identity: Identity,
     address: String,
 }
 
 impl Names {
     pub(crate) fn new(regions: &config::Regions) -> Self {
-        let named = regions.members.iter().filter_map(|(region, settings)| {
-            let (node, address) = settings.nodes.first_key_value()?;
-            let identity = Identity::new(region, node);
-            Some((Region::named(region), Named { identity, address: address.clone() }))
+        let named = regions.all().into_iter().map(|member| {
+            let identity = Identity::new(&member.region, &member.node);
+            (member.number, Named { name: member.name, identity, address: member.address })
         });
         Self { by_region: named.collect() }
     }
@@ -58,8 +60,30 @@ impl Names {
 
     /// The region of a connection's certificate, if the config has it.
     pub(crate) fn region_of(&self, identity: &Identity) -> Option<Region> {
-        let region = Region::named(&identity.region);
-        (self.identity(region) == Some(identity)).then_some(region)
+        let either = [Region::named(&identity.region), Region::named(&identity.to_string())];
+        either.into_iter().find(|number| self.identity(*number) == Some(identity))
+    }
+
+    /// The number of what people call so, in the config or in a version of the catalogue. Several nodes of one region have no number in
+    /// common: then it is that of no member.
+    pub(crate) fn number_of(&self, name: &str, version: Option<&Version>) -> Region {
+        let configured = self.by_region.iter().find(|(_, named)| named.name == name);
+        if let Some((number, _)) = configured {
+            return *number;
+        }
+        let mut members = version.into_iter().flat_map(|version| &version.members);
+        let is_named = |member: &str| member.split_once('/').is_some_and(|(_, node)| node == name);
+        let found = members.find(|(_, member)| is_named(&member.name)).map(|(number, _)| *number);
+        found.unwrap_or_else(|| Region::named(name))
+    }
+
+    /// The nodes of a region that has several, as people call them.
+    pub(crate) fn nodes_of(&self, region: &str) -> Vec<&str> {
+        let of_region = self.by_region.values().filter(|named| named.identity.region == region);
+        let mut names: Vec<&str> =
+            of_region.map(|named| named.name.as_str()).filter(|name| *name != region).collect();
+        names.sort_unstable();
+        names
     }
 
     /// A writer for people, as `region/node`: as the config names it, or the version, or else its numbers.
@@ -79,8 +103,8 @@ impl Names {
 
     /// A region for people.
     pub(crate) fn of_region(&self, region: Region, version: Option<&Version>) -> String {
-        if let Some(identity) = self.identity(region) {
-            return identity.region.clone();
+        if let Some(named) = self.by_region.get(&region) {
+            return named.name.clone();
         }
         let member = version.and_then(|version| version.members.get(&region));
         match member.and_then(|member| member.name.split('/').next()).filter(|name| !name.is_empty()) {

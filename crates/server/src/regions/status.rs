@@ -33,7 +33,8 @@ pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
         Standing::NoCatalogue if membership.progress.is_none() => {
             let (region, node) = &regions.settings.authority;
             let waits = regions.strangers(now);
-            let is_first = acequia_rights::Region::named(region) == regions.me.region;
+            let first = regions.settings.member(region, node).map(|member| member.number);
+            let is_first = first == Some(regions.me.region);
             Err(match (is_first, waits.is_empty()) {
                 (true, false) => format!(
                     "no catalogue: this node makes the first one when every region was heard and none has one; it \

@@ -130,11 +130,12 @@ pub async fn carry(pools: &impl Pools, call: &Call) -> Said {
     let Some(group) = Group::new(call.group) else { return Said::Nothing };
     let deadline = Duration::from_nanos(CALL_NS);
     let name = |name: &PoolName| name.to_string();
-    let at = |cell| At { group, cell, generation: call.generation, wall_us: call.wall_us, deadline };
+    let Call { terms, generation, wall_us, .. } = *call;
+    let at = |cell| At { group, terms, cell, generation, wall_us, deadline };
     let said = match &call.question {
-        Question::Begin { heard, by } => pools.begin(group, *heard, *by, deadline).await.map(Said::Known),
+        Question::Begin { heard, by } => pools.begin(&at(""), *heard, *by).await.map(Said::Known),
         Question::Assert(assertion, absent) => {
-            pools.assert(group, assertion, absent.as_ref(), deadline).await.map(Said::Known)
+            pools.assert(&at(""), assertion, absent.as_ref()).await.map(Said::Known)
         }
         Question::Sweep(most) => read(pools.sweep(&at(""), *most).await, Said::Swept),
         Question::Take(pool, take) => read(pools.take(&at(&name(pool)), take).await, Said::Took),

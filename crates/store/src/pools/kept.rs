@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use acequia_rights::pool::{
@@ -60,13 +59,13 @@ impl KeptPools {
     /// Does something to a group.
     fn with_group(
         &self,
-        group: Group,
+        at: &At<'_>,
         work: impl FnOnce(&mut pool::Group, &Place) -> Known,
     ) -> Result<Known, Missed> {
-        let place = self.place();
-        let mut kept: pool::Group = self.read(&group_name(group))?;
-        let known = work(&mut kept, &place);
-        self.write(&[(&group_name(group), Some(&bytes_of(&kept)))])?;
+        let held = self.place();
+        let mut kept: pool::Group = self.read(&group_name(at.group))?;
+        let known = work(&mut kept, &of_terms(&held, at));
+        self.write(&[(&group_name(at.group), Some(&bytes_of(&kept)))])?;
         Ok(known)
     }
 
@@ -76,7 +75,8 @@ impl KeptPools {
         at: &At<'_>,
         work: impl FnOnce(&mut C, &Ground) -> Result<(T, u64), Refused>,
     ) -> Result<Answer<T>, Missed> {
-        let place = self.place();
+        let held = self.place();
+        let place = of_terms(&held, at);
         let group: pool::Group = self.read(&group_name(at.group))?;
         let Some(ground) = group.ground(&place, at.generation, at.wall_us) else {
             return Ok(Answer::Unknown(group.known(&place)));
@@ -97,6 +97,11 @@ impl KeptPools {
     }
 }
 
+/// Where pools are kept that are part of a distribution.
+fn of_terms(place: &Place, at: &At<'_>) -> Place {
+    Place { run: place.run.clone(), map: at.terms }
+}
+
 fn group_name(group: Group) -> String {
     format!("pools/{}", group.number())
 }
@@ -114,18 +119,17 @@ fn bytes_of<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 impl Pools for KeptPools {
-    async fn begin(&self, group: Group, heard: u64, by: Taker, _: Duration) -> Result<Known, Missed> {
-        self.with_group(group, |kept, place| kept.begin(place, heard, by))
+    async fn begin(&self, at: &At<'_>, heard: u64, by: Taker) -> Result<Known, Missed> {
+        self.with_group(at, |kept, place| kept.begin(place, heard, by))
     }
 
     async fn assert(
         &self,
-        group: Group,
+        at: &At<'_>,
         assertion: &Assertion,
         absent: Option<&Absent>,
-        _: Duration,
     ) -> Result<Known, Missed> {
-        self.with_group(group, |kept, place| match absent {
+        self.with_group(at, |kept, place| match absent {
             Some(absent) => kept.assert_without(place, assertion, absent),
             None => kept.assert(place, assertion),
         })
@@ -159,7 +163,8 @@ impl Pools for KeptPools {
     }
 
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
-        let place = self.place();
+        let held = self.place();
+        let place = of_terms(&held, at);
         let group: pool::Group = self.read(&group_name(at.group))?;
         if group.ground(&place, at.generation, at.wall_us).is_none() {
             return Ok(Answer::Unknown(group.known(&place)));

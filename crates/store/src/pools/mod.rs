@@ -28,7 +28,10 @@ use crate::redis::{Group, Missed};
 pub struct At<'a> {
     /// The group that the cell is in.
     pub group: Group,
-    /// The cell, by a name that is its own in the group. Each kind of pool has names of its own.
+    /// The distribution among regions that the pool is part of: what was taken of pools of another one is of another generation. 0 where
+    /// there is none.
+    pub terms: u64,
+    /// The cell, by a name that is its own in the group, and nothing where the group is asked for. Each kind of pool has names of its own.
     pub cell: &'a str,
     /// The generation of the group that the caller knows.
     pub generation: Generation,
@@ -52,17 +55,12 @@ pub enum Answer<T> {
 
 /// Pools, wherever they are.
 pub trait Pools: Debug + Send + Sync {
-    /// Begins a generation of a group, above `heard`, unless somebody has.
+    /// Begins a generation of a group, above `heard`, unless somebody has. The generation of `at` is of no meaning.
     ///
     /// # Errors
     /// There is no answer: it may be begun or not.
-    fn begin(
-        &self,
-        group: Group,
-        heard: u64,
-        by: Taker,
-        deadline: Duration,
-    ) -> impl Future<Output = Result<Known, Missed>> + Send;
+    fn begin(&self, at: &At<'_>, heard: u64, by: Taker)
+    -> impl Future<Output = Result<Known, Missed>> + Send;
 
     /// Says that a node has told all that it holds of a group's pools. Some of the others may be left
     /// out.
@@ -71,10 +69,9 @@ pub trait Pools: Debug + Send + Sync {
     /// There is no answer: it may be heard or not.
     fn assert(
         &self,
-        group: Group,
+        at: &At<'_>,
         assertion: &Assertion,
         absent: Option<&Absent>,
-        deadline: Duration,
     ) -> impl Future<Output = Result<Known, Missed>> + Send;
 
     /// Takes units of a window.

@@ -1,6 +1,6 @@
 //! Pools in Redis: each call is one function in `lua/`.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet};
 
 use acequia_limits::Part;
 use acequia_rights::pool::{
@@ -10,7 +10,7 @@ use acequia_rights::pool::{
 };
 
 use super::{Answer, At, Pools};
-use crate::redis::{Arg, Function, Group, Missed, Redis, Value};
+use crate::redis::{Arg, Function, Missed, Redis, Value};
 
 /// The suffixes of keys that each group has.
 const GROUP: &str = "group";
@@ -40,17 +40,20 @@ impl RedisPools {
 
     async fn call(
         &self,
-        (group, cell): (Group, &str),
+        at: &At<'_>,
         (function, known, wall_us): (Function, &str, u64),
         own: &[Arg<'_>],
-        deadline: Duration,
     ) -> Result<Vec<Value>, Missed> {
+        let mut map = Cow::Borrowed(&self.map);
+        if at.terms > 0 {
+            map.to_mut().push_str(&format!(":{}", at.terms));
+        }
         let mut args = Vec::with_capacity(3 + own.len());
-        args.extend([Arg::Bytes(self.map.as_bytes()), Arg::Bytes(known.as_bytes()), int(wall_us)]);
+        args.extend([Arg::Bytes(map.as_bytes()), Arg::Bytes(known.as_bytes()), int(wall_us)]);
         args.extend(own);
         // Functions that have no cell are told one that is none.
-        let cell = format!("cell:{cell}");
-        self.redis.call(group, function, &[GROUP, &cell, DUE], &args, deadline).await
+        let cell = format!("cell:{}", at.cell);
+        self.redis.call(at.group, function, &[GROUP, &cell, DUE], &args, at.deadline).await
     }
 
     async fn call_cell<T>(
@@ -62,7 +65,7 @@ impl RedisPools {
     ) -> Result<Answer<T>, Missed> {
         let generation = generation_text(&at.generation);
         let about = (function, generation.as_str(), at.wall_us);
-        let answer = self.call((at.group, at.cell), about, own, at.deadline).await?;
+        let answer = self.call(at, about, own).await?;
         let status = answer.first().and_then(Value::text);
         let read = match status {
             Some("done") => {
@@ -102,19 +105,18 @@ fn read_known(answer: &[Value]) -> Option<Known> {
 }
 
 impl Pools for RedisPools {
-    async fn begin(&self, group: Group, heard: u64, by: Taker, deadline: Duration) -> Result<Known, Missed> {
+    async fn begin(&self, at: &At<'_>, heard: u64, by: Taker) -> Result<Known, Missed> {
         let (heard, by) = (heard.to_string(), taker_text(&by));
         let about = (Function::Group, heard.as_str(), 0);
-        let answer = self.call((group, ""), about, &[Arg::Bytes(by.as_bytes())], deadline).await?;
+        let answer = self.call(at, about, &[Arg::Bytes(by.as_bytes())]).await?;
         read_known(&answer).ok_or_else(|| garbled(&answer))
     }
 
     async fn assert(
         &self,
-        group: Group,
+        at: &At<'_>,
         assertion: &Assertion,
         absent: Option<&Absent>,
-        deadline: Duration,
     ) -> Result<Known, Missed> {
         let Assertion { node, generation, nodes, knows_from_us, is_new, wall_us, slack_us } = assertion;
         let listed =
@@ -131,7 +133,7 @@ impl Pools for RedisPools {
         ];
         let generation = generation_text(generation);
         let about = (Function::Assert, generation.as_str(), *wall_us);
-        let answer = self.call((group, ""), about, &own, deadline).await?;
+        let answer = self.call(at, about, &own).await?;
         read_known(&answer).ok_or_else(|| garbled(&answer))
     }
 

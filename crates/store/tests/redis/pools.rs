@@ -62,10 +62,8 @@ enum Came {
 
 async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Missed> {
     Ok(match call {
-        Call::Begin(heard, by) => Came::Known(pools.begin(at.group, *heard, *by, at.deadline).await?),
-        Call::Assert(assertion, absent) => {
-            Came::Known(pools.assert(at.group, assertion, absent.as_ref(), at.deadline).await?)
-        }
+        Call::Begin(heard, by) => Came::Known(pools.begin(at, *heard, *by).await?),
+        Call::Assert(assertion, absent) => Came::Known(pools.assert(at, assertion, absent.as_ref()).await?),
         Call::Take(take) => Came::Took(pools.take(at, take).await?),
         Call::Exchange(exchange, terms) => Came::Exchanged(pools.exchange(at, exchange, terms).await?),
         Call::Slide(exchange) => Came::Slid(pools.exchange_sliding(at, exchange).await?),
@@ -260,7 +258,8 @@ async fn memory_journal_and_redis_answer_alike() {
         for step in 0..1_500 {
             let (group, cell, wall_us, what) = caller.draw();
             let generation = caller.generations[usize::from(group.number() > 0)];
-            let at = At { group, cell: &cell, generation, wall_us, deadline: DEADLINE };
+            let terms = u64::from(seed % 2 == 1 && step / 200 % 2 == 1);
+            let at = At { group, terms, cell: &cell, generation, wall_us, deadline: DEADLINE };
             let expected = call(&memory, &at, &what).await.expect("memory");
             let came = call(&redis, &at, &what).await.expect("an answer");
             assert_eq!(came, expected, "seed {seed}, step {step}: {at:?} {what:?}");
@@ -294,17 +293,19 @@ async fn ask(
         reserved: 0,
         keep_us: 100_000,
     };
-    let at = At { group: group(3), cell: "b", generation, wall_us, deadline: DEADLINE };
+    let at = At { group: group(3), terms: 0, cell: "b", generation, wall_us, deadline: DEADLINE };
     pools.exchange(&at, &exchange, &terms).await.expect("an answer")
 }
 
 async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
     let by = Taker { node: 1, boot: 1, call: 1 };
-    let generation = pools.begin(group(3), 0, by, DEADLINE).await.expect("begun").generation;
+    let generation = Generation::default();
+    let at = At { group: group(3), terms: 0, cell: "", generation, wall_us, deadline: DEADLINE };
+    let generation = pools.begin(&at, 0, by).await.expect("begun").generation;
     let nodes = BTreeSet::from([1]);
     let assertion =
         Assertion { node: 1, generation, nodes, knows_from_us: 0, is_new: false, wall_us, slack_us: 20_000 };
-    assert!(pools.assert(group(3), &assertion, None, DEADLINE).await.expect("heard").grants);
+    assert!(pools.assert(&at, &assertion, None).await.expect("heard").grants);
     generation
 }
 
@@ -314,7 +315,7 @@ async fn drops(pools: &impl Pools) {
     let later = START_US + 1_000_000;
     let full = ask(pools, generation, 1, later).await;
     assert!(matches!(full, Answer::Done(exchanged) if exchanged.part.units == 10 && exchanged.owed == 0));
-    let at = |wall_us| At { group: group(3), cell: "", generation, wall_us, deadline: DEADLINE };
+    let at = |wall_us| At { group: group(3), terms: 0, cell: "", generation, wall_us, deadline: DEADLINE };
     assert_eq!(pools.sweep(&at(later), 10).await.expect("swept"), Answer::Done(0));
     assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), Answer::Done(1));
     assert_eq!(pools.sweep(&at(later + 10_000_000), 10).await.expect("swept"), Answer::Done(0));

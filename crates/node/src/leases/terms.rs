@@ -1,0 +1,90 @@
+//! What becomes of pools when regions share limits anew.
+//!
+//! Where a region shares its limits with others, its pools are part of one distribution: what its nodes have in that, less what they
+//! keep. When a node adopts another one it takes nothing more of those pools, ever; nor does it tell them anything, so they have
+//! down for it what it held, at least. Of that it keeps no more than an even part of what the new pools have, which is what it can keep
+//! whatever the others do, and tells it to the new pools: they are of a generation of their own, and grant when every node of the region
+//! has adopted the distribution and told. So a node conforms to a distribution as soon as it has adopted it.
+//!
+//! Of a window that is open everything stays: windows go by the distributions under which they began.
+
+use acequia_limits::{Algorithm, Now, Part};
+use acequia_rights::{
+    Mark,
+    broken::{Broken, broken},
+};
+
+use super::{Leases, look::begins_ns};
+use crate::{
+    Catalogue, Node,
+    account::{Account, Ground, Taken},
+    journal::HeapCell,
+    sharing::CellKey,
+    visit::Visit,
+};
+
+impl Leases {
+    /// Limits are shared by a distribution from now on, of which `catalogue` has the numbers.
+    pub(crate) fn bind(&mut self, node: &Node, catalogue: &Catalogue, term: Mark, now: Now) {
+        let terms = number_of(term);
+        if self.terms == terms || broken(Broken::LeaseOutlivesTerms) {
+            return;
+        }
+        self.terms = terms;
+        for (number, group) in (0..).zip(&mut self.groups) {
+            group.begin_anew(now.steady_ns);
+            self.unsettled.insert(number);
+        }
+        let keys: Vec<CellKey> = self.cells.keys().copied().collect();
+        for key in keys {
+            self.cut(node, catalogue, key, now);
+            self.look_at_time(key, now.steady_ns);
+        }
+    }
+
+    /// Keeps an even part of a pool, at most; nothing of one whose limit is not in force.
+    fn cut(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
+        let nodes = self.home.nodes.len() as u64;
+        // In the margin of its beginning a window may have been charged already.
+        let begun_ns = now.wall_ns.saturating_add(self.home.clock_error_ns.saturating_mul(2));
+        let cut = |ground: &Ground<'_>, cell: &mut HeapCell, pool: Part| {
+            let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
+            account.settle(words, ground, now, &*node.sessions());
+            let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
+            match ground.global {
+                Algorithm::FixedWindow(_) => cut_windows(account, ground, even, begun_ns),
+                _ => account.cut_pool(words, ground, even, now),
+            }
+            cell.forget_held_if_renumbered();
+        };
+        let visit = Visit { node, catalogue, key, now, which: None };
+        let pool = visit.at(false, |ground, cell| {
+            let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
+            cut(ground, cell, pool);
+            pool
+        });
+        if pool.is_none() {
+            visit.as_it_was(|ground, cell| cut(ground, cell, Part::default()));
+        }
+        if let Some(leased) = self.cells.get_mut(&key) {
+            leased.goes_by(pool.unwrap_or_default());
+        }
+    }
+}
+
+/// Of windows that have not begun.
+fn cut_windows(account: &mut Account, ground: &Ground<'_>, even: Part, begun_ns: u64) {
+    let Algorithm::FixedWindow(window) = ground.global else { return };
+    for Taken { end_ns, taken, returned } in account.taken().to_vec() {
+        let held = taken - returned;
+        if begins_ns(window, end_ns, ground.salt) > begun_ns {
+            account.return_to_pool(ground, end_ns, held.saturating_sub(even.units), held);
+        }
+    }
+}
+
+/// A number for a distribution: another one for each.
+fn number_of(term: Mark) -> u64 {
+    // Versions are made one by one, by people.
+    u64::from(term.epoch) << 40 | (term.number & ((1 << 40) - 1))
+}
