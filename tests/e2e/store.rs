@@ -6,13 +6,15 @@
 mod servers;
 
 use std::{
+    ffi::OsString,
     io::{BufRead as _, BufReader},
-    process::{Command, Stdio},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use acequia_tests::{Node, PATIENCE, binary, eventually};
+use acequia_tests::{Node, PATIENCE, acequia, binary, eventually};
 
 use self::servers::Cluster;
 use crate::{
@@ -217,29 +219,123 @@ fn the_region_that_is_shipped_runs_and_stops() {
         yaml = yaml.replace("./data", &folder.path().display().to_string());
         std::fs::write(folder.path().join(format!("{node}.yaml")), yaml).expect("a config");
     }
-    let mut script = Command::new(format!("{root}/deploy/region/run"))
-        .env("REDIS_PORT", first.to_string())
-        .env("DATA", folder.path().join("redis"))
-        .env("CONFIGS", folder.path())
-        .env("ACEQUIA", binary())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("bash");
-    let lines = BufReader::new(script.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
-    let mut listening = lines.filter_map(|line| {
-        let (_, rest) = line.split_once("http=")?;
-        rest.split_whitespace().next()?.parse().ok()
-    });
+    let settings: [(&str, OsString); 3] = [
+        ("REDIS_PORT", first.to_string().into()),
+        ("DATA", folder.path().join("redis").into()),
+        ("CONFIGS", folder.path().into()),
+    ];
+    let mut script = Script::start("deploy/region/run", settings);
+    let mut listening = script.listening().map(|(http, _)| http);
     let nodes = [listening.next().expect("a node"), listening.next().expect("another")];
     let body = body(&[("api_key", "k1")]);
     let allowed = nodes.map(|node| Http::to(node).check(&body).json()["allowed"].clone());
-    let stopped = Command::new("sh").args(["-c", &format!("kill -TERM {}", script.id())]).status();
-    assert!(stopped.expect("sh").success());
-    assert!(script.wait().expect("an end").success());
+    assert!(script.stop());
     assert!(allowed.iter().all(|allowed| *allowed == true), "{allowed:?}");
     let is_open = |port| std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
     assert!(!(first..first + 6).any(is_open), "a server runs on");
+}
+
+/// A script that runs until it is told to stop.
+struct Script(Child);
+
+impl Script {
+    fn start(path: &str, settings: [(&str, OsString); 3]) -> Self {
+        let path = format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"));
+        let mut command = Command::new(path);
+        command.env("ACEQUIA", binary()).envs(settings);
+        Self(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("bash"))
+    }
+
+    /// Where its nodes listen: for callers over HTTP, and for operators.
+    fn listening(&mut self) -> impl Iterator<Item = (SocketAddr, SocketAddr)> + use<> {
+        let lines = BufReader::new(self.0.stdout.take().expect("it is piped")).lines().map_while(Result::ok);
+        lines.filter_map(|line| {
+            let after = |name| {
+                let (_, rest) = line.split_once(name)?;
+                rest.split_whitespace().next()?.parse().ok()
+            };
+            Some((after("http=")?, after("admin=")?))
+        })
+    }
+
+    /// It stops all that it has started.
+    fn stop(&mut self) -> bool {
+        let stopped = Command::new("sh").args(["-c", &format!("kill -TERM {}", self.0.id())]).status();
+        stopped.is_ok_and(|stopped| stopped.success()) && self.0.wait().is_ok_and(|end| end.success())
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        if self.0.try_wait().is_ok_and(|ended| ended.is_none()) {
+            self.stop();
+        }
+    }
+}
+
+/// Three regions of two nodes and six servers each: one catalogue, and in each region one store.
+#[test]
+fn the_regions_that_are_shipped_share_a_limit() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let folder = tempfile::tempdir().expect("a folder");
+    let server_ports = (1..=3_u16).flat_map(|region| 7_301 + 10 * region..7_307 + 10 * region);
+    let server_ports: Vec<u16> = server_ports.collect();
+    let is_free = |shift: &u16| {
+        let nodes = (8_100..8_320).chain(7_211..7_233);
+        server_ports.iter().copied().chain(nodes).all(|port| servers::is_free(port + shift))
+    };
+    let shift = (1..100).map(|times| 1_000 + 327 * times).find(is_free).expect("free ports");
+    let shipped = std::fs::read_to_string(format!("{root}/deploy/regions/node.yaml")).expect("a config");
+    let template = folder.path().join("node.yaml");
+    let yaml = shipped.replace("window: 1h", &format!("window: {}", windows::long()));
+    assert_ne!(yaml, shipped);
+    std::fs::write(&template, yaml).expect("a config");
+    let settings: [(&str, OsString); 3] =
+        [("TEMPLATE", template.into()), ("SHIFT", shift.to_string().into()), ("DATA", folder.path().into())];
+    let mut script = Script::start("deploy/regions/run", settings);
+    let nodes: Vec<(SocketAddr, SocketAddr)> = script.listening().take(6).collect();
+    let order = |words: &[&str]| {
+        // The authority's.
+        let admin = format!("127.0.0.1:{}", 8_102 + shift);
+        let all = [words, &["--address", &admin]].concat();
+        let said = acequia(&all);
+        (said.status.success(), String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned())
+    };
+    let mut ways: Vec<Http> = nodes.iter().map(|(http, _)| Http::to(*http)).collect();
+    eventually("every node is ready", || ways.iter_mut().all(|way| way.get("/readyz").status == 200));
+    let mut ask = |times: usize, route: &str| {
+        let body = body(&[("route", route)]);
+        let mut allowed = |number: usize| ways[number % 6].check(&body).json()["allowed"] == true;
+        (0..times).filter(|number| allowed(*number)).count()
+    };
+    // All of the hour's hundred, wherever it is asked for, and not one more.
+    let mut allowed = 0;
+    eventually("what there is has been used", || {
+        allowed += ask(60, "/export");
+        allowed >= 95
+    });
+    allowed += ask(300, "/export");
+    assert!(allowed <= 100, "{allowed} of 100");
+
+    let (done, said) = order(&["regions", "--json"]);
+    assert!(done, "{said}");
+    let status: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(status["members"].as_array().map(Vec::len), Some(6), "{said}");
+    let (done, said) = order(&["regions", "weight", "us", "3"]);
+    assert!(!done && said.contains("name one of us-1, us-2"), "{said}");
+    let (done, said) = order(&["regions", "weight", "us-1", "3"]);
+    assert!(done, "{said}");
+    eventually("pools of other parts grant", || {
+        nodes.iter().all(|(_, admin)| {
+            let said = acequia(&["store", "--address", &admin.to_string()]);
+            said.status.success()
+        })
+    });
+    allowed += ask(300, "/export");
+    assert!(allowed <= 100, "{allowed} of 100 with other parts");
+
+    assert!(script.stop());
+    assert!(!server_ports.iter().any(|port| !servers::is_free(port + shift)), "a server runs on");
 }
 
 #[test]
