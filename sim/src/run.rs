@@ -101,6 +101,7 @@ fn judge(
         latency_ms: plan.latency_ms,
         demand: plan.demand.clone(),
         guard_percent: plan.guard_percent,
+        stores: plan.stores,
     };
     let mut world = World::new(&setup, trace.clone())?;
     let clocks = Clocks::beyond(&world.clock(), &plan.schedule, plan.duration);

@@ -71,7 +71,7 @@ fn validate_accepts_what_is_sound_and_says_what_is_missing() {
 
 #[test]
 fn the_configs_that_are_shipped_are_sound() {
-    for name in ["acequia", "eu", "us", "ap", "region/eu-1", "region/eu-2"] {
+    for name in ["acequia", "eu", "us", "ap", "region/eu-1", "region/eu-2", "regions/node"] {
         let sample = format!("{}/../deploy/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
         let ran = acequia(&["validate", &sample]);
         assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));

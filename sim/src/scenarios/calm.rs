@@ -29,6 +29,7 @@ impl Default for Plan {
                 (2, Kind { spread: Some(("user", 8)), ..Kind::of("route", "/home", 2) }),
             ]),
             guard_percent: None,
+            stores: 1,
             schedule: Schedule::default(),
             duration: seconds(30),
             apart: Vec::new(),

@@ -51,6 +51,9 @@ pub struct Plan {
     /// What of each limit nodes keep out of the pools, in percent, where all of them are nodes of one region that share a store;
     /// nothing where they are regions.
     pub guard_percent: Option<u8>,
+    /// How many regions these nodes are of, in their order, each with a store of its own: several share the limits by a catalogue.
+    /// Faults of a store are of the first region's.
+    pub stores: usize,
     /// What breaks.
     pub schedule: Schedule,
     /// How long it lasts: all faults are over some ten seconds before.
@@ -68,7 +71,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 42] = [
+pub const ALL: [Scenario; 43] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -109,6 +112,7 @@ pub const ALL: [Scenario; 42] = [
     store::STORE_FAILS_OVER,
     store::NODE_GONE,
     store::STORE_STORM,
+    store::TWO_STORES,
     storm::STORM,
     swarm::SWARM,
 ];

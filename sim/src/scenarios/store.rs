@@ -6,7 +6,7 @@ use super::{Plan, Scenario, crashes::LEFTOVERS, ms, seconds};
 use crate::{
     demand::{Demand, Kind},
     random::Random,
-    schedule::{Fault, Place, Schedule, StoreFault},
+    schedule::{Command, Fault, Place, Schedule, StoreFault},
 };
 
 const NODES: usize = 3;
@@ -150,6 +150,36 @@ fn break_one(schedule: &mut Schedule, random: &mut Random) {
         }
     };
 }
+
+pub(super) const TWO_STORES: Scenario = Scenario {
+    name: "two-stores",
+    story: "Two regions of two nodes each share their limits by a catalogue, and each region through a store of its own: weights are ordered \
+            anew, links between all four are cut, the first region's store breaks, nodes crash, and nobody admits more than there is.",
+    plan: |random| {
+        let mut schedule = Schedule::default();
+        const PLACES: usize = 4;
+        for _ in 0..random.between(2, 6) {
+            let at = ms(random.between(FROM_MS, UNTIL_MS));
+            let weight = Command::Weight(random.index(PLACES), random.between(1, 5) as u32);
+            schedule.at(at, Fault::Order(0, weight));
+        }
+        for _ in 0..random.between(1, 5) {
+            let at_ms = random.between(FROM_MS, UNTIL_MS - 2_000);
+            let (at, until) = (ms(at_ms), ms(at_ms + random.between(200, 8_000)).min(ms(UNTIL_MS)));
+            let of = random.index(PLACES);
+            let other = (of + 1 + random.index(PLACES - 1)) % PLACES;
+            match random.below(6) {
+                0 => schedule.during(at, until, store(StoreFault::Gone), store(StoreFault::Back)),
+                1 => schedule.at(at, store(StoreFault::Forgets)),
+                2 => schedule.during(at, until, Fault::Crash(of, random.pick(&LEFTOVERS)), Fault::Start(of)),
+                3 => schedule.during(at, until, Fault::Stop(of), Fault::Start(of)),
+                4 => schedule.during(at, until, Fault::Cut(of, other), Fault::Mend(of, other)),
+                _ => schedule.during(at, until, Fault::Sleep(of), Fault::Wake(of)),
+            };
+        }
+        Plan { regions: PLACES, stores: 2, ..plan(schedule) }
+    },
+};
 
 fn store(fault: StoreFault) -> Fault {
     Fault::Store(fault)

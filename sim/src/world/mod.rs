@@ -27,9 +27,10 @@ use std::{
 };
 
 use acequia_limits::Limit;
-use acequia_rights::{Mark, Region as Rights, node_named};
+use acequia_mesh::Identity;
+use acequia_rights::{Mark, node_named};
 use acequia_server::{
-    config::ClockConfig,
+    config::{ClockConfig, Config},
     regions::{Order, Ordered},
 };
 
@@ -77,6 +78,8 @@ pub struct Setup {
     /// What of each limit nodes keep out of the pools, in percent, where they are nodes of one region that share a store; nothing
     /// where they are regions.
     pub guard_percent: Option<u8>,
+    /// How many regions these nodes are of, in their order, each with a store of its own: several share the limits by a catalogue.
+    pub stores: usize,
 }
 
 /// A fault that was applied.
@@ -105,6 +108,8 @@ pub enum WorldError {
 pub struct World {
     sim: turmoil::Sim<'static>,
     regions: Vec<Region>,
+    /// Theirs.
+    configs: Vec<Config>,
     limits: Vec<Limit>,
     clock: ClockConfig,
     callers: Vec<String>,
@@ -112,8 +117,8 @@ pub struct World {
     copies: BTreeMap<Place, Copy>,
     /// Nodes that stop, and whether they are to begin again when they have.
     stopping: BTreeMap<Place, bool>,
-    /// The store that they share, if they do.
-    store: Option<Server>,
+    /// The stores that they share, if they do: one a region.
+    stores: Vec<Server>,
     done: Vec<Done>,
     is_hushed: Arc<AtomicBool>,
     random: Random,
@@ -140,7 +145,13 @@ impl World {
             names.ok_or_else(|| WorldError::Setup(format!("1 to {} regions, please", NAMES.len())))?;
         let unmade = |fault: &dyn std::fmt::Display| WorldError::Setup(fault.to_string());
         let folder = tempfile::tempdir().map_err(|fault| unmade(&fault))?;
-        let identities: Vec<_> = names.iter().map(|name| identity(name)).collect();
+        let identities: Vec<_> = (0..names.len())
+            .map(|place| {
+                setup
+                    .region_of(place)
+                    .map_or_else(|| identity(names[place]), |region| Identity::new(region, names[place]))
+            })
+            .collect();
         keys::write(folder.path(), &identities).map_err(|fault| unmade(&fault))?;
 
         let (least, most) = setup.latency_ms;
@@ -156,20 +167,27 @@ impl World {
             .build();
         let addresses: Vec<_> = names.iter().map(|name| sim.lookup(*name)).collect();
         let peers: Vec<_> = addresses.iter().map(|ip| SocketAddr::new(*ip, MESH_PORT)).collect();
-        let (mut regions, mut limits, mut clock) = (Vec::new(), Vec::new(), ClockConfig::default());
-        let store = setup.guard_percent.map(|_| Server::new(Random::of(setup.seed, "store")));
+        let (mut regions, mut configs) = (Vec::new(), Vec::new());
+        let (mut limits, mut clock) = (Vec::new(), ClockConfig::default());
+        let count = setup.guard_percent.map_or(0, |_| setup.stores.max(1));
+        let names_of_stores =
+            (0..count).map(|store| if store == 0 { "store".to_owned() } else { format!("store {store}") });
+        let stores: Vec<Server> =
+            names_of_stores.map(|name| Server::new(Random::of(setup.seed, &name))).collect();
         for (place, name) in names.iter().enumerate() {
             let config = match setup.guard_percent {
-                Some(percent) => config_of_node(name, names, setup, percent),
+                Some(percent) => config_of_node(place, (names, &peers), setup, percent, folder.path()),
                 None => config(name, &peers, setup, folder.path()),
             };
-            let parsed = acequia_server::config::Config::parse(name, &config);
+            let parsed = Config::parse(name, &config);
             let parsed = parsed.map_err(|faults| WorldError::Setup(format!("{faults}\n{config}")))?;
-            let of_nodes = parsed.store.map_or_else(ClockConfig::default, |store| store.clock);
-            clock = parsed.regions.map_or(of_nodes, |regions| regions.clock);
-            limits = parsed.live.limits;
+            let of_nodes = parsed.store.as_ref().map_or_else(ClockConfig::default, |store| store.clock);
+            clock = parsed.regions.as_ref().map_or(of_nodes, |regions| regions.clock);
+            limits.clone_from(&parsed.live.limits);
+            configs.push(parsed);
             let mut region = Region::new(name, config, setup.seed, trace.clone());
-            region.way = store.clone().map(|server| WayThere { place, server, nap: region.nap.clone() });
+            let server = stores.get(setup.store_of(place)).cloned();
+            region.way = server.map(|server| WayThere { place, server, nap: region.nap.clone() });
             let running = region.clone();
             sim.host(*name, move || running.clone().run());
             regions.push(region);
@@ -198,13 +216,14 @@ impl World {
         Ok(Self {
             sim,
             regions,
+            configs,
             limits,
             clock,
             callers,
             answers,
             copies,
             stopping,
-            store,
+            stores,
             done,
             is_hushed,
             random,
@@ -245,7 +264,7 @@ impl World {
 
     /// Calls that nodes of one region made of their store so far.
     pub fn store_calls(&self) -> u64 {
-        self.store.as_ref().map_or(0, Server::calls)
+        self.stores.iter().map(Server::calls).sum()
     }
 
     /// Packets that regions sent each other so far, and their bytes.
@@ -342,7 +361,8 @@ impl World {
             Fault::Order(..) => {}
             Fault::LeaveOut(at, of, seconds) => self.leave_out(*at, *of, *seconds),
             Fault::Store(fault) => {
-                if let Some(store) = &self.store {
+                // Others keep theirs.
+                if let Some(store) = self.stores.first() {
                     store.apply(*fault);
                 }
             }
@@ -389,9 +409,7 @@ impl World {
             // What was held has not been lost.
             names[..place].iter().for_each(|other| self.sim.release(*name, *other));
         }
-        if let Some(store) = &self.store {
-            store.mend();
-        }
+        self.stores.iter().for_each(Server::mend);
         for at in 0..self.regions.len() {
             self.regions[at].disk.set_mood(Mood::Sound);
             self.regions[at].weather.clear();
@@ -480,7 +498,8 @@ impl World {
     /// Whom a node takes for the authority.
     fn authority_of(&self, at: Place) -> Option<Place> {
         let version = self.regions[at].process()?.node.version()?;
-        NAMES.iter().position(|name| Rights::named(name) == version.authority.region)
+        let is_it = |config: &Config| config.numbers().0 == version.authority.region;
+        self.configs.iter().position(is_it)
     }
 }
 
@@ -509,22 +528,64 @@ regions:
     )
 }
 
-/// The config of a node among others of one region.
-fn config_of_node(name: &str, names: &[&str], setup: &Setup, guard_percent: u8) -> String {
+/// What regions of several nodes are called.
+const REGIONS_OF_NODES: [&str; 3] = ["west", "east", "south"];
+
+impl Setup {
+    /// The store of a node.
+    fn store_of(&self, place: Place) -> usize {
+        place * self.stores.max(1) / self.regions
+    }
+
+    /// The region of a node that is one of several regions, which have stores.
+    fn region_of(&self, place: Place) -> Option<&'static str> {
+        let is_among = self.guard_percent.is_some() && self.stores > 1;
+        is_among.then(|| REGIONS_OF_NODES[self.store_of(place)])
+    }
+}
+
+/// The config of a node among others of its region.
+fn config_of_node(
+    place: Place,
+    (names, peers): (&[&str], &[SocketAddr]),
+    setup: &Setup,
+    guard_percent: u8,
+    keys: &std::path::Path,
+) -> String {
     let clock = if setup.clock.is_empty() { String::new() } else { format!("clock: {}\n", setup.clock) };
+    let mates = || (0..names.len()).filter(|other| setup.store_of(*other) == setup.store_of(place));
+    let region = setup.region_of(place);
+    let (mesh, regions) = match region {
+        None => (String::new(), String::new()),
+        Some(_) => {
+            let all = REGIONS_OF_NODES[..setup.stores].iter().map(|region| {
+                let of_region = (0..names.len()).filter(|other| setup.region_of(*other) == Some(region));
+                let nodes: Vec<String> =
+                    of_region.map(|other| format!("{}: \"{}\"", names[other], peers[other])).collect();
+                format!("  {region}: {{ weight: 1, nodes: {{ {} }} }}\n", nodes.join(", "))
+            });
+            let all: String = all.collect();
+            (
+                format!(", mesh: \"0.0.0.0:{MESH_PORT}\""),
+                format!("tls: {keys:?}\nauthority: {}\nregions:\n{all}", names[0]),
+            )
+        }
+    };
     format!(
         "\
-region: here
+region: {region}
 node: {name}
-listen: {{ grpc: \"0.0.0.0:{GRPC_PORT}\", http: \"0.0.0.0:{HTTP_PORT}\" }}
+listen: {{ grpc: \"0.0.0.0:{GRPC_PORT}\", http: \"0.0.0.0:{HTTP_PORT}\"{mesh} }}
 data: simulated
 store: {{ redis: {{ cluster: [\"192.0.2.1:6379\"] }}, nodes: [{nodes}], guard: {guard_percent}% }}
 memory: 16MiB
 workers: 1
 drain: 200ms
-{clock}limits:
+{regions}{clock}limits:
 {limits}",
-        nodes = names.join(", "),
+        region = region.unwrap_or("here"),
+        name = names[place],
+        nodes = mates().map(|mate| names[mate]).collect::<Vec<_>>().join(", "),
         limits = setup.limits,
     )
 }
