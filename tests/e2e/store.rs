@@ -15,6 +15,7 @@ use std::{
 };
 
 use acequia_tests::{Node, PATIENCE, acequia, binary, eventually};
+use serde_json::json;
 
 use self::servers::Cluster;
 use crate::{
@@ -316,6 +317,19 @@ fn the_regions_that_are_shipped_share_a_limit() {
     });
     allowed += ask(300, "/export");
     assert!(allowed <= 100, "{allowed} of 100");
+
+    // A charge is given back at another node of the region: who made it is told.
+    let node = |place: u16| Http::to(SocketAddr::from(([127, 0, 0, 1], 8_100 + 10 * place + shift)));
+    let asks = |cost: u64| json!({ "domain": "shop", "descriptors": [{ "tenant": "t" }], "cost": cost, "refundable": true });
+    let charged = node(0).check(&asks(100).to_string()).json();
+    assert_eq!(charged["allowed"], true, "{charged}");
+    let refund = json!({ "charge_id": charged["charge_id"] }).to_string();
+    let refund = |place: u16| {
+        let reply = node(place).ask("POST", "/v1/refund", &[], &refund).expect("an answer");
+        reply.json()["settled"].clone()
+    };
+    assert_eq!(refund(1), "forwarded");
+    eventually("it is given back", || refund(0) == "before");
 
     let (done, said) = order(&["regions", "--json"]);
     assert!(done, "{said}");
