@@ -57,7 +57,8 @@ pub fn share(status: &NodeStatus, limit: &LimitStatus) -> Share {
 /// A node's standing share of so many units, by the weights.
 fn by_formula(status: &NodeStatus, units: u64) -> u64 {
     let all: u64 = status.members.iter().map(|member| u64::from(member.weight)).sum();
-    let own = status.members.iter().find(|member| member.region == status.region);
+    let mut of_region = status.members.iter().filter(|member| member.region == status.region);
+    let own = of_region.clone().find(|member| member.node == status.node).or_else(|| of_region.next());
     match (all, own) {
         (0, _) => units,
         (all, own) => units / all * own.map_or(0, |member| u64::from(member.weight)),

@@ -137,16 +137,26 @@ fn strangers(status: &NodeStatus) -> Vec<String> {
     let strangers = status.peers.iter().filter(|peer| !peer.is_member);
     strangers
         .map(|Peer { region, node, .. }| {
-            if status.members.iter().any(|member| member.region == *region) {
+            let name = ordered_as(status, region, node);
+            let is_it = |member: &Member| member.region == *region && (name == region || member.node == *node);
+            if status.members.iter().any(is_it) {
                 format!(
-                    "{region}/{node} has no share: the catalogue names {region}, but not this node as it is now. If it lost \
-                     its disk: acequia regions recover {region}"
+                    "{region}/{node} has no share: the catalogue names {name}, but not this node as it is now. If it lost \
+                     its disk: acequia regions recover {name}"
                 )
             } else {
-                format!("{region}/{node} has no share: the catalogue does not name it. acequia regions add {region}")
+                format!("{region}/{node} has no share: the catalogue does not name it. acequia regions add {name}")
             }
         })
         .collect()
+}
+
+/// What orders call a node: its region, or its own name where that has several nodes.
+fn ordered_as<'a>(status: &NodeStatus, region: &'a str, node: &'a str) -> &'a str {
+    let peers = status.peers.iter().map(|peer| (&peer.region, &peer.node));
+    let mut all = peers.chain([(&status.region, &status.node)]);
+    let has_others = all.any(|(other, name)| other == region && name != node);
+    if has_others { node } else { region }
 }
 
 /// How a node stands, for the tests of this folder.
