@@ -24,6 +24,7 @@ fn calm(seed: u64) -> (Plan, World) {
         latency_ms: plan.latency_ms,
         demand: plan.demand.clone(),
         guard_percent: None,
+        stores: 1,
     };
     (plan, World::new(&setup, Trace::default()).expect("a world"))
 }

@@ -129,6 +129,7 @@ fn calm() -> World {
         latency_ms: plan.latency_ms,
         demand: plan.demand,
         guard_percent: None,
+        stores: 1,
     };
     World::new(&setup, Trace::default()).expect("a world")
 }
@@ -181,6 +182,7 @@ fn a_donor_that_keeps_less_than_its_floor_is_found() {
         latency_ms: plan.latency_ms,
         demand: plan.demand.clone(),
         guard_percent: None,
+        stores: 1,
     };
     // What a config with a higher floor says, of regions that go by the lower one.
     let limits = World::new(&setup, Trace::default()).expect("a world").limits();

@@ -236,6 +236,17 @@ fn the_region_that_is_shipped_runs_and_stops() {
     assert!(!(first..first + 6).any(is_open), "a server runs on");
 }
 
+/// A process that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // One that has ended needs no signal.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A script that runs until it is told to stop.
 struct Script(Child);
 
@@ -347,6 +358,22 @@ fn the_regions_that_are_shipped_share_a_limit() {
     });
     allowed += ask(300, "/export");
     assert!(allowed <= 100, "{allowed} of 100 with other parts");
+
+    // A node loses its disk: it agrees with the one that runs beside it, and an operator gives it its share again.
+    let config = folder.path().join("us-2.yaml");
+    let killed = Command::new("pkill").args(["-KILL", "-f"]).arg(&config).status();
+    assert!(killed.expect("procps").success());
+    std::fs::remove_dir_all(folder.path().join("us-2")).expect("its disk");
+    let mut again = Command::new(binary());
+    again.args(["serve", "--config"]).arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
+    let _again = Killed(again.spawn().expect("the binary starts"));
+    eventually("it is heard again", || order(&["regions", "recover", "us-2", "--yes"]).0);
+    let address = SocketAddr::from(([127, 0, 0, 1], 8_210 + shift));
+    eventually("it has its share", || Http::to(address).get("/readyz").status == 200);
+    eventually("pools grant with it", || {
+        let admin = format!("127.0.0.1:{}", 8_212 + shift);
+        acequia(&["store", "--address", &admin]).status.success()
+    });
 
     assert!(script.stop());
     assert!(!server_ports.iter().any(|port| !servers::is_free(port + shift)), "a server runs on");

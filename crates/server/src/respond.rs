@@ -159,6 +159,7 @@ pub(crate) mod lost {
             boot: 1,
             nodes: [1, 2].into(),
             members: std::collections::BTreeSet::new(),
+            terms: 0,
             guard_percent: 10,
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,

@@ -13,7 +13,10 @@ use acequia_node::{
     Answer, Catalogue, Config as NodeConfig, Keep, LimitAnswer, Node, Outcome,
     leases::{GROUPS, NotLeftOut, Siblings as Place},
 };
-use acequia_rights::{Region, node_named, pool::Generation};
+use acequia_rights::{
+    Region, node_named,
+    pool::{AGREEMENT, Generation, Taker},
+};
 use acequia_store::{
     Store, StoreError,
     pools::{Carrier, Pools, Process, RedisPools},
@@ -104,6 +107,8 @@ pub(crate) struct Home {
     pub(crate) is_new: bool,
     nodes: BTreeSet<String>,
     redis: Settings,
+    /// Generations of the groups by which nodes agree that are among regions.
+    agreement: Vec<Generation>,
 }
 
 /// The way to the pools of a region.
@@ -240,6 +245,7 @@ impl Home {
             boot,
             nodes: settings.numbers(),
             members,
+            terms: 0,
             guard_percent: settings.guard_percent,
             clock_error_ns: settings.clock.error_ns,
             drift_ppm: settings.clock.drift_ppm,
@@ -253,7 +259,11 @@ impl Home {
         let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
         let was_other = known.is_some() && !is_agreed;
         let nodes = settings.nodes.clone();
-        Ok(Self { place, key, terms, is_agreed, was_other, is_new: false, nodes, redis })
+        // Whoever was here before has heard of some: no new one is the first.
+        let by = Taker { node: place.node, boot, call: 1 };
+        let agreement = if place.is_new { 0 } else { usize::from(GROUPS) };
+        let agreement = vec![Generation { number: 1, by }; agreement];
+        Ok(Self { place, key, terms, is_agreed, was_other, is_new: false, nodes, redis, agreement })
     }
 
     /// What was taken of windows that are open now is not known, to later processes neither.
@@ -298,18 +308,15 @@ impl Home {
             // What it went by before does not hold any more, whatever becomes of this.
             store.commit(&[], &[(TERMS, Some(&NO_TERMS.to_be_bytes()))])?;
         }
-        let config = NodeConfig {
-            key: self.key,
-            memory_bytes: MEMORY_BYTES,
-            durable: false,
-            empty_handed: None,
-            home: None,
+        let node = self.agreeing();
+        let carrier = if self.is_among_regions() {
+            tokio::spawn(way.carrier.carry(Arc::clone(&node), Agreeing(Arc::clone(clock))))
+        } else {
+            let process = Disk { store: Arc::clone(store), clock: Arc::clone(clock) };
+            tokio::spawn(way.carrier.carry(Arc::clone(&node), process))
         };
-        let node = Arc::new(Node::among(config, Keep::default(), self.place.clone()));
-        let process = Disk { store: Arc::clone(store), clock: Arc::clone(clock) };
         let nodes = self.place.nodes.len();
         info!(nodes, "waiting until every node of the region goes by the same");
-        let carrier = tokio::spawn(way.carrier.carry(Arc::clone(&node), process));
         let mut told = Instant::now();
         while node.lease_counts().granting < u64::from(GROUPS) {
             sleep(LOOK).await;
@@ -331,7 +338,11 @@ impl Home {
         // It writes nothing after it has ended.
         let _aborted = carrier.await;
         let boot = self.place.boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
-        let generations = node.generations();
+        let heard = node.generations();
+        let (generations, agreement) = match self.is_among_regions() {
+            true => (self.place.generations.clone(), heard),
+            false => (heard, self.agreement),
+        };
         // Where nothing was ever taken, there is no earlier process that took anything. What earlier ones took by other terms cannot be
         // told to anybody.
         let is_new = self.place.is_new && node.is_first_of_all();
@@ -340,7 +351,29 @@ impl Home {
         info!(is_new, "every node of the region goes by the same");
         let knows_from_us = Some(begun_us);
         let place = Place { boot, generations, begun_us, knows_from_us, is_new: false, ..self.place };
-        Ok(Self { place, is_new, ..self })
+        Ok(Self { place, is_new, agreement, ..self })
+    }
+
+    /// Whether its region shares its limits with others: then pools are part of what the catalogue says, and nodes agree apart from them.
+    fn is_among_regions(&self) -> bool {
+        !self.place.members.is_empty()
+    }
+
+    /// A node without limits that says what this one goes by, and hears whether the others do.
+    fn agreeing(&self) -> Arc<Node> {
+        let config = NodeConfig {
+            key: self.key,
+            memory_bytes: MEMORY_BYTES,
+            durable: false,
+            empty_handed: None,
+            home: None,
+        };
+        let mut place = self.place.clone();
+        if self.is_among_regions() {
+            place.terms = AGREEMENT;
+            place.generations.clone_from(&self.agreement);
+        }
+        Arc::new(Node::among(config, Keep::default(), place))
     }
 
     /// Takes the way to the pools. What this gives carries the node's calls until `stopping`.
@@ -352,8 +385,17 @@ impl Home {
         waiting: Arc<Waiting>,
         mut stopping: watch::Receiver<bool>,
     ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
+        // One that begins beside it must find it.
+        let agreeing =
+            self.is_among_regions().then(|| way.carrier.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));
         let process = Running { node: Arc::clone(&node), writer, clock, waiting };
         let carrying = way.carrier.carry(node, process);
+        let carrying = async move {
+            match agreeing {
+                Some(agreeing) => drop(tokio::join!(carrying, agreeing)),
+                None => carrying.await,
+            }
+        };
         let carried = async move {
             tokio::select! {
                 biased;
@@ -369,6 +411,19 @@ impl Home {
 /// A runtime for the calls of pools.
 pub(crate) fn runtime() -> io::Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// A process that takes nothing of any pool, and so need not remember what it has heard.
+struct Agreeing(Arc<dyn Clock>);
+
+impl Process for Agreeing {
+    fn now(&self) -> Now {
+        self.0.now()
+    }
+
+    fn keep(&mut self, _: &[Generation]) -> bool {
+        true
+    }
 }
 
 /// A process that has a store and nothing else.

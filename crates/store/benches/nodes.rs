@@ -122,6 +122,7 @@ fn node(clock: Clock) -> Arc<Node> {
         boot: 1,
         nodes: BTreeSet::from([1]),
         members: BTreeSet::new(),
+        terms: 0,
         guard_percent: 10,
         clock_error_ns: 10_000_000,
         drift_ppm: 1_000,

@@ -345,8 +345,9 @@ impl Catalogue {
             n.ended.is_none() && (role.is_none() || n.role.as_deref() == role)
         });
         live.min_by_key(|n| {
-            let part = list[usize::from(*n)].local.part(salt);
-            (part.units, part.rate, *n)
+            let Numbers { local, algorithm, .. } = &list[usize::from(*n)];
+            let (part, pool) = (local.part(salt), local.pool(algorithm, salt).unwrap_or_default());
+            (part.units, pool.units, part.rate, pool.rate, *n)
         })
     }
 

@@ -63,7 +63,7 @@ impl Leases {
     pub(super) fn absent(&mut self, now: Now) -> Option<Absent> {
         self.left_out.retain(|_, until_ns| *until_ns > now.steady_ns);
         let nodes: BTreeSet<u16> = self.left_out.keys().copied().collect();
-        let keep_us = keep_us(LEASE_NS, self.home.drift_ppm, self.home.clock_error_ns);
+        let keep_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
         (!nodes.is_empty()).then_some(Absent { nodes, keep_us })
     }
 }

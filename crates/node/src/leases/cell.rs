@@ -163,6 +163,11 @@ impl Leased {
         Some(Flow { keeps, ..Flow::default() })
     }
 
+    /// What may be held at most, where that became less.
+    pub(super) fn most(&self) -> Part {
+        self.most.unwrap_or(self.under)
+    }
+
     /// Whether less may be held than is.
     pub(super) const fn must_shrink(&self) -> bool {
         self.most.is_some()

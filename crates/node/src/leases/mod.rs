@@ -101,6 +101,9 @@ pub struct Siblings {
     /// The same nodes among those of all regions, where there are several that share their limits: what each of them has is cut in a guard
     /// share and a part of the pool. None of them where the region has every limit to itself. The same on each.
     pub members: BTreeSet<Region>,
+    /// What pools are part of at first: a distribution among regions, which is none of them (0), or
+    /// [`AGREEMENT`](acequia_rights::pool::AGREEMENT).
+    pub terms: u64,
     /// What of each limit the nodes keep out of the pools, together, in percent: at most 100; whole units, of 4 or more at least
     /// one unless it is 0. The same on each.
     pub guard_percent: u8,
@@ -187,6 +190,9 @@ pub(crate) struct Leases {
     home: Siblings,
     /// The distribution among regions that the pools are part of: 0 where there is none.
     terms: u64,
+    /// What is promised of clocks: as in [`Siblings`], or by the catalogue, whichever is worse.
+    clock_error_ns: u64,
+    drift_ppm: u32,
     /// By number.
     groups: Vec<Group>,
     /// Whether a generation was heard of, and that is not written down.
@@ -229,7 +235,9 @@ impl Leases {
             left_out: BTreeMap::new(),
             unknown: BTreeMap::new(),
             wants_disk: false,
-            terms: 0,
+            terms: home.terms,
+            clock_error_ns: home.clock_error_ns,
+            drift_ppm: home.drift_ppm,
             home,
             groups,
             is_unkept: false,
@@ -400,7 +408,7 @@ impl Leases {
             knows_from_us: self.knows_from_us,
             is_new,
             wall_us: now.wall_ns / 1_000,
-            slack_us: slack_us(self.home.clock_error_ns, 0),
+            slack_us: slack_us(self.clock_error_ns, 0),
         }
     }
 
@@ -414,8 +422,17 @@ impl Leases {
         let generation = may_call.then(|| group.generation());
         let known = group.generation();
         let (home, is_lost) = (&self.home, self.lost.contains(&number));
-        let scene =
-            catalogue.id(key.0).map(|limit| Scene { home, taker, limit, key, generation, known, is_lost });
+        let clock = (self.clock_error_ns, self.drift_ppm);
+        let scene = catalogue.id(key.0).map(|limit| Scene {
+            home,
+            clock,
+            taker,
+            limit,
+            key,
+            generation,
+            known,
+            is_lost,
+        });
         if !self.unknown.is_empty()
             && let Some(scene) = &scene
             && let Some(takings) = self.unknown.remove(&(scene.limit, key.1))
@@ -486,7 +503,7 @@ impl Leases {
 
     /// Windows that ended by this time are over by every wall.
     fn over_ns(&self, now: Now) -> u64 {
-        now.wall_ns.saturating_sub(self.home.clock_error_ns.saturating_mul(4))
+        now.wall_ns.saturating_sub(self.clock_error_ns.saturating_mul(4))
     }
 
     fn taker(&mut self) -> Taker {
@@ -581,7 +598,7 @@ impl Leases {
             account.settle(words, ground, now, &*node.sessions());
             let units = match said {
                 // Near its end others may have left the window, and tell nobody any more what they took of it.
-                Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.home.clock_error_ns * 2 => None,
+                Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
                 Said::Took(took) => {
                     leased.left = Some(took.left);
                     let before = leased.takings.before(end_ns, pending.generation);

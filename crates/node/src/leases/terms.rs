@@ -8,7 +8,7 @@
 //!
 //! Of a window that is open everything stays: windows go by the distributions under which they began.
 
-use acequia_limits::{Algorithm, Now, Part};
+use acequia_limits::{Algorithm, Now, Part, window::Usage};
 use acequia_rights::{
     Mark,
     broken::{Broken, broken},
@@ -24,11 +24,23 @@ use crate::{
 };
 
 impl Leases {
-    /// Limits are shared by a distribution from now on, of which `catalogue` has the numbers.
-    pub(crate) fn bind(&mut self, node: &Node, catalogue: &Catalogue, term: Mark, now: Now) {
+    /// Limits are shared by a distribution from now on, of which `catalogue` has the numbers, and clocks are as good as is promised in it.
+    pub(crate) fn bind(
+        &mut self,
+        node: &Node,
+        catalogue: &Catalogue,
+        (term, clock_error_ns, drift_ppm): (Mark, u64, u32),
+        now: Now,
+    ) {
+        // The worse of both counts: the region's nodes go by this node's file alike.
+        self.clock_error_ns = self.home.clock_error_ns.max(clock_error_ns);
+        self.drift_ppm = self.home.drift_ppm.max(drift_ppm);
         let terms = number_of(term);
-        if self.terms == terms || broken(Broken::LeaseOutlivesTerms) {
+        if broken(Broken::LeaseOutlivesTerms) {
             return;
+        }
+        if self.terms == terms {
+            return self.shrink_all(node, catalogue, now);
         }
         self.terms = terms;
         for (number, group) in (0..).zip(&mut self.groups) {
@@ -42,24 +54,46 @@ impl Leases {
         }
     }
 
+    /// Where limits were lowered, keeps as much less of what was taken of their pools.
+    fn shrink_all(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
+        for (key, leased) in &mut self.cells {
+            Visit { node, catalogue, key: *key, now, which: None }.at(false, |ground, cell| {
+                let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
+                account.settle(words, ground, now, &*node.sessions());
+                let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
+                if !matches!(ground.global, Algorithm::FixedWindow(_))
+                    && leased.shrunk(pool, account.pooled()).is_some()
+                {
+                    account.cut_pool(words, ground, leased.most(), now);
+                }
+                cell.forget_held_if_renumbered();
+            });
+        }
+        for key in self.cells.keys().copied().collect::<Vec<_>>() {
+            self.look_at_time(key, now.steady_ns);
+        }
+    }
+
     /// Keeps an even part of a pool, at most; nothing of one whose limit is not in force.
     fn cut(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let nodes = self.home.nodes.len() as u64;
         // In the margin of its beginning a window may have been charged already.
-        let begun_ns = now.wall_ns.saturating_add(self.home.clock_error_ns.saturating_mul(2));
+        let begun_ns = now.wall_ns.saturating_add(self.clock_error_ns.saturating_mul(2));
         let cut = |ground: &Ground<'_>, cell: &mut HeapCell, pool: Part| {
             let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
             account.settle(words, ground, now, &*node.sessions());
             let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
             match ground.global {
-                Algorithm::FixedWindow(_) => cut_windows(account, ground, even, begun_ns),
+                Algorithm::FixedWindow(_) => cut_windows((account, words), ground, even, begun_ns),
                 _ => account.cut_pool(words, ground, even, now),
             }
             cell.forget_held_if_renumbered();
         };
         let visit = Visit { node, catalogue, key, now, which: None };
         let pool = visit.at(false, |ground, cell| {
-            let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
+            // A limit that was removed may come back.
+            let pool = ground.local.pool(ground.global, ground.salt).filter(|_| ground.in_force);
+            let pool = pool.unwrap_or_default();
             cut(ground, cell, pool);
             pool
         });
@@ -72,12 +106,18 @@ impl Leases {
     }
 }
 
-/// Of windows that have not begun.
-fn cut_windows(account: &mut Account, ground: &Ground<'_>, even: Part, begun_ns: u64) {
+/// Of windows that have not begun: `begun_ns` may be some time ago, and what was charged since stays.
+fn cut_windows((account, words): (&mut Account, &[u64]), ground: &Ground<'_>, even: Part, begun_ns: u64) {
     let Algorithm::FixedWindow(window) = ground.global else { return };
+    let charged = Usage::of(words);
+    let units_of = |end_ns: u64| match end_ns {
+        _ if end_ns == charged.end_ns => charged.used,
+        _ if end_ns == window.end_after(charged.end_ns, ground.salt) => charged.ahead,
+        _ => 0,
+    };
     for Taken { end_ns, taken, returned } in account.taken().to_vec() {
         let held = taken - returned;
-        if begins_ns(window, end_ns, ground.salt) > begun_ns {
+        if begins_ns(window, end_ns, ground.salt) > begun_ns && units_of(end_ns) == 0 {
             account.return_to_pool(ground, end_ns, held.saturating_sub(even.units), held);
         }
     }

@@ -298,7 +298,8 @@ impl Sharing {
     /// Has the pools of this region's nodes be part of the newest distribution.
     fn bind(&self, node: &Node, leases: &mut Leases, now: Now) {
         let newest = self.versions.terms().last().map_or_else(Mark::default, |term| term.mark);
-        leases.bind(node, &node.catalogue(), newest, now);
+        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
+        leases.bind(node, &node.catalogue(), (newest, self.margin_ns(), drift_ppm), now);
     }
 
     /// How long what a crash forgot may count: what is not kept in the journal, at the slowest rate that any

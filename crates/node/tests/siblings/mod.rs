@@ -266,6 +266,7 @@ impl World {
             node: number,
             boot,
             members: all.iter().filter(|_| self.regions.is_some()).map(|mate| Region(*mate)).collect(),
+            terms: 0,
             nodes: all,
             guard_percent: self.percent,
             clock_error_ns: self.error_ns,

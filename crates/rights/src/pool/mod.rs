@@ -51,6 +51,10 @@ pub const POOL_MAX: u64 = 1 << 51;
 /// The latest time that a pool counts to, in microseconds: in the year 2112.
 pub const TIME_MAX: u64 = 1 << 52;
 
+/// What a call says in place of the distribution among regions that a pool is part of, where it is about none: nodes that go by the same find
+/// each other by groups of their own, of which nothing is ever taken.
+pub const AGREEMENT: u64 = u64::MAX;
+
 /// Who calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Taker {

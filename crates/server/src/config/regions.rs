@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_rights::{
-    Region, Split,
+    Region, Split, node_named,
     standing::{REGIONS_MAX, SUM_MAX, SplitFault, WEIGHT_MAX},
 };
 use serde::Deserialize;
@@ -343,9 +343,12 @@ fn check_all(regions: &Regions, regions_line: u64, faults: &mut Faults<'_>) {
         return faults.add(regions_line, what);
     }
     let (mut by_number, mut by_name): (BTreeMap<Region, _>, BTreeMap<&str, _>) = Default::default();
+    // In their region's store nodes go by a number of their name alone.
+    let mut by_store: BTreeMap<(&str, u16), &MemberConfig> = BTreeMap::new();
     for member in &all {
         let first = by_number.insert(member.number, member);
         let first = first.or(by_name.insert(member.name.as_str(), member));
+        let first = first.or(by_store.insert((&member.region, node_named(&member.node)), member));
         if let Some(first) = first {
             let what = format!(
                 "{}/{} falls together with {}/{}: by their names, or the numbers by which nodes know each other; rename one",
@@ -466,6 +469,7 @@ mod tests {
             (eu, &more("eu-2: \"127.0.0.1:7204\""), 8, "region eu has 2 nodes and no `store`"),
             // Another region's store is in its own files; what is wrong for all nodes together is not.
             (us, &both(&["ap", "us-1"]), 7, "us/ap falls together with ap/ap-1"),
+            (us, &both(&["n12", "n96", "us-1"]), 7, "us/n96 falls together with us/n12"),
             ("\"[fd00::3]:7203\"", "US-1.example.net:07202", 10, "the address of node us-1 in line 9"),
             (eu, "eu-1: \"127.0.0.1:0\"", 8, "node eu-1: \"127.0.0.1:0\" is nowhere to dial"),
             (eu, "eu-1: \"0.0.0.0:7201\"", 8, "to listen on, not to dial"),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use acequia_rights::pool::{
-    self, Bucket, Ground, Refused, Sliding, Taker, Window, bucket,
+    self, AGREEMENT, Bucket, Ground, Refused, Sliding, Taker, Window, bucket,
     group::{Absent, Assertion, Known, Place},
     sliding, window,
 };
@@ -63,9 +63,9 @@ impl KeptPools {
         work: impl FnOnce(&mut pool::Group, &Place) -> Known,
     ) -> Result<Known, Missed> {
         let held = self.place();
-        let mut kept: pool::Group = self.read(&group_name(at.group))?;
+        let mut kept: pool::Group = self.read(&group_name(at))?;
         let known = work(&mut kept, &of_terms(&held, at));
-        self.write(&[(&group_name(at.group), Some(&bytes_of(&kept)))])?;
+        self.write(&[(&group_name(at), Some(&bytes_of(&kept)))])?;
         Ok(known)
     }
 
@@ -77,7 +77,7 @@ impl KeptPools {
     ) -> Result<Answer<T>, Missed> {
         let held = self.place();
         let place = of_terms(&held, at);
-        let group: pool::Group = self.read(&group_name(at.group))?;
+        let group: pool::Group = self.read(&group_name(at))?;
         let Some(ground) = group.ground(&place, at.generation, at.wall_us) else {
             return Ok(Answer::Unknown(group.known(&place)));
         };
@@ -85,11 +85,11 @@ impl KeptPools {
         let mut cell: C = self.read(&name)?;
         match work(&mut cell, &ground) {
             Ok((answer, due_us)) => {
-                let mut due: Due = self.read(&due_name(at.group))?;
+                let mut due: Due = self.read(&due_name(at))?;
                 due.retain(|(_, cell)| cell != at.cell);
                 due.insert((due_us, at.cell.to_owned()));
                 let (cell, due) = (bytes_of(&cell), bytes_of(&due));
-                self.write(&[(&name, Some(&cell)), (&due_name(at.group), Some(&due))])?;
+                self.write(&[(&name, Some(&cell)), (&due_name(at), Some(&due))])?;
                 Ok(Answer::Done(answer))
             }
             Err(refused) => Ok(Answer::Refused(refused)),
@@ -102,12 +102,13 @@ fn of_terms(place: &Place, at: &At<'_>) -> Place {
     Place { run: place.run.clone(), map: at.terms }
 }
 
-fn group_name(group: Group) -> String {
-    format!("pools/{}", group.number())
+fn group_name(at: &At<'_>) -> String {
+    let of = if at.terms == AGREEMENT { "agreed" } else { "pools" };
+    format!("{of}/{}", at.group.number())
 }
 
-fn due_name(group: Group) -> String {
-    format!("pools/{}/due", group.number())
+fn due_name(at: &At<'_>) -> String {
+    format!("{}/due", group_name(at))
 }
 
 fn cell_name(group: Group, cell: &str) -> String {
@@ -165,17 +166,17 @@ impl Pools for KeptPools {
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
         let held = self.place();
         let place = of_terms(&held, at);
-        let group: pool::Group = self.read(&group_name(at.group))?;
+        let group: pool::Group = self.read(&group_name(at))?;
         if group.ground(&place, at.generation, at.wall_us).is_none() {
             return Ok(Answer::Unknown(group.known(&place)));
         }
-        let mut due: Due = self.read(&due_name(at.group))?;
+        let mut due: Due = self.read(&due_name(at))?;
         let over = due.iter().take_while(|(due_us, _)| *due_us <= at.wall_us).take(most as usize);
         let over: Vec<_> = over.cloned().collect();
         due.retain(|cell| !over.contains(cell));
         let names: Vec<String> = over.iter().map(|(_, cell)| cell_name(at.group, cell)).collect();
         let due = bytes_of(&due);
-        let due_name = due_name(at.group);
+        let due_name = due_name(at);
         let mut values: Vec<(&str, Option<&[u8]>)> = names.iter().map(|name| (name.as_str(), None)).collect();
         values.push((&due_name, Some(&due)));
         self.write(&values)?;

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use acequia_limits::Part;
 use acequia_rights::pool::{
-    Generation, Refused, Taker, bucket,
+    AGREEMENT, Generation, Refused, Taker, bucket,
     group::{Absent, Assertion, Known},
     sliding, window,
 };
@@ -15,6 +15,8 @@ use crate::redis::{Arg, Function, Missed, Redis, Value};
 /// The suffixes of keys that each group has.
 const GROUP: &str = "group";
 const DUE: &str = "due";
+/// The same where nodes only agree.
+const AGREED: [&str; 2] = ["agreed", "agreed-due"];
 
 /// Pools in a region's Redis.
 #[derive(Clone, Debug)]
@@ -45,15 +47,20 @@ impl RedisPools {
         own: &[Arg<'_>],
     ) -> Result<Vec<Value>, Missed> {
         let mut map = Cow::Borrowed(&self.map);
-        if at.terms > 0 {
-            map.to_mut().push_str(&format!(":{}", at.terms));
-        }
+        let [group_key, due_key] = match at.terms {
+            0 => [GROUP, DUE],
+            AGREEMENT => AGREED,
+            terms => {
+                map.to_mut().push_str(&format!(":{terms}"));
+                [GROUP, DUE]
+            }
+        };
         let mut args = Vec::with_capacity(3 + own.len());
         args.extend([Arg::Bytes(map.as_bytes()), Arg::Bytes(known.as_bytes()), int(wall_us)]);
         args.extend(own);
         // Functions that have no cell are told one that is none.
         let cell = format!("cell:{}", at.cell);
-        self.redis.call(at.group, function, &[GROUP, &cell, DUE], &args, at.deadline).await
+        self.redis.call(at.group, function, &[group_key, &cell, due_key], &args, at.deadline).await
     }
 
     async fn call_cell<T>(

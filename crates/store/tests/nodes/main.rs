@@ -168,6 +168,7 @@ impl Fleet {
             boot,
             nodes: (1..=nodes).collect::<BTreeSet<u16>>(),
             members: BTreeSet::new(),
+            terms: 0,
             guard_percent: 10,
             clock_error_ns: 10_000_000,
             drift_ppm: 1_000,
