@@ -115,6 +115,22 @@ fn unheard() {
     }
 }
 
+/// A node does not hear that shares have changed, and goes on calling: left out, it keeps nobody from their pools.
+#[test]
+fn who_has_not_heard_of_new_shares_can_be_left_out() {
+    let mut world = shared(bucket("b", "100/s", 200), [1; 4]);
+    passes(&mut world, &[0, 1, 2, 3], 10);
+    world.regions.as_mut().expect("regions").cut.insert(1);
+    assert!(world.order(&all([2, 1, 1, 1])));
+    let (node, now) = (world.nodes[0].node.clone(), world.now(0));
+    node.leave_out(2, 600 * S, now).expect("a node of the region");
+    passes(&mut world, &[0, 1, 2, 3], 120);
+    assert_eq!(node.lease_counts().granting, u64::from(GROUPS));
+    let a_second = passes(&mut world, &[0], 20);
+    // Two fifths and a fifth, at most as much as before: half, less what the other keeps.
+    assert!((40..=48).contains(&a_second[0]), "{a_second:?}");
+}
+
 /// A random history of one limit: what is ordered, what breaks, how often, and when, is drawn from the seed. Whatever passes anywhere is
 /// counted by true time, and a unit too many is a panic. Then everything heals, and pools must grant again.
 fn history(seed: u64) {

@@ -203,6 +203,8 @@ pub enum Broken {
     PoolBurnsNoAbsent,
     /// A pool that forgot begins full.
     PoolBeginsFull,
+    /// Whoever goes by an earlier distribution among regions begins a group's generation anew.
+    PoolHearsOldTerms,
     /// A bucket's pool that was called before all nodes had told counts what was spent until then as known.
     PoolForgetsFresh,
     /// What was spent is unknown up to when the first node told what it holds.

@@ -420,7 +420,7 @@ impl World {
     }
 
     fn answer(&mut self, sent: Sent) {
-        let place = Place { run: self.run.to_string(), map: 0 };
+        let place = Place { run: self.run.to_string(), map: 0, terms: 0 };
         let wall_us = sent.wall_us;
         let ground = self.server.group.ground(&place, sent.generation, wall_us);
         let known = |server: &Server| Message::Known(server.group.known(&place));
@@ -597,10 +597,11 @@ fn every_rule_is_needed() {
         Broken::PurseKeepsWhatItGave,
     ];
     type Story = (Broken, fn() -> u64, u64);
-    let stories: [Story; 5] = [
+    let stories: [Story; 6] = [
         (Broken::PurseDatesFromAnswer, stories::the_end_of_a_lease, 1_000),
         (Broken::PoolGrantsUnsure, stories::two_walls_at_one_instant, stories::UNITS),
         (Broken::PoolDrainsEarly, stories::a_part_that_comes_and_goes, stories::MOST),
+        (Broken::PoolHearsOldTerms, stories::a_caller_of_an_earlier_distribution, 0),
         (Broken::PoolForgetsFresh, stories::called_before_all_had_told, 0),
         (Broken::PoolFreshFromFirst, stories::called_when_all_had_told, 0),
     ];

@@ -56,7 +56,7 @@ impl Server {
     }
 
     fn place(&self, terms: u64) -> Place {
-        Place { run: self.run.to_string(), map: terms }
+        Place { run: self.run.to_string(), map: 0, terms }
     }
 
     fn serve(&mut self, call: &Call) -> Said {

@@ -41,6 +41,8 @@ pub struct Place {
     pub run: String,
     /// What groups are kept where: another number when groups move.
     pub map: u64,
+    /// The distribution among regions that the group's pools are part of, which counts up; 0 where there is none.
+    pub terms: u64,
 }
 
 /// What is known of a group, where it is kept.
@@ -114,10 +116,14 @@ impl Group {
     }
 
     /// Begins a generation, with a number above `heard`, the highest that the caller has heard of, unless somebody has begun such a one
-    /// here already. Returns how it is.
+    /// here already, or one of a later distribution among regions than the caller has adopted. Returns how it is.
     pub fn begin(&mut self, place: &Place, heard: u64, by: Taker) -> Known {
         let known = self.known(place).generation;
-        if known.number == 0 || known.number < heard {
+        // Whoever has not heard of the last distribution keeps nobody from what is part of it.
+        let is_late =
+            |kept: &Place| (&kept.run, kept.map) == (&place.run, place.map) && kept.terms > place.terms;
+        let is_late = self.place.as_ref().is_some_and(is_late) && !broken(Broken::PoolHearsOldTerms);
+        if !is_late && (known.number == 0 || known.number < heard) {
             let number = self.generation.number.max(heard) + 1;
             self.generation = Generation { number, by };
             self.place = Some(place.clone());

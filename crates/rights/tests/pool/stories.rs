@@ -207,7 +207,7 @@ pub(super) fn called_before_all_had_told() -> u64 {
 
 /// Units that a node gets at the instant at which the last of two tells what it holds, a while after the first.
 pub(super) fn called_when_all_had_told() -> u64 {
-    let (mut group, place) = (Group::default(), Place { run: "1".to_owned(), map: 0 });
+    let (mut group, place) = (Group::default(), Place { run: "1".to_owned(), map: 0, terms: 0 });
     let by = Taker { node: 1, boot: 1, call: 1 };
     let generation = group.begin(&place, 0, by).generation;
     let last_us = START_US + 100 * MS;
@@ -222,6 +222,26 @@ pub(super) fn called_when_all_had_told() -> u64 {
     let fresh = (ground.grants, ground.fresh_us);
     let first = pool.call_in(1, 100 * MS, (NOTHING, 0), ALL, fresh).expect("an answer");
     first.part.units - first.owed
+}
+
+/// Whether one that goes by an earlier distribution among regions has a later one's group begin anew: 1 if so.
+pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
+    let by = |call| Taker { node: 1, boot: 1, call };
+    let place = |terms| Place { run: "1".to_owned(), map: 0, terms };
+    let mut group = Group::default();
+    group.begin(&place(1), 0, by(1));
+    let second = group.begin(&place(2), 1, by(2)).generation;
+    let again = group.begin(&place(1), 9, by(3));
+    assert_eq!(again.generation.number > 0, group.known(&place(2)).generation != second);
+    // Another server has heard of none.
+    let elsewhere = Place { run: "2".to_owned(), ..place(1) };
+    u64::from(group.known(&place(2)).generation != second)
+        + u64::from(group.begin(&elsewhere, 9, by(4)).generation.number == 0)
+}
+
+#[test]
+fn an_earlier_distribution_does_not_keep_a_later_one_from_granting() {
+    assert_eq!(a_caller_of_an_earlier_distribution(), 0);
 }
 
 #[test]

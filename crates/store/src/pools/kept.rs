@@ -31,7 +31,7 @@ type Due = BTreeSet<(u64, String)>;
 impl KeptPools {
     /// Pools in a store. `run` names whoever keeps it: another one where it may have forgotten something.
     pub fn new(store: Arc<dyn Store>, run: &str) -> Self {
-        Self { store, place: Mutex::new(Place { run: run.to_owned(), map: 0 }) }
+        Self { store, place: Mutex::new(Place { run: run.to_owned(), map: 0, terms: 0 }) }
     }
 
     /// The store as it is may have forgotten something.
@@ -99,7 +99,7 @@ impl KeptPools {
 
 /// Where pools are kept that are part of a distribution.
 fn of_terms(place: &Place, at: &At<'_>) -> Place {
-    Place { run: place.run.clone(), map: at.terms }
+    Place { run: place.run.clone(), map: 0, terms: at.terms }
 }
 
 fn group_name(at: &At<'_>) -> String {

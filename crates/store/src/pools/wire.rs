@@ -51,7 +51,7 @@ impl RedisPools {
             0 => [GROUP, DUE],
             AGREEMENT => AGREED,
             terms => {
-                map.to_mut().push_str(&format!(":{terms}"));
+                map.to_mut().push_str(&format!("@{terms}"));
                 [GROUP, DUE]
             }
         };
