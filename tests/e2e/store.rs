@@ -10,6 +10,7 @@ use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +24,12 @@ use crate::{
     operators::order,
     windows,
 };
+
+/// Of tests that start a cluster one runs at a time: two cores carry no more than one.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A node's config.
 fn config(node: &str, cluster: &Cluster, extra: &str) -> String {
@@ -82,6 +89,7 @@ fn until_pools_grant(nodes: &[Node]) {
 
 #[test]
 fn the_nodes_of_a_region_share_its_limits() {
+    let _alone = alone();
     let cluster = Cluster::start();
     let mut nodes = pair(&cluster);
     until_pools_grant(&nodes);
@@ -113,11 +121,15 @@ fn the_nodes_of_a_region_share_its_limits() {
 
 #[test]
 fn a_region_outlives_its_store() {
+    let _alone = alone();
     let mut cluster = Cluster::start();
     let nodes = pair(&cluster);
     until_pools_grant(&nodes);
-    let before = ask(&nodes, ("w", "one"), 100);
-    assert!(before > 20, "{before} of 100: no more than guard shares");
+    let mut before = 0;
+    eventually("more passes than guard shares", || {
+        before += ask(&nodes, ("w", "one"), 20);
+        before > 20
+    });
     for server in &mut cluster.nodes {
         server.kill();
     }
@@ -140,6 +152,7 @@ fn a_region_outlives_its_store() {
 
 #[test]
 fn windows_outlive_a_node_s_restart_and_the_store_s_loss_after_it() {
+    let _alone = alone();
     let mut cluster = Cluster::start();
     let mut nodes = pair(&cluster);
     until_pools_grant(&nodes);
@@ -167,6 +180,7 @@ fn windows_outlive_a_node_s_restart_and_the_store_s_loss_after_it() {
 
 #[test]
 fn a_node_that_is_gone_is_left_out_on_an_operator_s_word() {
+    let _alone = alone();
     let mut cluster = Cluster::start();
     let mut nodes = pair(&cluster);
     until_pools_grant(&nodes);
@@ -203,6 +217,7 @@ fn a_node_that_is_gone_is_left_out_on_an_operator_s_word() {
 
 #[test]
 fn the_region_that_is_shipped_runs_and_stops() {
+    let _alone = alone();
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let folder = tempfile::tempdir().expect("a folder");
     let ports = std::iter::repeat_with(servers::free_port);
@@ -288,6 +303,7 @@ impl Drop for Script {
 /// Three regions of two nodes and six servers each: one catalogue, and in each region one store.
 #[test]
 fn the_regions_that_are_shipped_share_a_limit() {
+    let _alone = alone();
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let folder = tempfile::tempdir().expect("a folder");
     let server_ports = (1..=3_u16).flat_map(|region| 7_301 + 10 * region..7_307 + 10 * region);
@@ -381,6 +397,7 @@ fn the_regions_that_are_shipped_share_a_limit() {
 
 #[test]
 fn a_node_whose_siblings_go_by_something_else_owns_nothing() {
+    let _alone = alone();
     let cluster = Cluster::start();
     let folder = tempfile::tempdir().expect("a folder");
     let start = |node: &str, extra: &str| {
