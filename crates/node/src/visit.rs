@@ -63,24 +63,6 @@ impl Visit<'_> {
         Some(cells.with_heap_cell(at, |cell| look(&ground, cell)))
     }
 
-    /// The same, under the numbers that the cell was last brought to: where its limit has none now.
-    pub(crate) fn as_it_was<R>(&self, look: impl FnOnce(&Ground<'_>, &mut HeapCell) -> R) -> Option<R> {
-        let (slot, tag) = self.key;
-        let mut cells = self.node.shards[shard_of(tag)].lock();
-        let place = cells.table.find(tag, slot)?;
-        let numbers = cells.table.at(place).numbers();
-        cells.account(place)?;
-        let ground = Ground {
-            global: self.catalogue.global(slot, numbers)?,
-            local: self.catalogue.local(slot, numbers)?,
-            salt: tag.salt(),
-            which: None,
-            in_force: false,
-        };
-        let at = cells.table.at(place).heap_place()?;
-        Some(cells.with_heap_cell(at, |cell| look(&ground, cell)))
-    }
-
     /// Brings the cell at a place to the numbers that its limit has now, of which `told` are those that a peer says it has; gives
     /// what it is kept by. Whoever charges it, or gives units back, must do so by those: charged under numbers that were replaced
     /// before, it would be dated back to then.

@@ -336,9 +336,7 @@ fn what_was_taken_under_a_limit_that_is_gone_keeps_no_pool_from_granting() {
     assert_eq!(world.rows(0), 1);
     world.server.restart(None);
     world.pass(30 * S);
-    for at in &world.nodes {
-        assert_eq!(at.node.lease_counts().granting, u64::from(GROUPS));
-    }
+    world.expect_granting("in the end");
 }
 
 #[test]
@@ -535,30 +533,15 @@ fn history(seed: u64) {
             }
             world.nodes[place].way = Way::GOOD;
         }
-        for _ in 0..world.below(24) {
-            let (place, cost) = (world.below(nodes as u64) as usize, world.below(20) / 18 * world.below(20));
-            world.ask(place, "k", 1 + cost);
-        }
-        let pause = [MS, 10 * MS, 100 * MS, 100 * MS][world.below(4) as usize];
-        let pause = world.below(pause);
-        world.pass(pause);
+        world.ask_around();
     }
     heal(world, seed);
 }
 
 /// Nothing is broken any more, and pools must grant again.
 fn heal(mut world: World, seed: u64) {
-    let nodes = world.nodes.len() as u64;
-    world.nodes.iter_mut().for_each(|at| (at.way, at.is_disk_full) = (Way::GOOD, false));
-    for _ in 0..1_000 {
-        let place = world.below(nodes) as usize;
-        world.ask(place, "k", 1);
-        world.pass(20 * MS);
-    }
-    for (place, at) in world.nodes.iter().enumerate() {
-        let counts = at.node.lease_counts();
-        assert_eq!(counts.granting, u64::from(GROUPS), "seed {seed}, node {place}: {counts:?}");
-    }
+    world.mend();
+    world.expect_granting(&format!("seed {seed}"));
 }
 
 /// A random history of one limit in which nodes are left out, now and then.

@@ -17,19 +17,12 @@ fn shared(spec: LimitSpec, weights: [u32; 4]) -> World {
     world.pass(S);
     assert!(world.order(&all(weights)));
     world.pass(6 * S);
-    granting(&world, "at first");
+    world.expect_granting("at first");
     world
 }
 
 fn all(weights: [u32; 4]) -> Vec<(usize, u32)> {
     weights.into_iter().enumerate().collect()
-}
-
-fn granting(world: &World, when: &str) {
-    for (place, at) in world.nodes.iter().enumerate() {
-        let counts = at.node.lease_counts();
-        assert_eq!(counts.granting, u64::from(GROUPS), "{when}, node {place}: {counts:?}");
-    }
 }
 
 /// Twice the limit is asked for, at some nodes alike: what passes at each, a second.
@@ -73,7 +66,7 @@ fn weights_move_pools() {
         passes(&mut world, &[0, 2], 20);
         assert!(world.order(&all([1, 1, 3, 3])));
         passes(&mut world, &[0, 2], 60);
-        granting(&world, "with other weights");
+        world.expect_granting("with other weights");
         // A window more than there is time for may be open for a while.
         let a_second = passes(&mut world, &[2], 100);
         assert!((68..=83).contains(&a_second[2]), "{name}: {a_second:?}");
@@ -111,7 +104,7 @@ fn unheard() {
         passes(&mut world, &[0, 1], 12);
         world.regions.as_mut().expect("regions").cut.clear();
         passes(&mut world, &[0, 1, 2, 3], 120);
-        granting(&world, "when all have heard");
+        world.expect_granting("when all have heard");
     }
 }
 
@@ -180,27 +173,15 @@ fn history(seed: u64) {
                 cut.insert(place);
             }
         }
-        for _ in 0..world.below(24) {
-            let (place, cost) = (world.below(count as u64) as usize, world.below(20) / 18 * world.below(20));
-            world.ask(place, "k", 1 + cost);
-        }
-        let pause = [MS, 10 * MS, 100 * MS, 100 * MS][world.below(4) as usize];
-        let pause = world.below(pause);
-        world.pass(pause);
+        world.ask_around();
     }
     heal(world, seed);
 }
 
+/// Nothing is broken any more: pools must grant again, and all must have acknowledged the last order.
 fn heal(mut world: World, seed: u64) {
-    world.regions.as_mut().expect("regions").cut.clear();
-    world.nodes.iter_mut().for_each(|at| at.way = Way::GOOD);
-    let count = world.nodes.len() as u64;
-    for _ in 0..1_000 {
-        let place = world.below(count) as usize;
-        world.ask(place, "k", 1);
-        world.pass(20 * MS);
-    }
-    granting(&world, &format!("seed {seed}"));
+    world.mend();
+    world.expect_granting(&format!("seed {seed}"));
     // What a crash forgot is over before a distribution is acknowledged, at the slowest rate.
     world.pass(200 * S);
     let version = world.nodes[0].node.version();

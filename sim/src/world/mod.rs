@@ -143,6 +143,9 @@ impl World {
         let names = NAMES.get(..setup.regions).filter(|names| !names.is_empty());
         let names =
             names.ok_or_else(|| WorldError::Setup(format!("1 to {} regions, please", NAMES.len())))?;
+        if setup.stores > names.len().min(REGIONS_OF_NODES.len()) {
+            return Err(WorldError::Setup(format!("1 to {} stores, please", REGIONS_OF_NODES.len())));
+        }
         let unmade = |fault: &dyn std::fmt::Display| WorldError::Setup(fault.to_string());
         let folder = tempfile::tempdir().map_err(|fault| unmade(&fault))?;
         let identities: Vec<_> = (0..names.len())

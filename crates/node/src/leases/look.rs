@@ -29,8 +29,9 @@ const KEPT_NS: u64 = 300 * 1_000_000_000;
 /// What a look at a cell goes by.
 pub(super) struct Scene<'a> {
     pub(super) home: &'a Siblings,
-    /// How far walls may be from true time, and how far steady clocks may drift.
-    pub(super) clock: (u64, u32),
+    /// How far walls may be from true time, in nanoseconds, and how far steady clocks may drift, in parts per million.
+    pub(super) clock_error_ns: u64,
+    pub(super) drift_ppm: u32,
     /// Who calls, if it does.
     pub(super) taker: Taker,
     pub(super) limit: LimitId,
@@ -52,7 +53,7 @@ pub(super) fn look_at(
     now: Now,
 ) -> (bool, Option<(About, Question)>) {
     let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
-    leased.takings.forget(now.wall_ns.saturating_sub(scene.clock.0.saturating_mul(4)));
+    leased.takings.forget(now.wall_ns.saturating_sub(scene.clock_error_ns.saturating_mul(4)));
     let Some(pool) = ground.local.pool(ground.global, ground.salt) else {
         return (leased.takings.has_before(), None);
     };
@@ -75,7 +76,7 @@ pub(super) fn look_at(
             ask
         }
         Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
-            let terms = bucket::Terms::of(meter, pool, slack_us(scene.clock.0, LATE_NS));
+            let terms = bucket::Terms::of(meter, pool, slack_us(scene.clock_error_ns, LATE_NS));
             terms.and_then(|terms| {
                 let flow = leased.bucket(&seen, account.pooled(), meter.rate_milli(), now);
                 let (name, exchange, number, wanted) =
@@ -107,7 +108,7 @@ pub(super) fn look_at(
                         keep_us: scene.keep_us(LEASE_NS),
                         lingers_us: scene.keep_us(other.lingers_ns()).max(1),
                         total: pool.units,
-                        slack_us: slack_us(scene.clock.0, LATE_NS),
+                        slack_us: slack_us(scene.clock_error_ns, LATE_NS),
                     };
                     let about = About::Part { key: scene.key, number, wanted };
                     (about, Question::Slide(name, slide))
@@ -173,7 +174,7 @@ fn shrink(
     let later: SmallVec<[Taken; 4]> =
         account.taken().iter().filter(|taken| taken.end_ns > open_ns).copied().collect();
     // In the margin of its beginning a window may have been charged already.
-    let is_unused = open_ns.saturating_sub(now.wall_ns) > scene.clock.0.saturating_mul(2);
+    let is_unused = open_ns.saturating_sub(now.wall_ns) > scene.clock_error_ns.saturating_mul(2);
     for taken in later.into_iter().filter(|_| is_unused) {
         let held = taken.taken - taken.returned;
         let excess = held - share_of(held, pool.units, under.units);
@@ -227,7 +228,7 @@ fn ask_window(
     let time_left_ns = open_ns.saturating_sub(now.wall_ns);
     let open = account.taken_of(open_ns);
     // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
-    let is_open = time_left_ns > scene.clock.0.saturating_mul(4);
+    let is_open = time_left_ns > scene.clock_error_ns.saturating_mul(4);
     let stock = leased.window(seen, (&open, time_left_ns), now).filter(|_| is_open);
     let stock = stock.filter(|stock| stock.returns == 0 || !scene.is_lost);
     leased.waits_for_disk = false;
@@ -307,6 +308,6 @@ impl Scene<'_> {
     /// How long a pool waits for what this node counts on for so long.
     fn keep_us(&self, ns: u64) -> u64 {
         let ns = if broken(Broken::LeaseTakenBackEarly) { ns / 8 } else { ns };
-        keep_us(ns, self.clock.1, self.clock.0)
+        keep_us(ns, self.drift_ppm, self.clock_error_ns)
     }
 }

@@ -422,10 +422,11 @@ impl Leases {
         let generation = may_call.then(|| group.generation());
         let known = group.generation();
         let (home, is_lost) = (&self.home, self.lost.contains(&number));
-        let clock = (self.clock_error_ns, self.drift_ppm);
+        let (clock_error_ns, drift_ppm) = (self.clock_error_ns, self.drift_ppm);
         let scene = catalogue.id(key.0).map(|limit| Scene {
             home,
-            clock,
+            clock_error_ns,
+            drift_ppm,
             taker,
             limit,
             key,

@@ -79,8 +79,11 @@ impl Leases {
         let nodes = self.home.nodes.len() as u64;
         // In the margin of its beginning a window may have been charged already.
         let begun_ns = now.wall_ns.saturating_add(self.clock_error_ns.saturating_mul(2));
-        let cut = |ground: &Ground<'_>, cell: &mut HeapCell, pool: Part| {
-            let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
+        let pool = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
+            // A limit that was removed may come back.
+            let pool = ground.local.pool(ground.global, ground.salt).filter(|_| ground.in_force);
+            let pool = pool.unwrap_or_default();
+            let HeapCell { account: Some(account), words, .. } = &mut *cell else { return pool };
             account.settle(words, ground, now, &*node.sessions());
             let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
             match ground.global {
@@ -88,18 +91,8 @@ impl Leases {
                 _ => account.cut_pool(words, ground, even, now),
             }
             cell.forget_held_if_renumbered();
-        };
-        let visit = Visit { node, catalogue, key, now, which: None };
-        let pool = visit.at(false, |ground, cell| {
-            // A limit that was removed may come back.
-            let pool = ground.local.pool(ground.global, ground.salt).filter(|_| ground.in_force);
-            let pool = pool.unwrap_or_default();
-            cut(ground, cell, pool);
             pool
         });
-        if pool.is_none() {
-            visit.as_it_was(|ground, cell| cut(ground, cell, Part::default()));
-        }
         if let Some(leased) = self.cells.get_mut(&key) {
             leased.goes_by(pool.unwrap_or_default());
         }

@@ -10,7 +10,7 @@ use std::{
 use acequia_limits::{CellTag, Descriptor, LimitId, Now, limit::LimitSpec};
 use acequia_node::{
     Asker, Config, Holding, Home, Keep, Node, Row, TAKINGS,
-    leases::{CALL_NS, Call, PoolName, Question, Said, Siblings},
+    leases::{CALL_NS, Call, GROUPS, PoolName, Question, Said, Siblings},
     sharing,
 };
 use acequia_rights::{
@@ -382,6 +382,39 @@ impl World {
             self.pass(MS / 5);
         }
         true
+    }
+
+    /// Asks for units of the key `k` at any nodes, up to so often, most of them one by one, and lets some time pass.
+    pub(crate) fn ask_around(&mut self) {
+        let nodes = self.nodes.len() as u64;
+        for _ in 0..self.below(24) {
+            let (place, cost) = (self.below(nodes) as usize, self.below(20) / 18 * self.below(20));
+            self.ask(place, "k", 1 + cost);
+        }
+        let pause = [MS, 10 * MS, 100 * MS, 100 * MS][self.below(4) as usize];
+        let pause = self.below(pause);
+        self.pass(pause);
+    }
+
+    /// Nothing is broken any more, and some go on asking.
+    pub(crate) fn mend(&mut self) {
+        self.regions.iter_mut().for_each(|regions| regions.cut.clear());
+        self.nodes.iter_mut().for_each(|at| (at.way, at.is_disk_full) = (Way::GOOD, false));
+        let nodes = self.nodes.len() as u64;
+        for _ in 0..1_000 {
+            let place = self.below(nodes) as usize;
+            self.ask(place, "k", 1);
+            self.pass(20 * MS);
+        }
+    }
+
+    /// Every pool grants to every node.
+    #[track_caller]
+    pub(crate) fn expect_granting(&self, when: &str) {
+        for (place, at) in self.nodes.iter().enumerate() {
+            let counts = at.node.lease_counts();
+            assert_eq!(counts.granting, u64::from(GROUPS), "{when}, node {place}: {counts:?}");
+        }
     }
 
     /// Lets time pass.

@@ -19,6 +19,8 @@
 //! - Nodes that do not answer may be left out, each by name, by whoever is sure that they call no other process of the server meanwhile
 //!   ([`Group::assert_without`]). When all others have told, nothing is granted until all leases have ended that such a node may hold,
 //!   and all windows are burned that begin before that: nodes take of no window that begins later than a lease lasts from then.
+//! - Where regions share limits, pools are part of one distribution of shares ([`Place::terms`]), and those of the next are of another
+//!   generation, in which every node tells what it kept. Whoever has not heard of the last one begins none ([`Group::begin`]).
 //!
 //! **Theorem 9.** In a generation that grants, every pool has down for every node at least what that may use. *Proof.* By the rules of the
 //! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told

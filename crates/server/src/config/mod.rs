@@ -174,7 +174,8 @@ impl Config {
         if faults.is_empty() { Ok(config) } else { Err(fail(faults)) }
     }
 
-    /// This region's number and this node's, by which regions know each other.
+    /// The number that this node goes by among those of all regions, its region's where that has no other ([`MemberConfig::number`]), and
+    /// the number of its name.
     pub fn numbers(&self) -> (Region, u16) {
         let member = self.regions.as_ref().and_then(|regions| regions.member(&self.region, &self.node));
         let number = member.map_or_else(|| Region::named(&self.region), |member| member.number);

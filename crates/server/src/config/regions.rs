@@ -22,7 +22,8 @@ const CA: &str = "ca";
 /// The regions that share the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regions {
-    /// By name; this node's own among them. 1 to [`REGIONS_MAX`]. Their numbers ([`Region::named`]) differ.
+    /// By name; this node's own among them. 1 to [`REGIONS_MAX`], and so many nodes in all of them. The numbers
+    /// that those go by ([`MemberConfig::number`]) differ.
     pub members: BTreeMap<String, RegionConfig>,
     /// The region and the node that mints and burns at first; later it moves by command.
     pub authority: (String, String),
