@@ -15,6 +15,7 @@ use acequia_rights::{
     Beats, Book, Change, Expired, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers,
     Writer,
     broken::{Broken, broken},
+    session::stretch,
 };
 
 use std::collections::BTreeMap;
@@ -88,6 +89,8 @@ pub(crate) struct Account {
     renumbered: bool,
     /// Loans that ended, for the sessions to forget.
     ended: Vec<Ended>,
+    /// Who looks at it, by [`Looker`].
+    lookers: [bool; 2],
 }
 
 /// Rights that moved in the window that is open, and in the one that follows; and what is held of the region's pool.
@@ -99,19 +102,39 @@ struct Windows {
     taken: SmallVec<[Taken; 2]>,
     /// What is held of the region's pool, where no window has edges.
     lease: Option<lease::Lease>,
+    /// What of the pool this node could take to give it away, as far as it knows; nothing where it has not asked.
+    within_reach: Option<Part>,
+    /// What is to be taken of the pool, to give it away.
+    for_others: Part,
+    /// What may be held of the pool at most, where more is until loans are back.
+    most: Option<Part>,
+    /// What was asked for that one look has seen and the other has not.
+    unseen: [Offered; 2],
 }
 
 impl Windows {
-    /// What may be used in a window, of a standing part of so many units.
+    /// What may be used in a window, of a standing part of so many units. What was taken of the pool counts as if it stood: it
+    /// may be given away as well, and then is not used here.
     fn limit(&self, transfers: &Transfers, end_ns: u64, standing_units: u64) -> u64 {
         let taken = self.taken.iter().filter(|taken| taken.end_ns == end_ns).map(Taken::units);
-        taken.fold(transfers.limit(standing_units), u64::saturating_add)
+        if broken(Broken::LeaseGivesTwice) {
+            return taken.fold(transfers.limit(standing_units), u64::saturating_add);
+        }
+        transfers.limit(taken.fold(standing_units, u64::saturating_add))
     }
 }
 
 /// What a cell without windows says of them.
-static NO_WINDOWS: Windows =
-    Windows { open: Transfers::none(), next: Transfers::none(), taken: SmallVec::new_const(), lease: None };
+static NO_WINDOWS: Windows = Windows {
+    open: Transfers::none(),
+    next: Transfers::none(),
+    taken: SmallVec::new_const(),
+    lease: None,
+    within_reach: None,
+    for_others: Part { rate: 0, units: 0 },
+    most: None,
+    unseen: [Offered::NONE; 2],
+};
 
 /// A loan that ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +142,15 @@ pub(crate) struct Ended {
     peer: Writer,
     number: u64,
     comes_back: bool,
+}
+
+/// Who looks at a cell now and then, and sees what was asked for meanwhile. A cell has its account for as long as one does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Looker {
+    /// What moves between regions.
+    Regions,
+    /// What is taken of the region's pools.
+    Pools,
 }
 
 /// What was asked for since the last look.
@@ -131,6 +163,35 @@ pub(crate) struct Offered {
     /// The largest cost of all, and the smallest.
     pub(crate) largest: u64,
     pub(crate) smallest: u64,
+}
+
+impl Looker {
+    const fn other(self) -> Self {
+        match self {
+            Self::Regions => Self::Pools,
+            Self::Pools => Self::Regions,
+        }
+    }
+}
+
+impl Offered {
+    const NONE: Self = Self { units: 0, events: 0, denied: 0, largest: 0, smallest: 0 };
+
+    /// Both.
+    fn and(self, other: Self) -> Self {
+        let smallest = match (self.events, other.events) {
+            (0, _) => other.smallest,
+            (_, 0) => self.smallest,
+            _ => self.smallest.min(other.smallest),
+        };
+        Self {
+            units: self.units.saturating_add(other.units),
+            events: self.events.saturating_add(other.events),
+            denied: self.denied.max(other.denied),
+            largest: self.largest.max(other.largest),
+            smallest,
+        }
+    }
 }
 
 impl Account {
@@ -180,6 +241,7 @@ impl Account {
             unwritten: false,
             renumbered: false,
             ended: Vec::new(),
+            lookers: [false; 2],
         }
     }
 
@@ -233,7 +295,8 @@ impl Account {
 
     /// Whether so many units more may be leased: of the own part that is not lent, so that no loan ends before them.
     pub(crate) fn may_lease(&self, units: u64) -> bool {
-        units <= self.spare().units
+        // Of a node that shares its region's pools callers lease nothing.
+        units <= self.book.spare(self.standing).units.saturating_sub(self.leased)
     }
 
     /// Units that the others were heard to have used.
@@ -247,8 +310,8 @@ impl Account {
     }
 
     /// Whether anything was asked for since the last look.
-    pub(crate) const fn was_asked(&self) -> bool {
-        self.offered.events > 0
+    pub(crate) fn was_asked(&self) -> bool {
+        self.offered.events > 0 || self.windows().unseen.iter().any(|unseen| unseen.events > 0)
     }
 
     /// A look is waiting.
@@ -256,10 +319,32 @@ impl Account {
         self.flagged = true;
     }
 
-    /// A look: what was asked for since the last.
-    pub(crate) fn look(&mut self) -> Offered {
+    /// A look: what was asked for since this one's last.
+    pub(crate) fn look(&mut self, by: Looker) -> Offered {
         self.flagged = false;
-        std::mem::take(&mut self.offered)
+        self.lookers[by as usize] = true;
+        let offered = std::mem::take(&mut self.offered);
+        if self.lookers[by.other() as usize] && offered.events > 0 {
+            let unseen = &mut self.windows_mut().unseen[by.other() as usize];
+            *unseen = unseen.and(offered);
+        }
+        match &mut self.windows {
+            Some(windows) => std::mem::take(&mut windows.unseen[by as usize]).and(offered),
+            None => offered,
+        }
+    }
+
+    /// One looks no more. Says whether nobody does: the account may be dropped then.
+    pub(crate) fn leave_alone(&mut self, by: Looker) -> bool {
+        self.lookers[by as usize] = false;
+        if let Some(windows) = &mut self.windows {
+            windows.unseen[by as usize] = Offered::NONE;
+            match by {
+                Looker::Pools => windows.within_reach = None,
+                Looker::Regions => windows.for_others = Part::default(),
+            }
+        }
+        self.lookers == [false; 2]
     }
 
     /// Less than this left shall call for a look.
@@ -322,14 +407,44 @@ impl Account {
                 let units = windows.limit(&windows.open, windows.open.end_ns, self.standing.units);
                 Part { rate: 0, units: units.min(UNITS_MAX) }
             }
-            _ => {
-                let (own, pooled) = (self.book.effective(self.standing), self.pooled());
-                Part {
-                    rate: own.rate.saturating_add(pooled.rate).min(RATE_PARTS),
-                    units: own.units.saturating_add(pooled.units).min(UNITS_MAX),
-                }
-            }
+            _ => self.book.effective(self.own()),
         }
+    }
+
+    /// What is this node's, to use or to lend: its standing part, and what it holds of the pool.
+    fn own(&self) -> Part {
+        let pooled = self.pooled();
+        Part {
+            rate: self.standing.rate.saturating_add(pooled.rate).min(RATE_PARTS),
+            units: self.standing.units.saturating_add(pooled.units).min(UNITS_MAX),
+        }
+    }
+
+    /// What of the pool must be held for as long as what is lent is out.
+    pub(crate) fn lent_of_pool(&self) -> Part {
+        let lent = self.book.lent_total();
+        // The last part of a rate is never lent.
+        let last = u32::from(lent.rate > 0);
+        Part {
+            rate: lent.rate.saturating_add(last).saturating_sub(self.standing.rate),
+            units: lent.units.saturating_sub(self.standing.units),
+        }
+    }
+
+    /// Until when loans may be renewed that rest on what is held of the pool, so that all of them have ended before that does; nothing
+    /// where none does: steady clock.
+    pub(crate) fn renews_until_ns(&self) -> Option<u64> {
+        if self.lent_of_pool() == Part::default() {
+            return None;
+        }
+        let renewing = self.book.lent().iter().filter(|lent| lent.renewing);
+        let longest_ns = renewing.map(|lent| lent.wait_ns).max();
+        Some(longest_ns.map_or(u64::MAX, |longest_ns| self.pooled_until_ns().saturating_sub(longest_ns)))
+    }
+
+    /// Whether more is lent than there is to lend: an override that ended leaves less without a new version.
+    pub(crate) fn is_over_lent(&self) -> bool {
+        self.book.is_over_lent(self.own())
     }
 
     /// What must survive a restart.
@@ -359,14 +474,15 @@ impl Account {
         std::mem::replace(&mut self.renumbered, false)
     }
 
+    /// Whether nothing moved between regions that still counts.
+    pub(crate) fn is_at_home(&self, now: Now) -> bool {
+        let nothing_given = self.open().is_empty() && self.next().is_empty();
+        self.book.is_empty(now.steady_ns) && nothing_given && !self.unwritten
+    }
+
     /// Whether the account says no more than none.
     pub(crate) fn is_empty(&self, now: Now) -> bool {
-        self.book.is_empty(now.steady_ns)
-            && self.open().is_empty()
-            && self.next().is_empty()
-            && self.taken().is_empty()
-            && self.pooled() == Part::default()
-            && !self.unwritten
+        self.is_at_home(now) && self.taken().is_empty() && self.pooled() == Part::default()
     }
 
     /// Applies what time has changed: loans that ended, each at its instant, and windows that are over.
@@ -525,12 +641,19 @@ impl Account {
     pub(crate) fn conforms(&self, words: &[u64], now: Now) -> bool {
         let nothing_moves = self.book.lent().is_empty() && self.book.held().is_empty();
         let owed = self.algorithm.owed(words, now).saturating_add(self.leased);
-        nothing_moves || self.book.conforms(self.standing, owed)
+        let is_cut = self.windows().most.is_none();
+        is_cut && (nothing_moves || self.book.conforms(self.own(), owed))
     }
 
-    /// What of the own part could be lent.
-    pub(crate) fn spare(&self) -> Part {
-        let spare = self.book.spare(self.standing);
+    /// What could be lent now, for so long at a time: of the own part, and of what is held of the pool if that lasts longer.
+    pub(crate) fn spare(&self, wait_ns: u64, now: Now) -> Part {
+        let lasts = self.pooled_until_ns() >= now.steady_ns.saturating_add(wait_ns);
+        let is_held = lasts || broken(Broken::LeaseLendsForLonger);
+        let spare = self.book.spare(if is_held && self.windows().most.is_none() {
+            self.own()
+        } else {
+            self.standing
+        });
         Part { units: spare.units.saturating_sub(self.leased), ..spare }
     }
 
@@ -574,11 +697,12 @@ impl Account {
     ) -> Result<Grant, Refusal> {
         // What is leased may still be spent, so neither it nor its capacity can be lent.
         let available = self.unleased(words, now, ground.salt);
-        if offer.part.units > self.spare().units {
-            return Err(Refusal::NotSpare { asked: offer.part, spare: self.spare() });
+        let spare = self.spare(stretch(offer.ttl_ns, session.drift_ppm()), now);
+        if offer.part.units > spare.units || offer.part.rate > spare.rate {
+            return Err(Refusal::NotSpare { asked: offer.part, spare });
         }
         let kind = self.kind();
-        let lent = self.book.lend(self.standing, available, kind, offer, session, now.steady_ns);
+        let lent = self.book.lend(self.own(), available, kind, offer, session, now.steady_ns);
         let (grant, change) = lent?;
         self.apply(words, ground, change, now);
         // A shorter loan than any other may end first.
@@ -644,9 +768,18 @@ impl Account {
         Ok(())
     }
 
-    /// Stops renewing a loan that is out.
-    pub(crate) fn freeze(&mut self, number: u64, session: &mut Session) -> Result<(), Refusal> {
-        self.book.freeze(number, session)
+    /// Stops renewing all loans that are out, as far as that can be told: where as many are frozen as can be, nothing is renewed. Gives
+    /// those that were frozen now.
+    pub(crate) fn freeze_all(
+        &mut self,
+        sessions: &mut BTreeMap<Writer, Session>,
+    ) -> SmallVec<[(u64, Writer); 4]> {
+        let renewing = self.book.lent().iter().filter(|lent| lent.renewing);
+        let mut frozen: SmallVec<[(u64, Writer); 4]> = renewing.map(|lent| (lent.number, lent.to)).collect();
+        frozen.retain(|(number, to)| {
+            sessions.get_mut(to).is_some_and(|session| self.book.freeze(*number, session).is_ok())
+        });
+        frozen
     }
 
     /// A holder does not hold a loan that is out: it is renewed no more, as soon as that can be told.

@@ -63,6 +63,14 @@ impl Guard {
         Self { of: Shared::Parts(members.into_iter().collect()), percent: percent.min(100).into() }
     }
 
+    /// How many nodes there are in the region.
+    fn nodes(&self) -> u64 {
+        match &self.of {
+            Shared::Limit { split, .. } => split.regions().len() as u64,
+            Shared::Parts(members) => members.len().max(1) as u64,
+        }
+    }
+
     /// What is kept of so many units.
     fn kept(&self, total: u64) -> u64 {
         // At most the total.
@@ -271,6 +279,14 @@ impl Local {
     /// What of a cell is in its pool; nothing where there are none.
     pub(crate) fn pool(&self, global: &Algorithm, salt: u32) -> Option<Part> {
         self.shares.as_ref()?.pool(global.budget(), global.has_rate(), salt)
+    }
+
+    /// What of a cell's pool each node could take if all took alike; nothing where there is no pool.
+    pub(crate) fn each_of_pool(&self, global: &Algorithm, salt: u32) -> Part {
+        let nodes = self.shares.as_ref().and_then(|shares| shares.guard.as_ref()).map_or(1, Guard::nodes);
+        let pool = self.pool(global, salt).unwrap_or_default();
+        // No more than the rate.
+        Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes }
     }
 
     /// The numbers of a cell.

@@ -8,7 +8,7 @@
 //! So there is hope for about two round trips after units were first missed in a cell, or came, or a region could be reached
 //! again; and then none while requests go on to be denied. A limit that is spent makes nobody wait for long.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use acequia_limits::{Charge, limit::WAIT_NS_MAX};
 
@@ -28,20 +28,17 @@ pub(crate) struct Elsewhere {
     met_ns: AtomicU64,
     /// How often units came.
     news: AtomicU64,
-    /// Whether it is the region's pools that may have units.
-    is_pools: bool,
+    /// Whether there are pools of the region that answer: they may have units.
+    do_pools_answer: AtomicBool,
 }
 
 impl Elsewhere {
-    /// Of the pools of a region.
-    pub(crate) fn of_pools() -> Self {
-        Self { is_pools: true, ..Self::default() }
-    }
-
     /// Whether the region's pools answer.
     pub(crate) fn see_pools(&self, do_answer: bool, now_ns: u64) {
-        let met = do_answer && self.round_ns.load(Ordering::Relaxed) == 0;
-        self.see(1, do_answer.then_some(1), met.then_some(now_ns));
+        let did = self.do_pools_answer.swap(do_answer, Ordering::Relaxed);
+        if do_answer && !did {
+            self.met_ns.store(now_ns, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn see(&self, regions: usize, round_ns: Option<u64>, met_ns: Option<u64>) {
@@ -54,11 +51,12 @@ impl Elsewhere {
 
     /// What may be hoped for of them.
     pub(crate) fn hope(&self) -> Hope {
-        let lasts_ns = match self.round_ns.load(Ordering::Relaxed) {
+        let of_regions_ns = match self.round_ns.load(Ordering::Relaxed) {
             0 => 0,
-            _ if self.is_pools => WAIT_NS,
             round_ns => round_ns.saturating_mul(2).saturating_add(LOOKS_NS),
         };
+        let of_pools_ns = if self.do_pools_answer.load(Ordering::Relaxed) { WAIT_NS } else { 0 };
+        let lasts_ns = of_regions_ns.max(of_pools_ns);
         Hope { lasts_ns, met_ns: self.met_ns.load(Ordering::Relaxed) }
     }
 
@@ -74,7 +72,10 @@ impl Node {
     /// and units may still come for each; nor if any limit was charged in spite of the denial, or if the caller gives up
     /// after `longest_ns`, before an answer of the others can be here.
     pub fn patience_ns(&self, answer: &Answer, catalogue: &Catalogue, longest_ns: u64) -> u64 {
-        let round_ns = self.elsewhere.round_ns.load(Ordering::Relaxed);
+        let do_pools_answer = self.elsewhere.do_pools_answer.load(Ordering::Relaxed);
+        let to_regions_ns = self.elsewhere.round_ns.load(Ordering::Relaxed);
+        // A pool is near.
+        let round_ns = if do_pools_answer { 1 } else { to_regions_ns };
         if answer.allowed || round_ns == 0 || longest_ns < round_ns {
             return 0;
         }
@@ -86,8 +87,10 @@ impl Node {
                 let wait_ns = match of.sharing.wait_ns {
                     Some(wait_ns) => wait_ns,
                     // One round trip, as long as it may well take.
-                    None if self.elsewhere.is_pools => WAIT_NS,
-                    None if limit.budget < regions => round_ns + round_ns / 4 + LOOKS_NS,
+                    None if limit.budget < regions && to_regions_ns > 0 => {
+                        to_regions_ns + to_regions_ns / 4 + LOOKS_NS
+                    }
+                    None if do_pools_answer => WAIT_NS,
                     None => 0,
                 };
                 patience_ns = patience_ns.min(wait_ns).min(limit.hope_ns);

@@ -158,8 +158,11 @@ impl Node {
     pub fn tick(&self, now: Now, rows: impl FnMut(LimitId) -> Option<Vec<Row>>) -> Result<(), AdoptFault> {
         let Some(mut sharing) = self.lock_sharing() else { return Ok(()) };
         let adopted = sharing.adopt_offered(self, self.not_before(now), rows);
-        // Where nodes share what they have, cells call for their pools.
-        let calls = if self.leases.is_none() { self.take_calls() } else { Vec::new() };
+        // Where nodes share what they have, cells call for their pools first.
+        let calls = match &self.leases {
+            None => self.take_calls(),
+            Some(leases) => lock(leases).take_dry(),
+        };
         sharing.tick(self, now, calls);
         adopted
     }

@@ -21,6 +21,11 @@ fn shared(spec: LimitSpec, weights: [u32; 4]) -> World {
     world
 }
 
+/// No frame comes from these nodes, or goes to them.
+fn cut(world: &mut World, places: &[usize]) {
+    world.regions.as_mut().expect("regions").cut = places.iter().copied().collect();
+}
+
 fn all(weights: [u32; 4]) -> Vec<(usize, u32)> {
     weights.into_iter().enumerate().collect()
 }
@@ -49,12 +54,13 @@ fn one_node_gets_what_its_region_has() {
         let name = spec.name.clone();
         let mut world = shared(spec, [3, 3, 1, 1]);
         passes(&mut world, &[0], 20);
-        let a_second = passes(&mut world, &[0], 20);
-        // Three quarters, less the guard share of the other node: 37 units of 1000.
-        assert!((69..=76).contains(&a_second[0]), "{name}: {a_second:?}");
+        let a_second = passes(&mut world, &[0], 40);
+        // What its region has, and what the other one has, whose nodes nobody asks.
+        assert!(a_second[0] >= 90, "{name}: {a_second:?}");
+        passes(&mut world, &[0, 1, 2, 3], 20);
         let a_second = passes(&mut world, &[0, 1, 2, 3], 40);
-        let of_regions = [a_second[0] + a_second[1], a_second[2] + a_second[3]];
-        assert!(of_regions[0] >= 45 && of_regions[1] >= 22, "{name}: {a_second:?}");
+        let all: u64 = a_second.iter().sum();
+        assert!(all >= 94 && a_second.iter().all(|each| *each >= 10), "{name}: {a_second:?}");
     }
 }
 
@@ -67,11 +73,13 @@ fn weights_move_pools() {
         assert!(world.order(&all([1, 1, 3, 3])));
         passes(&mut world, &[0, 2], 60);
         world.expect_granting("with other weights");
-        // A window more than there is time for may be open for a while.
-        let a_second = passes(&mut world, &[2], 100);
-        assert!((68..=83).contains(&a_second[2]), "{name}: {a_second:?}");
-        let a_second = passes(&mut world, &[0], 100);
-        assert!((22..=28).contains(&a_second[0]), "{name}: {a_second:?}");
+        passes(&mut world, &[0, 2], 60);
+        // Where all want more than there is, each region has its part.
+        let a_second = passes(&mut world, &[0, 1, 2, 3], 100);
+        let of_regions = [a_second[0] + a_second[1], a_second[2] + a_second[3]];
+        // Of a window, by what is asked there; of a rate, by what it has.
+        let least = if name == "w" { [45, 45] } else { [20, 65] };
+        assert!(of_regions[0] >= least[0] && of_regions[1] >= least[1], "{name}: {a_second:?}");
     }
 }
 
@@ -85,7 +93,7 @@ fn a_node_that_leaves_has_no_share() {
     passes(&mut world, &[0, 2], 60);
     assert!(!world.ask(1, "k", 1), "it has no share");
     let a_second = passes(&mut world, &[2], 20);
-    assert!((60..=67).contains(&a_second[2]), "{a_second:?}");
+    assert!((60..=100).contains(&a_second[2]), "{a_second:?}");
 }
 
 #[test]
@@ -99,10 +107,10 @@ fn unheard() {
     for spec in [bucket("b", "100/s", 100), sliding("s", 1_000, "10s"), window("w", 4_000, "40s")] {
         let mut world = shared(spec, [3, 3, 1, 1]);
         passes(&mut world, &[0], 20);
-        world.regions.as_mut().expect("regions").cut.insert(1);
+        cut(&mut world, &[1]);
         assert!(world.order(&all([1, 1, 3, 3])));
         passes(&mut world, &[0, 1], 12);
-        world.regions.as_mut().expect("regions").cut.clear();
+        cut(&mut world, &[]);
         passes(&mut world, &[0, 1, 2, 3], 120);
         world.expect_granting("when all have heard");
     }
@@ -113,15 +121,15 @@ fn unheard() {
 fn who_has_not_heard_of_new_shares_can_be_left_out() {
     let mut world = shared(bucket("b", "100/s", 200), [1; 4]);
     passes(&mut world, &[0, 1, 2, 3], 10);
-    world.regions.as_mut().expect("regions").cut.insert(1);
+    cut(&mut world, &[1]);
     assert!(world.order(&all([2, 1, 1, 1])));
     let (node, now) = (world.nodes[0].node.clone(), world.now(0));
     node.leave_out(2, 600 * S, now).expect("a node of the region");
     passes(&mut world, &[0, 1, 2, 3], 120);
     assert_eq!(node.lease_counts().granting, u64::from(GROUPS));
     let a_second = passes(&mut world, &[0], 20);
-    // Two fifths and a fifth, at most as much as before: half, less what the other keeps.
-    assert!((40..=48).contains(&a_second[0]), "{a_second:?}");
+    // Two fifths and a fifth, at most as much as before: half, less what the other keeps. And what the other region has.
+    assert!((40..=98).contains(&a_second[0]), "{a_second:?}");
 }
 
 /// A random history of one limit: what is ordered, what breaks, how often, and when, is drawn from the seed. Whatever passes anywhere is
@@ -145,8 +153,16 @@ fn history(seed: u64) {
     // One of so many steps.
     let mut often = || [30, 100, 300, u64::MAX][world.below(4) as usize];
     let (orders, forgets, crashes, ways, cuts) = (often(), often(), often(), often(), often());
+    // Where most is asked for, a while.
+    let mut hot = 0;
     for _ in 0..1_500 {
         let place = world.below(count as u64) as usize;
+        if world.below(60) == 0 {
+            hot = place;
+        }
+        for _ in 0..world.below(3) * world.below(12) {
+            world.ask(hot, "k", 1);
+        }
         if world.below(orders) == 0 {
             let weights = weights(&mut world);
             world.order(&weights);
@@ -199,15 +215,192 @@ fn whatever_is_ordered_and_breaks_no_unit_too_many_passes() {
     (1..=seeds).for_each(history);
 }
 
+/// One node is asked for more than its region has, and gets what is in the other region's pool; then the other region is asked.
+fn lent_and_asked(spec: LimitSpec) -> World {
+    let mut world = shared(spec, [1, 1, 3, 3]);
+    passes(&mut world, &[0], 20);
+    let a_second = passes(&mut world, &[0], 20);
+    assert!(a_second[0] >= 90, "{a_second:?}");
+    world
+}
+
+/// What was given of a pool, or lent, is nobody's else: neither the giver's nor of those that share its pool.
+fn given_once() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 50), sliding("s", 1_000, "10s")] {
+        let mut world = lent_and_asked(spec);
+        for _ in 0..4 {
+            passes(&mut world, &[0], 3);
+            passes(&mut world, &[0, 2], 10);
+            passes(&mut world, &[0, 3], 10);
+        }
+        passes(&mut world, &[0, 1, 2, 3], 20);
+    }
+}
+
+/// The way of a lender to its pool is cut, for longer than it may count on what it holds of it. What it has lent ends before, though
+/// nobody can ask for it in the end.
+fn lent_and_cut() {
+    for after_s in 68..76 {
+        let mut world = lent_and_asked(bucket("b", "100/s", 20));
+        world.nodes[2].way = Way::CUT;
+        passes(&mut world, &[0], 60);
+        // It knows of nothing but its pool.
+        cut(&mut world, &[3]);
+        passes(&mut world, &[0, 3], after_s - 60);
+        cut(&mut world, &[2, 3]);
+        passes(&mut world, &[0, 3], 10);
+    }
+}
+
+/// A node holds what it cannot give back any more, until soon; then somebody would like to borrow it.
+fn lent_at_the_end() {
+    for before_ns in [4_000, 3_000, 2_500, 2_000, 1_500, 1_000].map(|ms| ms * MS) {
+        for spec in [bucket("b", "100/s", 40), sliding("s", 1_000, "10s")] {
+            let mut world = shared(spec, [1; 4]);
+            passes(&mut world, &[2], 20);
+            world.nodes[2].way = Way::CUT;
+            passes(&mut world, &[3], 10);
+            world.pass(65 * S - before_ns);
+            passes(&mut world, &[0, 3], 14);
+        }
+    }
+}
+
+/// Shares change while what was taken of pools is lent.
+fn lent_and_ordered() {
+    for spec in [bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+        for weights in [[1, 1, 3, 3], [3, 3, 1, 1], [1, 1, 1, 3]] {
+            let mut world = lent_and_asked(spec.clone());
+            assert!(world.order(&all(weights)));
+            passes(&mut world, &[0, 2, 3], 40);
+            world.expect_granting("when all have heard");
+        }
+    }
+}
+
+/// One node has lent nearly all that its region's pool has to another one, since the other one of its region hears of nobody.
+fn lent_by_one() -> World {
+    let mut world = shared(bucket("b", "100/s", 20), [1, 1, 9, 9]);
+    cut(&mut world, &[3]);
+    passes(&mut world, &[1], 40);
+    world
+}
+
+/// Shares change then, and the other one would like to have the rest, while who holds what is lent hears of nothing.
+fn lent_by_one_and_ordered() {
+    let mut world = lent_by_one();
+    cut(&mut world, &[1]);
+    assert!(world.order(&all([10, 10, 90, 91])));
+    passes(&mut world, &[0, 1, 1, 3, 3], 8);
+}
+
+/// It loses its power, and comes back; and the pool's server forgets what it held.
+fn lent_by_one_that_crashes() {
+    let mut world = lent_by_one();
+    cut(&mut world, &[1, 3]);
+    world.crash(2);
+    world.regions.as_mut().expect("regions").servers[0].restart(None);
+    passes(&mut world, &[1, 3], 10);
+}
+
+/// Lenders lose their power, and come back while what they have lent is out; and the pool's server forgets what they held, or not.
+fn lent_and_crashed() {
+    let specs = [bucket("b", "100/s", 20), sliding("s", 1_000, "10s"), window("w", 1_000, "10s")];
+    for (spec, is_forgotten) in specs.iter().cloned().flat_map(|spec| [(spec.clone(), false), (spec, true)]) {
+        let mut world = lent_and_asked(spec);
+        for crashed in [&[2][..], &[3], &[2, 3], &[3, 0]] {
+            // Who holds what they have lent does not hear of it.
+            cut(&mut world, &[0]);
+            crashed.iter().for_each(|place| world.crash(*place));
+            if is_forgotten {
+                world.regions.as_mut().expect("regions").servers[0].restart(None);
+            }
+            passes(&mut world, &[0, 5 - crashed[0]], 10);
+            cut(&mut world, &[]);
+            passes(&mut world, &[0], 24);
+        }
+    }
+}
+
+#[test]
+fn what_is_in_pools_is_given_and_lent_to_other_regions() {
+    given_once();
+}
+
+/// A region of one node has what is in another one's pools, as that has what the one node has.
+#[test]
+fn a_region_of_one_node_has_what_is_in_pools() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = World::among_regions(&[2, 1], &[spec], GUARD, 1);
+        world.pass(S);
+        assert!(world.order(&[(0, 1), (1, 1), (2, 2)]));
+        world.pass(6 * S);
+        for place in [2, 0] {
+            passes(&mut world, &[place], 40);
+            let a_second = passes(&mut world, &[place], 20);
+            assert!(a_second[place] >= 90, "{name}: {a_second:?}");
+        }
+    }
+}
+
+/// Of a small limit each node keeps a unit where there are enough, and some none; with the stores gone, who has one gives it to who is
+/// asked.
+#[test]
+fn guard_shares_go_where_they_are_asked_for_without_a_store() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 40, "60s")], 20, 1);
+    world.pass(S);
+    assert!(world.order(&all([1; 4])));
+    world.pass(6 * S);
+    world.expect_granting("at first");
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world.pass(60 * S);
+    let passed = (0..2_000).filter(|_| {
+        let passed = world.ask(1, "k", 1);
+        world.pass(5 * MS);
+        passed
+    });
+    // A fifth of each node's ten, which is all that is not in the pools.
+    assert_eq!(passed.count(), 8);
+}
+
+#[test]
+fn what_is_lent_of_a_pool_ends_before_the_lease() {
+    lent_and_cut();
+    lent_at_the_end();
+}
+
+#[test]
+fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
+    lent_and_ordered();
+    lent_by_one_and_ordered();
+    lent_by_one_that_crashes();
+    lent_and_crashed();
+}
+
 #[cfg(feature = "broken")]
 #[test]
 fn every_rule_is_needed() {
     use acequia_rights::broken::{Broken, break_rule};
+    let stories: [(Broken, fn()); 6] = [
+        (Broken::LeaseOutlivesTerms, unheard),
+        (Broken::LeaseGivesTwice, given_once),
+        (Broken::LeaseReturnsWhatIsLent, lent_by_one_and_ordered),
+        (Broken::LeaseRenewsToTheEnd, lent_and_cut),
+        (Broken::LeaseLendsForLonger, lent_at_the_end),
+        (Broken::LeaseForgetsLoans, lent_by_one_that_crashes),
+    ];
     std::panic::set_hook(Box::new(|_| ()));
-    break_rule(Some(Broken::LeaseOutlivesTerms));
-    let found = std::panic::catch_unwind(unheard);
-    break_rule(None);
+    let found = stories.map(|(rule, story)| {
+        break_rule(Some(rule));
+        let found = std::panic::catch_unwind(story);
+        break_rule(None);
+        let what = found.err().and_then(|what| what.downcast::<String>().ok());
+        (rule, what)
+    });
     drop(std::panic::take_hook());
-    assert!(found.is_err(), "LeaseOutlivesTerms can be left out unnoticed");
-    println!("LeaseOutlivesTerms       1");
+    for (rule, what) in &found {
+        println!("{:24} {}", format!("{rule:?}"), what.as_deref().map_or("survives", String::as_str));
+    }
+    assert!(found.iter().all(|(_, what)| what.is_some()), "a rule can be left out unnoticed");
 }

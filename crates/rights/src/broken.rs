@@ -239,6 +239,16 @@ pub enum Broken {
     LeaseTakesAnyTime,
     /// Nodes go on with the pools that there are when those become part of another distribution among regions.
     LeaseOutlivesTerms,
+    /// What a node took of a window's pool and gave to another region it may use as well.
+    LeaseGivesTwice,
+    /// What a node holds of a pool it lends for longer than it has it.
+    LeaseLendsForLonger,
+    /// Loans of what a node holds of a pool are renewed until that ends.
+    LeaseRenewsToTheEnd,
+    /// What a node holds of a pool and has lent it gives back to the pool as well.
+    LeaseReturnsWhatIsLent,
+    /// A process calls pools while loans of an earlier one are out that rest on what that one held of them.
+    LeaseForgetsLoans,
     /// A node does not tell what earlier processes of it took of windows.
     LeaseForgetsTakings,
     /// A node counts what earlier processes took as told in a generation in which nobody told it.

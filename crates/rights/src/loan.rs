@@ -30,8 +30,9 @@
 //! giver waits (stretched: [`Kind::Sliding`]). Hence at every instant `Σ used in the last window <= Σ capacity + what
 //! lingers <= L`.
 //!
-//! **Only one's own standing part is lent**, never what is borrowed. So a loan rests on nothing that can end before it,
-//! the check is one comparison. The last part of a rate is never lent: a meter needs one.
+//! **Only what is one's own is lent**, never what is borrowed. So a loan rests on nothing that can end before it, and the
+//! check is one comparison. The last part of a rate is never lent: a meter needs one. What is held of a region's pool ([`crate::pool`])
+//! is one's own for as long as it lasts: who lends of it sees to it that loans end before.
 //!
 //! **A lowered standing part** keeps the debt, so a cell may owe more than its capacity, and have lent more than it has.
 //! It is acknowledged when neither is so ([`Book::conforms`]). Until then nobody else may be raised, and a restart owes

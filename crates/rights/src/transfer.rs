@@ -10,6 +10,9 @@
 //! every step: use and give check it, a receipt raises the limit. ∎ (A budget that is lowered inside a window leaves
 //! `used` where it is: the window's limit is the largest that was in force in it.)
 //!
+//! Units that a node took of its region's pool of the window (`pool::window`) are a part of what stands, here: they are spent for the
+//! pool, and given away or used once.
+//!
 //! A peer that has received more than is known here to have been given proves that this disk was restored from an older
 //! one: the node owns nothing until it begins anew ([`Refusal::RestoredDisk`]). The proof is not complete: it needs every
 //! peer's echo before anything is spent, and two disks restored at once may agree.

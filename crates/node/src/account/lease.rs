@@ -89,6 +89,29 @@ impl Account {
         known.copied().unwrap_or(Taken { end_ns, ..Taken::default() })
     }
 
+    /// What of the pool this node could take to give it away, as far as it knows; nothing where it has not asked.
+    pub(crate) fn within_reach(&self) -> Option<Part> {
+        self.windows().within_reach
+    }
+
+    pub(crate) fn set_within_reach(&mut self, part: Part) {
+        self.windows_mut().within_reach = Some(part);
+    }
+
+    /// So much is to be taken of the pool, to give it away.
+    pub(crate) fn want_for_others(&mut self, part: Part) {
+        if part != Part::default() || self.windows.is_some() {
+            self.windows_mut().for_others = part;
+        }
+    }
+
+    /// What is to be taken, to give it away. Of a window, where it is so much more, says so once; else it is so much in all.
+    pub(crate) fn take_for_others(&mut self) -> Part {
+        let is_once = matches!(self.algorithm, Algorithm::FixedWindow(_));
+        let Some(windows) = &mut self.windows else { return Part::default() };
+        if is_once { std::mem::take(&mut windows.for_others) } else { windows.for_others }
+    }
+
     /// Ends what is over, at its instant.
     pub(super) fn end_lease(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, now: Now) -> bool {
         if self.pooled_until_ns() > now.steady_ns || broken(Broken::LeaseOutlivesItsEnd) {
@@ -115,6 +138,7 @@ impl Account {
         keeps: Part,
         now: Now,
     ) -> Option<Kept> {
+        let keeps = self.not_lent_twice(keeps);
         let mut available = self.unleased(words, now, ground.salt);
         let own_units = self.standing.units;
         if available > 0 && !self.algorithm.has_rate() {
@@ -150,16 +174,43 @@ impl Account {
         if keeps != held {
             self.apply(words, ground, change, now);
         }
+        self.note_cut();
         Some(Kept { number, part: keeps, unspent })
     }
 
-    /// Keeps at most so much of a bucket's or a sliding window's pool, and gives nothing back: nobody is told of it.
+    /// What is lent of it is kept until it is back.
+    fn not_lent_twice(&self, keeps: Part) -> Part {
+        let lent = self.lent_of_pool();
+        if broken(Broken::LeaseReturnsWhatIsLent) {
+            return keeps;
+        }
+        Part { rate: keeps.rate.max(lent.rate), units: keeps.units.max(lent.units) }
+    }
+
+    /// What may be held of the pool at most, where more is.
+    pub(crate) fn most_of_pool(&self) -> Option<Part> {
+        self.windows().most
+    }
+
+    /// Notes whether no more is held than may be.
+    fn note_cut(&mut self) {
+        let pooled = self.pooled();
+        if let Some(windows) = &mut self.windows {
+            windows.most = windows.most.filter(|most| pooled.rate > most.rate || pooled.units > most.units);
+        }
+    }
+
+    /// Keeps at most so much of a bucket's or a sliding window's pool, and gives nothing back: nobody is told of it. What is lent is
+    /// kept until it is back.
     pub(crate) fn cut_pool(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, most: Part, now: Now) {
         let held = self.pooled();
         let keeps = Part { rate: held.rate.min(most.rate), units: held.units.min(most.units) };
         if keeps == held {
-            return;
+            return self.note_cut();
         }
+        let keeps = self.not_lent_twice(keeps);
+        let keeps = Part { rate: held.rate.min(keeps.rate), units: held.units.min(keeps.units) };
+        self.windows_mut().most = Some(most);
         let change = match &mut self.windows_mut().lease {
             Some(Lease::Bucket(purse)) => purse.ask(keeps, 0, now.steady_ns).1,
             Some(Lease::Sliding(purse)) => {
@@ -169,6 +220,7 @@ impl Account {
             None => return,
         };
         self.apply(words, ground, change, now);
+        self.note_cut();
     }
 
     /// The answer to a call of a bucket. Gives what came; nothing if it does not count.

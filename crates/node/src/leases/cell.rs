@@ -33,6 +33,8 @@ const LITTLE_NS: u64 = 15_000_000;
 const LITTLE_PART: u64 = 1_024;
 /// A call that waits for the disk is made so long after it is there, at most.
 const DISK_NS: u64 = 1_000_000;
+/// A pool that had nothing may have something after so long.
+const DRY_NS: u64 = 1_000_000_000;
 /// What is wanted for later, and not soon, is asked for no more often.
 const LATER_NS: u64 = 1_000_000_000;
 
@@ -84,7 +86,25 @@ pub(super) struct Seen {
     pub(super) pool: Part,
     /// The whole limit's units: no request can have more.
     pub(super) budget: u64,
+    /// What other regions are to be given, and what they have been lent; and what must be held as long as that is out.
+    pub(super) for_others: Part,
+    pub(super) lent: Part,
+    pub(super) kept: Part,
     pub(super) nodes: u64,
+}
+
+impl Seen {
+    /// What of the pool this node would like to hold, to have so much besides what other regions have been lent and are to be given.
+    fn beside_others(&self, own: Part) -> Part {
+        let all = |own: u64, lent: u64, for_others: u64, standing: u64| {
+            own.saturating_add(lent).saturating_add(for_others).saturating_sub(standing)
+        };
+        let (lent, to, standing) = (self.lent, self.for_others, self.standing);
+        let rate = all(own.rate.into(), lent.rate.into(), to.rate.into(), standing.rate.into());
+        let rate = rate.min(self.pool.rate.into()) as u32;
+        let units = all(own.units, lent.units, to.units, standing.units).min(self.pool.units);
+        Part { rate: rate.max(self.kept.rate), units: units.max(self.kept.units) }
+    }
 }
 
 /// What it wants of a window.
@@ -146,9 +166,9 @@ impl Leased {
         Some(under)
     }
 
-    /// What is held is as much as may be, of a pool that has so much in all.
-    pub(super) const fn goes_by(&mut self, pool: Part) {
-        (self.under, self.most, self.left, self.fair) = (pool, None, None, None);
+    /// What is held is as much as may be, or soon is, of a pool that has so much in all.
+    pub(super) const fn goes_by(&mut self, pool: Part, most: Option<Part>) {
+        (self.under, self.most, self.left, self.fair) = (pool, most, None, None);
     }
 
     /// Keeps to what may be held, and asks for no more while that is less than what is.
@@ -222,6 +242,22 @@ impl Leased {
         look_after(self.demand.events_milli(), self.in_vain == 0 && self.demand.events_milli() > 0)
     }
 
+    /// Whether its pool has nothing for it, as far as is known: what is missed may be had elsewhere.
+    pub(super) const fn is_dry(&self, now: Now) -> bool {
+        self.in_vain > 0 && now.steady_ns < self.quiet_until_ns + DRY_NS
+    }
+
+    /// What of its pool this node could take without taking what the others may need as well.
+    pub(super) fn within_reach(&self, seen: &Seen, held: Part, now: Now) -> Part {
+        if self.is_dry(now) || self.must_shrink() {
+            return Part::default();
+        }
+        let left = self.left.unwrap_or_else(|| seen.pool.units.saturating_sub(held.units));
+        // Of no more nodes than there are.
+        let rate = u64::from(seen.pool.rate.saturating_sub(held.rate)) / seen.nodes;
+        Part { rate: rate as u32, units: left / seen.nodes }
+    }
+
     /// Less than this left calls for a look.
     pub(super) fn low_water(&self) -> u64 {
         self.soon().max(self.chunk / 2)
@@ -259,7 +295,7 @@ impl Leased {
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
         let most = self.left.unwrap_or(seen.pool.units) / seen.nodes;
         let ahead = self.wanted_in(time_left_ns.min(AHEAD_NS)).min(most.max(self.soon()));
-        let needed = self.needed(seen);
+        let needed = self.needed(seen).saturating_add(seen.for_others.units);
         if ahead > seen.available || needed > 0 {
             self.tight_ns = now.steady_ns;
         }
@@ -267,7 +303,8 @@ impl Leased {
         let is_low =
             needed > 0 || seen.available < ahead / 2 || self.is_later(seen.available, ahead, LATER_NS, now);
         if is_low && now.steady_ns >= self.quiet_until_ns {
-            let wanted = ahead.saturating_sub(seen.available).max(needed);
+            let wanted =
+                ahead.saturating_sub(seen.available).saturating_add(seen.for_others.units).max(needed);
             return Some(Stock { wanted, needed, returns: 0 });
         }
         let held = taken.taken - taken.returned;
@@ -289,9 +326,9 @@ impl Leased {
 
     /// A bucket, of which so much is held. The whole limit gives `rate_milli` units a second, in thousandths.
     pub(super) fn bucket(&mut self, seen: &Seen, held: Part, rate_milli: u64, now: Now) -> Option<Flow> {
-        let liked = self.liked_rate(seen, rate_milli);
-        let rate = self.fair.map_or(liked, |fair| liked.min(fair));
-        let along = along(seen.pool, rate);
+        let liked = seen.beside_others(Part { rate: self.asked_rate(rate_milli), units: 0 });
+        let rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
+        let along = along(seen.pool, rate).max(liked.units);
         let needed = self.needed(seen);
         let has = held.units + seen.standing.units;
         let is_low = self.demand.events_milli() > 0 && seen.available < (has / 4).min(self.soon().max(1));
@@ -301,16 +338,17 @@ impl Leased {
         let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > SPARE_NS;
         let mut flow = Flow { keeps: held, ..Flow::default() };
         if self.is_idle(now) {
-            flow.keeps = Part::default();
+            flow.keeps = Part { rate: held.rate.min(liked.rate), units: held.units.min(liked.units) };
+            flow.wanted = Part { rate: liked.rate - flow.keeps.rate, units: liked.units - flow.keeps.units };
         } else {
             // A little to and fro is not worth a call.
             if held.rate > rate + rate / 8 {
                 flow.keeps.rate = rate;
             }
             if is_spare && held.units > along + along / 2 + 1 {
-                flow.keeps.units = along.max(held.units.saturating_sub(seen.available));
+                flow.keeps.units = along.max(held.units.saturating_sub(seen.available)).max(liked.units);
             }
-            flow.wanted.rate = liked.saturating_sub(flow.keeps.rate);
+            flow.wanted.rate = liked.rate.saturating_sub(flow.keeps.rate);
             flow.wanted.units = along.saturating_sub(flow.keeps.units);
             if (needed > 0 || is_low) && now.steady_ns >= self.quiet_until_ns {
                 flow.needed = needed.max(1);
@@ -326,7 +364,7 @@ impl Leased {
     /// A sliding window, of which so many units are held.
     pub(super) fn sliding(&mut self, seen: &Seen, held: u64, window_ns: u64, now: Now) -> Option<Flow> {
         let ahead = self.wanted_in(window_ns).saturating_add(u64::from(self.demand.events_milli() > 0));
-        let aim = ahead.saturating_sub(seen.standing.units).min(seen.pool.units);
+        let aim = seen.beside_others(Part { rate: 0, units: ahead }).units;
         let needed = self.needed(seen);
         if needed > 0 || aim > held {
             self.tight_ns = now.steady_ns;
@@ -335,7 +373,8 @@ impl Leased {
         let part = |units| Part { rate: 0, units };
         let mut flow = Flow { keeps: part(held), ..Flow::default() };
         if self.is_idle(now) {
-            flow.keeps = Part::default();
+            flow.keeps = part(held.min(aim));
+            flow.wanted = part(aim - flow.keeps.units);
         } else if is_spare && held > aim + aim / 4 {
             flow.keeps = part(aim);
         } else if now.steady_ns >= self.quiet_until_ns {
@@ -376,12 +415,11 @@ impl Leased {
         units_in(self.demand.units_milli(), SOON_NS)
     }
 
-    /// Parts of the rate that would be used, beyond the own share: a tenth more than is asked for.
-    fn liked_rate(&self, seen: &Seen, rate_milli: u64) -> u32 {
+    /// Parts of the rate that would be used: a tenth more than is asked for.
+    fn asked_rate(&self, rate_milli: u64) -> u32 {
         let milli = u128::from(self.demand.units_milli()) * 11 / 10;
         let parts = (milli * u128::from(RATE_PARTS)).div_ceil(u128::from(rate_milli.max(1)));
-        let parts = u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS);
-        parts.saturating_sub(seen.standing.rate).min(seen.pool.rate)
+        u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS)
     }
 }
 

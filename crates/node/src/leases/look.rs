@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Node,
-    account::{Account, Ground, KeptOfPool, Taken},
+    account::{Account, Ground, KeptOfPool, Looker, Taken},
     journal::HeapCell,
     sharing::CellKey,
 };
@@ -59,12 +59,15 @@ pub(super) fn look_at(
     };
     account.settle(words, ground, now, &*node.sessions());
     let seen = Seen {
-        offered: account.look(),
+        offered: account.look(Looker::Pools),
         available: account.unleased(words, now, ground.salt),
         standing: account.standing(),
         pool,
         budget: ground.global.budget(),
         nodes: scene.home.nodes.len() as u64,
+        for_others: account.take_for_others(),
+        lent: account.book().lent_total(),
+        kept: account.lent_of_pool(),
     };
     leased.observe(&seen, now);
     shrink(scene, leased, pool, (account, ground), now);
@@ -121,14 +124,21 @@ pub(super) fn look_at(
         && ask.is_none()
         && !leased.takings.has_before()
         && account.is_empty(now);
+    let can_call = scene.generation.is_some() || leased.pending.is_some();
+    let within_reach = match can_call && !scene.is_lost {
+        true => leased.within_reach(&seen, account.pooled(), now),
+        false => Part::default(),
+    };
+    account.set_within_reach(within_reach);
     let is_unwritten = account.take_unwritten();
+    let is_alone = is_over && account.leave_alone(Looker::Pools);
     if is_unwritten {
         node.write_account(scene.key, cell, now);
     }
-    if is_over {
-        if leased.takings.has_row() {
-            node.push_row(takings::removed(scene.limit, scene.key.1));
-        }
+    if is_over && leased.takings.has_row() {
+        node.push_row(takings::removed(scene.limit, scene.key.1));
+    }
+    if is_alone {
         cell.forget_held_if_renumbered();
         cell.account = None;
     }

@@ -10,6 +10,9 @@
 //! window a part with an end, of a window units. What is held is enough for a while, so that a pool that cannot be reached is not missed
 //! at once; what is not used goes back.
 //!
+//! Where a pool has nothing for a cell, other regions may have ([`crate::sharing`]), and what they ask for is taken of pools here, to be
+//! given or lent to them.
+//!
 //! Where nobody answers for a group any more, its store is *lost*, and a limit says what then decides
 //! ([`acequia_limits::limit::OnStoreLoss`]).
 
@@ -48,7 +51,7 @@ use self::{
 
 use crate::{
     Catalogue, Config, Keep, Node, Row, catalogue::Terms, journal::HeapCell, local::Guard, lock,
-    patience::Elsewhere, sharing::CellKey, visit::Visit,
+    sharing::CellKey, visit::Visit,
 };
 
 pub use self::{
@@ -216,10 +219,14 @@ pub(crate) struct Leases {
     /// Whether a call waits for the disk.
     wants_disk: bool,
     cells: BTreeMap<CellKey, Leased>,
+    /// Cells whose pool had nothing for them: other regions may have.
+    dry: BTreeSet<CellKey>,
     looks: BTreeSet<(u64, CellKey)>,
     out: VecDeque<Call>,
     pending: BTreeMap<u64, Pending>,
     next: u64,
+    /// No pool is called before: steady clock. Loans of an earlier process may be out that rest on what it held.
+    begins_ns: u64,
     /// When a pool answered last, and when one did not: steady clock.
     answered_ns: u64,
     missed_ns: u64,
@@ -247,10 +254,12 @@ impl Leases {
             lost: BTreeSet::new(),
             sought: BTreeSet::new(),
             cells: BTreeMap::new(),
+            dry: BTreeSet::new(),
             looks: BTreeSet::new(),
             out: VecDeque::new(),
             pending: BTreeMap::new(),
             next: 0,
+            begins_ns: 0,
             answered_ns: 0,
             missed_ns: 0,
             counts: LeaseCounts::default(),
@@ -262,6 +271,9 @@ impl Leases {
             self.wake(key, now.steady_ns);
         }
         self.give_up(node, now);
+        if now.steady_ns < self.begins_ns {
+            return;
+        }
         self.keep_silent(node, now);
         self.keep_groups(now);
         let catalogue = node.catalogue();
@@ -274,7 +286,7 @@ impl Leases {
     }
 
     /// A cell calls: it is looked at now, or soon if that was done just before.
-    fn wake(&mut self, key: CellKey, now_ns: u64) {
+    pub(crate) fn wake(&mut self, key: CellKey, now_ns: u64) {
         if let Some(leased) = self.cells.get(&key) {
             let due_ns = (leased.looked_ns + APART_NS).clamp(now_ns, leased.due_ns.max(now_ns));
             return self.look_at_time(key, due_ns);
@@ -284,6 +296,18 @@ impl Leases {
         }
         self.cells.insert(key, Leased::new(now_ns));
         self.looks.insert((now_ns, key));
+    }
+
+    /// Calls no pool before this time: steady clock.
+    pub(crate) fn begin_after(&mut self, at_ns: u64) {
+        if !broken(Broken::LeaseForgetsLoans) {
+            self.begins_ns = self.begins_ns.max(at_ns);
+        }
+    }
+
+    /// Cells whose pool had nothing for them since this was last asked.
+    pub(crate) fn take_dry(&mut self) -> Vec<CellKey> {
+        std::mem::take(&mut self.dry).into_iter().collect()
     }
 
     fn look_at_time(&mut self, key: CellKey, due_ns: u64) {
@@ -463,6 +487,9 @@ impl Leases {
         }
         if let (Some((about, question)), Some(generation)) = (ask, generation) {
             leased.pending = self.call((number, generation), about, question, now);
+        }
+        if leased.is_dry(now) && !self.home.members.is_empty() && self.dry.len() < LOOKS_MAX {
+            self.dry.insert(key);
         }
         self.wants_disk |= leased.waits_for_disk;
         leased.due_ns = now.steady_ns + leased.look_after();
@@ -700,7 +727,6 @@ impl Node {
                 lock(&node.registry).set_terms(terms);
             }
         }
-        node.elsewhere = Elsewhere::of_pools();
         node.leases = Some(Mutex::new(Leases::new(siblings)));
         node
     }

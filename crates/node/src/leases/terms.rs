@@ -4,7 +4,9 @@
 //! keep. When a node adopts another one it takes nothing more of those pools, ever; nor does it tell them anything, so they have
 //! down for it what it held, at least. Of that it keeps no more than an even part of what the new pools have, which is what it can keep
 //! whatever the others do, and tells it to the new pools: they are of a generation of their own, and grant when every node of the region
-//! has adopted the distribution and told. So a node conforms to a distribution as soon as it has adopted it.
+//! has adopted the distribution and told. So a node conforms to a distribution as soon as it has adopted it; or, where it has lent more
+//! than that, when loans are back: until then it tells the new pools so much more, and what the node holds beyond its part nobody else
+//! has been given, since no share is raised before all conform.
 //!
 //! Of a window that is open everything stays: windows go by the distributions under which they began.
 
@@ -79,22 +81,24 @@ impl Leases {
         let nodes = self.home.nodes.len() as u64;
         // In the margin of its beginning a window may have been charged already.
         let begun_ns = now.wall_ns.saturating_add(self.clock_error_ns.saturating_mul(2));
-        let pool = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
+        let cut = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
             // A limit that was removed may come back.
             let pool = ground.local.pool(ground.global, ground.salt).filter(|_| ground.in_force);
             let pool = pool.unwrap_or_default();
-            let HeapCell { account: Some(account), words, .. } = &mut *cell else { return pool };
+            let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (pool, None) };
             account.settle(words, ground, now, &*node.sessions());
             let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
             match ground.global {
                 Algorithm::FixedWindow(_) => cut_windows((account, words), ground, even, begun_ns),
                 _ => account.cut_pool(words, ground, even, now),
             }
+            let most = account.most_of_pool();
             cell.forget_held_if_renumbered();
-            pool
+            (pool, most)
         });
         if let Some(leased) = self.cells.get_mut(&key) {
-            leased.goes_by(pool.unwrap_or_default());
+            let (pool, most) = cut.unwrap_or_default();
+            leased.goes_by(pool, most);
         }
     }
 }

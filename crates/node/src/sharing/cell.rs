@@ -63,6 +63,8 @@ pub(crate) struct Asked {
     pub(crate) by: Region,
     pub(crate) end_ns: u64,
     pub(crate) units: u64,
+    /// When it was heard: steady clock.
+    pub(crate) at_ns: u64,
 }
 
 /// A piece that was lent, and may not show yet in what its new holder says.

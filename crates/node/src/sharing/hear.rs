@@ -210,10 +210,6 @@ impl Sharing {
                 }
                 Ok(())
             }
-            // What nodes of a region share through pools is not lent to others.
-            (Entry::News { .. } | Entry::Short { .. } | Entry::Ask { .. }, _) if node.leases.is_some() => {
-                Ok(())
-            }
             (Entry::News { demand, holds, left, .. }, Some(key)) => {
                 if demand == Rough::default() && self.cells.slot(key).is_none() {
                     // Nobody asks for it there, and nobody has asked for it here.
@@ -254,7 +250,7 @@ impl Sharing {
                     && warm.asked.len() < self.peers.len()
                 {
                     warm.asked.retain(|asked| asked.by != region);
-                    warm.asked.push(Asked { by: region, end_ns, units });
+                    warm.asked.push(Asked { by: region, end_ns, units, at_ns: now.steady_ns });
                 }
                 Ok(())
             }

@@ -5,6 +5,7 @@ use acequia_rights::{
     Offer, Region, Writer,
     broken::{Broken, broken},
     loan::LOANS_PER_PEER_MAX,
+    session::stretch,
 };
 use smallvec::SmallVec;
 
@@ -20,8 +21,9 @@ use super::{
 };
 use crate::{
     Catalogue, Node,
-    account::{Account, Ground, Offered},
+    account::{Account, Ground, Looker, Offered},
     journal::HeapCell,
+    lock,
     preference::Preference,
     visit::Visit,
 };
@@ -37,6 +39,11 @@ const REFRESH_NS: u64 = 4_000_000_000;
 /// Asking again for rights, at first; twice as long each time it brought nothing.
 const ASK_NS: u64 = 250_000_000;
 const ASK_NS_MAX: u64 = 4_000_000_000;
+/// What was asked for and must be taken of the region's pool first is there soon, or not at all.
+const POOL_NS: u64 = 20_000_000;
+const POOL_NS_MAX: u64 = 1_000_000_000;
+/// Of what is to be lent and does not come from the pool at once, a part of so many is worth a loan.
+const PIECES: u64 = 4;
 /// Peers that are asked at once.
 const ASKED_MAX: usize = 3;
 
@@ -55,6 +62,11 @@ impl Sharing {
         let again = visit
             .at(owned, |ground, cell| self.look_at(&mut warm, (node, preference), key, ground, cell, now));
         self.tells.clear();
+        if std::mem::take(&mut self.wants_pool)
+            && let Some(leases) = &node.leases
+        {
+            lock(leases).wake(key, now.steady_ns);
+        }
         warm.looked_ns = now.steady_ns;
         if let Some((true, after_ns)) = again.flatten()
             && let Some(place) = self.cells.at_mut(slot)
@@ -111,7 +123,7 @@ impl Sharing {
                 self.tells.push((from.region, Topic::Refused(key, number), entry));
             }
             account.freeze_refused(&mut sessions);
-            account.look()
+            account.look(Looker::Regions)
         };
         if offered.events > 0 {
             warm.asked_of = Some(self.mark());
@@ -123,7 +135,7 @@ impl Sharing {
             account.hear_used(warm.used_elsewhere(ground.global));
         }
         // An override that ended leaves less without a new version.
-        if cell.account.as_deref().is_some_and(|account| account.book().is_over_lent(account.standing())) {
+        if cell.account.as_deref().is_some_and(Account::is_over_lent) {
             self.over_lent.insert(key);
         }
         // What no cell could ever give is not asked for.
@@ -159,12 +171,15 @@ impl Sharing {
         }
         self.tell_news(warm, key, ground, cell, &resource, scarce, now);
         let account = cell.account.as_deref_mut()?;
-        if warm.is_idle(now.steady_ns) && account.is_empty(now) {
-            cell.forget_held_if_renumbered();
-            cell.account = None;
+        if warm.is_idle(now.steady_ns) && account.is_at_home(now) {
+            if account.leave_alone(Looker::Regions) && account.is_empty(now) {
+                cell.forget_held_if_renumbered();
+                cell.account = None;
+            }
             return Some((false, 0));
         }
-        Some((true, look_after(warm.demand.events_milli(), scarce)))
+        let after_ns = look_after(warm.demand.events_milli(), scarce);
+        Some((true, if self.wants_pool { after_ns.min(POOL_NS) } else { after_ns }))
     }
 
     /// A rate, or a sliding window: lends and gives back.
@@ -185,15 +200,20 @@ impl Sharing {
         let effective = account.effective();
         let budget = ground.global.budget();
         note_short(warm, account, offered, budget, now);
+        let (reach, standing) = match node.leases {
+            None => (Part::default(), account.standing()),
+            // As the others know it: what is in the pool is a part of it.
+            Some(_) => (within_reach(account, ground), self.standing_of(self.me(), ground, now)),
+        };
         let own = Seat {
             region: self.me().region,
-            want: resource.want_here(&warm.demand, account.standing(), budget),
-            holds: resource.weigh(effective),
-            standing: resource.weigh(account.standing()),
+            want: resource.want_here(&warm.demand, standing, budget),
+            holds: resource.weigh(effective).saturating_add(resource.weigh(reach)),
+            standing: resource.weigh(standing),
             short: if warm.short > effective.units { warm.short } else { 0 },
-            weight: u32::try_from(resource.weigh(account.standing())).unwrap_or(1),
+            weight: u32::try_from(resource.weigh(standing)).unwrap_or(1),
             class: preference.class(self.me().region),
-            floor: preference.floor(resource.weigh(account.standing())),
+            floor: preference.floor(resource.weigh(standing)),
         };
         let mut others: SmallVec<[Seat; 8]> = SmallVec::new();
         for peer in self.peers.values().filter(|peer| self.is_partner(peer, now)) {
@@ -212,11 +232,16 @@ impl Sharing {
         let lent: SmallVec<[(Region, Part); 8]> =
             account.book().lent().iter().map(|lent| (lent.to.region, lent.part)).collect();
         let nets = warm.looked_ns / NET_NS != now.steady_ns / NET_NS;
+        let spare = account.spare(self.lent_for_ns(), now);
+        let spare = Part {
+            rate: spare.rate.saturating_add(reach.rate),
+            units: spare.units.saturating_add(reach.units),
+        };
         let flow = Flow {
             own,
             others: &others,
-            spare: account.spare(),
-            floor: floor_of(preference, account.standing()),
+            spare,
+            floor: floor_of(preference, standing),
             held: &held,
             lent: &lent,
             nets,
@@ -227,7 +252,7 @@ impl Sharing {
             needs_units: warm.short > 0,
             least: warm.least,
             is_rate: matches!(resource, Resource::Rate { .. }),
-            left,
+            left: left.saturating_add(reach.units),
         };
         let mut plan = plan(&flow);
         if !ground.in_force {
@@ -275,11 +300,26 @@ impl Sharing {
         if node.is_journal_down() || self.restored_disk {
             return;
         }
+        let mut missing = Part::default();
         for (region, part) in plan.lend {
             let Some(peer) = self.peers.get(&region) else { continue };
             let to = peer.writer;
             if self.versions.closed(to) {
                 continue;
+            }
+            let mut spare = account.spare(self.lent_for_ns(), now);
+            if !account.algorithm.has_rate() {
+                spare.units = spare.units.min(account.unleased(words, now, ground.salt));
+            }
+            let wanted = part;
+            let part = Part { rate: part.rate.min(spare.rate), units: part.units.min(spare.units) };
+            if node.leases.is_some() && part != wanted {
+                // What is lent is taken of the pool first, and what came of it must be worth a loan.
+                missing.rate = missing.rate.saturating_add(wanted.rate);
+                missing.units = missing.units.saturating_add(wanted.units);
+                if resource.weigh(part) < resource.weigh(wanted) / PIECES || part.units == 0 {
+                    continue;
+                }
             }
             let with_peer = account.book().lent().iter().filter(|lent| lent.to == to).count();
             if with_peer >= LOANS_PER_PEER_MAX {
@@ -290,6 +330,8 @@ impl Sharing {
             let number = self.loans.take(node);
             let offer = Offer { number, to, part, tokens, ttl_ns: self.home.loan_ttl_ns };
             if let Ok(grant) = account.lend(words, ground, &offer, session, now) {
+                missing.rate = missing.rate.saturating_sub(part.rate);
+                missing.units = missing.units.saturating_sub(part.units);
                 self.traffic.lent += 1;
                 let loans = (account.book().lent().len() + account.book().held().len()) as u64;
                 self.traffic.loans_max = self.traffic.loans_max.max(loans);
@@ -298,6 +340,20 @@ impl Sharing {
                 self.tells.push((region, Topic::Grant(key, number), entry));
             }
         }
+        if node.leases.is_some() {
+            account.want_for_others(missing);
+            self.wants_pool = missing != Part::default();
+            match account.renews_until_ns() {
+                Some(until_ns) => self.backed.insert(key, until_ns),
+                None => self.backed.remove(&key),
+            };
+        }
+    }
+
+    /// How long a loan is counted on at the longest that is not renewed.
+    fn lent_for_ns(&self) -> u64 {
+        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
+        stretch(self.home.loan_ttl_ns, drift_ppm)
     }
 
     /// A window's rights: asks for them, and gives.
@@ -312,7 +368,7 @@ impl Sharing {
         denied: u64,
         now: Now,
     ) -> bool {
-        let (left, end_ns) = {
+        let (mut in_hand, end_ns) = {
             let Some(account) = cell.account.as_deref() else { return false };
             (account.available(&cell.words, cell.reserved(), now, ground.salt), account.window())
         };
@@ -333,6 +389,7 @@ impl Sharing {
             let stake = warm.stake(region, standing, now.steady_ns, peer.round_ns());
             (region, place(region, standing, stake))
         });
+        let left = in_hand.saturating_add(within_reach(account, ground).units);
         let own = Stake { left, demand_milli: warm.demand.units_milli(), ..Stake::default() };
         let mut stock = Stock {
             own: place(self.me().region, account.standing().units, own),
@@ -356,11 +413,19 @@ impl Sharing {
         }
         let asked = std::mem::take(&mut warm.asked);
         let may_give = !node.is_journal_down() && self.owns_nothing().is_none() && ground.in_force;
-        for Asked { by, units, .. } in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
-            let give = stock.give(by, units);
+        let mut for_others = 0;
+        for asked in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
+            let Asked { by, units, at_ns, .. } = asked;
+            let could = stock.give(by, units);
+            let give = could.min(in_hand);
+            if could > give && now.steady_ns.saturating_sub(at_ns) < POOL_NS_MAX {
+                for_others += could - give;
+                warm.asked.push(Asked { units: could - give, ..asked });
+            }
             if give > 0
-                && let Ok(cumulative) = account.give(ground, by, give, stock.own.left)
+                && let Ok(cumulative) = account.give(ground, by, give, in_hand)
             {
+                in_hand -= give;
                 stock.own.left -= give;
                 stock.others.iter_mut().filter(|(r, _)| *r == by).for_each(|(_, stake)| stake.left += give);
                 self.traffic.given += 1;
@@ -370,7 +435,11 @@ impl Sharing {
             // So that the asker knows whom not to ask again.
             warm.told = None;
         }
-        account.set_low_water(stock.low_water());
+        account.want_for_others(Part { rate: 0, units: for_others });
+        self.wants_pool = for_others > 0;
+        if node.leases.is_none() {
+            account.set_low_water(stock.low_water());
+        }
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
         if !short {
             warm.asked_in_vain = 0;
@@ -405,9 +474,10 @@ impl Sharing {
         now: Now,
     ) {
         let Some(account) = cell.account.as_deref() else { return };
-        let left = account.unleased(&cell.words, now, ground.salt);
         let demand = warm.told_demand_milli(now.steady_ns);
-        let holds = resource.weigh(account.effective());
+        let more = resource.weigh(within_reach(account, ground));
+        let left = account.unleased(&cell.words, now, ground.salt).saturating_add(more);
+        let holds = resource.weigh(account.effective()).saturating_add(more);
         // Of a cell that nobody asks for the others wait for nothing, until one of them is asked and says so.
         let is_idle = warm.is_idle(now.steady_ns);
         let due = match warm.told {
@@ -477,6 +547,11 @@ fn note_short(warm: &mut Warm, account: &Account, offered: &Offered, budget: u64
     } else if offered.events > 0 {
         warm.least = warm.least.min(offered.smallest);
     }
+}
+
+/// What of the region's pool could be taken to give it away.
+fn within_reach(account: &Account, ground: &Ground<'_>) -> Part {
+    account.within_reach().unwrap_or_else(|| ground.local.each_of_pool(ground.global, ground.salt))
 }
 
 /// What of a standing part is not lent.

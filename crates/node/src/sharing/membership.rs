@@ -8,11 +8,11 @@ use acequia_rights::{
     broken::{Broken, broken},
     versions::{Adopted, Draft, Kind, Lasts, Progress, Refused},
 };
-use smallvec::SmallVec;
 
 use super::{CellKey, Entry, Header, Sharing, Storing, Topic, peer::Peer, wire::ShortId};
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
+    account::Account,
     asker::spent_for_ns,
     catalogue::{Term, Terms},
     journal::HeapCell,
@@ -284,7 +284,11 @@ impl Sharing {
         node.resume(schedule, now)?;
         node.restore_all(now, &mut rows);
         node.apply(limits, now, rows)?;
-        for key in node.take_found() {
+        let found = node.take_found();
+        if let Some(leases) = &node.leases {
+            lock(leases).begin_after(self.loans_end_ns(node, &found, now));
+        }
+        for key in found {
             self.wake(key, now.steady_ns);
         }
         self.settle_accounts(node, &[], now);
@@ -295,11 +299,39 @@ impl Sharing {
         Ok(())
     }
 
+    /// When all loans have ended of which an earlier process may have taken some out of the region's pools: steady clock.
+    fn loans_end_ns(&self, node: &Node, found: &[CellKey], now: Now) -> u64 {
+        let catalogue = node.catalogue();
+        let ends_ns = found.iter().map(|key| {
+            let visit = Visit { node, catalogue: &catalogue, key: *key, now, which: None };
+            visit.at(false, |_, cell| {
+                let lent = cell.account.as_deref().map(|account| account.book().lent()).unwrap_or_default();
+                lent.iter().map(|lent| lent.end_ns).max().unwrap_or(0)
+            })
+        });
+        // Of a disk that is new nobody knows whether it is the first.
+        let is_new = self.versions.version().is_none();
+        let unknown_ns = if is_new { now.steady_ns.saturating_add(2 * self.home.loan_ttl_ns) } else { 0 };
+        ends_ns.flatten().max().unwrap_or(0).max(unknown_ns)
+    }
+
     /// Has the pools of this region's nodes be part of the newest distribution.
-    fn bind(&self, node: &Node, leases: &mut Leases, now: Now) {
+    fn bind(&mut self, node: &Node, leases: &mut Leases, now: Now) {
         let newest = self.versions.terms().last().map_or_else(Mark::default, |term| term.mark);
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
-        leases.bind(node, &node.catalogue(), (newest, self.margin_ns(), drift_ppm), now);
+        let catalogue = node.catalogue();
+        leases.bind(node, &catalogue, (newest, self.margin_ns(), drift_ppm), now);
+        // Of pools less may be held now than is lent.
+        for key in self.cells.keys() {
+            let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
+            let conforms = visit.at(false, |_, cell| {
+                let HeapCell { account: Some(account), words, .. } = cell else { return true };
+                account.conforms(words, now)
+            });
+            if conforms == Some(false) {
+                self.over_lent.insert(key);
+            }
+        }
     }
 
     /// How long what a crash forgot may count: what is not kept in the journal, at the slowest rate that any
@@ -506,23 +538,7 @@ impl Sharing {
             if account.conforms(words, now) {
                 return false;
             }
-            let renewing: SmallVec<[(u64, Writer); 4]> = account
-                .book()
-                .lent()
-                .iter()
-                .filter(|lent| lent.renewing)
-                .map(|lent| (lent.number, lent.to))
-                .collect();
-            let mut sessions = node.sessions_mut();
-            for (number, to) in renewing {
-                let frozen = sessions.get_mut(&to).map(|session| account.freeze(number, session));
-                if frozen == Some(Ok(()))
-                    && let Some(peer) = peers.get_mut(&to.region)
-                {
-                    let entry = Entry::Recall { id: ShortId::default(), number };
-                    peer.outbox.tell(Topic::Recall(key, number), entry, 0);
-                }
-            }
+            ask_back(account, peers, key, node);
             true
         });
         over == Some(true)
@@ -595,6 +611,16 @@ impl Sharing {
             clock_is_suspect: self.time.is_suspect(),
             reached: reached.map(|(region, peer)| (*region, peer.round_ns())).collect(),
             warm_cells: self.cells.len(),
+        }
+    }
+}
+
+/// Stops renewing what is lent of a cell, and asks for it before its time.
+fn ask_back(account: &mut Account, peers: &mut BTreeMap<Region, Peer>, key: CellKey, node: &Node) {
+    for (number, to) in account.freeze_all(&mut node.sessions_mut()) {
+        if let Some(peer) = peers.get_mut(&to.region) {
+            let entry = Entry::Recall { id: ShortId::default(), number };
+            peer.outbox.tell(Topic::Recall(key, number), entry, 0);
         }
     }
 }

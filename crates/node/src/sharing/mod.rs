@@ -42,7 +42,7 @@ use self::{
     slots::Slots,
     wire::{Entry, Garbled, Header},
 };
-use crate::Node;
+use crate::{Catalogue, Node, journal::HeapCell, visit::Visit};
 
 pub(crate) use cell::look_after;
 pub(crate) use demand::Demand;
@@ -173,6 +173,11 @@ pub(crate) struct Sharing {
     cells: Slots<Option<Box<Warm>>>,
     /// Which override's numbers a cell has, as peers said that go by the same version.
     told: BTreeMap<CellKey, u16>,
+    /// Whether a look wants the region's pool to be asked.
+    wants_pool: bool,
+    /// Cells of which more is lent than stands, and so what is held of the region's pool; until when, on the steady clock, that may be
+    /// renewed.
+    backed: BTreeMap<CellKey, u64>,
     /// What a look has to say, once what it changed is on disk.
     tells: Vec<(Region, Topic, Entry)>,
     /// When to look at each cell, by its slot.
@@ -257,6 +262,8 @@ impl Sharing {
             partners: SmallVec::new(),
             cells: Slots::default(),
             told: BTreeMap::new(),
+            wants_pool: false,
+            backed: BTreeMap::new(),
             tells: Vec::new(),
             looks: BTreeSet::new(),
             called: VecDeque::new(),
@@ -310,6 +317,7 @@ impl Sharing {
         for peer in self.peers.values_mut() {
             peer.outbox.expire(now.steady_ns.saturating_sub(peer.patience_ns()));
         }
+        self.freeze_backed(node, &catalogue, now);
         self.renew(node, now);
         self.look_elsewhere(node, now);
         for key in calls {
@@ -360,6 +368,30 @@ impl Sharing {
         }
     }
 
+    /// Stops renewing loans that rest on what is held of the region's pool, where that ends soon: they end before it does. Before each
+    /// renewal: while there is no room to tell of as many, nothing is renewed for that peer.
+    fn freeze_backed(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
+        if broken(Broken::LeaseRenewsToTheEnd) {
+            return;
+        }
+        let due = self.backed.iter().filter(|(_, until_ns)| **until_ns <= now.steady_ns);
+        let due: SmallVec<[CellKey; 4]> = due.map(|(key, _)| *key).collect();
+        for key in due {
+            let until_ns = Visit { node, catalogue, key, now, which: None }.at(false, |_, cell| {
+                let HeapCell { account: Some(account), .. } = cell else { return None };
+                let until_ns = account.renews_until_ns()?;
+                if until_ns <= now.steady_ns {
+                    account.freeze_all(&mut node.sessions_mut());
+                }
+                account.renews_until_ns()
+            });
+            match until_ns.flatten() {
+                Some(until_ns) => self.backed.insert(key, until_ns),
+                None => self.backed.remove(&key),
+            };
+        }
+    }
+
     /// Renews what is lent to every peer whose beat was heard since the last time, a few times a second.
     fn renew(&mut self, node: &Node, now: Now) {
         if self.restored_disk {
@@ -389,10 +421,6 @@ impl Sharing {
         let partners: SmallVec<[Region; 8]> = partners().map(|peer| peer.writer.region).collect();
         let met = partners.iter().any(|region| !self.partners.contains(region));
         self.partners = partners;
-        if node.leases.is_some() {
-            // Requests wait for pools.
-            return;
-        }
         node.elsewhere.see(regions, round_ns, met.then_some(now.steady_ns));
     }
 
