@@ -54,6 +54,42 @@ fn an_operator_sees_what_a_node_has_of_the_pool() {
     }
 }
 
+/// What a node held that stops is there for the others at once, apart from its guard share.
+#[test]
+fn a_node_that_stops_gives_back_what_it_holds() {
+    for (spec, least) in [
+        (window("w", 1_000, "40s"), 940),
+        (bucket("b", "100/s", 1_000), 940),
+        (sliding("s", 1_000, "10s"), 940),
+    ] {
+        let name = spec.name.clone();
+        let mut world = World::new(2, &[spec], GUARD, 1);
+        // What windows were open when nobody knew is over, and one begins.
+        world.pass(80 * S);
+        let mut asked = 0;
+        // Enough is held for more than a minute of this.
+        for _ in 0..400 {
+            asked += u64::from(world.ask(0, "k", 1));
+            world.pass(25 * MS);
+        }
+        assert!(world.holding(0, "k").effective.units > 100, "{name}: {:?}", world.holding(0, "k"));
+        let node = world.nodes[0].node.clone();
+        node.leave_pools(world.now(0));
+        world.pass(200 * MS);
+        assert!(node.has_left_pools(), "{name}");
+        let kept = world.holding(0, "k");
+        assert!(kept.left <= kept.standing.units, "{name}: nothing of the pool is kept: {kept:?}");
+        let begun_ns = world.true_ns;
+        let mut passed = 0;
+        while world.true_ns < begun_ns + 10 * S {
+            passed += u64::from(world.ask(1, "k", 1));
+            world.pass(5 * MS);
+        }
+        let all = if name == "w" { asked + passed } else { passed };
+        assert!(all >= least, "{name}: {asked} before, and {passed} of the rest");
+    }
+}
+
 #[test]
 fn one_node_gets_what_the_others_do_not_use() {
     for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
@@ -172,6 +208,24 @@ fn ten_nodes_use_the_whole_share() {
             assert!(used >= least, "{name} {parts:?}: {used:.4} used, {a_call:.0} decisions a call");
         }
     }
+}
+
+/// What was spent of a guard share is spent, whatever becomes of the limit in the window, and of the process.
+#[test]
+fn a_guard_share_is_not_spent_anew_when_a_limit_was_lowered_and_is_raised() {
+    let mut world = without_server(2, &[window("w", 1_000, "600s")], GUARD);
+    while world.ask(0, "k", 1) {}
+    let spent = world.admitted(0, "k");
+    assert_eq!(spent, 50);
+    world.renumber(&[window("w", 100, "600s")]);
+    world.pass(S);
+    world.crash(0);
+    world.pass(S);
+    assert!(!world.ask(0, "k", 1));
+    world.renumber(&[window("w", 1_000, "600s")]);
+    world.pass(S);
+    while world.ask(0, "k", 1) {}
+    assert_eq!(world.admitted(0, "k"), spent);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! every node has said so ([`acequia_rights::pool::group`]). From then on it needs nobody for its guard share. Who changes what
 //! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent.
 
-use std::{collections::BTreeSet, fs, io, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fs, io, path::Path, pin::pin, sync::Arc, time::Duration};
 
 use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
@@ -26,7 +26,7 @@ use ring::digest;
 use tokio::{
     runtime::Runtime,
     sync::watch,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{info, warn};
 
@@ -52,6 +52,9 @@ const NO_TERMS: u64 = 0;
 /// How often it is looked whether all nodes have said the same, and how often that they have not is told.
 const LOOK: Duration = Duration::from_millis(20);
 const TELL: Duration = Duration::from_secs(10);
+/// For so long a node that stops gives back what it holds, at most, and looks so often whether it has.
+const LEAVE: Duration = Duration::from_secs(1);
+const LEAVE_LOOK: Duration = Duration::from_millis(1);
 /// Memory of a node that answers nobody.
 const MEMORY_BYTES: usize = acequia_node::MEMORY_BYTES_MIN;
 /// A secret for the cells' names is at least so long, and at most.
@@ -388,8 +391,8 @@ impl Home {
         // One that begins beside it must find it.
         let agreeing =
             self.is_among_regions().then(|| way.carrier.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));
-        let process = Running { node: Arc::clone(&node), writer, clock, waiting };
-        let carrying = way.carrier.carry(node, process);
+        let process = Running { node: Arc::clone(&node), writer, clock: Arc::clone(&clock), waiting };
+        let carrying = way.carrier.carry(Arc::clone(&node), process);
         let carrying = async move {
             match agreeing {
                 Some(agreeing) => drop(tokio::join!(carrying, agreeing)),
@@ -397,11 +400,27 @@ impl Home {
             }
         };
         let carried = async move {
+            let mut carrying = pin!(carrying);
             tokio::select! {
                 biased;
                 // Whoever would tell is gone: that is as good.
                 _ = stopping.wait_for(|stopping| *stopping) => {}
+                () = &mut carrying => {}
+            }
+            // Nobody asks any more.
+            node.leave_pools(clock.now());
+            let left = async {
+                while !node.has_left_pools() {
+                    sleep(LEAVE_LOOK).await;
+                }
+            };
+            tokio::select! {
                 () = carrying => {}
+                left = timeout(LEAVE, left) => {
+                    if left.is_err() {
+                        warn!("the store has not taken back all that this node held: it counts as held, or spent, until it ends");
+                    }
+                }
             }
         };
         (Siblings { way, nodes: self.nodes }, carried)

@@ -42,6 +42,8 @@ pub(super) struct Scene<'a> {
     pub(super) known: Generation,
     /// Whether the group's store is lost: what is given back then reaches nobody.
     pub(super) is_lost: bool,
+    /// Whether the node stops.
+    pub(super) is_leaving: bool,
 }
 
 /// A look at a cell that was found: whether it goes on taking from its pool, and what to ask.
@@ -210,6 +212,7 @@ fn ask_part(
 ) -> Option<(PoolName, Exchange, u64, bool)> {
     let generation = scene.generation?;
     let held = account.pooled();
+    let flow = scene.leaves_part(flow, (account, words, ground), held, now);
     let is_untold = held != Part::default() && !leased.was_told(0, generation);
     let mut flow = flow.or(is_untold.then_some(Flow { keeps: held, ..Flow::default() }))?;
     // What is given back to a lost store reaches nobody. What may not be held any more goes all the same.
@@ -264,8 +267,13 @@ fn ask_window(
         let mut next = ends_ns.by_ref().skip(1).take(soon).map(|end_ns| account.taken_of(end_ns));
         next.find_map(|taken| Some((taken, leased.later_window(seen, &taken, length_ns, now)?)))
     };
-    let later = if stock.is_none() && untold.is_none() { later() } else { None };
-    let mut more = stock.map(|stock| (open, stock)).or(later);
+    let later = if stock.is_none() && untold.is_none() && !scene.is_leaving { later() } else { None };
+    let mut more = match scene.is_leaving {
+        true => {
+            scene.leaves_windows((account, ground), seen.available, now).filter(|_| is_open && !scene.is_lost)
+        }
+        false => stock.map(|stock| (open, stock)).or(later),
+    };
     if scene.home.knows_from_us.is_some()
         && let Some((taken, stock)) = more.as_mut().filter(|(_, stock)| stock.wanted > 0)
     {
@@ -281,7 +289,7 @@ fn ask_window(
     }
     let (taken, stock) = more.or(untold)?;
     if stock.returns > 0 {
-        account.return_to_pool(ground, taken.end_ns, stock.returns, seen.available);
+        account.return_to_pool(ground, taken.end_ns, stock.returns, stock.returns);
     }
     let Taken { end_ns, taken, returned } = account.taken_of(taken.end_ns);
     let begins_ns = begins_ns(window, end_ns, ground.salt);

@@ -20,6 +20,7 @@ mod absent;
 mod call;
 mod cell;
 mod group;
+mod leave;
 mod look;
 mod loss;
 mod takings;
@@ -219,6 +220,8 @@ pub(crate) struct Leases {
     /// Whether a call waits for the disk.
     wants_disk: bool,
     cells: BTreeMap<CellKey, Leased>,
+    /// Cells that may have something to give back; nothing where the node does not stop.
+    leaving: Option<BTreeSet<CellKey>>,
     /// Cells whose pool had nothing for them: other regions may have.
     dry: BTreeSet<CellKey>,
     looks: BTreeSet<(u64, CellKey)>,
@@ -254,6 +257,7 @@ impl Leases {
             lost: BTreeSet::new(),
             sought: BTreeSet::new(),
             cells: BTreeMap::new(),
+            leaving: None,
             dry: BTreeSet::new(),
             looks: BTreeSet::new(),
             out: VecDeque::new(),
@@ -457,6 +461,7 @@ impl Leases {
             generation,
             known,
             is_lost,
+            is_leaving: self.leaving.is_some(),
         });
         if !self.unknown.is_empty()
             && let Some(scene) = &scene
@@ -470,7 +475,10 @@ impl Leases {
         });
         let ask = match looked {
             Some((true, ask)) => ask,
-            Some((false, _)) => return self.groups[usize::from(number)].forget(key),
+            Some((false, _)) => {
+                self.left(&key);
+                return self.groups[usize::from(number)].forget(key);
+            }
             // There is no room for it now, or its numbers are just changing: it may hold units.
             None => {
                 leased.due_ns = now.steady_ns + LATER_NS;
@@ -487,6 +495,9 @@ impl Leases {
         }
         if let (Some((about, question)), Some(generation)) = (ask, generation) {
             leased.pending = self.call((number, generation), about, question, now);
+        }
+        if leased.pending.is_none() {
+            self.left(&key);
         }
         if leased.is_dry(now) && !self.home.members.is_empty() && self.dry.len() < LOOKS_MAX {
             self.dry.insert(key);

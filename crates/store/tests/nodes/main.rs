@@ -382,10 +382,15 @@ async fn survives_for(fate_lasts: Duration, name: &str, fate: impl AsyncFnOnce(&
         fleet.counts()
     );
     fleet.judge();
-    // Whoever asks has an answer, and soon: how soon on a quiet machine is printed above.
-    assert!(p99(&during) < Duration::from_millis(100), "{name}: {:?}", p99(&during));
+    assert!(p99(&during) < p99_max(), "{name}: {:?}", p99(&during));
     assert!(during.took.len() >= 7_000, "{name}: only {} were asked", during.took.len());
     assert!(again * 10 >= usual * 8, "{name}: {again} passed afterwards, and {usual} before");
+}
+
+/// Whoever asks has an answer, and soon: within `P99_MS`, 99 of 100. 5 on a machine that does nothing else; by default what a busy one makes too.
+fn p99_max() -> Duration {
+    let ms = std::env::var("P99_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(100);
+    Duration::from_millis(ms)
 }
 
 async fn survives(name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {

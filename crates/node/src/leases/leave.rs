@@ -1,0 +1,99 @@
+//! What a node does with what it holds of pools when it stops: it gives back what was not spent, so that others need not wait for it.
+//!
+//! Who stops takes nothing more. What it cannot give back, since nobody answers or it has lent it, ends by itself, or counts as spent.
+
+use std::collections::BTreeSet;
+
+use acequia_limits::{Algorithm, Now, Part};
+
+use super::{
+    Leases,
+    cell::{Flow, Stock},
+    look::{Scene, begins_ns},
+};
+use crate::{
+    Node,
+    account::{Account, Ground, Taken},
+    lock,
+    sharing::CellKey,
+};
+
+impl Leases {
+    /// Nothing more is taken from now on, and all goes back.
+    fn leave(&mut self, now_ns: u64) {
+        self.leaving = Some(self.cells.keys().copied().collect());
+        let keys: Vec<CellKey> = self.cells.keys().copied().collect();
+        for key in keys {
+            self.look_at_time(key, now_ns);
+        }
+    }
+
+    /// A cell was looked at that has nothing more to give back, or cannot.
+    pub(super) fn left(&mut self, key: &CellKey) {
+        if let Some(leaving) = &mut self.leaving {
+            leaving.remove(key);
+        }
+    }
+}
+
+impl Scene<'_> {
+    /// What a node that stops gives back of a part with an end, of which it holds so much: all but what it has lent, and, of a sliding
+    /// window, what was used.
+    pub(super) fn leaves_part(
+        &self,
+        flow: Option<Flow>,
+        (account, words, ground): (&Account, &[u64], &Ground<'_>),
+        held: Part,
+        now: Now,
+    ) -> Option<Flow> {
+        if !self.is_leaving {
+            return flow;
+        }
+        let kept = account.lent_of_pool();
+        let units = match ground.global.has_rate() {
+            true => u64::MAX,
+            false => account.unleased(words, now, ground.salt),
+        };
+        let is_more = held.rate > kept.rate || held.units.saturating_sub(kept.units).min(units) > 0;
+        is_more.then_some(Flow { keeps: kept, ..Flow::default() })
+    }
+
+    /// What a node that stops gives back of windows: of the one that is open what is `available`, and all of those of which it cannot have
+    /// charged anything yet.
+    pub(super) fn leaves_windows(
+        &self,
+        (account, ground): (&Account, &Ground<'_>),
+        available: u64,
+        now: Now,
+    ) -> Option<(Taken, Stock)> {
+        let Algorithm::FixedWindow(window) = ground.global else { return None };
+        let open_ns = account.window();
+        let margin_ns = self.clock_error_ns.saturating_mul(4);
+        let returns = |taken: &Taken| {
+            if taken.end_ns == open_ns {
+                return taken.units().min(available);
+            }
+            let is_later =
+                begins_ns(window, taken.end_ns, ground.salt) > now.wall_ns.saturating_add(margin_ns);
+            if is_later { taken.units() } else { 0 }
+        };
+        let back = account.taken().iter().copied().map(|taken| (taken, returns(&taken)));
+        let (taken, returns) = back.into_iter().find(|(_, returns)| *returns > 0)?;
+        Some((taken, Stock { returns, ..Stock::default() }))
+    }
+}
+
+impl Node {
+    /// Stops taking of pools, and begins to give back what is held of them. Nobody asks any more.
+    pub fn leave_pools(&self, now: Now) {
+        if let Some(leases) = &self.leases {
+            lock(leases).leave(now.steady_ns);
+        }
+    }
+
+    /// Whether all that could be given back is, since [`Node::leave_pools`].
+    pub fn has_left_pools(&self) -> bool {
+        let Some(leases) = &self.leases else { return true };
+        lock(leases).leaving.as_ref().is_none_or(BTreeSet::is_empty)
+    }
+}
