@@ -9,8 +9,9 @@
 //! ([`acequia_rights::loan`]).
 
 mod lease;
+mod offered;
 
-use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, UNITS_MAX, Verdict, algorithm::State};
+use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, UNITS_MAX, Verdict, algorithm::State, window::Usage};
 use acequia_rights::{
     Beats, Book, Change, Expired, Grant, Kind, Offer, Refusal, Region, Return, Session, Sessions, Transfers,
     Writer,
@@ -22,7 +23,10 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-pub(crate) use self::lease::{Kept as KeptOfPool, Taken};
+pub(crate) use self::{
+    lease::{Kept as KeptOfPool, Taken},
+    offered::{Looker, Offered},
+};
 use crate::{kept::Pledge, local::Local};
 
 /// What a cell's account is kept by: the limit's numbers for its cell, whole and local.
@@ -108,6 +112,10 @@ struct Windows {
     for_others: Part,
     /// What may be held of the pool at most, where more is until loans are back.
     most: Option<Part>,
+    /// Of a window, by its end, what earlier processes gave away: of what they had, which all counts as spent.
+    given_before: (u64, u64),
+    /// When all loans of earlier processes have ended, which may rest on what those held of pools: steady clock.
+    restored_until_ns: u64,
     /// What was asked for that one look has seen and the other has not.
     unseen: [Offered; 2],
 }
@@ -120,7 +128,8 @@ impl Windows {
         if broken(Broken::LeaseGivesTwice) {
             return taken.fold(transfers.limit(standing_units), u64::saturating_add);
         }
-        transfers.limit(taken.fold(standing_units, u64::saturating_add))
+        let before = if end_ns == self.given_before.0 { self.given_before.1 } else { 0 };
+        transfers.limit(taken.fold(standing_units, u64::saturating_add).saturating_add(before))
     }
 }
 
@@ -133,6 +142,8 @@ static NO_WINDOWS: Windows = Windows {
     within_reach: None,
     for_others: Part { rate: 0, units: 0 },
     most: None,
+    given_before: (0, 0),
+    restored_until_ns: 0,
     unseen: [Offered::NONE; 2],
 };
 
@@ -144,56 +155,6 @@ pub(crate) struct Ended {
     comes_back: bool,
 }
 
-/// Who looks at a cell now and then, and sees what was asked for meanwhile. A cell has its account for as long as one does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Looker {
-    /// What moves between regions.
-    Regions,
-    /// What is taken of the region's pools.
-    Pools,
-}
-
-/// What was asked for since the last look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Offered {
-    pub(crate) units: u64,
-    pub(crate) events: u64,
-    /// The largest cost that was denied.
-    pub(crate) denied: u64,
-    /// The largest cost of all, and the smallest.
-    pub(crate) largest: u64,
-    pub(crate) smallest: u64,
-}
-
-impl Looker {
-    const fn other(self) -> Self {
-        match self {
-            Self::Regions => Self::Pools,
-            Self::Pools => Self::Regions,
-        }
-    }
-}
-
-impl Offered {
-    const NONE: Self = Self { units: 0, events: 0, denied: 0, largest: 0, smallest: 0 };
-
-    /// Both.
-    fn and(self, other: Self) -> Self {
-        let smallest = match (self.events, other.events) {
-            (0, _) => other.smallest,
-            (_, 0) => self.smallest,
-            _ => self.smallest.min(other.smallest),
-        };
-        Self {
-            units: self.units.saturating_add(other.units),
-            events: self.events.saturating_add(other.events),
-            denied: self.denied.max(other.denied),
-            largest: self.largest.max(other.largest),
-            smallest,
-        }
-    }
-}
-
 impl Account {
     /// Nothing lent, nothing held.
     pub(crate) fn new(ground: &Ground<'_>) -> Self {
@@ -202,10 +163,23 @@ impl Account {
 
     /// As it was left on the disk, at a restart: loans wait their whole time, and nothing is held.
     /// If what was spent is `forgotten`, so is what was received.
-    pub(crate) fn restored(ground: &Ground<'_>, pledge: &Pledge, now: Now, forgotten: bool) -> Self {
+    /// Where nodes share pools (`has_pool`), what was lent beyond what stands is none of this process's: the pool takes it back.
+    pub(crate) fn restored(
+        ground: &Ground<'_>,
+        pledge: &Pledge,
+        now: Now,
+        (forgotten, has_pool): (bool, bool),
+    ) -> Self {
         let mut book = Book::from_lent(pledge.lent.iter().copied());
         book.restart(now.steady_ns);
+        let until_ns = book.lent().iter().map(|lent| lent.end_ns).max();
+        if has_pool {
+            book.rest_on(ground.local.part(ground.salt));
+        }
         let mut account = Self::with_book(ground, book);
+        if has_pool && let Some(until_ns) = until_ns {
+            account.windows_mut().restored_until_ns = until_ns;
+        }
         for transfers in &pledge.transfers {
             let transfers = if forgotten { transfers.without_received() } else { transfers.clone() };
             let Windows { open, next, .. } = account.windows_mut();
@@ -218,6 +192,25 @@ impl Account {
         account.due_ns = 0;
         account.over_ns = 0;
         account
+    }
+
+    /// At a node that shares its region's pools, whose cell was restored with these words: what earlier processes gave of a window they
+    /// had, and all of that counts as spent, what stands here and the rest in the pool.
+    pub(crate) fn count_given_before(&mut self, words: &[u64], ground: &Ground<'_>) {
+        if !matches!(ground.global, Algorithm::FixedWindow(_)) {
+            return;
+        }
+        let (usage, open) = (Usage::of(words), self.open());
+        if usage.end_ns == open.end_ns && usage.used >= self.standing.units {
+            let given = open.given().iter().fold(0, |sum: u64, (_, units)| sum.saturating_add(*units));
+            self.windows_mut().given_before = (usage.end_ns, given);
+            self.rebuild(ground);
+        }
+    }
+
+    /// When all loans have ended that earlier processes gave: steady clock.
+    pub(crate) fn restored_until_ns(&self) -> u64 {
+        self.windows().restored_until_ns
     }
 
     fn with_book(ground: &Ground<'_>, book: Book) -> Self {
@@ -398,6 +391,12 @@ impl Account {
         [self.open(), self.next()].into_iter().find(|transfers| transfers.end_ns == end_ns)
     }
 
+    /// What may be used in a window, of a standing part of so many units; nothing where no rights moved in it.
+    pub(crate) fn limit_of(&self, end_ns: u64, standing_units: u64) -> Option<u64> {
+        let transfers = self.transfers_of(end_ns)?;
+        Some(self.windows().limit(transfers, end_ns, standing_units))
+    }
+
     /// What the cell has now.
     pub(crate) fn effective(&self) -> Part {
         match &self.algorithm {
@@ -413,7 +412,7 @@ impl Account {
 
     /// What is this node's, to use or to lend: its standing part, and what it holds of the pool.
     fn own(&self) -> Part {
-        let pooled = self.pooled();
+        let pooled = self.usable_pool();
         Part {
             rate: self.standing.rate.saturating_add(pooled.rate).min(RATE_PARTS),
             units: self.standing.units.saturating_add(pooled.units).min(UNITS_MAX),
@@ -442,9 +441,9 @@ impl Account {
         Some(longest_ns.map_or(u64::MAX, |longest_ns| self.pooled_until_ns().saturating_sub(longest_ns)))
     }
 
-    /// Whether more is lent than there is to lend: an override that ended leaves less without a new version.
+    /// Whether more is lent than there is to lend, or may be held for it: an override that ended leaves less without a new version.
     pub(crate) fn is_over_lent(&self) -> bool {
-        self.book.is_over_lent(self.own())
+        self.windows().most.is_some() || self.book.is_over_lent(self.own())
     }
 
     /// What must survive a restart.
@@ -496,6 +495,7 @@ impl Account {
     ) -> bool {
         let mut changed = self.end_loans(words, ground, (0, now), sessions);
         changed |= self.end_lease(words, ground, now);
+        self.cut_what_is_back(words, ground, now);
         self.due_ns = self.book.next_expiry(sessions).unwrap_or(u64::MAX).min(self.pooled_until_ns());
         if now.wall_ns >= self.over_ns || now.wall_ns < self.rolled_ns {
             changed |= self.roll(words, ground, now);

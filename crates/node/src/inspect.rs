@@ -244,17 +244,15 @@ impl Node {
             units: (standing.units + held.units + pooled.units).saturating_sub(lent.units),
         };
         if let Algorithm::FixedWindow(_) = global {
-            let limit_of = |end_ns: u64| account.transfers_of(end_ns).map(|t| t.limit(standing.units));
+            let limit_of = |end_ns: u64| account.limit_of(end_ns, standing.units);
             let units = match limit_of(window_ns) {
                 Some(units) => units,
                 None if window_ns < account.window() => 0,
                 None => standing.units,
             };
-            let of_pool = |end_ns: u64| account.taken_of(end_ns).units();
-            holding.effective.units = local.usable(global, units + of_pool(window_ns));
+            holding.effective.units = local.usable(global, units);
             if account.next_window() > window_ns {
-                let units = limit_of(account.next_window()).unwrap_or(standing.units)
-                    + of_pool(account.next_window());
+                let units = limit_of(account.next_window()).unwrap_or(standing.units);
                 holding.next_window_ns = account.next_window();
                 holding.next_units = local.usable(global, units);
             }

@@ -247,6 +247,10 @@ pub enum Broken {
     LeaseRenewsToTheEnd,
     /// What a node holds of a pool and has lent it gives back to the pool as well.
     LeaseReturnsWhatIsLent,
+    /// A node acknowledges that it holds less of pools while it has lent more.
+    LeaseConformsWhileLent,
+    /// Where less may be held of a pool than is lent of it, that is not asked back.
+    LeaseLendsBeyondLess,
     /// A process calls pools while loans of an earlier one are out that rest on what that one held of them.
     LeaseForgetsLoans,
     /// A node does not tell what earlier processes of it took of windows.

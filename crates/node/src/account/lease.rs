@@ -127,7 +127,9 @@ impl Account {
             }
             None => None,
         };
-        change.map(|change| self.apply(words, ground, change, at)).is_some()
+        let is_over = change.map(|change| self.apply(words, ground, change, at)).is_some();
+        self.note_cut();
+        is_over
     }
 
     /// Before a call: keeps at most so much, and gives the rest back. Nothing where the algorithm has windows with edges.
@@ -140,6 +142,10 @@ impl Account {
     ) -> Option<Kept> {
         let keeps = self.not_lent_twice(keeps);
         let mut available = self.unleased(words, now, ground.salt);
+        if !self.is_overdrawn(words, now) {
+            // What may not be used is not.
+            available += self.pooled().units - self.usable_pool().units;
+        }
         let own_units = self.standing.units;
         if available > 0 && !self.algorithm.has_rate() {
             // What is beyond the limit, by what this node knows of it, is not used here, and may go back.
@@ -187,6 +193,51 @@ impl Account {
         Part { rate: keeps.rate.max(lent.rate), units: keeps.units.max(lent.units) }
     }
 
+    /// No more may be held than so much: where more is, that is cut, what is lent as soon as it is back, and nothing is lent meanwhile.
+    pub(crate) fn bound_pool(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, most: Part, now: Now) {
+        self.windows_mut().most = Some(most);
+        self.note_cut();
+        self.cut_what_is_back(words, ground, now);
+    }
+
+    /// What of it may be used or lent: what may not be held any more is not, but where it is lent already.
+    pub(super) fn usable_pool(&self) -> Part {
+        let held = self.pooled();
+        match self.windows().most {
+            None => held,
+            Some(most) => {
+                let keeps = self.not_lent_twice(most);
+                Part { rate: held.rate.min(keeps.rate), units: held.units.min(keeps.units) }
+            }
+        }
+    }
+
+    /// Cuts what may not be held any more, as far as it is not lent. Of a sliding window, when what was used has left it.
+    pub(super) fn cut_what_is_back(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, now: Now) {
+        let Some(most) = self.windows().most else { return };
+        if self.usable_pool() == self.pooled() {
+            return self.note_cut();
+        }
+        let effective = ground.local.with(ground.global, self.effective());
+        if effective != self.algorithm {
+            self.apply(words, ground, Change::default(), now);
+        }
+        if ground.global.has_rate() || !self.is_overdrawn(words, now) {
+            self.cut_pool(words, ground, most, now);
+        }
+    }
+
+    /// What cannot be given back now: what is lent, and of a sliding window in which too much was used, all.
+    pub(crate) fn kept_of_pool(&self, words: &[u64], now: Now) -> Part {
+        let is_used = self.windows().most.is_some() && self.is_overdrawn(words, now);
+        if is_used && !self.algorithm.has_rate() { self.pooled() } else { self.lent_of_pool() }
+    }
+
+    /// Whether more is owed, or was used of a window, than the cell may have.
+    fn is_overdrawn(&self, words: &[u64], now: Now) -> bool {
+        self.algorithm.owed(words, now) > self.effective().units
+    }
+
     /// What may be held of the pool at most, where more is.
     pub(crate) fn most_of_pool(&self) -> Option<Part> {
         self.windows().most
@@ -201,16 +252,15 @@ impl Account {
     }
 
     /// Keeps at most so much of a bucket's or a sliding window's pool, and gives nothing back: nobody is told of it. What is lent is
-    /// kept until it is back.
+    /// kept until it is back. What was asked for before is not taken up.
     pub(crate) fn cut_pool(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, most: Part, now: Now) {
         let held = self.pooled();
         let keeps = Part { rate: held.rate.min(most.rate), units: held.units.min(most.units) };
-        if keeps == held {
-            return self.note_cut();
+        if keeps != held && !broken(Broken::LeaseConformsWhileLent) {
+            self.windows_mut().most = Some(most);
         }
         let keeps = self.not_lent_twice(keeps);
         let keeps = Part { rate: held.rate.min(keeps.rate), units: held.units.min(keeps.units) };
-        self.windows_mut().most = Some(most);
         let change = match &mut self.windows_mut().lease {
             Some(Lease::Bucket(purse)) => purse.ask(keeps, 0, now.steady_ns).1,
             Some(Lease::Sliding(purse)) => {

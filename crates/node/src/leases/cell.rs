@@ -86,7 +86,7 @@ pub(super) struct Seen {
     pub(super) pool: Part,
     /// The whole limit's units: no request can have more.
     pub(super) budget: u64,
-    /// What other regions are to be given, and what they have been lent; and what must be held as long as that is out.
+    /// What other regions are to be given, and what they have been lent; and what must be held now, since that is out.
     pub(super) for_others: Part,
     pub(super) lent: Part,
     pub(super) kept: Part,
@@ -171,16 +171,18 @@ impl Leased {
         (self.under, self.most, self.left, self.fair) = (pool, most, None, None);
     }
 
-    /// Keeps to what may be held, and asks for no more while that is less than what is.
-    fn bounded(&mut self, flow: Option<Flow>, held: Part) -> Option<Flow> {
+    /// Keeps to what may be held, and asks for no more while that is less than what is. What cannot be given back now is `kept`, and not
+    /// asked about again and again.
+    fn bounded(&mut self, flow: Option<Flow>, held: Part, kept: Part, now: Now) -> Option<Flow> {
         let Some(most) = self.most else { return flow };
         if held.rate <= most.rate && held.units <= most.units {
             self.most = None;
             return flow;
         }
         let keeps = flow.map_or(held, |flow| flow.keeps);
-        let keeps = Part { rate: keeps.rate.min(most.rate), units: keeps.units.min(most.units) };
-        Some(Flow { keeps, ..Flow::default() })
+        let rate = keeps.rate.min(most.rate.max(kept.rate));
+        let keeps = Part { rate, units: keeps.units.min(most.units.max(kept.units)) };
+        (keeps != held || self.is_renewal_due(held, now)).then_some(Flow { keeps, ..Flow::default() })
     }
 
     /// What may be held at most, where that became less.
@@ -358,7 +360,7 @@ impl Leased {
         let grows = rate > held.rate + held.rate / 8 || flow.wanted.units > 0;
         let is_changed = (grows && now.steady_ns >= self.quiet_until_ns) || flow.keeps != held;
         let flow = (is_changed || self.is_renewal_due(held, now)).then_some(flow);
-        self.bounded(flow, held)
+        self.bounded(flow, held, seen.kept, now)
     }
 
     /// A sliding window, of which so many units are held.
@@ -385,7 +387,7 @@ impl Leased {
         }
         let is_changed = flow.wanted.units > held / 16 || flow.needed > 0 || flow.keeps.units != held;
         let flow = (is_changed || self.is_renewal_due(part(held), now)).then_some(flow);
-        self.bounded(flow, part(held))
+        self.bounded(flow, part(held), seen.kept, now)
     }
 
     /// Whether what is there for later should be more, and it was not asked for just before.

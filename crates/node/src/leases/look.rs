@@ -69,10 +69,10 @@ pub(super) fn look_at(
         nodes: scene.home.nodes.len() as u64,
         for_others: account.take_for_others(),
         lent: account.book().lent_total(),
-        kept: account.lent_of_pool(),
+        kept: account.kept_of_pool(words, now),
     };
     leased.observe(&seen, now);
-    shrink(scene, leased, pool, (account, ground), now);
+    shrink(scene, leased, pool, (account, words, ground), now);
     account.set_low_water(leased.low_water());
     let ask = match ground.global {
         Algorithm::FixedWindow(_) => {
@@ -178,10 +178,14 @@ fn shrink(
     scene: &Scene<'_>,
     leased: &mut Leased,
     pool: Part,
-    (account, ground): (&mut Account, &Ground<'_>),
+    (account, words, ground): (&mut Account, &mut Vec<u64>, &Ground<'_>),
     now: Now,
 ) {
     let Some(under) = leased.shrunk(pool, account.pooled()) else { return };
+    let may_be_lent = !scene.home.members.is_empty() && !broken(Broken::LeaseLendsBeyondLess);
+    if may_be_lent && !matches!(ground.global, Algorithm::FixedWindow(_)) {
+        account.bound_pool(words, ground, leased.most(), now);
+    }
     let open_ns = account.window();
     let later: SmallVec<[Taken; 4]> =
         account.taken().iter().filter(|taken| taken.end_ns > open_ns).copied().collect();

@@ -265,10 +265,21 @@ impl Sharing {
             plan.give_back = held.iter().map(|loan| (loan.from, loan.number)).collect();
         }
         let scarce = plan.is_scarce;
-        self.carry_out(plan, warm, node, key, ground, cell, resource, now);
+        let missing = self.carry_out(plan, warm, node, key, ground, cell, resource, now);
+        if let HeapCell { account: Some(account), .. } = cell
+            && node.leases.is_some()
+        {
+            account.want_for_others(missing);
+            self.wants_pool = missing != Part::default();
+            match account.renews_until_ns() {
+                Some(until_ns) => self.backed.insert(key, until_ns),
+                None => self.backed.remove(&key),
+            };
+        }
         scarce
     }
 
+    /// Gives what was to be lent, and is to be taken of the region's pool first.
     #[expect(clippy::too_many_arguments, reason = "one look has one caller")]
     fn carry_out(
         &mut self,
@@ -280,8 +291,9 @@ impl Sharing {
         cell: &mut HeapCell,
         resource: &Resource,
         now: Now,
-    ) {
-        let HeapCell { account: Some(account), words, .. } = cell else { return };
+    ) -> Part {
+        let mut missing = Part::default();
+        let HeapCell { account: Some(account), words, .. } = cell else { return missing };
         let durable = node.catalogue().is_durable(key.0);
         let mut sessions = node.sessions_mut();
         for (region, number) in plan.give_back {
@@ -298,9 +310,8 @@ impl Sharing {
             }
         }
         if node.is_journal_down() || self.restored_disk {
-            return;
+            return missing;
         }
-        let mut missing = Part::default();
         for (region, part) in plan.lend {
             let Some(peer) = self.peers.get(&region) else { continue };
             let to = peer.writer;
@@ -340,14 +351,7 @@ impl Sharing {
                 self.tells.push((region, Topic::Grant(key, number), entry));
             }
         }
-        if node.leases.is_some() {
-            account.want_for_others(missing);
-            self.wants_pool = missing != Part::default();
-            match account.renews_until_ns() {
-                Some(until_ns) => self.backed.insert(key, until_ns),
-                None => self.backed.remove(&key),
-            };
-        }
+        missing
     }
 
     /// How long a loan is counted on at the longest that is not renewed.

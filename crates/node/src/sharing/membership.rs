@@ -230,6 +230,15 @@ impl Sharing {
         node.set_key(key);
         node.set_terms(self.terms(node));
         let (_, taken) = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default())?;
+        let pledged = node.take_found();
+        if let Some(leases) = &mut leases {
+            let until_ns = loans_end_ns(node, &pledged, now);
+            leases.begin_after(until_ns);
+            self.forgotten_until_ns = self.forgotten_until_ns.max(until_ns);
+        }
+        for key in pledged {
+            self.wake(key, now.steady_ns);
+        }
         self.versions.counts_for(lasts(node));
         self.shared = Some(self.made_of());
         self.settle_accounts(node, closed, now);
@@ -286,7 +295,13 @@ impl Sharing {
         node.apply(limits, now, rows)?;
         let found = node.take_found();
         if let Some(leases) = &node.leases {
-            lock(leases).begin_after(self.loans_end_ns(node, &found, now));
+            // Of a disk that is new nobody knows whether it is the first.
+            let is_new = self.versions.version().is_none();
+            let unknown_ns = if is_new { now.steady_ns.saturating_add(2 * self.home.loan_ttl_ns) } else { 0 };
+            let until_ns = loans_end_ns(node, &found, now).max(unknown_ns);
+            lock(leases).begin_after(until_ns);
+            // What they rest on is the pool's to count, and not to be seen here any more.
+            self.forgotten_until_ns = self.forgotten_until_ns.max(until_ns);
         }
         for key in found {
             self.wake(key, now.steady_ns);
@@ -297,22 +312,6 @@ impl Sharing {
             self.bind(node, &mut lock(leases), now);
         }
         Ok(())
-    }
-
-    /// When all loans have ended of which an earlier process may have taken some out of the region's pools: steady clock.
-    fn loans_end_ns(&self, node: &Node, found: &[CellKey], now: Now) -> u64 {
-        let catalogue = node.catalogue();
-        let ends_ns = found.iter().map(|key| {
-            let visit = Visit { node, catalogue: &catalogue, key: *key, now, which: None };
-            visit.at(false, |_, cell| {
-                let lent = cell.account.as_deref().map(|account| account.book().lent()).unwrap_or_default();
-                lent.iter().map(|lent| lent.end_ns).max().unwrap_or(0)
-            })
-        });
-        // Of a disk that is new nobody knows whether it is the first.
-        let is_new = self.versions.version().is_none();
-        let unknown_ns = if is_new { now.steady_ns.saturating_add(2 * self.home.loan_ttl_ns) } else { 0 };
-        ends_ns.flatten().max().unwrap_or(0).max(unknown_ns)
     }
 
     /// Has the pools of this region's nodes be part of the newest distribution.
@@ -623,4 +622,14 @@ fn ask_back(account: &mut Account, peers: &mut BTreeMap<Region, Peer>, key: Cell
             peer.outbox.tell(Topic::Recall(key, number), entry, 0);
         }
     }
+}
+
+/// When all loans of these cells have ended that earlier processes gave, of what they held of the region's pools perhaps: steady clock.
+fn loans_end_ns(node: &Node, found: &[CellKey], now: Now) -> u64 {
+    let catalogue = node.catalogue();
+    let ends_ns = found.iter().map(|key| {
+        let visit = Visit { node, catalogue: &catalogue, key: *key, now, which: None };
+        visit.at(false, |_, cell| cell.account.as_deref().map_or(0, Account::restored_until_ns))
+    });
+    ends_ns.flatten().max().unwrap_or(0)
 }
