@@ -163,21 +163,12 @@ impl Account {
 
     /// As it was left on the disk, at a restart: loans wait their whole time, and nothing is held.
     /// If what was spent is `forgotten`, so is what was received.
-    /// Where nodes share pools (`has_pool`), what was lent beyond what stands is none of this process's: the pool takes it back.
-    pub(crate) fn restored(
-        ground: &Ground<'_>,
-        pledge: &Pledge,
-        now: Now,
-        (forgotten, has_pool): (bool, bool),
-    ) -> Self {
+    pub(crate) fn restored(ground: &Ground<'_>, pledge: &Pledge, now: Now, forgotten: bool) -> Self {
         let mut book = Book::from_lent(pledge.lent.iter().copied());
         book.restart(now.steady_ns);
         let until_ns = book.lent().iter().map(|lent| lent.end_ns).max();
-        if has_pool {
-            book.rest_on(ground.local.part(ground.salt));
-        }
         let mut account = Self::with_book(ground, book);
-        if has_pool && let Some(until_ns) = until_ns {
+        if let Some(until_ns) = until_ns {
             account.windows_mut().restored_until_ns = until_ns;
         }
         for transfers in &pledge.transfers {

@@ -720,10 +720,10 @@ impl Node {
             let least = all.iter().min_by_key(|live| live.local.part(salt)).unwrap_or(live);
             let ground =
                 Ground { global: &least.global, local: &least.local, salt, which: None, in_force: true };
-            let (is_forgotten, has_pool) = (lost.is_some(), self.leases.is_some());
-            let mut account = Account::restored(&ground, kept.pledge(), now, (is_forgotten, has_pool));
+            let is_forgotten = lost.is_some();
+            let mut account = Account::restored(&ground, kept.pledge(), now, is_forgotten);
             let words = account.algorithm.resize(live.local.at(salt), state.words(), now);
-            if is_forgotten && has_pool {
+            if is_forgotten && self.leases.is_some() {
                 account.count_given_before(words.words(), &ground);
             }
             let mut cell = HeapCell::restored(words.words().to_vec());

@@ -667,19 +667,6 @@ impl Book {
         }
     }
 
-    /// After a restart of a node that shares a pool: what was lent beyond the standing part rested on what the earlier process held of the
-    /// pool, which has it down for that one, and takes it back owed. So it does not come back here. The caller sees to it that the
-    /// pool does so when the loans have ended, and acknowledges nothing before.
-    pub fn rest_on(&mut self, standing: Part) {
-        let mut rest = Part { rate: standing.rate.saturating_sub(1), ..standing };
-        for lent in &mut self.lent {
-            lent.part = Part { rate: lent.part.rate.min(rest.rate), units: lent.part.units.min(rest.units) };
-            lent.tokens = lent.tokens.min(lent.part.units);
-            rest = Part { rate: rest.rate - lent.part.rate, units: rest.units - lent.part.units };
-        }
-        self.lent.retain(|lent| lent.part != Part::default());
-    }
-
     /// Drops what is held, of one giver or of all, as if it had ended now: its giver is evicted, or the clock cannot be
     /// trusted. Duplicates of the grants are refused.
     pub fn forfeit(&mut self, from: Option<Writer>, now_ns: u64) -> Change {

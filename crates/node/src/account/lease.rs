@@ -142,10 +142,6 @@ impl Account {
     ) -> Option<Kept> {
         let keeps = self.not_lent_twice(keeps);
         let mut available = self.unleased(words, now, ground.salt);
-        if !self.is_overdrawn(words, now) {
-            // What may not be used is not.
-            available += self.pooled().units - self.usable_pool().units;
-        }
         let own_units = self.standing.units;
         if available > 0 && !self.algorithm.has_rate() {
             // What is beyond the limit, by what this node knows of it, is not used here, and may go back.
@@ -212,30 +208,24 @@ impl Account {
         }
     }
 
-    /// Cuts what may not be held any more, as far as it is not lent. Of a sliding window, when what was used has left it.
+    /// Cuts what may not be held any more, as far as it is not lent.
     pub(super) fn cut_what_is_back(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, now: Now) {
         let Some(most) = self.windows().most else { return };
         if self.usable_pool() == self.pooled() {
             return self.note_cut();
         }
-        let effective = ground.local.with(ground.global, self.effective());
-        if effective != self.algorithm {
-            self.apply(words, ground, Change::default(), now);
-        }
-        if ground.global.has_rate() || !self.is_overdrawn(words, now) {
-            self.cut_pool(words, ground, most, now);
-        }
+        self.cut_pool(words, ground, most, now);
     }
 
-    /// What cannot be given back now: what is lent, and of a sliding window in which too much was used, all.
-    pub(crate) fn kept_of_pool(&self, words: &[u64], now: Now) -> Part {
-        let is_used = self.windows().most.is_some() && self.is_overdrawn(words, now);
-        if is_used && !self.algorithm.has_rate() { self.pooled() } else { self.lent_of_pool() }
-    }
-
-    /// Whether more is owed, or was used of a window, than the cell may have.
-    fn is_overdrawn(&self, words: &[u64], now: Now) -> bool {
-        self.algorithm.owed(words, now) > self.effective().units
+    /// What cannot be given back now: what is lent, and of a sliding window what was used.
+    pub(crate) fn kept_of_pool(&self, words: &[u64], ground: &Ground<'_>, now: Now) -> Part {
+        let lent = self.lent_of_pool();
+        if ground.global.has_rate() {
+            return lent;
+        }
+        let held = self.pooled().units;
+        let used = held.saturating_sub(self.unleased(words, now, ground.salt));
+        Part { units: lent.units.max(used), ..lent }
     }
 
     /// What may be held of the pool at most, where more is.

@@ -69,7 +69,7 @@ pub(super) fn look_at(
         nodes: scene.home.nodes.len() as u64,
         for_others: account.take_for_others(),
         lent: account.book().lent_total(),
-        kept: account.kept_of_pool(words, now),
+        kept: account.kept_of_pool(words, ground, now),
     };
     leased.observe(&seen, now);
     shrink(scene, leased, pool, (account, words, ground), now);

@@ -318,14 +318,18 @@ impl Sharing {
             if self.versions.closed(to) {
                 continue;
             }
-            let mut spare = account.spare(self.lent_for_ns(), now);
-            if !account.algorithm.has_rate() {
-                spare.units = spare.units.min(account.unleased(words, now, ground.salt));
-            }
             let wanted = part;
-            let part = Part { rate: part.rate.min(spare.rate), units: part.units.min(spare.units) };
-            if node.leases.is_some() && part != wanted {
+            let mut part = part;
+            if node.leases.is_some() {
                 // What is lent is taken of the pool first, and what came of it must be worth a loan.
+                let spare = account.spare(self.lent_for_ns(), now);
+                let mut units = spare.units;
+                if !account.algorithm.has_rate() {
+                    units = units.min(account.unleased(words, now, ground.salt));
+                }
+                part = Part { rate: wanted.rate.min(spare.rate), units: wanted.units.min(units) };
+            }
+            if part != wanted {
                 missing.rate = missing.rate.saturating_add(wanted.rate);
                 missing.units = missing.units.saturating_add(wanted.units);
                 if resource.weigh(part) < resource.weigh(wanted) / PIECES || part.units == 0 {

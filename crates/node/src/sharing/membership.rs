@@ -499,15 +499,15 @@ impl Sharing {
         // A request may have gone by a wall that was set a little ahead, and back, between two ticks.
         let high_ns = now.wall_ns.max(node.wall_high_ns()).saturating_add(GLIMPSE_NS);
         self.wall_high_ns = self.wall_high_ns.max(high_ns);
-        if now.steady_ns < self.forgotten_until_ns {
-            return;
-        }
         let catalogue = node.catalogue();
         let keys: Vec<CellKey> = self.over_lent.iter().copied().collect();
         for key in keys {
             if !self.recall(node, &catalogue, key, now) {
                 self.over_lent.remove(&key);
             }
+        }
+        if now.steady_ns < self.forgotten_until_ns {
+            return;
         }
         let Some(mark) = self.versions.ack_due() else { return };
         // A clock that was read before the version was adopted, and waited for a lock since, may be behind one that
