@@ -141,12 +141,8 @@ impl Account {
         now: Now,
     ) -> Option<Kept> {
         let keeps = self.not_lent_twice(keeps);
-        let mut available = self.unleased(words, now, ground.salt);
+        let available = self.unused(words, ground, now);
         let own_units = self.standing.units;
-        if available > 0 && !self.algorithm.has_rate() {
-            // What is beyond the limit, by what this node knows of it, is not used here, and may go back.
-            available += self.effective().units.saturating_sub(self.algorithm.budget());
-        }
         let lease = &mut self.windows_mut().lease;
         let lease = match ground.global {
             Algorithm::FixedWindow(_) => return None,
@@ -224,8 +220,18 @@ impl Account {
             return lent;
         }
         let held = self.pooled().units;
-        let used = held.saturating_sub(self.unleased(words, now, ground.salt));
+        let used = held.saturating_sub(self.unused(words, ground, now));
         Part { units: lent.units.max(used), ..lent }
+    }
+
+    /// What could be charged now; and of a sliding window what is beyond the limit, by what this node knows of it, which is not used here,
+    /// and may go back.
+    fn unused(&self, words: &[u64], ground: &Ground<'_>, now: Now) -> u64 {
+        let available = self.unleased(words, now, ground.salt);
+        if available == 0 || self.algorithm.has_rate() {
+            return available;
+        }
+        available + self.effective().units.saturating_sub(self.algorithm.budget())
     }
 
     /// What may be held of the pool at most, where more is.

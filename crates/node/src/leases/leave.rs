@@ -21,11 +21,11 @@ use crate::{
 impl Leases {
     /// Nothing more is taken from now on, and all goes back.
     fn leave(&mut self, now_ns: u64) {
-        self.leaving = Some(self.cells.keys().copied().collect());
-        let keys: Vec<CellKey> = self.cells.keys().copied().collect();
-        for key in keys {
-            self.look_at_time(key, now_ns);
+        let keys: BTreeSet<CellKey> = self.cells.keys().copied().collect();
+        for key in &keys {
+            self.look_at_time(*key, now_ns);
         }
+        self.leaving = Some(keys);
     }
 
     /// A cell was looked at that has nothing more to give back, or cannot.
@@ -49,12 +49,8 @@ impl Scene<'_> {
         if !self.is_leaving {
             return flow;
         }
-        let kept = account.lent_of_pool();
-        let units = match ground.global.has_rate() {
-            true => u64::MAX,
-            false => account.unleased(words, now, ground.salt),
-        };
-        let is_more = held.rate > kept.rate || held.units.saturating_sub(kept.units).min(units) > 0;
+        let kept = account.kept_of_pool(words, ground, now);
+        let is_more = held.rate > kept.rate || held.units > kept.units;
         is_more.then_some(Flow { keeps: kept, ..Flow::default() })
     }
 
