@@ -125,6 +125,11 @@ impl Cells {
 
     #[cold]
     fn halve(&mut self, now: Now) {
+        // What is counted first is whole for a half-life.
+        if self.limits.is_empty() {
+            self.cools_ns = now.steady_ns.saturating_add(HALF_LIFE_NS);
+            return;
+        }
         let times = (now.steady_ns - self.cools_ns) / HALF_LIFE_NS + 1;
         self.cools_ns = now.steady_ns - (now.steady_ns - self.cools_ns) % HALF_LIFE_NS + HALF_LIFE_NS;
         for cells in &mut self.limits {
