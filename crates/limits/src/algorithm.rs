@@ -366,6 +366,34 @@ impl Algorithm {
         }
     }
 
+    /// The state in which all that `words` leave is charged as well: of what is known, and of what else was charged up to
+    /// `then`, no more can be owed. Of a sliding window it is charged at `then`, of the others now.
+    pub fn used_up(&self, words: &[u64], then: Now, now: Now, salt: u32) -> State {
+        let left = self.available(words, now, salt);
+        match self {
+            Self::SlidingLog(_) | Self::SlidingSlots(_) => {
+                let mut charges = self.charges(words, now);
+                charges.push((then.min(now).steady_ns, left));
+                charges.sort_unstable();
+                let mut state = Vec::new();
+                for (steady_ns, units) in charges {
+                    self.charge_heap(&mut state, Now { steady_ns, ..now }, units, salt);
+                }
+                State::Heap(state)
+            }
+            Self::FixedWindow(window) if window.margin_ns > 0 => {
+                let mut state = words.to_vec();
+                self.charge_heap(&mut state, now, left, salt);
+                State::Heap(state)
+            }
+            _ => {
+                let mut state = inline(words);
+                self.charge_inline(&mut state, now, left, salt);
+                State::Inline(state)
+            }
+        }
+    }
+
     /// Nanoseconds after which a cell that is no longer charged is surely idle; `u64::MAX` for a piece
     /// of a bucket so slow that clocks end sooner.
     pub fn horizon_ns(&self) -> u64 {

@@ -388,7 +388,17 @@ impl Node {
     /// cells share. Among regions it may have had more than it has now: rights that came and will be told again, or the
     /// share of an earlier version. So of a window nothing at all is left.
     pub(crate) fn spent(&self, algorithm: &Algorithm, then: Now, salt: Option<u32>) -> State {
-        let all = match algorithm {
+        let all = self.of_any_size(algorithm);
+        let algorithm = all.as_ref().unwrap_or(algorithm);
+        match salt {
+            Some(salt) => algorithm.spent_at(then, salt),
+            None => algorithm.spent_by_any_at(then),
+        }
+    }
+
+    /// The same window, as large as it may have been before this process.
+    fn of_any_size(&self, algorithm: &Algorithm) -> Option<Algorithm> {
+        match algorithm {
             // What an earlier process took from a pool counts as spent there.
             _ if self.leases.is_some() || self.sharing.is_none() || broken(Broken::SpentAsOfNow) => None,
             Algorithm::FixedWindow(window) => Some(Algorithm::FixedWindow(FixedWindow {
@@ -403,16 +413,11 @@ impl Node {
                 Some(Algorithm::SlidingSlots(SlidingSlots { limit: UNITS_MAX, ..*slots }))
             }
             _ => None,
-        };
-        let algorithm = all.as_ref().unwrap_or(algorithm);
-        match salt {
-            Some(salt) => algorithm.spent_at(then, salt),
-            None => algorithm.spent_by_any_at(then),
         }
     }
 
     /// Where a restart forgot what was spent, new numbers do not give it back: all of it counts as spent, as in a
-    /// cell that is not there.
+    /// cell that is not there. What was charged since was charged beside that, so nothing is left.
     pub(crate) fn not_less_than_forgotten(
         &self,
         catalogue: &Catalogue,
@@ -421,13 +426,21 @@ impl Node {
         now: Now,
         state: State,
     ) -> State {
-        let spent = if algorithm.has_rate() {
-            forgotten(catalogue, (slot, numbers), algorithm, now)
-        } else {
-            let then = self.spent_before_start(catalogue, slot, algorithm, now);
-            then.map(|then| self.spent(algorithm, then, Some(salt)))
-        };
-        spent.filter(|spent| algorithm.covers(spent.words(), state.words(), now)).unwrap_or(state)
+        let of_any_size = self.of_any_size(algorithm);
+        let all = of_any_size.as_ref().unwrap_or(algorithm);
+        if algorithm.has_rate() {
+            let is_forgotten = forgotten(catalogue, (slot, numbers), algorithm, now).is_some();
+            return if is_forgotten { all.used_up(state.words(), now, now, salt) } else { state };
+        }
+        let Some(then) = self.spent_before_start(catalogue, slot, algorithm, now) else { return state };
+        match algorithm {
+            // Of a window that is over, nothing is left to be spent.
+            Algorithm::FixedWindow(_) => {
+                let spent = self.spent(algorithm, then, Some(salt));
+                if algorithm.covers(spent.words(), state.words(), now) { spent } else { state }
+            }
+            _ => all.used_up(state.words(), then, now, salt),
+        }
     }
 
     /// Whether a cell that is not there is taken to owe something, because a crash forgot what it owes.

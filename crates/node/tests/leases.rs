@@ -5,7 +5,7 @@ mod siblings;
 
 use acequia_limits::limit::LimitSpec;
 use acequia_node::leases::{ABSENT_NS_MAX, GROUPS, NotLeftOut};
-use scene::{MS, S, bucket, sliding, slots, window};
+use scene::{MS, S, approximate, bucket, sliding, slots, window};
 use siblings::{Way, World};
 
 /// Guard shares together, in percent.
@@ -210,22 +210,39 @@ fn ten_nodes_use_the_whole_share() {
     }
 }
 
-/// What was spent of a guard share is spent, whatever becomes of the limit in the window, and of the process.
+/// What was spent of a guard share is spent, whatever becomes of the limit, and of the process.
 #[test]
 fn a_guard_share_is_not_spent_anew_when_a_limit_was_lowered_and_is_raised() {
-    let mut world = without_server(2, &[window("w", 1_000, "600s")], GUARD);
-    while world.ask(0, "k", 1) {}
-    let spent = world.admitted(0, "k");
-    assert_eq!(spent, 50);
-    world.renumber(&[window("w", 100, "600s")]);
-    world.pass(S);
-    world.crash(0);
-    world.pass(S);
-    assert!(!world.ask(0, "k", 1));
-    world.renumber(&[window("w", 1_000, "600s")]);
-    world.pass(S);
-    while world.ask(0, "k", 1) {}
-    assert_eq!(world.admitted(0, "k"), spent);
+    // Of one unit a second a node's guard share is a twentieth.
+    let earned = 302_u64.div_ceil(20);
+    let algorithms: [(fn(u64) -> LimitSpec, u64); 5] = [
+        (|limit| window("l", limit, "600s"), 0),
+        (|limit| bucket("l", "1/s", limit), earned),
+        (|limit| sliding("l", limit, "600s"), 0),
+        // Few enough for a log of each charge.
+        (|limit| sliding("l", limit / 20, "600s"), 0),
+        // Its estimate forgets half of it by then.
+        (|limit| approximate("l", limit, "600s"), 25),
+    ];
+    for (of, earned) in algorithms {
+        let mut world = without_server(2, &[of(1_000)], GUARD);
+        while world.ask(0, "k", 1) {}
+        let spent = world.admitted(0, "k");
+        assert!(spent >= 2, "{spent} of {:?}", of(1_000));
+        world.renumber(&[of(100)]);
+        world.pass(S);
+        world.crash(0);
+        // What a bucket earns meanwhile is spent under the lower limit.
+        for _ in 0..300 {
+            world.pass(S);
+            world.ask(0, "k", 1);
+        }
+        world.renumber(&[of(1_000)]);
+        world.pass(S);
+        while world.ask(0, "k", 1) {}
+        let all = world.admitted(0, "k");
+        assert!(all <= spent + earned, "{all} after {spent} and {earned} of {:?}", of(1_000));
+    }
 }
 
 #[test]
