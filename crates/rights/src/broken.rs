@@ -217,12 +217,12 @@ pub enum Broken {
     PoolKnowsNoProcess,
     /// What a sliding window's lease may have used counts no more when it ends.
     PoolLingersNot,
-    /// A node takes up what is granted by an answer that comes late.
-    PurseTakesLate,
     /// A node counts a lease from when the answer came.
     PurseDatesFromAnswer,
     /// A node takes what an answer to an earlier call says.
     PurseHearsOlderCalls,
+    /// What a lease kept comes back after its end, unspent, with the answer to a call that was under way.
+    PurseHearsAfterItsEnd,
     /// A node gives parts back after the call that says so.
     PurseKeepsWhatItGave,
     /// A cell goes on with what it held of a pool when that has ended.

@@ -592,12 +592,12 @@ fn every_rule_is_needed() {
         Broken::PoolForgetsTheDead,
         Broken::PoolKnowsNoProcess,
         Broken::PoolLingersNot,
-        Broken::PurseTakesLate,
         Broken::PurseHearsOlderCalls,
         Broken::PurseKeepsWhatItGave,
     ];
     type Story = (Broken, fn() -> u64, u64);
-    let stories: [Story; 6] = [
+    let stories: [Story; 7] = [
+        (Broken::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),
         (Broken::PurseDatesFromAnswer, stories::the_end_of_a_lease, 1_000),
         (Broken::PoolGrantsUnsure, stories::two_walls_at_one_instant, stories::UNITS),
         (Broken::PoolDrainsEarly, stories::a_part_that_comes_and_goes, stories::MOST),

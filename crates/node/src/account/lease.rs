@@ -119,10 +119,9 @@ impl Account {
         }
         let at = Now { steady_ns: self.pooled_until_ns(), ..now };
         let change = match &mut self.windows_mut().lease {
-            // Of a call that is under way the answer does not count any more: it would bring back what is over, unspent.
-            Some(Lease::Bucket(purse)) => std::mem::take(purse).settle(now.steady_ns),
+            Some(Lease::Bucket(purse)) => purse.settle(now.steady_ns),
             Some(Lease::Sliding(purse)) => {
-                *purse = sliding::Purse::default();
+                purse.end();
                 Some(Change::default())
             }
             None => None,

@@ -386,7 +386,7 @@ impl Purse {
     }
 
     /// The answer to a call, which counts from when the call was sent. Nothing if there was a later one; and what is granted by one that
-    /// comes more than `late_ns` after its call is not taken up, though what is kept goes on.
+    /// comes more than `late_ns` after its call is not taken up, though what is kept goes on: a margin, which no history is known to need.
     pub fn answer(
         &mut self,
         call: u64,
@@ -401,7 +401,7 @@ impl Purse {
         if now_ns >= end_ns {
             return None;
         }
-        if now_ns > sent_ns.saturating_add(late_ns) && !broken(Broken::PurseTakesLate) {
+        if now_ns > sent_ns.saturating_add(late_ns) {
             self.end_ns = end_ns;
             return Some(Change::default());
         }
@@ -414,10 +414,14 @@ impl Purse {
         Some(Change::gain(gained, answer.owed))
     }
 
-    /// What ends by itself, if it is time.
+    /// What ends by itself, if it is time. Of a call that is under way the answer does not count any more: it would bring back what is
+    /// over, without what was owed for it.
     pub fn settle(&mut self, now_ns: u64) -> Option<Change> {
         let over = now_ns >= self.end_ns && self.part != Part::default();
         over.then(|| {
+            if !broken(Broken::PurseHearsAfterItsEnd) {
+                self.sent_ns = None;
+            }
             let part = std::mem::take(&mut self.part);
             Change::lose(part, part.units)
         })

@@ -177,6 +177,11 @@ impl Purse {
         self.end_ns
     }
 
+    /// What is held is over, and of a call that is under way the answer does not count any more.
+    pub const fn end(&mut self) {
+        (self.units, self.sent_ns, self.end_ns) = (0, None, 0);
+    }
+
     /// Before a call: so many units that were not used in the last window go back. Returns the number of the call, and the units
     /// that are kept.
     pub fn ask(&mut self, unused: u64, now_ns: u64) -> (u64, u64) {

@@ -167,6 +167,25 @@ pub(super) fn the_end_of_a_lease() -> u64 {
     (purse.end_ns() - 500_000_000) / 1_000_000
 }
 
+/// Units without debt that a node has of a lease that ended while a call was under way that kept it, all owed.
+pub(super) fn an_answer_after_the_end() -> u64 {
+    let times = (1_000_000_000, 10_000_000);
+    let mut purse = Purse::default();
+    let (call, _) = purse.ask(NOTHING, 0, 0);
+    let answer = Exchanged { part: ALL, owed: 0, left: 0, fair: 0 };
+    let _ = purse.answer(call, &answer, times, 1_000_000).expect("in time");
+    let (call, _) = purse.ask(ALL, 0, 999_000_000);
+    let ended = purse.settle(1_000_000_000).expect("it is over");
+    assert_eq!(ended.shed, ALL.units);
+    let gained = purse.answer(call, &answer, times, 1_002_000_000);
+    gained.map_or(0, |gained| purse.part().units - gained.owe)
+}
+
+#[test]
+fn what_is_over_does_not_come_back_with_an_answer_that_kept_it() {
+    assert_eq!(an_answer_after_the_end(), 0);
+}
+
 #[test]
 fn a_lease_is_dated_from_when_the_call_was_sent() {
     assert_eq!(the_end_of_a_lease(), 1_000);
