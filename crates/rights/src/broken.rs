@@ -175,6 +175,8 @@ pub enum Broken {
     RefundBeforeDurable,
     /// A charge gives back as much as if the rate had always been as low as it is.
     RefundAfterSlowing,
+    /// A charge is given back while other nodes answer by it.
+    RefundWhileShared,
     /// The same question under the same name is charged each time.
     RepeatChargesAgain,
     /// The least numbers that a cell may have are taken for those that it has.
@@ -207,6 +209,10 @@ pub enum Broken {
     PoolHearsOldTerms,
     /// A bucket's pool that was called before all nodes had told counts what was spent until then as known.
     PoolForgetsFresh,
+    /// What was answered under a name counts in every generation.
+    NameOutlivesGeneration,
+    /// An answer is kept under a name whoever has it.
+    NameKeptUnclaimed,
     /// What was spent is unknown up to when the first node told what it holds.
     PoolFreshFromFirst,
     /// Windows count in whose time a node lost what it had taken.

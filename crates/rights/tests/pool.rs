@@ -1,5 +1,7 @@
 //! Pools under random histories: what all nodes admit is judged from outside, by true time.
 
+#[path = "pool/names.rs"]
+mod names;
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of loans")]
 #[path = "loans/random.rs"]
 mod random;
@@ -616,9 +618,14 @@ fn every_rule_is_needed() {
             false => missed.push(rule),
         }
     }
-    for rule in rules {
+    let of_names = [Broken::NameOutlivesGeneration, Broken::NameKeptUnclaimed];
+    for rule in rules.into_iter().chain(of_names) {
         break_rule(Some(rule));
-        let caught = (0..10_000).find_map(|seed| Some((seed + 1, history(seed).err()?)));
+        let told = |seed| match of_names.contains(&rule) {
+            true => names::history(seed, true).err(),
+            false => history(seed).err(),
+        };
+        let caught = (0..10_000).find_map(|seed| Some((seed + 1, told(seed)?)));
         break_rule(None);
         match caught {
             Some((histories, fault)) => println!("{:<26}{histories:>9}  {fault}", format!("{rule:?}")),

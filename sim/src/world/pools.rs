@@ -8,9 +8,9 @@ use std::{
 };
 
 use acequia_rights::pool::{
-    Taker, bucket,
+    Letter, Taker, bucket,
     group::{Absent, Assertion, Known},
-    sliding, window,
+    name, sliding, window,
 };
 use acequia_store::{
     MemoryStore,
@@ -233,6 +233,24 @@ impl Pools for WayThere {
     ) -> Result<Answer<sliding::Exchanged>, Missed> {
         let (begun, pools) = self.there(at.deadline).await?;
         let answer = pools.exchange_sliding(at, exchange).await;
+        self.back(begun, at.deadline, answer).await
+    }
+
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<name::Standing>, Missed> {
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.name(at, act).await;
+        self.back(begun, at.deadline, answer).await
+    }
+
+    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.post(at, letter, drops_us).await;
+        self.back(begun, at.deadline, answer).await
+    }
+
+    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
+        let (begun, pools) = self.there(at.deadline).await?;
+        let answer = pools.collect(at, had).await;
         self.back(begun, at.deadline, answer).await
     }
 

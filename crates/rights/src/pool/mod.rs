@@ -28,6 +28,8 @@
 
 pub mod bucket;
 pub mod group;
+pub mod letters;
+pub mod name;
 pub mod sliding;
 pub mod window;
 
@@ -37,6 +39,8 @@ use thiserror::Error;
 pub use self::{
     bucket::{Bucket, Purse},
     group::Group,
+    letters::{Letter, Letters},
+    name::Name,
     sliding::Sliding,
     window::Window,
 };

@@ -7,7 +7,7 @@ use acequia_node::{
     Node,
     leases::{CALL_NS, Call, PoolName, Question, Said},
 };
-use acequia_rights::pool::Generation;
+use acequia_rights::pool::{Generation, Letter, name};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval},
@@ -60,12 +60,40 @@ impl<P: Process + ?Sized> Process for Box<P> {
 
 /// Whoever carries calls to some pools: [`share`], for those who need not know which pools they are.
 #[derive(Clone)]
-pub struct Carrier(Arc<Carry>);
+pub struct Carrier(Arc<dyn Carry>);
 
-/// Carries the calls of a node in its process.
-type Carry = dyn Fn(Arc<Node>, Box<dyn Process>) -> Carrying + Send + Sync;
-/// Carries calls until it is dropped.
-type Carrying = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// The calls that are made of pools whichever they are.
+trait Carry: Send + Sync {
+    fn share(&self, node: Arc<Node>, process: Box<dyn Process>) -> Carrying;
+
+    fn name<'a>(&'a self, at: At<'a>, act: &'a name::Act) -> Answered<'a, name::Standing>;
+
+    fn post<'a>(&'a self, at: At<'a>, letter: Letter, drops_us: u64) -> Answered<'a, bool>;
+
+    fn collect<'a>(&'a self, at: At<'a>, had: &'a [u128]) -> Answered<'a, Vec<Letter>>;
+}
+
+type Carrying = Boxed<'static, ()>;
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+type Answered<'a, T> = Boxed<'a, Result<Answer<T>, Missed>>;
+
+impl<P: Pools + Clone + 'static> Carry for P {
+    fn share(&self, node: Arc<Node>, process: Box<dyn Process>) -> Carrying {
+        Box::pin(share(node, self.clone(), process))
+    }
+
+    fn name<'a>(&'a self, at: At<'a>, act: &'a name::Act) -> Answered<'a, name::Standing> {
+        Box::pin(async move { Pools::name(self, &at, act).await })
+    }
+
+    fn post<'a>(&'a self, at: At<'a>, letter: Letter, drops_us: u64) -> Answered<'a, bool> {
+        Box::pin(async move { Pools::post(self, &at, letter, drops_us).await })
+    }
+
+    fn collect<'a>(&'a self, at: At<'a>, had: &'a [u128]) -> Answered<'a, Vec<Letter>> {
+        Box::pin(async move { Pools::collect(self, &at, had).await })
+    }
+}
 
 impl fmt::Debug for Carrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,12 +104,36 @@ impl fmt::Debug for Carrier {
 impl Carrier {
     /// To these pools.
     pub fn to<P: Pools + Clone + 'static>(pools: P) -> Self {
-        Self(Arc::new(move |node, process| Box::pin(share(node, pools.clone(), process))))
+        Self(Arc::new(pools))
     }
 
     /// Carries a node's calls until what this gives is dropped.
     pub fn carry(&self, node: Arc<Node>, process: impl Process + 'static) -> Carrying {
-        (self.0)(node, Box::new(process))
+        self.0.share(node, Box::new(process))
+    }
+
+    /// As [`Pools::name`].
+    ///
+    /// # Errors
+    /// There is no answer: it may be done or not.
+    pub async fn name(&self, at: At<'_>, act: &name::Act) -> Result<Answer<name::Standing>, Missed> {
+        self.0.name(at, act).await
+    }
+
+    /// As [`Pools::post`].
+    ///
+    /// # Errors
+    /// There is no answer: it may be there or not.
+    pub async fn post(&self, at: At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
+        self.0.post(at, letter, drops_us).await
+    }
+
+    /// As [`Pools::collect`].
+    ///
+    /// # Errors
+    /// There is no answer: they are there still.
+    pub async fn collect(&self, at: At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
+        self.0.collect(at, had).await
     }
 }
 

@@ -6,8 +6,9 @@ use std::{
 };
 
 use acequia_rights::pool::{
-    self, AGREEMENT, Bucket, Ground, Refused, Sliding, Taker, Window, bucket,
+    self, AGREEMENT, Bucket, Ground, Letter, Letters, Name, Refused, Sliding, Taker, Window, bucket,
     group::{Absent, Assertion, Known, Place},
+    name::{self, NAMES_MAX, Standing},
     sliding, window,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -161,6 +162,50 @@ impl Pools for KeptPools {
             let exchanged = cell.exchange(exchange, ground)?;
             Ok((exchanged, cell.over_us(exchange, ground)))
         })
+    }
+
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<Standing>, Missed> {
+        let held = self.place();
+        let place = of_terms(&held, at);
+        let group: pool::Group = self.read(&group_name(at))?;
+        let Some(ground) = group.ground(&place, at.generation, at.wall_us) else {
+            return Ok(Answer::Unknown(group.known(&place)));
+        };
+        let names = format!("{}/names", group_name(at));
+        let mut due: Due = self.read(&names)?;
+        let mut gone: Vec<_> = due.iter().take_while(|(due_us, _)| *due_us <= at.wall_us).cloned().collect();
+        due.retain(|name| !gone.contains(name));
+        let key = cell_name(at.group, at.cell);
+        let is_there = due.iter().any(|(_, name)| name == at.cell);
+        let mut name: Name = if is_there { self.read(&key)? } else { Name::default() };
+        let standing = name.act(act, &ground);
+        due.retain(|(_, other)| other != at.cell);
+        if standing == Standing::Free {
+            gone.push((0, at.cell.to_owned()));
+        } else {
+            gone.retain(|(_, other)| other != at.cell);
+            due.insert((name.drops_us(), at.cell.to_owned()));
+            while due.len() > NAMES_MAX {
+                gone.extend(due.pop_first());
+            }
+        }
+        let (bytes, due) = (bytes_of(&name), bytes_of(&due));
+        let gone: Vec<String> = gone.iter().map(|(_, name)| cell_name(at.group, name)).collect();
+        let mut values: Vec<(&str, Option<&[u8]>)> = vec![(&names, Some(&due)), (&key, Some(&bytes))];
+        values.extend(gone.iter().map(|name| (name.as_str(), None)));
+        self.write(&values)?;
+        Ok(Answer::Done(standing))
+    }
+
+    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
+        self.with_cell(at, |cell: &mut Letters, ground| {
+            let is_there = cell.post(letter, drops_us, ground);
+            Ok((is_there, cell.drops_us()))
+        })
+    }
+
+    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
+        self.with_cell(at, |cell: &mut Letters, ground| Ok((cell.collect(had, ground), cell.drops_us())))
     }
 
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {

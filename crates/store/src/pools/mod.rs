@@ -11,9 +11,9 @@ mod wire;
 use std::{fmt::Debug, future::Future, time::Duration};
 
 use acequia_rights::pool::{
-    Generation, Refused, Taker, bucket,
+    Generation, Letter, Refused, Taker, bucket,
     group::{Absent, Assertion, Known},
-    sliding, window,
+    name, sliding, window,
 };
 
 pub use self::{
@@ -104,6 +104,37 @@ pub trait Pools: Debug + Send + Sync {
         at: &At<'_>,
         exchange: &sliding::Exchange,
     ) -> impl Future<Output = Result<Answer<sliding::Exchanged>, Missed>> + Send;
+
+    /// Does something to the name of a charge: the cell of `at`, which is in the charge's group.
+    ///
+    /// # Errors
+    /// There is no answer: it may be done or not.
+    fn name(
+        &self,
+        at: &At<'_>,
+        act: &name::Act,
+    ) -> impl Future<Output = Result<Answer<name::Standing>, Missed>> + Send;
+
+    /// Leaves a letter for a node, with whose letters the cell of `at` is, until `drops_us`: wall clock, in microseconds. Says whether it is there.
+    ///
+    /// # Errors
+    /// There is no answer: it may be there or not.
+    fn post(
+        &self,
+        at: &At<'_>,
+        letter: Letter,
+        drops_us: u64,
+    ) -> impl Future<Output = Result<Answer<bool>, Missed>> + Send;
+
+    /// The letters that wait for a node, but for those about charges that it `had` letters of.
+    ///
+    /// # Errors
+    /// There is no answer: they are there still.
+    fn collect(
+        &self,
+        at: &At<'_>,
+        had: &[u128],
+    ) -> impl Future<Output = Result<Answer<Vec<Letter>>, Missed>> + Send;
 
     /// Drops cells of a group that say no more than absent ones, so many at most; how many there were. The cell of `at` is of no meaning.
     ///

@@ -4,8 +4,9 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use acequia_limits::Part;
 use acequia_rights::pool::{
-    AGREEMENT, Generation, Refused, Taker, bucket,
+    AGREEMENT, Generation, Letter, Refused, Taker, bucket,
     group::{Absent, Assertion, Known},
+    name::{self, Standing},
     sliding, window,
 };
 
@@ -15,6 +16,7 @@ use crate::redis::{Arg, Function, Missed, Redis, Value};
 /// The suffixes of keys that each group has.
 const GROUP: &str = "group";
 const DUE: &str = "due";
+const NAMES: &str = "names";
 /// The same where nodes only agree.
 const AGREED: [&str; 2] = ["agreed", "agreed-due"];
 
@@ -55,6 +57,7 @@ impl RedisPools {
                 [GROUP, DUE]
             }
         };
+        let due_key = if function == Function::Name { NAMES } else { due_key };
         let mut args = Vec::with_capacity(3 + own.len());
         args.extend([Arg::Bytes(map.as_bytes()), Arg::Bytes(known.as_bytes()), int(wall_us)]);
         args.extend(own);
@@ -63,6 +66,7 @@ impl RedisPools {
         self.redis.call(at.group, function, &[group_key, &cell, due_key], &args, at.deadline).await
     }
 
+    /// Calls a function that answers with numbers.
     async fn call_cell<T>(
         &self,
         at: &At<'_>,
@@ -70,15 +74,23 @@ impl RedisPools {
         own: &[Arg<'_>],
         done: impl FnOnce(&[u64]) -> Option<T>,
     ) -> Result<Answer<T>, Missed> {
+        let numbers = |values: &[Value]| values.iter().map(number).collect::<Option<Vec<u64>>>();
+        self.call_values(at, function, own, |values| numbers(values).and_then(|numbers| done(&numbers))).await
+    }
+
+    async fn call_values<T>(
+        &self,
+        at: &At<'_>,
+        function: Function,
+        own: &[Arg<'_>],
+        done: impl FnOnce(&[Value]) -> Option<T>,
+    ) -> Result<Answer<T>, Missed> {
         let generation = generation_text(&at.generation);
         let about = (function, generation.as_str(), at.wall_us);
         let answer = self.call(at, about, own).await?;
         let status = answer.first().and_then(Value::text);
         let read = match status {
-            Some("done") => {
-                let numbers: Option<Vec<u64>> = answer[1..].iter().map(number).collect();
-                numbers.and_then(|numbers| done(&numbers)).map(Answer::Done)
-            }
+            Some("done") => done(&answer[1..]).map(Answer::Done),
             Some("stale") => Some(Answer::Refused(Refused::Stale)),
             Some("late") => Some(Answer::Refused(Refused::Late)),
             Some("full") => Some(Answer::Refused(Refused::TooManyNodes)),
@@ -103,12 +115,35 @@ fn garbled(answer: &[Value]) -> Missed {
 /// `unknown`, a generation, and whether it grants.
 fn read_known(answer: &[Value]) -> Option<Known> {
     let [status, generation, grants] = answer else { return None };
-    let mut parts = generation.text()?.split(':');
-    let mut next = || parts.next()?.parse::<u64>().ok();
-    let number = next()?;
-    let by = Taker { node: u16::try_from(next()?).ok()?, boot: u32::try_from(next()?).ok()?, call: next()? };
-    let known = Known { generation: Generation { number, by }, grants: grants.int()? == 1 };
+    let (number, by) = generation.text()?.split_once(':')?;
+    let generation = Generation { number: number.parse().ok()?, by: read_taker(by)? };
+    let known = Known { generation, grants: grants.int()? == 1 };
     (status.text()? == "unknown").then_some(known)
+}
+
+/// As [`taker_text`] writes it.
+fn read_taker(text: &str) -> Option<Taker> {
+    let mut parts = text.split(':');
+    let mut next = || parts.next()?.parse::<u64>().ok();
+    Some(Taker { node: u16::try_from(next()?).ok()?, boot: u32::try_from(next()?).ok()?, call: next()? })
+}
+
+fn read_standing(values: &[Value]) -> Option<Standing> {
+    let [standing, with] = values else { return None };
+    Some(match standing.text()? {
+        "free" => Standing::Free,
+        "claimed" => Standing::Claimed(read_taker(with.text()?)?),
+        "kept" => Standing::Kept(with.bytes()?.to_vec()),
+        "ended" => Standing::Ended,
+        _ => return None,
+    })
+}
+
+/// A charge's name and its real cost.
+fn read_letter(values: &[Value]) -> Option<Letter> {
+    let [id, cost] = values else { return None };
+    let cost = Some(cost.text()?).filter(|cost| !cost.is_empty()).map(str::parse);
+    Some(Letter { id: u128::from_str_radix(id.text()?, 16).ok()?, cost: cost.transpose().ok()? })
 }
 
 impl Pools for RedisPools {
@@ -225,6 +260,40 @@ impl Pools for RedisPools {
         self.call_cell(at, Function::Sliding, &own, done).await
     }
 
+    async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<Standing>, Missed> {
+        let (what, answer): (&str, &[u8]) = match &act.what {
+            name::What::Claim => ("claim", &[]),
+            name::What::Keep(answer) => ("keep", answer),
+            name::What::Leave => ("leave", &[]),
+            name::What::End => ("end", &[]),
+        };
+        let by = taker_text(&act.by);
+        let own =
+            [Arg::Bytes(by.as_bytes()), Arg::Bytes(what.as_bytes()), int(act.drops_us), Arg::Bytes(answer)];
+        self.call_values(at, Function::Name, &own, read_standing).await
+    }
+
+    async fn post(&self, at: &At<'_>, letter: Letter, drops_us: u64) -> Result<Answer<bool>, Missed> {
+        let (id, cost) = (id_text(&letter.id), letter.cost.map_or_else(String::new, |cost| cost.to_string()));
+        let own = [Arg::Bytes(b""), Arg::Bytes(id.as_bytes()), Arg::Bytes(cost.as_bytes()), int(drops_us)];
+        let done = |numbers: &[u64]| match *numbers {
+            [is_there] => Some(is_there == 1),
+            _ => None,
+        };
+        self.call_cell(at, Function::Letters, &own, done).await
+    }
+
+    async fn collect(&self, at: &At<'_>, had: &[u128]) -> Result<Answer<Vec<Letter>>, Missed> {
+        let had = had.iter().map(id_text).collect::<Vec<_>>().join(" ");
+        let own = [Arg::Bytes(had.as_bytes()), Arg::Bytes(b""), Arg::Bytes(b""), int(0)];
+        let letters = |values: &[Value]| {
+            let mut letters: Vec<Letter> = values.chunks(2).map(read_letter).collect::<Option<_>>()?;
+            letters.sort_unstable_by_key(|letter| letter.id);
+            Some(letters)
+        };
+        self.call_values(at, Function::Letters, &own, letters).await
+    }
+
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
         let done = |numbers: &[u64]| match *numbers {
             [dropped] => Some(dropped),
@@ -237,6 +306,11 @@ impl Pools for RedisPools {
 /// A generation as it is written in Redis.
 fn generation_text(generation: &Generation) -> String {
     format!("{}:{}", generation.number, taker_text(&generation.by))
+}
+
+/// A charge's name as it is written in Redis: of one length.
+fn id_text(id: &u128) -> String {
+    format!("{id:032x}")
 }
 
 fn taker_text(taker: &Taker) -> String {

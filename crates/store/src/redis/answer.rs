@@ -39,6 +39,12 @@ impl Value {
         if let Self::Bytes(bytes) = self { std::str::from_utf8(bytes).ok() } else { None }
     }
 
+    /// The bytes, if it is some.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&[u8]> {
+        if let Self::Bytes(bytes) = self { Some(bytes) } else { None }
+    }
+
     /// What the server said. Answers of functions have nothing that is not here.
     pub(super) fn from_redis(value: redis::Value) -> Self {
         match value {

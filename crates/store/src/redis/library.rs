@@ -32,6 +32,10 @@ functions! {
     Bucket = "bucket",
     /// Exchanges what a node holds of a sliding window.
     Sliding = "sliding",
+    /// Claims the name of a charge, keeps the answer to it, or ends it.
+    Name = "name",
+    /// Leaves a letter for a node, or collects those that wait.
+    Letters = "letters",
     /// Drops cells that say nothing.
     Sweep = "sweep",
 }

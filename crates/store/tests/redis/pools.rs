@@ -4,8 +4,9 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Generation, Taker, bucket,
+    Generation, Letter, Taker, bucket,
     group::{Absent, Assertion, Known},
+    name::{self, NAMES_MAX, Standing},
     sliding, window,
 };
 use acequia_store::{
@@ -49,6 +50,9 @@ enum Call {
     Take(window::Take),
     Exchange(bucket::Exchange, bucket::Terms),
     Slide(sliding::Exchange),
+    Name(name::Act),
+    Post(Letter, u64),
+    Collect(Vec<u128>),
 }
 
 /// What came of it.
@@ -58,6 +62,9 @@ enum Came {
     Took(Answer<window::Took>),
     Exchanged(Answer<bucket::Exchanged>),
     Slid(Answer<sliding::Exchanged>),
+    Named(Answer<Standing>),
+    Posted(Answer<bool>),
+    Collected(Answer<Vec<Letter>>),
 }
 
 async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Missed> {
@@ -67,6 +74,9 @@ async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Miss
         Call::Take(take) => Came::Took(pools.take(at, take).await?),
         Call::Exchange(exchange, terms) => Came::Exchanged(pools.exchange(at, exchange, terms).await?),
         Call::Slide(exchange) => Came::Slid(pools.exchange_sliding(at, exchange).await?),
+        Call::Name(act) => Came::Named(pools.name(at, act).await?),
+        Call::Post(letter, drops_us) => Came::Posted(pools.post(at, *letter, *drops_us).await?),
+        Call::Collect(had) => Came::Collected(pools.collect(at, had).await?),
     })
 }
 
@@ -110,7 +120,7 @@ impl Caller {
             Taker { node: 1 + self.random.below(3) as u16, boot: 1 + self.random.below(3) as u32, call };
         let generation = self.generations[place];
         let cell = self.random.below(3);
-        let (cell, call) = match self.random.below(40) {
+        let (cell, call) = match self.random.below(60) {
             0 => (String::new(), Call::Begin(self.random.below(generation.number + 2), taker)),
             1 | 2 => {
                 let assertion = Assertion {
@@ -127,7 +137,9 @@ impl Caller {
             }
             3..15 => (format!("w{cell}"), Call::Take(self.take(taker))),
             15..28 => (format!("b{cell}"), self.exchange(taker, cell as usize)),
-            _ => (format!("s{cell}"), Call::Slide(self.slide(taker))),
+            28..40 => (format!("s{cell}"), Call::Slide(self.slide(taker))),
+            40..55 => (format!("n{cell}"), Call::Name(self.act(taker))),
+            _ => ("letters".to_owned(), self.letter()),
         };
         (group(place as u16 * 500), cell, wall_us, call)
     }
@@ -135,6 +147,33 @@ impl Caller {
     fn absent(&mut self) -> Absent {
         let nodes = (1..=3).filter(|_| self.random.below(2) == 0).collect();
         Absent { nodes, keep_us: self.random.below(3_000_000) }
+    }
+
+    fn act(&mut self, taker: Taker) -> name::Act {
+        let what = match self.random.below(9) {
+            0..4 => name::What::Claim,
+            4..7 => {
+                let bytes = [0, 1, 200, 20_000][self.random.below(4) as usize];
+                name::What::Keep((0..bytes).map(|_| self.random.below(256) as u8).collect())
+            }
+            7 => name::What::Leave,
+            _ => name::What::End,
+        };
+        // Few, so that some come again.
+        let by = Taker { node: taker.node, boot: 1, call: 1 };
+        name::Act { by, what, drops_us: self.wall_us + self.random.below(2_000_000) }
+    }
+
+    fn letter(&mut self) -> Call {
+        let id = |random: &mut Random| u128::from(random.below(5)) << 100;
+        match self.random.below(2) {
+            0 => {
+                let cost = (self.random.below(2) == 0).then(|| self.random.up_to(1 << 50));
+                let letter = Letter { id: id(&mut self.random), cost };
+                Call::Post(letter, self.wall_us + self.random.below(2_000_000))
+            }
+            _ => Call::Collect((0..self.random.below(3)).map(|_| id(&mut self.random)).collect()),
+        }
     }
 
     fn take(&mut self, taker: Taker) -> window::Take {
@@ -201,7 +240,10 @@ impl Caller {
             Came::Known(known) => Some(*known),
             Came::Took(Answer::Unknown(known))
             | Came::Exchanged(Answer::Unknown(known))
-            | Came::Slid(Answer::Unknown(known)) => Some(*known),
+            | Came::Slid(Answer::Unknown(known))
+            | Came::Named(Answer::Unknown(known))
+            | Came::Posted(Answer::Unknown(known))
+            | Came::Collected(Answer::Unknown(known)) => Some(*known),
             _ => None,
         };
         if let Some(known) = known {
@@ -233,6 +275,9 @@ impl Seen {
             Came::Took(answer) => of(answer, |took| took.taken > 0),
             Came::Exchanged(answer) => of(answer, |exchanged| exchanged.part.units > 0),
             Came::Slid(answer) => of(answer, |slid| slid.units > 0),
+            Came::Named(answer) => of(answer, |standing| matches!(standing, Standing::Kept(_))),
+            Came::Posted(answer) => of(answer, |is_there| *is_there),
+            Came::Collected(answer) => of(answer, |letters| !letters.is_empty()),
         };
         self.done += done;
         self.granted += granted;
@@ -273,6 +318,46 @@ async fn memory_journal_and_redis_answer_alike() {
     }
     println!("{seen:?}");
     assert!(seen.granted > 500 && seen.refused > 500 && seen.unknown > 20, "{seen:?}");
+}
+
+/// Names and letters have bounds, and both ways to keep them the same ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_number() {
+    async fn fill(pools: &impl Pools) -> (Vec<Standing>, usize) {
+        let generation = begun(pools, START_US).await;
+        let at =
+            |cell| At { group: group(3), terms: 0, cell, generation, wall_us: START_US, deadline: DEADLINE };
+        let by = Taker { node: 1, boot: 1, call: 1 };
+        let names: Vec<String> = (0..NAMES_MAX + 3).map(|number| format!("n{number}")).collect();
+        for (number, name) in (0..).zip(&names) {
+            let act = name::Act { by, what: name::What::Claim, drops_us: START_US + 1_000_000 - number };
+            pools.name(&at(name), &act).await.expect("an answer");
+        }
+        // Of those that were first, as they last the longest.
+        let mut standings = Vec::new();
+        for name in names[..5].iter().chain(names.last()) {
+            let leave =
+                name::Act { by: Taker { node: 2, ..by }, what: name::What::Leave, drops_us: START_US };
+            match pools.name(&at(name), &leave).await.expect("an answer") {
+                Answer::Done(standing) => standings.push(standing),
+                other => panic!("{other:?}"),
+            }
+        }
+        let mut room = 0;
+        for id in 0..300 {
+            let posted = pools.post(&at("letters"), Letter { id, cost: None }, START_US + 1_000_000).await;
+            room += usize::from(posted.expect("an answer") == Answer::Done(true));
+        }
+        (standings, room)
+    }
+    let servers = [Server::start(&[])];
+    let redis = RedisPools::new(opened(shards(&servers)).await, 0);
+    let expected = fill(&KeptPools::new(Arc::new(MemoryStore::default()), "here")).await;
+    assert_eq!(fill(&redis).await, expected);
+    let claimed = Standing::Claimed(Taker { node: 1, boot: 1, call: 1 });
+    let (standings, room) = expected;
+    assert_eq!((&standings[..5], &standings[5]), (&vec![claimed; 5][..], &Standing::Free));
+    assert_eq!(room, 256);
 }
 
 /// One node that asks for a bucket of 10 at 1000/s.

@@ -1,0 +1,81 @@
+//! What nodes of a region have to tell one of them that they cannot reach otherwise: that a charge of its is settled.
+//!
+//! A letter is there until the one that it is for says that it has it. It may be lost, with the generation of its group and when it is old: then
+//! the charge stays as it was, which is what whoever forwards one is told. A charge is settled once, however often it is told.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Generation, Ground};
+
+/// Letters that wait for one node.
+pub const LETTERS_MAX: usize = 256;
+
+/// A settlement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Letter {
+    /// The charge's name.
+    pub id: u128,
+    /// Its real cost, in units of the request: nothing where all is given back.
+    pub cost: Option<u64>,
+}
+
+/// The letters for one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Letters {
+    generation: Generation,
+    /// Real costs, by charge.
+    waiting: BTreeMap<u128, Option<u64>>,
+    drops_us: u64,
+}
+
+impl Letters {
+    /// Leaves a letter, which nobody need keep after `drops_us`: wall clock, in microseconds. Of one charge the first counts. Says
+    /// whether it is there.
+    pub fn post(&mut self, letter: Letter, drops_us: u64, ground: &Ground) -> bool {
+        self.begin(ground);
+        self.drop_old(ground);
+        if self.waiting.len() >= LETTERS_MAX && !self.waiting.contains_key(&letter.id) {
+            return false;
+        }
+        self.waiting.entry(letter.id).or_insert(letter.cost);
+        self.drops_us = self.drops_us.max(drops_us);
+        true
+    }
+
+    /// The letters that wait, but for those about charges that the node `had` letters of.
+    pub fn collect(&mut self, had: &[u128], ground: &Ground) -> Vec<Letter> {
+        self.begin(ground);
+        // Whoever only looks changes nothing, and so nothing need be written.
+        if !had.is_empty() {
+            self.drop_old(ground);
+        }
+        for id in had {
+            self.waiting.remove(id);
+        }
+        let waiting = Some(&self.waiting).filter(|_| !self.is_old(ground));
+        waiting.into_iter().flatten().map(|(id, cost)| Letter { id: *id, cost: *cost }).collect()
+    }
+
+    /// When they may be forgotten: wall clock, in microseconds.
+    pub const fn drops_us(&self) -> u64 {
+        self.drops_us
+    }
+
+    fn begin(&mut self, ground: &Ground) {
+        if self.generation != ground.generation {
+            *self = Self { generation: ground.generation, ..Self::default() };
+        }
+    }
+
+    const fn is_old(&self, ground: &Ground) -> bool {
+        ground.wall_us >= self.drops_us
+    }
+
+    fn drop_old(&mut self, ground: &Ground) {
+        if self.is_old(ground) {
+            self.waiting.clear();
+        }
+    }
+}
