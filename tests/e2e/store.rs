@@ -300,6 +300,108 @@ impl Drop for Script {
     }
 }
 
+/// Asks for so much of a key under an id.
+fn ask_named(node: &Node, id: &str, key: &str, cost: u64) -> crate::client::Reply {
+    let body = json!({ "domain": "shop", "descriptors": [{ "w": key }], "cost": cost, "id": id });
+    Http::connect(node).check(&body.to_string())
+}
+
+fn refund(node: &Node, charged: &serde_json::Value) -> (u16, serde_json::Value) {
+    let body = json!({ "charge_id": charged["charge_id"] }).to_string();
+    let reply = Http::connect(node).ask("POST", "/v1/refund", &[], &body).expect("an answer");
+    let said = if reply.status == 200 { reply.json()["settled"].clone() } else { json!(null) };
+    (reply.status, said)
+}
+
+/// Charges an id at one node until another has its answer in time, on a machine that may be busy; gives the id, of which the key is the
+/// same, and the answer.
+fn charged_once(one: &Node, two: &Node, prefix: &str, cost: u64) -> (String, serde_json::Value) {
+    let (mut number, mut found) = (0, None);
+    eventually("two nodes give one answer", || {
+        number += 1;
+        let id = format!("{prefix}-{number}");
+        let charged = ask_named(one, &id, &id, cost).json();
+        assert_eq!((&charged["allowed"], &charged["is_repeat"]), (&json!(true), &json!(null)), "{charged}");
+        let again = ask_named(two, &id, &id, cost).json();
+        if again["is_repeat"] != true {
+            return false;
+        }
+        for same in ["allowed", "charge_id", "remaining", "limits"] {
+            assert_eq!(again[same], charged[same], "{same}");
+        }
+        assert_eq!(ask_named(one, &id, &id, cost).json()["is_repeat"], true);
+        found = Some((id, charged));
+        true
+    });
+    found.expect("it was found")
+}
+
+/// Whether a node refuses an id that was given back. It never answers by it; when the store is slow, it may charge anew.
+fn is_refused(node: &Node, id: &str, cost: u64) -> bool {
+    let reply = ask_named(node, id, id, cost);
+    assert!(reply.status == 400 || reply.json()["is_repeat"] != true, "{id}: {}", reply.body);
+    reply.status == 400
+}
+
+#[test]
+fn an_id_is_charged_once_whichever_node_is_asked() {
+    let _alone = alone();
+    let mut cluster = Cluster::start();
+    let nodes = pair(&cluster);
+    until_pools_grant(&nodes);
+    let [one, two] = &nodes;
+
+    eventually("another question under the same id is refused", || {
+        let (id, _) = charged_once(one, two, "other", 2);
+        ask_named(two, &id, &id, 3).status == 400
+    });
+    eventually("nobody passes by an answer whose charge was given back", || {
+        let (id, charged) = charged_once(one, two, "back", 2);
+        assert_eq!(refund(one, &charged), (200, json!("done")));
+        assert_eq!(ask_named(one, &id, &id, 2).status, 400);
+        is_refused(two, &id, 2)
+    });
+    eventually("what one node charged another gives back", || {
+        let (id, charged) = charged_once(one, two, "sibling", 10);
+        assert_eq!(refund(two, &charged), (200, json!("forwarded")));
+        eventually("who charged it has heard so", || refund(one, &charged) == (200, json!("before")));
+        is_refused(two, &id, 10)
+    });
+
+    // Two nodes are asked at once: one charges, and both give its answer.
+    let (mut number, mut together) = (0, 0);
+    eventually("one of two that are asked at once charges", || {
+        number += 1;
+        let id = format!("both-{number}");
+        let answers = thread::scope(|scope| {
+            let asked = [one, two].map(|node| scope.spawn(|| ask_named(node, &id, &id, 1).json()));
+            asked.map(|asked| asked.join().expect("an answer"))
+        });
+        assert!(answers.iter().all(|answer| answer["allowed"] == true), "{answers:?}");
+        let repeats = answers.iter().filter(|answer| answer["is_repeat"] == true).count();
+        together += usize::from(repeats == 1 && answers[0]["charge_id"] == answers[1]["charge_id"]);
+        together == 20
+    });
+
+    // Without a store a node decides alone, at once, and gives back nothing that others may still answer by.
+    let (id, kept) = charged_once(one, two, "kept", 1);
+    for server in &mut cluster.nodes {
+        server.kill();
+    }
+    assert_eq!((refund(one, &kept).0, refund(two, &kept).0), (503, 503));
+    let alone = ask_named(one, "alone", "alone", 1).json();
+    assert_eq!((&alone["allowed"], &alone["is_repeat"]), (&json!(true), &json!(null)), "{alone}");
+    assert_eq!(ask_named(one, "alone", "alone", 1).json()["is_repeat"], true);
+    assert_eq!(refund(one, &alone), (200, json!("done")));
+    // A store that comes back with nothing has forgotten what was kept: that is given back when nobody goes by it any more.
+    for server in &mut cluster.nodes {
+        server.restart();
+    }
+    until_pools_grant(&nodes);
+    eventually("it can be given back", || refund(one, &kept) == (200, json!("done")));
+    is_refused(two, &id, 1);
+}
+
 /// Three regions of two nodes and six servers each: one catalogue, and in each region one store.
 #[test]
 fn the_regions_that_are_shipped_share_a_limit() {
@@ -345,10 +447,10 @@ fn the_regions_that_are_shipped_share_a_limit() {
     allowed += ask(300, "/export");
     assert!(allowed <= 100, "{allowed} of 100");
 
-    // A charge is given back at another node of the region: who made it is told.
+    // A charge is known at another node of the region, and given back there: who made it is told.
     let node = |place: u16| Http::to(SocketAddr::from(([127, 0, 0, 1], 8_100 + 10 * place + shift)));
-    let asks = |cost: u64| json!({ "domain": "shop", "descriptors": [{ "tenant": "t" }], "cost": cost, "refundable": true });
-    let charged = node(0).check(&asks(100).to_string()).json();
+    let asks = json!({ "domain": "shop", "descriptors": [{ "tenant": "t" }], "cost": 100, "id": "order-1" });
+    let charged = node(0).check(&asks.to_string()).json();
     assert_eq!(charged["allowed"], true, "{charged}");
     let refund = json!({ "charge_id": charged["charge_id"] }).to_string();
     let refund = |place: u16| {
@@ -357,6 +459,12 @@ fn the_regions_that_are_shipped_share_a_limit() {
     };
     assert_eq!(refund(1), "forwarded");
     eventually("it is given back", || refund(0) == "before");
+    let again = node(1).check(&asks.to_string());
+    assert!(
+        again.status == 400 || again.json()["is_repeat"] != true,
+        "by what was given back: {}",
+        again.body
+    );
 
     let (done, said) = order(&["regions", "--json"]);
     assert!(done, "{said}");

@@ -69,7 +69,8 @@ pub use crate::{
     asker::{Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, IdReused, LimitAnswer, Outcome, Warning},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
     charges::{
-        ChargeId, ChargesView, KEEP_NS, Keep, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve, Settled,
+        ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve,
+        Settled, SharedAnswer,
     },
     explain::Unmatched,
     inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},

@@ -3,7 +3,10 @@
 //! The name that a caller chose is hashed with the node's secret, so that nobody can guess another one's. A `charge_id` is the node that
 //! made the charge and that hash: `eu/eu-1:` and 32 hexadecimal digits.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use acequia_api::{
     acequia::v1::{Lapse, Settled as Word},
@@ -11,9 +14,14 @@ use acequia_api::{
 };
 use acequia_limits::{HashKey, Request, cell::Tagger};
 use acequia_node::{CHARGES, ChargeId, Charged, RESERVE_NS_MAX, Recording, Refunded, Reserve, Settled};
+use acequia_rights::pool::Letter;
 use serde::Deserialize;
 
-use crate::{question::BadRequest, worker::Worker};
+use crate::{
+    names,
+    question::BadRequest,
+    worker::{Shared, Worker},
+};
 
 /// The most bytes in an id of a caller's.
 pub const ID_BYTES_MAX: usize = 128;
@@ -28,6 +36,8 @@ pub struct Names {
     /// Drawn at the start: names that nobody chose are those of one process.
     boot: [u8; 16],
     next: AtomicU64,
+    /// The nodes of the region that share a store, as `region/node`, by number.
+    siblings: BTreeMap<u16, String>,
 }
 
 /// `reserve: { ttl, on_lapse, at_most }` of a JSON check.
@@ -74,7 +84,15 @@ impl Names {
     /// For a node, with its secret and what was drawn at its start.
     pub fn new(region: &str, node: &str, key: &HashKey, boot: [u8; 16]) -> Self {
         let tagger = Tagger::new(key, CHARGES);
-        Self { node: format!("{region}/{node}"), tagger, boot, next: AtomicU64::new(0) }
+        let (node, siblings) = (format!("{region}/{node}"), BTreeMap::new());
+        Self { node, tagger, boot, next: AtomicU64::new(0), siblings }
+    }
+
+    /// The same of a node that shares a store with others of its region, and with them the secret.
+    pub(crate) fn among<'a>(self, nodes: impl Iterator<Item = (u16, &'a str)>) -> Self {
+        let region = self.node().0.to_owned();
+        let siblings = nodes.map(|(number, name)| (number, format!("{region}/{name}"))).collect();
+        Self { siblings, ..self }
     }
 
     /// How a request's charge is to be remembered; nothing where nobody asks for it.
@@ -136,7 +154,8 @@ impl Names {
 
     /// A charge's name as callers know it.
     pub(crate) fn text(&self, charged: Charged) -> String {
-        format!("{}:{}", self.node, charged.id.to_text())
+        let by = charged.by.and_then(|number| self.siblings.get(&number)).unwrap_or(&self.node);
+        format!("{by}:{}", charged.id.to_text())
     }
 
     /// The charge that a text names, if this node made it.
@@ -186,6 +205,12 @@ pub(crate) enum SettleFault {
     /// The disk is too slow, or full.
     #[error("the journal cannot be written, so the settlement is not certain: say it again later")]
     Unwritten,
+    /// The store that the nodes of the region share does not answer.
+    #[error(
+        "the store of the region does not answer, so other nodes may still answer this id, or have not heard of it: nothing was given \
+         back, say it again later"
+    )]
+    Unheard,
 }
 
 /// Of a text that is no charge id, so many characters are shown to whoever sent it.
@@ -205,16 +230,22 @@ pub(crate) async fn settle(
         }
         Err(Stranger::Other(node, id)) => {
             let is_sent = shared.regions.get().is_some_and(|regions| regions.forward(&node, id, cost));
-            let word = if is_sent { Word::Forwarded } else { Word::Unknown };
+            let word = if is_sent || tell_sibling(shared, &node, id, cost).await? {
+                Word::Forwarded
+            } else {
+                Word::Unknown
+            };
             worker.count_settled(word, &[]);
             return Ok(Settlement { word, refunded: Vec::new() });
         }
     };
-    let (word, refunded, batch) = match shared.node.settle(id, cost, shared.clock.now()) {
+    let settled = names::settle(shared, id, cost).await.ok_or(SettleFault::Unheard)?;
+    let (word, refunded, batch) = match settled {
         Settled::Done { refunded, after_batch } => (Word::Done, refunded, after_batch),
         Settled::Before { after_batch } => (Word::Before, Vec::new(), after_batch),
         Settled::Lapsed => (Word::Lapsed, Vec::new(), 0),
-        Settled::Unknown => (Word::Unknown, Vec::new(), 0),
+        // It is not shared any more.
+        Settled::Unknown | Settled::Shared { .. } => (Word::Unknown, Vec::new(), 0),
         Settled::TooMuch { charged } => {
             return Err(SettleFault::TooMuch { cost: cost.unwrap_or(0), charged });
         }
@@ -227,6 +258,23 @@ pub(crate) async fn settle(
         return Err(SettleFault::Unwritten);
     }
     Ok(Settlement { word, refunded })
+}
+
+/// Has another node of the region, `region/node`, settle a charge that it made; says whether there is such a one.
+async fn tell_sibling(
+    shared: &Shared,
+    node: &str,
+    id: ChargeId,
+    cost: Option<u64>,
+) -> Result<bool, SettleFault> {
+    let name = node.strip_prefix(shared.names.node().0).and_then(|node| node.strip_prefix('/'));
+    let Some((siblings, name)) = shared.siblings.get().zip(name) else { return Ok(false) };
+    let Some(number) = siblings.names.number(name) else { return Ok(false) };
+    let letter = Letter { id: id.0, cost };
+    match siblings.names.post(&shared.node, number, letter, shared.clock.now()).await {
+        true => Ok(true),
+        false => Err(SettleFault::Unheard),
+    }
 }
 
 /// The word for it in JSON and metrics.
@@ -292,10 +340,18 @@ mod tests {
     #[test]
     fn a_charge_id_reads_back_and_names_its_node() {
         let names = names();
-        let charged =
-            Charged { id: ChargeId(5), is_repeat: false, is_lease: false, reserved: 0, lapses_in_ns: 0 };
+        let charged = Charged {
+            id: ChargeId(5),
+            by: None,
+            is_repeat: false,
+            is_lease: false,
+            reserved: 0,
+            lapses_in_ns: 0,
+        };
         let text = names.text(charged);
         assert_eq!(text, "eu/eu-1:00000000000000000000000000000005");
+        let names = names.among([(1, "eu-1"), (7, "eu-7")].into_iter());
+        assert_eq!(names.text(Charged { by: Some(7), ..charged }), text.replace("eu-1", "eu-7"));
         assert_eq!(names.read(&text), Ok(ChargeId(5)));
         let other = text.replace("eu-1", "eu-2");
         assert_eq!(names.read(&other), Err(Stranger::Other("eu/eu-2".to_owned(), ChargeId(5))));

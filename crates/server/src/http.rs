@@ -265,7 +265,7 @@ async fn settled(worker: &Worker, charge_id: &str, cost: Option<u64>) -> Respons
             let json = serde_json::json!({ "settled": settled_word(word), "refunded": refunded });
             Json(json).into_response()
         }
-        Err(fault @ SettleFault::Unwritten) => {
+        Err(fault @ (SettleFault::Unwritten | SettleFault::Unheard)) => {
             let json = serde_json::json!({ "error": fault.to_string() });
             (StatusCode::SERVICE_UNAVAILABLE, Json(json)).into_response()
         }

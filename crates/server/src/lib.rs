@@ -18,6 +18,7 @@ pub mod headers;
 pub mod http;
 pub mod load;
 pub mod metrics;
+mod names;
 mod patience;
 pub mod question;
 pub mod regions;

@@ -364,6 +364,17 @@ impl Out<'_> {
                 (&[("outcome", "refused")], counts.refused),
             ],
         )?;
+        let names = &siblings.names.counts;
+        let counted = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        self.counter(
+            "acequia_shared_names",
+            "Ids that this node had not seen, by what the store said of them in time: nothing, another node's answer, or no word.",
+            &[
+                (&[("outcome", "claimed")], counted(&names.claimed)),
+                (&[("outcome", "repeated")], counted(&names.repeated)),
+                (&[("outcome", "alone")], counted(&names.alone)),
+            ],
+        )?;
         self.counter(
             "acequia_pool_generations",
             "Times that a group of pools may have forgotten, and was told again what nodes hold.",

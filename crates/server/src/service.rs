@@ -20,6 +20,7 @@ use crate::{
     charges::Names,
     clock::{Clock, SystemClock},
     config::{Config, ConfigError, Live, StoreConfig, WebhookConfig},
+    names,
     regions::{
         self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError, admin::AdminError,
     },
@@ -334,7 +335,9 @@ impl Service {
         }
         let taken = store.rows(TAKINGS)?;
         let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
-        let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
+        // The same on every node of the region, whatever its cells are named by.
+        let names = Names::new(&config.region, &config.node, &home.key, chance.draw("names")?);
+        let names = names.among(home.names());
         let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
         if member.is_none() {
             shared.node.apply(config.live.limits.clone(), now, |_| Vec::new())?;
@@ -378,10 +381,13 @@ impl Service {
         };
         let (node, clock) = (Arc::clone(&self.shared.node), Arc::clone(&self.shared.clock));
         let waiting = Arc::clone(&self.shared.waiting);
+        let delivered = names::deliver(Arc::clone(&self.shared), stopping.clone());
         let (siblings, carried) = home.take(way, (node, writer), clock, waiting, stopping);
         // Once: a service takes its place once.
         let _ = self.shared.siblings.set(siblings);
-        Ok(Some(carried))
+        Ok(Some(async {
+            let ((), ()) = tokio::join!(carried, delivered);
+        }))
     }
 
     /// From here on a crash is a crash: what a clean stop left behind is taken, with the rows that the node has queued

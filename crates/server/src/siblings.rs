@@ -34,6 +34,7 @@ use crate::{
     chance::Chance,
     clock::Clock,
     config::{Config, StoreConfig},
+    names::SharedNames,
     patience::Waiting,
     regions::{holding, incarnation_at, rate_milli},
     writer::Writer,
@@ -140,6 +141,8 @@ pub struct Siblings {
     way: Way,
     /// Who they are.
     pub(crate) nodes: BTreeSet<String>,
+    /// What they charged under names.
+    pub(crate) names: SharedNames,
 }
 
 impl Siblings {
@@ -291,6 +294,11 @@ impl Home {
         Ok(Way { carrier, redis: Some(redis) })
     }
 
+    /// The nodes of the region, by number.
+    pub(crate) fn names(&self) -> impl Iterator<Item = (u16, &str)> {
+        self.nodes.iter().map(|name| (node_named(name), name.as_str()))
+    }
+
     /// Whether siblings were heard to go by the same as this node.
     pub(crate) const fn is_agreed(&self) -> bool {
         self.is_agreed
@@ -388,6 +396,9 @@ impl Home {
         waiting: Arc<Waiting>,
         mut stopping: watch::Receiver<bool>,
     ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
+        let numbers = self.nodes.iter().map(|name| (name.clone(), node_named(name))).collect();
+        let me = (self.place.node, self.place.boot);
+        let names = SharedNames::new(way.carrier.clone(), me, numbers, !self.is_among_regions());
         // One that begins beside it must find it.
         let agreeing =
             self.is_among_regions().then(|| way.carrier.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));
@@ -423,7 +434,7 @@ impl Home {
                 }
             }
         };
-        (Siblings { way, nodes: self.nodes }, carried)
+        (Siblings { way, nodes: self.nodes, names }, carried)
     }
 }
 

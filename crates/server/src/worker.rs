@@ -15,6 +15,7 @@ use acequia_limits::{
 };
 use acequia_node::{Answer, Ask, Asker, Catalogue, IdReused, Node, Outcome, Recording, Refunded};
 use arc_swap::ArcSwap;
+use tokio::time::Instant;
 use tracing::{debug, debug_span, enabled};
 
 use crate::{
@@ -23,6 +24,7 @@ use crate::{
     clock::Clock,
     config::{Headers, Live},
     metrics::Reloads,
+    names::{self, Named, SharedNames},
     patience::{Patience, Waiting},
     regions::Regions,
     siblings::Siblings,
@@ -239,8 +241,50 @@ impl Worker {
         how: How,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
     ) -> Result<R, IdReused> {
-        let asked = self.hold().ask_patiently(request, how, Duration::MAX, &respond);
-        self.finish(request, how, asked, respond).await
+        self.ask_within(request, how, Duration::MAX, respond).await
+    }
+
+    /// The same for a caller that waits no longer than that.
+    pub(crate) async fn ask_within<R>(
+        &self,
+        request: &Request<'_>,
+        how: How,
+        mut longest: Duration,
+        respond: impl Fn(&Answer, &Catalogue, Now) -> R,
+    ) -> Result<R, IdReused> {
+        let shared = &self.shared;
+        let mut claim = None;
+        let begun = Instant::now();
+        if let Some((recording, names)) = self.shared_name(how) {
+            match names.claim(&shared.node, &*shared.clock, recording.id, longest).await {
+                Named::Claimed(claimed) => claim = Some(claimed),
+                Named::Ended => return Err(IdReused),
+                Named::Kept(kept) => {
+                    if let Some(repeated) = self.hold().repeat(request, how, &kept, &respond) {
+                        return repeated;
+                    }
+                }
+                Named::Others => {}
+                // A store that took its time has had it.
+                Named::Alone if begun.elapsed() >= names::WAIT => longest = Duration::ZERO,
+                Named::Alone => {}
+            }
+            longest = longest.saturating_sub(begun.elapsed());
+        }
+        let asked = self.hold().ask_patiently(request, how, longest, &respond);
+        let answer = self.finish(request, how, asked, respond).await;
+        if let Some(claim) = claim {
+            names::keep(shared, claim, names::WAIT.saturating_sub(begun.elapsed())).await;
+        }
+        answer
+    }
+
+    /// The name of a question that other nodes of the region may have answered, and this one has not.
+    pub(crate) fn shared_name(&self, how: How) -> Option<(Recording, &SharedNames)> {
+        let recording = how.recording.filter(|recording| recording.is_repeatable && how.ask.charge)?;
+        let siblings = self.shared.siblings.get()?;
+        let is_known = self.shared.node.remembers(recording.id, self.shared.clock.now());
+        (!is_known).then_some((recording, &siblings.names))
     }
 
     /// Waits for what an answer waits for: units of other regions, or the disk.
@@ -349,6 +393,26 @@ impl Held<'_> {
             return Asked::Waits(patience);
         }
         self.asked(request, how.ask, respond)
+    }
+
+    /// Answers as another node did under the same name; nothing where what it kept cannot be read.
+    fn repeat<R>(
+        &mut self,
+        request: &Request<'_>,
+        how: How,
+        kept: &[u8],
+        respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
+    ) -> Option<Result<R, IdReused>> {
+        match self.inner.asker.repeat(how.recording.as_ref()?, kept, self.now)? {
+            Err(IdReused) => Some(Err(IdReused)),
+            Ok(_) => {
+                let now = self.now;
+                // It waits for no disk of ours.
+                let (response, _) =
+                    self.answer(request, how.ask, |answer, catalogue| respond(answer, catalogue, now));
+                Some(Ok(response))
+            }
+        }
     }
 
     /// Asks again after a wait.

@@ -39,6 +39,8 @@ pub struct Answer {
 pub struct Charged {
     /// Its name.
     pub id: ChargeId,
+    /// Which other node of the region charged it, by its number; nothing where this one did.
+    pub by: Option<u16>,
     /// Whether it was charged before, and nothing was now.
     pub is_repeat: bool,
     /// Whether it may be spent without asking again until it lapses.

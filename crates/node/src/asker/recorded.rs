@@ -6,7 +6,7 @@ use acequia_rights::broken::{Broken, broken};
 use super::{Answer, Ask, Asker, Charged, IdReused, Outcome, lease::longest_ns};
 use crate::{
     Recording,
-    charges::{ChargeId, Record},
+    charges::{ChargeId, Record, read_shared},
 };
 
 /// Of what is left, one part in so many is reserved at a time where less than was asked for will do: what one caller holds in
@@ -41,6 +41,7 @@ impl Asker {
             self.load_catalogue();
             let charged = Charged {
                 id: recording.id,
+                by: None,
                 is_repeat: true,
                 is_lease: recording.reserve.is_some_and(|reserve| reserve.at_most),
                 reserved: reserved(record),
@@ -82,6 +83,7 @@ impl Asker {
             let record = Record::new(&recording, (&self.answer, &self.catalogue), cost, now);
             let charged = Charged {
                 id: recording.id,
+                by: None,
                 is_repeat: false,
                 is_lease,
                 reserved: reserved(&record),
@@ -100,6 +102,36 @@ impl Asker {
             self.answer.charge = Some(charged);
         }
         Ok(&self.answer)
+    }
+
+    /// The answer that another node of the region gave to the same question, as it is kept for others
+    /// ([`crate::Node::share_answer`]): nothing is charged. Nothing where it is none that can be read.
+    ///
+    /// # Errors
+    /// It was another question.
+    pub fn repeat(
+        &mut self,
+        recording: &Recording,
+        kept: &[u8],
+        now: Now,
+    ) -> Option<Result<&Answer, IdReused>> {
+        let (node, lapses_wall_ns, record) = read_shared(kept)?;
+        if !record.is_of(recording) {
+            return Some(Err(IdReused));
+        }
+        let now = self.node.not_before(now);
+        self.load_catalogue();
+        let charged = Charged {
+            id: recording.id,
+            by: Some(node),
+            is_repeat: true,
+            is_lease: false,
+            reserved: recording.reserve.map_or(0, |_| record.cost()),
+            lapses_in_ns: lapses_wall_ns.saturating_sub(now.wall_ns),
+        };
+        record.answer(&mut self.answer, &self.catalogue, charged);
+        self.answer.after_batch = 0;
+        Some(Ok(&self.answer))
     }
 
     /// As every check, apart from those that nobody remembers: they are to stay in one piece.

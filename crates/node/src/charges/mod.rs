@@ -9,6 +9,7 @@
 
 mod record;
 mod settle;
+mod shared;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,10 +19,11 @@ use std::{
 use acequia_limits::{CellTag, LimitId, Now};
 use acequia_rights::broken::{Broken, broken};
 
-pub(crate) use self::record::Record;
+pub(crate) use self::{record::Record, shared::read as read_shared};
 pub use self::{
     record::{ChargeId, Recording, Reserve},
     settle::{Refunded, Settled},
+    shared::{KeptAt, SharedAnswer},
 };
 use crate::{Kept, Node, Row, journal::CHARGES, lock};
 
@@ -55,6 +57,8 @@ impl Default for Keep {
 pub(crate) struct Charges {
     keep: Keep,
     shards: Box<[Mutex<Records>]>,
+    /// Settlements that wait until no other node answers by the charge.
+    later: Mutex<VecDeque<(ChargeId, Option<u64>)>>,
 }
 
 /// The records under one lock.
@@ -78,7 +82,8 @@ pub struct ChargesView {
 
 impl Charges {
     pub(crate) fn new(keep: Keep) -> Self {
-        Self { keep, shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { keep, shards, later: Mutex::default() }
     }
 
     /// The records among which one with this name is. Locked before any shard of cells.

@@ -1,6 +1,7 @@
 //! One charge as it is remembered.
 
 use acequia_limits::{CellTag, LimitId, Now, Reason, Verdict};
+use acequia_rights::pool::Generation;
 use serde::{Deserialize, Serialize};
 
 use super::{Keep, RESERVE_NS_MAX};
@@ -50,6 +51,9 @@ pub(crate) struct Record {
     /// Whether an earlier process charged it.
     #[serde(skip)]
     pub(super) is_restored: bool,
+    /// In which generation of the region's store other nodes may answer by it.
+    #[serde(skip)]
+    pub(super) shared: Option<Generation>,
     /// When it was settled or lapsed: steady clock; 0 before.
     ended_ns: u64,
     /// Whether some of it came back then.
@@ -147,6 +151,7 @@ impl Record {
             state,
             batch: 0,
             is_restored: false,
+            shared: None,
             ended_ns: 0,
             came_back: false,
             allowed: answer.allowed,
@@ -166,9 +171,17 @@ impl Record {
 
     /// Nothing where it is none of ours.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
-        let record: Self = postcard::from_bytes(bytes).ok()?;
-        let is_sound = record.limits.iter().all(|limit| usize::from(limit.outcome) < OUTCOMES.len());
-        is_sound.then_some(record)
+        postcard::from_bytes(bytes).ok().filter(Self::is_sound)
+    }
+
+    /// Whether what was read can be one.
+    pub(super) fn is_sound(&self) -> bool {
+        self.limits.iter().all(|limit| usize::from(limit.outcome) < OUTCOMES.len())
+    }
+
+    /// Whether it is neither settled nor lapsed.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Charged | State::Reserved { .. })
     }
 
     /// As an earlier process left it. A reservation ends no sooner than it would have by any of the clocks, which are at most
@@ -256,8 +269,7 @@ impl Record {
 
     /// Whether a limit was charged.
     pub(super) fn has_charged(&self, limit: LimitId) -> bool {
-        matches!(self.state, State::Charged | State::Reserved { .. })
-            && self.charged().any(|charged| charged.id == limit)
+        self.is_open() && self.charged().any(|charged| charged.id == limit)
     }
 
     /// What these limits were charged is not given back.

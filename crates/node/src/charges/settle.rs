@@ -10,7 +10,10 @@
 //! not, a crash presumes that all is spent, and a record of what it was charged before gives nothing back to it.
 
 use acequia_limits::{Algorithm, Now};
-use acequia_rights::broken::{Broken, broken};
+use acequia_rights::{
+    broken::{Broken, broken},
+    pool::Generation,
+};
 
 use super::{
     ChargeId, Records,
@@ -43,6 +46,12 @@ pub enum Settled {
         /// The batch that must be on disk before anybody is told, as of [`Settled::Done`]: whoever settled it may not have been told
         /// so. 0 for none.
         after_batch: u64,
+    },
+    /// Other nodes may answer by it, in this generation of the region's store: nothing has changed. It is settled after its name was ended
+    /// there ([`Node::ended`]).
+    Shared {
+        /// Or in a later one that grants.
+        generation: Generation,
     },
     /// The reservation had lapsed; nothing has changed.
     Lapsed,
@@ -93,6 +102,11 @@ impl Node {
         let cost = cost.unwrap_or(0);
         if cost > charged {
             return Settled::TooMuch { charged };
+        }
+        if let Some(generation) =
+            record.shared.filter(|_| cost < charged && !broken(Broken::RefundWhileShared))
+        {
+            return Settled::Shared { generation };
         }
         let record = record.clone();
         let mut refunded = self.end_leases(&record, (cost, charged), now);

@@ -51,7 +51,7 @@ use self::{
 };
 
 use crate::{
-    Catalogue, Config, Keep, Node, Row, catalogue::Terms, journal::HeapCell, local::Guard, lock,
+    Catalogue, Config, Keep, KeptAt, Node, Row, catalogue::Terms, journal::HeapCell, local::Guard, lock,
     sharing::CellKey, visit::Visit,
 };
 
@@ -268,6 +268,18 @@ impl Leases {
             missed_ns: 0,
             counts: LeaseCounts::default(),
         }
+    }
+
+    /// Where something of a group is kept, if its generation may be used.
+    pub(crate) fn kept_in(&self, group: u16) -> Option<KeptAt> {
+        let known = self.groups.get(usize::from(group)).filter(|known| known.is_heard())?;
+        Some(KeptAt { group, terms: self.terms, generation: known.generation(), grants: known.grants() })
+    }
+
+    /// This node's number, how far walls may be from true time, in nanoseconds, and how far steady clocks may drift, in parts per
+    /// million.
+    pub(crate) const fn who(&self) -> (u16, u64, u32) {
+        (self.home.node, self.clock_error_ns, self.drift_ppm)
     }
 
     fn tick(&mut self, node: &Node, now: Now, calls: Vec<CellKey>) {
@@ -714,7 +726,7 @@ impl Leases {
 }
 
 /// The group of a cell.
-fn group_of(tag: CellTag) -> u16 {
+pub(crate) fn group_of(tag: CellTag) -> u16 {
     // Less than `GROUPS`.
     (tag.0 % u128::from(GROUPS)) as u16
 }

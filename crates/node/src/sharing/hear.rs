@@ -292,7 +292,7 @@ impl Sharing {
             }
             (Entry::Settle { id, cost }, _) => {
                 // Whoever said so was told that it is on its way, and nobody waits for what becomes of it.
-                node.settle(ChargeId(id), cost, now);
+                node.settle_sometime(ChargeId(id), cost, now);
                 Ok(())
             }
             (Entry::Digest(digest), _) => {

@@ -122,7 +122,9 @@ fn settle_later(worker: &Arc<Worker>, charge_id: String, cost: Option<u64>) -> R
     Reply::Later(Box::pin(async move {
         let settled = settle(&worker, &charge_id, cost).await;
         let Settlement { word, refunded } = settled.map_err(|fault| match fault {
-            SettleFault::Unwritten => Status::new(tonic::Code::Unavailable, fault.to_string()),
+            SettleFault::Unwritten | SettleFault::Unheard => {
+                Status::new(tonic::Code::Unavailable, fault.to_string())
+            }
             SettleFault::Malformed(_) | SettleFault::TooMuch { .. } => {
                 worker.refuse(&fault);
                 Status::new(tonic::Code::InvalidArgument, fault.to_string())

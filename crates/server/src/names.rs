@@ -1,0 +1,292 @@
+//! Names of charges that all nodes of a region know, where they share a store.
+//!
+//! A check under an id that this node does not remember asks the store first: another node may have answered it. Who claims it first
+//! charges, and keeps its answer there before it replies. Where the store does not answer in time, the node decides alone, and
+//! remembers alone: then the same id is charged once at each node that is asked.
+//!
+//! What was answered to others by a name is given back after the name was ended in the store ([`acequia_rights::pool::name`]). A settlement of a charge
+//! that another node made is told to that one: over the mesh where regions share limits, and else by a letter in the store.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use acequia_limits::Now;
+use acequia_node::{ChargeId, KeptAt, Node, Settled, leases::GROUPS};
+use acequia_rights::pool::{
+    Letter, Taker,
+    name::{Act, Standing, What},
+};
+use acequia_store::{
+    pools::{Answer, At, Carrier},
+    redis::Group,
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{clock::Clock, worker::Shared};
+
+/// How long a decision waits for the store to say what it knows of a name.
+pub(crate) const WAIT: Duration = Duration::from_millis(3);
+/// How long it waits for another node that has claimed the name, and may wait for the store as well.
+const WAIT_FOR_OTHERS: Duration = Duration::from_millis(6);
+/// How long after another node's claim its answer is looked for again.
+const LOOK: Duration = Duration::from_micros(300);
+/// A settlement is no decision: it waits longer.
+const PATIENT: Duration = Duration::from_millis(200);
+/// A claim without an answer is over after so long: whoever made it is gone. In microseconds.
+const CLAIM_US: u64 = 5_000_000;
+/// How long a name is known to be ended, and a letter waits, in microseconds: as long as charges are remembered where nothing else is said.
+const KEEP_US: u64 = acequia_node::KEEP_NS / 1_000;
+/// How often letters are collected.
+const COLLECT: Duration = Duration::from_millis(250);
+/// Settlements that are tried again.
+const OWED_MAX: usize = 4_096;
+
+/// The way to the names that the nodes of a region share.
+#[derive(Debug)]
+pub(crate) struct SharedNames {
+    carrier: Carrier,
+    /// This node's process.
+    me: Taker,
+    calls: AtomicU64,
+    /// The nodes of the region, by name.
+    nodes: BTreeMap<String, u16>,
+    /// Whether settlements reach other nodes in no other way.
+    has_letters: bool,
+    pub(crate) counts: Counts,
+}
+
+/// What became of names, since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Claimed here.
+    pub(crate) claimed: AtomicU64,
+    /// Answered by what another node had answered.
+    pub(crate) repeated: AtomicU64,
+    /// Not looked for, or not in time: decided alone.
+    pub(crate) alone: AtomicU64,
+}
+
+/// What the store says of a name.
+#[derive(Debug)]
+pub(crate) enum Named {
+    /// Nobody had it: this node charges.
+    Claimed(Claim),
+    /// This was answered.
+    Kept(Vec<u8>),
+    /// What was charged was given back.
+    Ended,
+    /// Another node has claimed it, and did not say in time what came of it.
+    Others,
+    /// The store is lost, or did not answer in time.
+    Alone,
+}
+
+/// A claim of this node's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    id: ChargeId,
+    by: Taker,
+    at: KeptAt,
+}
+
+impl SharedNames {
+    pub(crate) fn new(
+        carrier: Carrier,
+        (node, boot): (u16, u32),
+        nodes: BTreeMap<String, u16>,
+        has_letters: bool,
+    ) -> Self {
+        let me = Taker { node, boot, call: 0 };
+        Self { carrier, me, calls: AtomicU64::new(0), nodes, has_letters, counts: Counts::default() }
+    }
+
+    /// Looks for a name, and claims it if nobody has it. It takes no longer than is `allowed`.
+    pub(crate) async fn claim(
+        &self,
+        node: &Node,
+        clock: &dyn Clock,
+        id: ChargeId,
+        allowed: Duration,
+    ) -> Named {
+        let begun = Instant::now();
+        let mut longest = allowed.min(WAIT);
+        let by = Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me };
+        let named = loop {
+            let Some(at) = node.kept_at(id) else { break Named::Alone };
+            let left = longest.saturating_sub(begun.elapsed());
+            let what = (What::Claim, CLAIM_US);
+            let standing = match left.is_zero() {
+                true => None,
+                false => self.act((id, by), &at, what, (clock.now(), left)).await,
+            };
+            match standing {
+                Some(Standing::Claimed(holder)) if holder == by => {
+                    break Named::Claimed(Claim { id, by, at });
+                }
+                // Another node decides just now.
+                Some(Standing::Claimed(_)) => {
+                    longest = allowed.min(WAIT_FOR_OTHERS);
+                    if begun.elapsed() + LOOK >= longest {
+                        break Named::Others;
+                    }
+                    sleep(LOOK).await;
+                }
+                Some(Standing::Kept(bytes)) => break Named::Kept(bytes),
+                Some(Standing::Ended) => break Named::Ended,
+                Some(Standing::Free) | None => break Named::Alone,
+            }
+        };
+        let count = match &named {
+            Named::Claimed(_) => &self.counts.claimed,
+            Named::Kept(_) | Named::Ended => &self.counts.repeated,
+            Named::Others | Named::Alone => &self.counts.alone,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        named
+    }
+
+    /// Keeps the answer to what was charged under a claim, or gives the claim up where nothing was.
+    async fn keep(&self, node: &Node, clock: &dyn Clock, claim: Claim) {
+        let now = clock.now();
+        let Claim { id, by, at } = claim;
+        let what = match node.share_answer(id, at.generation, now) {
+            Some(shared) => (What::Keep(shared.bytes), shared.drops_us.saturating_sub(now.wall_ns / 1_000)),
+            None => (What::Leave, 0),
+        };
+        self.act((id, by), &at, what, (now, PATIENT)).await;
+    }
+
+    /// From now on no node answers by a name; says whether that is certain. `kept` in which generation one may have.
+    async fn end(&self, node: &Node, id: ChargeId, kept: acequia_rights::pool::Generation, now: Now) -> bool {
+        let Some(at) = node.kept_at(id) else { return false };
+        // Nodes may still go by the one before.
+        if at.generation != kept && !at.grants {
+            return false;
+        }
+        let by = Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me };
+        let standing = self.act((id, by), &at, (What::End, KEEP_US), (now, PATIENT)).await;
+        standing == Some(Standing::Ended)
+    }
+
+    /// Does something to a name; for so long it may take.
+    async fn act(
+        &self,
+        (id, by): (ChargeId, Taker),
+        kept: &KeptAt,
+        (what, for_us): (What, u64),
+        (now, longest): (Now, Duration),
+    ) -> Option<Standing> {
+        let cell = format!("name:{}", id.to_text());
+        let at = at(kept, &cell, (now, longest))?;
+        let act = Act { by, what, drops_us: at.wall_us.saturating_add(for_us) };
+        match timeout(longest, self.carrier.name(at, &act)).await {
+            Ok(Ok(Answer::Done(standing))) => Some(standing),
+            _ => None,
+        }
+    }
+
+    /// The number of the node of this region that has a name.
+    pub(crate) fn number(&self, node: &str) -> Option<u16> {
+        self.nodes.get(node).copied()
+    }
+
+    /// Leaves a letter for another node; says whether it is there.
+    pub(crate) async fn post(&self, node: &Node, to: u16, letter: Letter, now: Now) -> bool {
+        let Some(kept) = node.kept_in(to % GROUPS) else { return false };
+        let cell = letters_of(to);
+        let Some(at) = at(&kept, &cell, (now, PATIENT)) else { return false };
+        let drops_us = at.wall_us.saturating_add(KEEP_US);
+        let posted = timeout(PATIENT, self.carrier.post(at, letter, drops_us)).await;
+        matches!(posted, Ok(Ok(Answer::Done(true))))
+    }
+
+    /// The letters that wait for this node, but for those about charges that it had letters of.
+    async fn collect(&self, node: &Node, had: &[u128], now: Now) -> Option<Vec<Letter>> {
+        let kept = node.kept_in(self.me.node % GROUPS)?;
+        let cell = letters_of(self.me.node);
+        let at = at(&kept, &cell, (now, PATIENT))?;
+        match timeout(PATIENT, self.carrier.collect(at, had)).await {
+            Ok(Ok(Answer::Done(letters))) => Some(letters),
+            _ => None,
+        }
+    }
+}
+
+fn letters_of(node: u16) -> String {
+    format!("letters:{node}")
+}
+
+fn at<'a>(kept: &KeptAt, cell: &'a str, (now, deadline): (Now, Duration)) -> Option<At<'a>> {
+    let KeptAt { group, terms, generation, .. } = *kept;
+    Some(At { group: Group::new(group)?, terms, cell, generation, wall_us: now.wall_ns / 1_000, deadline })
+}
+
+/// Keeps the answer to what was charged under a claim. It is kept even if the caller is gone, and waited for no longer than that.
+pub(crate) async fn keep(shared: &Arc<Shared>, claim: Claim, longest: Duration) {
+    let shared = Arc::clone(shared);
+    let kept = tokio::spawn(async move {
+        if let Some(siblings) = shared.siblings.get() {
+            siblings.names.keep(&shared.node, &*shared.clock, claim).await;
+        }
+    });
+    // Whoever asks the same then finds the claim, and waits for the answer.
+    let _late = timeout(longest, kept).await;
+}
+
+/// Settles a charge of this node's; nothing where other nodes may go on answering by it, since the store does not say otherwise.
+pub(crate) async fn settle(shared: &Shared, id: ChargeId, cost: Option<u64>) -> Option<Settled> {
+    loop {
+        let now = shared.clock.now();
+        let kept = match shared.node.settle(id, cost, now) {
+            Settled::Shared { generation } => generation,
+            settled => return Some(settled),
+        };
+        if !shared.siblings.get()?.names.end(&shared.node, id, kept, now).await {
+            return None;
+        }
+        shared.node.ended(id);
+    }
+}
+
+/// Settles what nobody waits for: what came over the mesh, and by letters. Until `stopping`.
+pub(crate) async fn deliver(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+    let work = async {
+        let mut owed: VecDeque<(Instant, ChargeId, Option<u64>)> = VecDeque::new();
+        let mut had: Vec<u128> = Vec::new();
+        loop {
+            sleep(COLLECT).await;
+            let begun = Instant::now();
+            let Some(siblings) = shared.siblings.get() else { continue };
+            let mut all: Vec<(ChargeId, Option<u64>)> = shared.node.take_settlements().into();
+            if siblings.names.has_letters
+                && let Some(letters) = siblings.names.collect(&shared.node, &had, shared.clock.now()).await
+            {
+                had = letters.iter().map(|letter| letter.id).collect();
+                all.extend(letters.iter().map(|letter| (ChargeId(letter.id), letter.cost)));
+            }
+            owed.extend(all.into_iter().map(|(id, cost)| (begun, id, cost)));
+            owed.truncate(OWED_MAX);
+            for (since, id, cost) in std::mem::take(&mut owed) {
+                if settle(&shared, id, cost).await.is_none()
+                    && since.elapsed() < Duration::from_micros(KEEP_US)
+                {
+                    owed.push_back((since, id, cost));
+                }
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = stopping.wait_for(|stopping| *stopping) => {}
+        () = work => {}
+    }
+}
