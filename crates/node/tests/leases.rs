@@ -3,7 +3,11 @@
 mod scene;
 mod siblings;
 
-use acequia_limits::{Request, limit::LimitSpec};
+use acequia_limits::{
+    Request,
+    classes::ClassesSpec,
+    limit::{BySpec, LimitSpec},
+};
 use acequia_node::{
     Ask, ChargeId, IdReused, Recording, Reserve, Settled,
     leases::{ABSENT_NS_MAX, GROUPS, NotLeftOut},
@@ -344,6 +348,36 @@ fn a_reservation_is_known_to_others_for_less_long_than_it_lasts() {
             let charge = answer.charge.expect("a name");
             assert_eq!((charge.reserved, charge.lapses_in_ns), (1, ttl_ns));
         }
+    }
+}
+
+/// Classes of consumers draw from what the nodes hold of one pool as they do from one bucket.
+#[test]
+fn classes_leave_others_what_is_theirs_of_a_pool_that_nodes_share() {
+    let classes = r#"{"entry": "plan", "shared": {"gold": "0%", "free": "60%"}}"#;
+    let classes: ClassesSpec = serde_json::from_str(classes).expect("classes");
+    for spec in [window("w", 1_000, "600s"), bucket("b", "60/h", 1_000), sliding("s", 1_000, "600s")] {
+        let by = vec![BySpec::Key("service".into())];
+        let name = spec.name.clone();
+        let mut world = World::of_new(2, &[LimitSpec { classes: Some(classes.clone()), by, ..spec }], GUARD);
+        world.pass(6 * S);
+        let mut drain = |plan: &str| {
+            let (mut passed, mut idle) = (0, 0);
+            while idle < 400 {
+                let place = idle % 2;
+                let now = world.now(place);
+                let request = Request::new("shop", &[("service", "s"), ("plan", plan)]);
+                let allowed = world.nodes[place].asker.check(&request, now, Ask::CHECK).allowed;
+                (passed, idle) = if allowed { (passed + 1, idle % 2) } else { (passed, idle + 1) };
+                world.pass(5 * MS);
+            }
+            passed
+        };
+        let free = drain("free");
+        let gold = drain("gold");
+        // Each node may round up what a class leaves to others.
+        assert!((395..=402).contains(&free), "{name}: {free} of 400");
+        assert!((990..=1_000).contains(&(free + gold)), "{name}: {free} and {gold} of 1000");
     }
 }
 
