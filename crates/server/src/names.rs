@@ -27,7 +27,9 @@ use acequia_store::{
     redis::Group,
 };
 use tokio::{
+    runtime::Handle,
     sync::watch,
+    task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
 
@@ -230,16 +232,40 @@ fn at<'a>(kept: &KeptAt, cell: &'a str, (now, deadline): (Now, Duration)) -> Opt
     Some(At { group: Group::new(group)?, terms, cell, generation, wall_us: now.wall_ns / 1_000, deadline })
 }
 
-/// Keeps the answer to what was charged under a claim. It is kept even if the caller is gone, and waited for no longer than that.
-pub(crate) async fn keep(shared: &Arc<Shared>, claim: Claim, longest: Duration) {
-    let shared = Arc::clone(shared);
-    let kept = tokio::spawn(async move {
-        if let Some(siblings) = shared.siblings.get() {
-            siblings.names.keep(&shared.node, &*shared.clock, claim).await;
+/// A claim under which something is decided. What comes of it is kept, even if the caller goes away meanwhile.
+pub(crate) struct Deciding<'a> {
+    shared: &'a Arc<Shared>,
+    claim: Option<Claim>,
+}
+
+impl<'a> Deciding<'a> {
+    pub(crate) fn new(shared: &'a Arc<Shared>, claim: Claim) -> Self {
+        Self { shared, claim: Some(claim) }
+    }
+
+    /// It is decided. Waits no longer than that until the answer is kept: whoever asks the same then finds the claim, and waits too.
+    pub(crate) async fn keep(mut self, longest: Duration) {
+        if let Some(kept) = self.keep_apart() {
+            let _late = timeout(longest, kept).await;
         }
-    });
-    // Whoever asks the same then finds the claim, and waits for the answer.
-    let _late = timeout(longest, kept).await;
+    }
+
+    fn keep_apart(&mut self) -> Option<JoinHandle<()>> {
+        let (claim, shared) = (self.claim.take()?, Arc::clone(self.shared));
+        // Where there is none, the process ends.
+        let runtime = Handle::try_current().ok()?;
+        Some(runtime.spawn(async move {
+            if let Some(siblings) = shared.siblings.get() {
+                siblings.names.keep(&shared.node, &*shared.clock, claim).await;
+            }
+        }))
+    }
+}
+
+impl Drop for Deciding<'_> {
+    fn drop(&mut self) {
+        self.keep_apart();
+    }
 }
 
 /// Settles a charge of this node's; nothing where other nodes may go on answering by it, since the store does not say otherwise.

@@ -24,7 +24,7 @@ use crate::{
     clock::Clock,
     config::{Headers, Live},
     metrics::Reloads,
-    names::{self, Named, SharedNames},
+    names::{self, Deciding, Named, SharedNames},
     patience::{Patience, Waiting},
     regions::Regions,
     siblings::Siblings,
@@ -257,7 +257,7 @@ impl Worker {
         let begun = Instant::now();
         if let Some((recording, names)) = self.shared_name(how) {
             match names.claim(&shared.node, &*shared.clock, recording.id, longest).await {
-                Named::Claimed(claimed) => claim = Some(claimed),
+                Named::Claimed(claimed) => claim = Some(Deciding::new(shared, claimed)),
                 Named::Ended => return Err(IdReused),
                 Named::Kept(kept) => {
                     if let Some(repeated) = self.hold().repeat(request, how, &kept, &respond) {
@@ -274,7 +274,7 @@ impl Worker {
         let asked = self.hold().ask_patiently(request, how, longest, &respond);
         let answer = self.finish(request, how, asked, respond).await;
         if let Some(claim) = claim {
-            names::keep(shared, claim, names::WAIT.saturating_sub(begun.elapsed())).await;
+            claim.keep(names::WAIT.saturating_sub(begun.elapsed())).await;
         }
         answer
     }
