@@ -26,8 +26,8 @@ redis.register_function('acequia_name' .. version, function(keys, arguments)
   drop(redis.call('ZRANGEBYSCORE', keys[3], '-inf', arguments[5]))
 
   local name = read(keys[2])
-  if not name or name.generation ~= group.generation then
-    name = { generation = group.generation, standing = 'free', with = '' }
+  if not name or name.generation ~= group.generation or wall >= name.drops then
+    name = { standing = 'free', with = '' }
   end
   local is_own = name.standing == 'claimed' and name.with == by
   local standing, with
@@ -43,11 +43,19 @@ redis.register_function('acequia_name' .. version, function(keys, arguments)
   if standing == 'free' then
     drop({ keys[2] })
   elseif standing then
-    redis.call('SET', keys[2], cmsgpack.pack({ generation = group.generation, standing = standing, with = with }))
+    local kept = { generation = group.generation, standing = standing, with = with, drops = tonumber(arguments[8]) }
+    redis.call('SET', keys[2], cmsgpack.pack(kept))
     redis.call('ZADD', keys[3], arguments[8], keys[2])
     local above = redis.call('ZCARD', keys[3]) - NAMES_MAX
     if above > 0 then
-      drop(redis.call('ZRANGE', keys[3], 0, above - 1))
+      -- Those that go first, but for this one.
+      local others = {}
+      for _, other in ipairs(redis.call('ZRANGE', keys[3], 0, above)) do
+        if other ~= keys[2] and #others < above then
+          table.insert(others, other)
+        end
+      end
+      drop(others)
     end
   end
   return { arguments[2], 'done', standing or name.standing, with or name.with }

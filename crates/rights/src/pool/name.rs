@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{Generation, Ground, Taker};
 use crate::broken::{Broken, broken};
 
-/// Names that a group keeps: past them those go that would go first.
+/// Names that a group keeps: past them those of the others go that would go first.
 pub const NAMES_MAX: usize = 256;
 
 /// The most bytes of an answer that is kept.

@@ -184,10 +184,11 @@ impl Pools for KeptPools {
             gone.push((0, at.cell.to_owned()));
         } else {
             gone.retain(|(_, other)| other != at.cell);
-            due.insert((name.drops_us(), at.cell.to_owned()));
-            while due.len() > NAMES_MAX {
+            // Those that go first, but for this one.
+            while due.len() >= NAMES_MAX {
                 gone.extend(due.pop_first());
             }
+            due.insert((name.drops_us(), at.cell.to_owned()));
         }
         let (bytes, due) = (bytes_of(&name), bytes_of(&due));
         let gone: Vec<String> = gone.iter().map(|(_, name)| cell_name(at.group, name)).collect();
