@@ -24,7 +24,8 @@ pub(crate) fn name<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> &'c str
 /// The class of consumers that a request counts in, where the limit has classes.
 pub(crate) fn class<'c>(limit: &LimitAnswer, catalogue: &'c Catalogue) -> Option<&'c str> {
     let classes = catalogue.limits[limit.limit as usize].limit.classes.as_ref()?;
-    Some(&classes.all[usize::from(limit.class?)].name)
+    // An earlier answer may name one that is gone.
+    classes.all.get(usize::from(limit.class?)).map(|class| class.name.as_str())
 }
 
 /// Makes the message of our own API, and hands it to `write`.
