@@ -58,7 +58,7 @@ use crate::{
     charges::Charges,
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
     kept::Pledge,
-    leases::{Leases, Losses},
+    leases::{Leases, Losses, Places},
     local::Guard,
     patience::Elsewhere,
     shard::{Cells, HeapCells, NewCell, Shard},
@@ -147,6 +147,8 @@ pub struct Node {
     guard: Option<Guard>,
     /// Of which cells' pools the store is lost.
     losses: Losses,
+    /// Where names of charges are kept.
+    places: Places,
     /// What was charged under a name. Locked before any shard.
     charges: Charges,
     /// What soft limits have to tell. Locked after any shard.
@@ -251,6 +253,7 @@ impl Node {
             leases: None,
             guard: None,
             losses: Losses::default(),
+            places: Places::default(),
             charges: Charges::new(keep),
             warnings: Mutex::default(),
             config,
@@ -595,6 +598,11 @@ impl Node {
     ///
     /// A clock may be set between two looks at it. Until the next one the wall goes on as the steady clock does, or
     /// requests would be counted in windows that nobody heard of.
+    /// What clocks read as this node goes by them: with the correction that other regions told of, and never back.
+    pub fn corrected(&self, now: Now) -> Now {
+        self.not_before(now)
+    }
+
     fn not_before(&self, now: Now) -> Now {
         let correction_ns = self.correction_ns.load(Ordering::Acquire);
         let read_ns = now.wall_ns.saturating_add_signed(correction_ns);

@@ -70,8 +70,14 @@ impl Node {
     /// How long whoever asked may wait before a denial counts, in nanoseconds, asking again ([`crate::Ask::again`]) whenever
     /// [`Node::news`] changes: 0 for not at all, at most [`WAIT_NS_MAX`]. Not at all unless every limit that denies lets it
     /// and units may still come for each; nor if any limit was charged in spite of the denial, or if the caller gives up
-    /// after `longest_ns`, before an answer of the others can be here.
-    pub fn patience_ns(&self, answer: &Answer, catalogue: &Catalogue, longest_ns: u64) -> u64 {
+    /// after `longest_ns`, before an answer of the others can be here. Of what a decision waits for the region's store, `waited_ns` is over.
+    pub fn patience_ns(
+        &self,
+        answer: &Answer,
+        catalogue: &Catalogue,
+        longest_ns: u64,
+        waited_ns: u64,
+    ) -> u64 {
         let do_pools_answer = self.elsewhere.do_pools_answer.load(Ordering::Relaxed);
         let to_regions_ns = self.elsewhere.round_ns.load(Ordering::Relaxed);
         // A pool is near.
@@ -90,7 +96,7 @@ impl Node {
                     None if limit.budget < regions && to_regions_ns > 0 => {
                         to_regions_ns + to_regions_ns / 4 + LOOKS_NS
                     }
-                    None if do_pools_answer => WAIT_NS,
+                    None if do_pools_answer => WAIT_NS.saturating_sub(waited_ns),
                     None => 0,
                 };
                 patience_ns = patience_ns.min(wait_ns).min(limit.hope_ns);

@@ -12,6 +12,7 @@ use acequia_node::{
     Ask, ChargeId, IdReused, Recording, Reserve, Settled,
     leases::{ABSENT_NS_MAX, GROUPS, NotLeftOut},
 };
+use acequia_rights::pool::Generation;
 use scene::{MS, S, approximate, bucket, sliding, slots, window};
 use siblings::{Way, World};
 
@@ -312,7 +313,11 @@ fn shared_and_refunded() {
     assert_eq!(one.settle(ChargeId(7), None, now), Settled::Shared { generation: kept.generation });
     let too_much = Settled::TooMuch { charged: 2 };
     assert_eq!(one.settle(ChargeId(7), Some(3), now), too_much);
-    one.ended(ChargeId(7));
+    one.ended(ChargeId(7), Generation::default());
+    assert!(matches!(one.settle(ChargeId(7), None, now), Settled::Shared { .. }), "another one");
+    let other = Generation { number: kept.generation.number + 1, ..kept.generation };
+    assert_eq!(one.share_answer(ChargeId(7), other, now), None, "in one generation at a time");
+    one.ended(ChargeId(7), kept.generation);
     assert!(matches!(one.settle(ChargeId(7), None, now), Settled::Done { .. }));
     assert_eq!(one.share_answer(ChargeId(7), kept.generation, now), None, "it stands no more");
 }
@@ -348,6 +353,39 @@ fn a_reservation_is_known_to_others_for_less_long_than_it_lasts() {
             let charge = answer.charge.expect("a name");
             assert_eq!((charge.reserved, charge.lapses_in_ns), (1, ttl_ns));
         }
+    }
+}
+
+/// What a reservation really cost is not forgotten, though its name could not be ended before it lapsed.
+#[test]
+fn what_was_said_of_a_reservation_counts_when_it_lapses() {
+    let mut world = settled(2, window("w", 100, "600s"));
+    world.pass(600 * S);
+    let reserve = Some(Reserve { ttl_ns: 60 * S, keeps: false, at_most: false });
+    for (id, said) in [(1, Some(1)), (2, None)] {
+        let now = world.now(0);
+        let recording = Recording { id: ChargeId(id), fingerprint: 1, is_repeatable: true, reserve };
+        let mut request = Request::new("shop", &[("key", "k")]);
+        request.cost = 2;
+        let asker = &mut world.nodes[0].asker;
+        let before = scene::ask(asker, "k", 0, now).limits[0].verdict.remaining;
+        assert!(
+            asker.check_recorded(&request, now, Ask::CHECK, &recording).is_ok_and(|answer| answer.allowed)
+        );
+        let node = std::sync::Arc::clone(&world.nodes[0].node);
+        let kept = node.kept_at(ChargeId(id)).expect("a generation");
+        assert!(node.share_answer(ChargeId(id), kept.generation, now).is_some());
+        if let Some(cost) = said {
+            assert!(matches!(node.settle(ChargeId(id), Some(cost), now), Settled::Shared { .. }));
+        }
+        world.pass(61 * S);
+        let now = world.now(0);
+        node.sweep(0, now);
+        let left = scene::ask(&mut world.nodes[0].asker, "k", 0, now).limits[0].verdict.remaining;
+        assert_eq!(before - left, said.unwrap_or(0));
+        let late = node.settle(ChargeId(id), Some(1), now);
+        let expected = if said.is_some() { Settled::Before { after_batch: 0 } } else { Settled::Lapsed };
+        assert_eq!(late, expected);
     }
 }
 

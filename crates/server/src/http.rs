@@ -223,7 +223,7 @@ async fn check(State(worker): State<Arc<Worker>>, body: Body) -> Response {
         let json = Json(check_answer(answer, catalogue, &worker.shared.names));
         with_headers((status, json).into_response(), headers(&settings.headers.http, answer, catalogue, now))
     };
-    match worker.ask(&request, How { ask: Ask::CHECK, recording }, respond).await {
+    match worker.ask(&request, How::new(Ask::CHECK, recording), respond).await {
         Ok(response) => response,
         Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
     }

@@ -19,16 +19,16 @@ use std::{
 use acequia_limits::Now;
 use acequia_node::{ChargeId, KeptAt, Node, Settled, leases::GROUPS};
 use acequia_rights::pool::{
-    Letter, Taker,
+    Generation, Letter, Taker,
     name::{Act, Standing, What},
 };
 use acequia_store::{
     pools::{Answer, At, Carrier},
-    redis::Group,
+    redis::{Group, Missed},
 };
 use tokio::{
     runtime::Handle,
-    sync::watch,
+    sync::{Semaphore, watch},
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
@@ -49,6 +49,8 @@ const CLAIM_US: u64 = 5_000_000;
 const KEEP_US: u64 = acequia_node::KEEP_NS / 1_000;
 /// How often letters are collected.
 const COLLECT: Duration = Duration::from_millis(250);
+/// Calls about names at once: half of what may be under way to one shard.
+const CALLS_MAX: usize = 128;
 /// Settlements that are tried again.
 const OWED_MAX: usize = 4_096;
 
@@ -61,8 +63,8 @@ pub(crate) struct SharedNames {
     calls: AtomicU64,
     /// The nodes of the region, by name.
     nodes: BTreeMap<String, u16>,
-    /// Whether settlements reach other nodes in no other way.
-    has_letters: bool,
+    /// Calls about names that may be under way: leases need the store as well.
+    room: Semaphore,
     pub(crate) counts: Counts,
 }
 
@@ -88,8 +90,20 @@ pub(crate) enum Named {
     Ended,
     /// Another node has claimed it, and did not say in time what came of it.
     Others,
-    /// The store is lost, or did not answer in time.
+    /// Nobody answered in time: it may be claimed or not.
+    Unsure(Claim),
+    /// The store is lost, or was not asked.
     Alone,
+}
+
+/// What became of a call about a name.
+#[derive(Debug)]
+enum Acted {
+    Done(Standing),
+    /// It may have been done or not.
+    Unsure,
+    /// It was not made, or did nothing.
+    Not,
 }
 
 /// A claim of this node's.
@@ -101,14 +115,10 @@ pub(crate) struct Claim {
 }
 
 impl SharedNames {
-    pub(crate) fn new(
-        carrier: Carrier,
-        (node, boot): (u16, u32),
-        nodes: BTreeMap<String, u16>,
-        has_letters: bool,
-    ) -> Self {
-        let me = Taker { node, boot, call: 0 };
-        Self { carrier, me, calls: AtomicU64::new(0), nodes, has_letters, counts: Counts::default() }
+    pub(crate) fn new(carrier: Carrier, (node, boot): (u16, u32), nodes: BTreeMap<String, u16>) -> Self {
+        let (me, counts) = (Taker { node, boot, call: 0 }, Counts::default());
+        let room = Semaphore::new(CALLS_MAX);
+        Self { carrier, me, calls: AtomicU64::new(0), nodes, room, counts }
     }
 
     /// Looks for a name, and claims it if nobody has it. It takes no longer than is `allowed`.
@@ -124,33 +134,29 @@ impl SharedNames {
         let by = Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me };
         let named = loop {
             let Some(at) = node.kept_at(id) else { break Named::Alone };
-            let left = longest.saturating_sub(begun.elapsed());
-            let what = (What::Claim, CLAIM_US);
-            let standing = match left.is_zero() {
-                true => None,
-                false => self.act((id, by), &at, what, (clock.now(), left)).await,
-            };
-            match standing {
-                Some(Standing::Claimed(holder)) if holder == by => {
-                    break Named::Claimed(Claim { id, by, at });
-                }
+            let (left, now) = (longest.saturating_sub(begun.elapsed()), node.corrected(clock.now()));
+            let acted = self.act((id, by), &at, (What::Claim, CLAIM_US), (now, left)).await;
+            let claim = Claim { id, by, at };
+            match acted {
+                Acted::Done(Standing::Claimed(holder)) if holder == by => break Named::Claimed(claim),
                 // Another node decides just now.
-                Some(Standing::Claimed(_)) => {
+                Acted::Done(Standing::Claimed(_)) => {
                     longest = allowed.min(WAIT_FOR_OTHERS);
                     if begun.elapsed() + LOOK >= longest {
                         break Named::Others;
                     }
                     sleep(LOOK).await;
                 }
-                Some(Standing::Kept(bytes)) => break Named::Kept(bytes),
-                Some(Standing::Ended) => break Named::Ended,
-                Some(Standing::Free) | None => break Named::Alone,
+                Acted::Done(Standing::Kept(bytes)) => break Named::Kept(bytes),
+                Acted::Done(Standing::Ended) => break Named::Ended,
+                Acted::Unsure => break Named::Unsure(claim),
+                Acted::Done(Standing::Free) | Acted::Not => break Named::Alone,
             }
         };
         let count = match &named {
             Named::Claimed(_) => &self.counts.claimed,
             Named::Kept(_) | Named::Ended => &self.counts.repeated,
-            Named::Others | Named::Alone => &self.counts.alone,
+            Named::Others | Named::Unsure(_) | Named::Alone => &self.counts.alone,
         };
         count.fetch_add(1, Ordering::Relaxed);
         named
@@ -158,7 +164,7 @@ impl SharedNames {
 
     /// Keeps the answer to what was charged under a claim, or gives the claim up where nothing was.
     async fn keep(&self, node: &Node, clock: &dyn Clock, claim: Claim) {
-        let now = clock.now();
+        let now = node.corrected(clock.now());
         let Claim { id, by, at } = claim;
         let what = match node.share_answer(id, at.generation, now) {
             Some(shared) => (What::Keep(shared.bytes), shared.drops_us.saturating_sub(now.wall_ns / 1_000)),
@@ -168,7 +174,7 @@ impl SharedNames {
     }
 
     /// From now on no node answers by a name; says whether that is certain. `kept` in which generation one may have.
-    async fn end(&self, node: &Node, id: ChargeId, kept: acequia_rights::pool::Generation, now: Now) -> bool {
+    async fn end(&self, node: &Node, id: ChargeId, kept: Generation, now: Now) -> bool {
         let Some(at) = node.kept_at(id) else { return false };
         // Nodes may still go by the one before.
         if at.generation != kept && !at.grants {
@@ -176,7 +182,7 @@ impl SharedNames {
         }
         let by = Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me };
         let standing = self.act((id, by), &at, (What::End, KEEP_US), (now, PATIENT)).await;
-        standing == Some(Standing::Ended)
+        matches!(standing, Acted::Done(Standing::Ended))
     }
 
     /// Does something to a name; for so long it may take.
@@ -186,13 +192,19 @@ impl SharedNames {
         kept: &KeptAt,
         (what, for_us): (What, u64),
         (now, longest): (Now, Duration),
-    ) -> Option<Standing> {
+    ) -> Acted {
         let cell = format!("name:{}", id.to_text());
-        let at = at(kept, &cell, (now, longest))?;
+        let Some(at) = at(kept, &cell, now) else { return Acted::Not };
+        // Who gives a charge back waits for nobody else.
+        let room = if what == What::End { None } else { self.room.try_acquire().ok() };
+        if longest.is_zero() || (room.is_none() && what != What::End) {
+            return Acted::Not;
+        }
         let act = Act { by, what, drops_us: at.wall_us.saturating_add(for_us) };
         match timeout(longest, self.carrier.name(at, &act)).await {
-            Ok(Ok(Answer::Done(standing))) => Some(standing),
-            _ => None,
+            Ok(Ok(Answer::Done(standing))) => Acted::Done(standing),
+            Ok(Ok(_) | Err(Missed::NotSent(_) | Missed::Refused(_))) => Acted::Not,
+            Ok(Err(Missed::Unknown(_))) | Err(_) => Acted::Unsure,
         }
     }
 
@@ -205,7 +217,7 @@ impl SharedNames {
     pub(crate) async fn post(&self, node: &Node, to: u16, letter: Letter, now: Now) -> bool {
         let Some(kept) = node.kept_in(to % GROUPS) else { return false };
         let cell = letters_of(to);
-        let Some(at) = at(&kept, &cell, (now, PATIENT)) else { return false };
+        let Some(at) = at(&kept, &cell, node.corrected(now)) else { return false };
         let drops_us = at.wall_us.saturating_add(KEEP_US);
         let posted = timeout(PATIENT, self.carrier.post(at, letter, drops_us)).await;
         matches!(posted, Ok(Ok(Answer::Done(true))))
@@ -215,7 +227,7 @@ impl SharedNames {
     async fn collect(&self, node: &Node, had: &[u128], now: Now) -> Option<Vec<Letter>> {
         let kept = node.kept_in(self.me.node % GROUPS)?;
         let cell = letters_of(self.me.node);
-        let at = at(&kept, &cell, (now, PATIENT))?;
+        let at = at(&kept, &cell, node.corrected(now))?;
         match timeout(PATIENT, self.carrier.collect(at, had)).await {
             Ok(Ok(Answer::Done(letters))) => Some(letters),
             _ => None,
@@ -227,9 +239,11 @@ fn letters_of(node: u16) -> String {
     format!("letters:{node}")
 }
 
-fn at<'a>(kept: &KeptAt, cell: &'a str, (now, deadline): (Now, Duration)) -> Option<At<'a>> {
+/// By the clock as the node goes by it. The store has its time, however long anybody waits: one that is slow for a decision is not lost.
+fn at<'a>(kept: &KeptAt, cell: &'a str, now: Now) -> Option<At<'a>> {
     let KeptAt { group, terms, generation, .. } = *kept;
-    Some(At { group: Group::new(group)?, terms, cell, generation, wall_us: now.wall_ns / 1_000, deadline })
+    let (group, wall_us) = (Group::new(group)?, now.wall_ns / 1_000);
+    Some(At { group, terms, cell, generation, wall_us, deadline: PATIENT })
 }
 
 /// A claim under which something is decided. What comes of it is kept, even if the caller goes away meanwhile.
@@ -243,7 +257,7 @@ impl<'a> Deciding<'a> {
         Self { shared, claim: Some(claim) }
     }
 
-    /// It is decided. Waits no longer than that until the answer is kept: whoever asks the same then finds the claim, and waits too.
+    /// It is decided. Waits no longer than that until the answer is kept: whoever asks the same meanwhile finds the claim, and waits.
     pub(crate) async fn keep(mut self, longest: Duration) {
         if let Some(kept) = self.keep_apart() {
             let _late = timeout(longest, kept).await;
@@ -276,10 +290,11 @@ pub(crate) async fn settle(shared: &Shared, id: ChargeId, cost: Option<u64>) -> 
             Settled::Shared { generation } => generation,
             settled => return Some(settled),
         };
+        let now = shared.node.corrected(now);
         if !shared.siblings.get()?.names.end(&shared.node, id, kept, now).await {
             return None;
         }
-        shared.node.ended(id);
+        shared.node.ended(id, kept);
     }
 }
 
@@ -293,9 +308,8 @@ pub(crate) async fn deliver(shared: Arc<Shared>, mut stopping: watch::Receiver<b
             let begun = Instant::now();
             let Some(siblings) = shared.siblings.get() else { continue };
             let mut all: Vec<(ChargeId, Option<u64>)> = shared.node.take_settlements().into();
-            if siblings.names.has_letters
-                && let Some(letters) = siblings.names.collect(&shared.node, &had, shared.clock.now()).await
-            {
+            let letters = siblings.names.collect(&shared.node, &had, shared.clock.now()).await;
+            if let Some(letters) = letters {
                 had = letters.iter().map(|letter| letter.id).collect();
                 all.extend(letters.iter().map(|letter| (ChargeId(letter.id), letter.cost)));
             }

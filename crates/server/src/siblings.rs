@@ -398,7 +398,7 @@ impl Home {
     ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
         let numbers = self.nodes.iter().map(|name| (name.clone(), node_named(name))).collect();
         let me = (self.place.node, self.place.boot);
-        let names = SharedNames::new(way.carrier.clone(), me, numbers, !self.is_among_regions());
+        let names = SharedNames::new(way.carrier.clone(), me, numbers);
         // One that begins beside it must find it.
         let agreeing =
             self.is_among_regions().then(|| way.carrier.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));

@@ -195,11 +195,20 @@ struct Inner {
 pub(crate) struct How {
     pub(crate) ask: Ask,
     pub(crate) recording: Option<Recording>,
+    /// How long it has waited for the store already.
+    waited: Duration,
+}
+
+impl How {
+    /// With what its charge is remembered by, if it is.
+    pub(crate) const fn new(ask: Ask, recording: Option<Recording>) -> Self {
+        Self { ask, recording, waited: Duration::ZERO }
+    }
 }
 
 impl From<Ask> for How {
     fn from(ask: Ask) -> Self {
-        Self { ask, recording: None }
+        Self::new(ask, None)
     }
 }
 
@@ -248,33 +257,38 @@ impl Worker {
     pub(crate) async fn ask_within<R>(
         &self,
         request: &Request<'_>,
-        how: How,
+        mut how: How,
         mut longest: Duration,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
     ) -> Result<R, IdReused> {
         let shared = &self.shared;
-        let mut claim = None;
+        let (mut claim, mut keep_wait) = (None, Duration::ZERO);
         let begun = Instant::now();
         if let Some((recording, names)) = self.shared_name(how) {
+            let mut is_others = false;
             match names.claim(&shared.node, &*shared.clock, recording.id, longest).await {
-                Named::Claimed(claimed) => claim = Some(Deciding::new(shared, claimed)),
+                Named::Claimed(claimed) => {
+                    claim = Some(Deciding::new(shared, claimed));
+                    keep_wait = names::WAIT.min(longest);
+                }
+                Named::Unsure(claimed) => claim = Some(Deciding::new(shared, claimed)),
                 Named::Ended => return Err(IdReused),
                 Named::Kept(kept) => {
                     if let Some(repeated) = self.hold().repeat(request, how, &kept, &respond) {
                         return repeated;
                     }
                 }
-                Named::Others => {}
-                // A store that took its time has had it.
-                Named::Alone if begun.elapsed() >= names::WAIT => longest = Duration::ZERO,
+                Named::Others => is_others = true,
                 Named::Alone => {}
             }
+            // What was waited for the store is no more waited for its pools; another node is another matter.
+            how.waited = if is_others { Duration::ZERO } else { begun.elapsed() };
             longest = longest.saturating_sub(begun.elapsed());
         }
         let asked = self.hold().ask_patiently(request, how, longest, &respond);
         let answer = self.finish(request, how, asked, respond).await;
         if let Some(claim) = claim {
-            claim.keep(names::WAIT.saturating_sub(begun.elapsed())).await;
+            claim.keep(keep_wait.saturating_sub(begun.elapsed())).await;
         }
         answer
     }
@@ -388,7 +402,7 @@ impl Held<'_> {
             return Asked::Reused;
         }
         if !self.inner.asker.last().0.allowed
-            && let Some(patience) = self.patience(longest)
+            && let Some(patience) = self.patience(longest, how.waited)
         {
             return Asked::Waits(patience);
         }
@@ -431,7 +445,8 @@ impl Held<'_> {
         let allowed = answer.allowed;
         // What other limits miss now was asked of nobody.
         if !allowed && denied(answer) == patience.denied {
-            let left = Duration::from_nanos(self.worker.shared.node.patience_ns(answer, catalogue, u64::MAX));
+            let left =
+                Duration::from_nanos(self.worker.shared.node.patience_ns(answer, catalogue, u64::MAX, 0));
             if let Some(patience) = patience.shorten(left) {
                 return Asked::Waits(patience);
             }
@@ -442,11 +457,12 @@ impl Held<'_> {
 
     /// How the last question may wait, if it may and there is room.
     #[cold]
-    fn patience(&mut self, longest: Duration) -> Option<Patience> {
+    fn patience(&mut self, longest: Duration, waited: Duration) -> Option<Patience> {
         let shared = &self.worker.shared;
         let (answer, catalogue) = self.inner.asker.last();
-        let longest_ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
-        let patience = Duration::from_nanos(shared.node.patience_ns(answer, catalogue, longest_ns));
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let patience = shared.node.patience_ns(answer, catalogue, ns(longest), ns(waited));
+        let patience = Duration::from_nanos(patience);
         if patience.is_zero() || shared.is_draining() {
             return None;
         }

@@ -54,6 +54,9 @@ pub(crate) struct Record {
     /// In which generation of the region's store other nodes may answer by it.
     #[serde(skip)]
     pub(super) shared: Option<Generation>,
+    /// The real cost that was said while other nodes could answer by it: it counts when they cannot, or the reservation lapses.
+    #[serde(skip)]
+    pub(super) said: Option<u64>,
     /// When it was settled or lapsed: steady clock; 0 before.
     ended_ns: u64,
     /// Whether some of it came back then.
@@ -152,6 +155,7 @@ impl Record {
             batch: 0,
             is_restored: false,
             shared: None,
+            said: None,
             ended_ns: 0,
             came_back: false,
             allowed: answer.allowed,

@@ -87,8 +87,9 @@ impl Node {
         let Some(record) = records.get(id, self.charges.keep, now) else { return Settled::Unknown };
         match record.state {
             State::Reserved { until_ns, .. } if until_ns <= now.steady_ns => {
+                let was_said = record.said.is_some();
                 self.lapse(records, id, now);
-                return Settled::Lapsed;
+                return if was_said { Settled::Before { after_batch: 0 } } else { Settled::Lapsed };
             }
             State::Charged | State::Reserved { .. } => {}
             State::Settled if broken(Broken::RefundTwice) => {}
@@ -106,6 +107,10 @@ impl Node {
         if let Some(generation) =
             record.shared.filter(|_| cost < charged && !broken(Broken::RefundWhileShared))
         {
+            // By when a reservation lapses nobody answers by it any more: what was said first counts then.
+            if let Some(record) = records.all.get_mut(&id.0) {
+                record.said = record.said.or(Some(cost));
+            }
             return Settled::Shared { generation };
         }
         let record = record.clone();
@@ -118,6 +123,13 @@ impl Node {
     /// Ends a reservation that nobody settled.
     pub(crate) fn lapse(&self, records: &mut Records, id: ChargeId, now: Now) {
         let Some(record) = records.all.get(&id.0).cloned() else { return };
+        if let Some(cost) = record.said {
+            let charged = record.cost();
+            self.end_leases(&record, (cost, charged), now);
+            self.mark(records, id, State::Settled, (cost < charged, now));
+            self.give_back(&record, (cost, charged), now);
+            return;
+        }
         self.end_leases(&record, (record.cost(), record.cost()), now);
         let keeps = !matches!(record.state, State::Reserved { keeps: false, .. });
         self.mark(records, id, State::Lapsed, (!keeps, now));

@@ -41,9 +41,14 @@ pub struct SharedAnswer {
     pub drops_us: u64,
 }
 
+/// How it is written: nodes of another version charge anew.
+const VERSION: u8 = 1;
+
 /// What is kept.
 #[derive(Debug, Serialize, Deserialize)]
 struct Written {
+    /// [`VERSION`].
+    version: u8,
     /// The node that charged.
     node: u16,
     /// When the reservation lapses, by its wall clock, in nanoseconds; 0 where it is none.
@@ -62,7 +67,7 @@ impl Node {
         if self.losses.is_lost(CellTag(group.into())) {
             return None;
         }
-        lock(self.leases.as_ref()?).kept_in(group)
+        self.places.get(group)
     }
 
     /// Whether a charge is remembered here under a name.
@@ -74,19 +79,23 @@ impl Node {
     /// charge is given back before [`Node::ended`]. Nothing where there is no such charge, or it does not stand for long enough.
     pub fn share_answer(&self, id: ChargeId, generation: Generation, now: Now) -> Option<SharedAnswer> {
         let now = self.not_before(now);
-        let (me, error_ns, drift_ppm) = lock(self.leases.as_ref()?).who();
+        let who = self.places.who();
         let mut records = self.charges.lock(id);
         let keep_ns = self.charges.keep().keep_ns;
         let record = records.all.get_mut(&id.0).filter(|record| record.is_open())?;
+        // In one generation at a time: it is ended there.
+        if record.shared.is_some_and(|other| other != generation) {
+            return None;
+        }
         let (mut lapses_wall_ns, mut stands_ns) = (0, keep_ns);
         if let Some(at_ns) = record.lapses_ns() {
             let ttl_ns = at_ns.saturating_sub(now.steady_ns);
             lapses_wall_ns = now.wall_ns.saturating_add(ttl_ns);
             // By no wall does it stand longer than by this node's steady clock.
-            let drifts_ns = stretch(ttl_ns, drift_ppm) - ttl_ns;
-            stands_ns = ttl_ns.saturating_sub(drifts_ns.saturating_add(2 * error_ns)).min(keep_ns);
+            let drifts_ns = stretch(ttl_ns, who.drift_ppm) - ttl_ns;
+            stands_ns = ttl_ns.saturating_sub(drifts_ns.saturating_add(2 * who.clock_error_ns)).min(keep_ns);
         }
-        let written = Written { node: me, lapses_wall_ns, record: record.clone() };
+        let written = Written { version: VERSION, node: who.node, lapses_wall_ns, record: record.clone() };
         let bytes = postcard::to_allocvec(&written).unwrap_or_default();
         if stands_ns < 1_000 || bytes.len() > ANSWER_BYTES_MAX {
             return None;
@@ -95,10 +104,10 @@ impl Node {
         Some(SharedAnswer { bytes, drops_us: now.wall_ns.saturating_add(stands_ns) / 1_000 })
     }
 
-    /// No node answers by a name any more: what was charged under it may be given back.
-    pub fn ended(&self, id: ChargeId) {
+    /// No node answers any more by what was kept under a name in a generation: what was charged may be given back.
+    pub fn ended(&self, id: ChargeId, generation: Generation) {
         if let Some(record) = self.charges.lock(id).all.get_mut(&id.0) {
-            record.shared = None;
+            record.shared = record.shared.filter(|shared| *shared != generation);
         }
     }
 
@@ -122,6 +131,9 @@ impl Node {
 /// Reads what another node keeps: its number, when the reservation lapses by its wall clock (0 where it is none), and the charge. Nothing where
 /// it is none that can be read.
 pub(crate) fn read(kept: &[u8]) -> Option<(u16, u64, Record)> {
-    let (Written { node, lapses_wall_ns, record }, rest) = postcard::take_from_bytes(kept).ok()?;
+    if kept.first() != Some(&VERSION) {
+        return None;
+    }
+    let (Written { node, lapses_wall_ns, record, .. }, rest) = postcard::take_from_bytes(kept).ok()?;
     (rest.is_empty() && record.is_sound()).then_some((node, lapses_wall_ns, record))
 }

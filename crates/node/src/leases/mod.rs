@@ -23,6 +23,7 @@ mod group;
 mod leave;
 mod look;
 mod loss;
+mod places;
 mod takings;
 mod terms;
 mod view;
@@ -47,6 +48,7 @@ use self::{
     cell::Leased,
     group::{Group, Need},
     look::{Scene, look_at},
+    places::Who,
     takings::{Record, Takings},
 };
 
@@ -61,6 +63,7 @@ pub use self::{
     view::PoolView,
 };
 pub(crate) use loss::Losses;
+pub(crate) use places::Places;
 
 /// How long what a node holds of a pool lasts after the call that last said so: through a minute in which the pool cannot be
 /// reached. A node that is gone leaves what it held unused for so long.
@@ -270,16 +273,22 @@ impl Leases {
         }
     }
 
-    /// Where something of a group is kept, if its generation may be used.
-    pub(crate) fn kept_in(&self, group: u16) -> Option<KeptAt> {
-        let known = self.groups.get(usize::from(group)).filter(|known| known.is_heard())?;
-        Some(KeptAt { group, terms: self.terms, generation: known.generation(), grants: known.grants() })
+    /// Shows those who decide where something of a group is kept, if its generation may be used.
+    fn show(&self, node: &Node, group: u16) {
+        let known = &self.groups[usize::from(group)];
+        let (generation, grants) = (known.generation(), known.grants());
+        let kept = known.is_heard().then_some(KeptAt { group, terms: self.terms, generation, grants });
+        node.places.set(group, kept);
     }
 
-    /// This node's number, how far walls may be from true time, in nanoseconds, and how far steady clocks may drift, in parts per
-    /// million.
-    pub(crate) const fn who(&self) -> (u16, u64, u32) {
-        (self.home.node, self.clock_error_ns, self.drift_ppm)
+    /// The same of all groups, and of this node.
+    fn show_all(&self, node: &Node) {
+        (0..GROUPS).for_each(|group| self.show(node, group));
+        node.places.set_who(self.who());
+    }
+
+    const fn who(&self) -> Who {
+        Who { node: self.home.node, clock_error_ns: self.clock_error_ns, drift_ppm: self.drift_ppm }
     }
 
     fn tick(&mut self, node: &Node, now: Now, calls: Vec<CellKey>) {
@@ -598,6 +607,7 @@ impl Leases {
         }
         if let Said::Known(known) | Said::Unknown(known) = said {
             self.hear(pending.group, known, id, now);
+            self.show(node, pending.group);
         }
         let Some((key, end_ns, wanted)) = pending.about.cell() else {
             let group = &mut self.groups[usize::from(pending.group)];
@@ -697,7 +707,7 @@ impl Leases {
     }
 
     /// These were written down. What must be told of them can be told now.
-    fn generations_kept(&mut self, kept: &[Generation], now: Now) {
+    fn generations_kept(&mut self, node: &Node, kept: &[Generation], now: Now) {
         let mut untold = Vec::new();
         for (group, generation) in self.groups.iter_mut().zip(kept) {
             if !group.is_kept() && group.keep(*generation) {
@@ -708,6 +718,7 @@ impl Leases {
         for key in untold {
             self.look_at_time(key, now.steady_ns);
         }
+        self.show_all(node);
     }
 
     /// Whether pools answer: if not, no decision waits for them.
@@ -750,7 +761,9 @@ impl Node {
                 lock(&node.registry).set_terms(terms);
             }
         }
-        node.leases = Some(Mutex::new(Leases::new(siblings)));
+        let leases = Leases::new(siblings);
+        node.places = Places::of(leases.who());
+        node.leases = Some(Mutex::new(leases));
         node
     }
 
@@ -816,7 +829,7 @@ impl Node {
     /// These are on the disk. Where they could not be written: none, and they are given again.
     pub fn generations_kept(&self, kept: &[Generation], now: Now) {
         if let Some(leases) = &self.leases {
-            lock(leases).generations_kept(kept, self.not_before(now));
+            lock(leases).generations_kept(self, kept, self.not_before(now));
         }
     }
 

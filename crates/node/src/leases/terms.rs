@@ -42,6 +42,7 @@ impl Leases {
             return;
         }
         if self.terms == terms {
+            node.places.set_who(self.who());
             return self.shrink_all(node, catalogue, now);
         }
         self.terms = terms;
@@ -49,6 +50,7 @@ impl Leases {
             group.begin_anew(now.steady_ns);
             self.unsettled.insert(number);
         }
+        self.show_all(node);
         let keys: Vec<CellKey> = self.cells.keys().copied().collect();
         for key in keys {
             self.cut(node, catalogue, key, now);

@@ -176,7 +176,7 @@ impl World {
             place.asker.check(&request, now, ask);
             let (answer, catalogue) = place.asker.last();
             let allowed = answer.allowed;
-            until = until.min(self.now + place.node.patience_ns(answer, catalogue, u64::MAX));
+            until = until.min(self.now + place.node.patience_ns(answer, catalogue, u64::MAX, 0));
             place.admitted += u64::from(allowed);
             let news = place.node.news();
             if allowed || self.now >= until {

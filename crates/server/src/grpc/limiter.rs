@@ -65,7 +65,7 @@ pub(super) fn check(worker: &Arc<Worker>, message: &Bytes, longest: Duration) ->
             framed(RESPONSE_BYTES, |out| write_check_response(out, check))
         })
     };
-    let how = |wanted: &Wanted| How { ask: Ask::CHECK, recording: wanted.recording };
+    let how = |wanted: &Wanted| How::new(Ask::CHECK, wanted.recording);
     reply(worker, message, (how, longest), read, respond)
 }
 

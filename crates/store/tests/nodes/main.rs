@@ -343,7 +343,7 @@ async fn ask(
                 passed.lock().expect("no panic").entry((domain, key)).or_default().push(now);
                 return true;
             }
-            Duration::from_nanos(node.patience_ns(answer, &node.catalogue(), 1_000_000_000))
+            Duration::from_nanos(node.patience_ns(answer, &node.catalogue(), 1_000_000_000, 0))
         };
         let until = begun + patience.min(Duration::from_millis(3));
         loop {
