@@ -199,6 +199,25 @@ fn a_changed_file_is_read_by_itself() {
 }
 
 #[test]
+fn an_id_is_answered_again_though_its_class_is_gone() {
+    let window = windows::long();
+    let yaml = |classes: &str| {
+        format!(
+            "limits: [{{ name: plans, domain: shop, by: [service], fixed_window: {{ limit: 100, window: {window} }}, \
+             classes: {{ entry: plan, shared: {{ {classes} }} }} }}]"
+        )
+    };
+    let node = Node::start(&yaml("gold: 0%, silver: 20%, free: 60%"));
+    let asks = json!({ "domain": "shop", "descriptors": [{ "service": "s", "plan": "free" }], "id": "once" });
+    let ask = || Http::connect(&node).check(&asks.to_string()).json();
+    assert_eq!(ask()["limits"][0]["class"], "free");
+    node.write_config(&yaml("gold: 0%, silver: 20%"));
+    reloaded(&node, 1);
+    let again = ask();
+    assert_eq!((&again["is_repeat"], &again["limits"][0]["class"]), (&json!(true), &json!(null)), "{again}");
+}
+
+#[test]
 fn a_signal_reads_the_file_at_once_changed_or_not() {
     let node = Node::start(&one_window(10));
     node.hup();
