@@ -1,7 +1,7 @@
 //! Charges that have names: from what a caller writes to what a node remembers, and back.
 //!
-//! The name that a caller chose is hashed with the node's secret, so that nobody can guess another one's. A `charge_id` is the node that
-//! made the charge and that hash: `eu/eu-1:` and 32 hexadecimal digits.
+//! The name that a caller chose is hashed with the node's secret, or that of the nodes that share a store, so that nobody can guess another
+//! one's. A `charge_id` is the node that made the charge and that hash: `eu/eu-1:` and 32 hexadecimal digits.
 
 use std::{
     collections::BTreeMap,
@@ -269,7 +269,7 @@ async fn tell_sibling(
 ) -> Result<bool, SettleFault> {
     let name = node.strip_prefix(shared.names.node().0).and_then(|node| node.strip_prefix('/'));
     let Some((siblings, name)) = shared.siblings.get().zip(name) else { return Ok(false) };
-    let Some(number) = siblings.names.number(name) else { return Ok(false) };
+    let Some(number) = siblings.number(name) else { return Ok(false) };
     let letter = Letter { id: id.0, cost };
     match siblings.names.post(&shared.node, number, letter, shared.clock.now()).await {
         true => Ok(true),

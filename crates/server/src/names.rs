@@ -4,11 +4,11 @@
 //! charges, and keeps its answer there before it replies. Where the store does not answer in time, the node decides alone, and
 //! remembers alone: then the same id is charged once at each node that is asked.
 //!
-//! What was answered to others by a name is given back after the name was ended in the store ([`acequia_rights::pool::name`]). A settlement of a charge
-//! that another node made is told to that one: over the mesh where regions share limits, and else by a letter in the store.
+//! What others may answer by is given back after the name was ended in the store ([`acequia_rights::pool::name`]). A settlement of a
+//! charge that another node made is told to that one by a letter in the store, where no mesh carries it there.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -37,10 +37,10 @@ use crate::{clock::Clock, worker::Shared};
 
 /// How long a decision waits for the store to say what it knows of a name.
 pub(crate) const WAIT: Duration = Duration::from_millis(3);
-/// How long it waits for another node that has claimed the name, and may wait for the store as well.
+/// How long it waits for another node that has claimed the name, which may wait for the store as well.
 const WAIT_FOR_OTHERS: Duration = Duration::from_millis(6);
-/// How long after another node's claim its answer is looked for again.
-const LOOK: Duration = Duration::from_micros(300);
+/// How long after another node's claim its answer is looked for again: no timer is finer.
+const LOOK: Duration = Duration::from_millis(1);
 /// A settlement is no decision: it waits longer.
 const PATIENT: Duration = Duration::from_millis(200);
 /// A claim without an answer is over after so long: whoever made it is gone. In microseconds.
@@ -61,8 +61,6 @@ pub(crate) struct SharedNames {
     /// This node's process.
     me: Taker,
     calls: AtomicU64,
-    /// The nodes of the region, by name.
-    nodes: BTreeMap<String, u16>,
     /// Calls about names that may be under way: leases need the store as well.
     room: Semaphore,
     pub(crate) counts: Counts,
@@ -115,10 +113,10 @@ pub(crate) struct Claim {
 }
 
 impl SharedNames {
-    pub(crate) fn new(carrier: Carrier, (node, boot): (u16, u32), nodes: BTreeMap<String, u16>) -> Self {
-        let (me, counts) = (Taker { node, boot, call: 0 }, Counts::default());
+    pub(crate) fn new(carrier: Carrier, node: u16, boot: u32) -> Self {
+        let me = Taker { node, boot, call: 0 };
         let room = Semaphore::new(CALLS_MAX);
-        Self { carrier, me, calls: AtomicU64::new(0), nodes, room, counts }
+        Self { carrier, me, calls: AtomicU64::new(0), room, counts: Counts::default() }
     }
 
     /// Looks for a name, and claims it if nobody has it. It takes no longer than is `allowed`.
@@ -206,11 +204,6 @@ impl SharedNames {
             Ok(Ok(_) | Err(Missed::NotSent(_) | Missed::Refused(_))) => Acted::Not,
             Ok(Err(Missed::Unknown(_))) | Err(_) => Acted::Unsure,
         }
-    }
-
-    /// The number of the node of this region that has a name.
-    pub(crate) fn number(&self, node: &str) -> Option<u16> {
-        self.nodes.get(node).copied()
     }
 
     /// Leaves a letter for another node; says whether it is there.

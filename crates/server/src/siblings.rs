@@ -168,12 +168,14 @@ impl Siblings {
         }
     }
 
+    /// The number of a node of the region, by its name.
+    pub(crate) fn number(&self, name: &str) -> Option<u16> {
+        self.nodes.contains(name).then(|| node_named(name))
+    }
+
     /// Leaves a node out, by its name ([`Node::leave_out`]).
     pub(crate) fn leave_out(&self, node: &Node, name: &str, for_ns: u64, now: Now) -> Result<(), NotLeftOut> {
-        if !self.nodes.contains(name) {
-            return Err(NotLeftOut::Unknown);
-        }
-        node.leave_out(node_named(name), for_ns, now)
+        node.leave_out(self.number(name).ok_or(NotLeftOut::Unknown)?, for_ns, now)
     }
 
     /// What this node has of the cells that a request hits, and where their pools are.
@@ -396,9 +398,7 @@ impl Home {
         waiting: Arc<Waiting>,
         mut stopping: watch::Receiver<bool>,
     ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
-        let numbers = self.nodes.iter().map(|name| (name.clone(), node_named(name))).collect();
-        let me = (self.place.node, self.place.boot);
-        let names = SharedNames::new(way.carrier.clone(), me, numbers);
+        let names = SharedNames::new(way.carrier.clone(), self.place.node, self.place.boot);
         // One that begins beside it must find it.
         let agreeing =
             self.is_among_regions().then(|| way.carrier.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));

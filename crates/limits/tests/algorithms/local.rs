@@ -30,6 +30,28 @@ fn check_whole(history: &History) -> TestCaseResult {
     Ok(())
 }
 
+for_every_algorithm!(of_what_is_used_up_nothing_is_left_and_nothing_is_forgotten, 48, super::check_used_up);
+
+fn check_used_up(history: &History) -> TestCaseResult {
+    let walk = Walk::through(history);
+    let (algorithm, now, salt, words) = (&walk.algorithm, walk.now, walk.salt, walk.state.words());
+    for ago_ns in [0, 1, algorithm.period_ns() / 2] {
+        let ago = Now {
+            steady_ns: now.steady_ns.saturating_sub(ago_ns),
+            wall_ns: now.wall_ns.saturating_sub(ago_ns),
+        };
+        let up = algorithm.used_up(words, ago, now, salt);
+        prop_assert!(algorithm.is_sound(up.words()));
+        prop_assert_eq!(algorithm.available(up.words(), now, salt), 0);
+        // And whatever was owed is owed for as long as it was.
+        for later in [1, S, algorithm.period_ns() / 2, algorithm.period_ns()] {
+            let now = now.later(later);
+            prop_assert!(algorithm.available(up.words(), now, salt) <= algorithm.available(words, now, salt));
+        }
+    }
+    Ok(())
+}
+
 for_every_algorithm!(a_piece_of_nothing_denies_everything, 48, super::check_nothing);
 
 fn check_nothing(history: &History) -> TestCaseResult {

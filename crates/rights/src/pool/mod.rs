@@ -4,7 +4,8 @@
 //! The region's part of a cell is cut in two beforehand: each node's own guard share, which it spends when nothing else is left,
 //! and the pool. A pool is kept where all nodes of the region reach it, by a server that decides nothing: it does, for each call
 //! and at once, what [`window`], [`bucket`] and [`sliding`] say. So they are written in integers below 2^53, which is what the
-//! scripts in `lua/` can count, and with the caller's clock.
+//! scripts in `lua/` can count, and with the caller's clock. Beside its pools a group keeps [`name`]s of charges, which go by its generation
+//! and by no other of these rules, and [`letters`] between nodes.
 //!
 //! # The three rules
 //! 1. **One record a node.** A pool knows of each node what it holds, and which process of it ([`Taker::boot`]) said so last. A call

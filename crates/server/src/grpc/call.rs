@@ -177,21 +177,13 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
 ) -> Result<Reply, Status> {
     let (request, with) = read(worker, message)?;
     let how = how(&with);
-    if worker.shared_name(how).is_some() {
-        drop(request);
-        let (worker, message) = (Arc::clone(worker), message.clone());
-        return Ok(Reply::Later(Box::pin(async move {
-            let Ok((request, with)) = read(&worker, &message) else { unreachable!("it was read before") };
-            let respond =
-                |answer: &Answer, catalogue: &Catalogue, now| respond(&worker, with, answer, catalogue, now);
-            let reply = worker.ask_within(&request, how, longest, respond).await;
-            reply.map_err(|IdReused| BadRequest::IdReused.into())
-        })));
-    }
-    let asked = worker.hold().ask_patiently(&request, how, longest, |answer, catalogue, now| {
-        respond(worker, with, answer, catalogue, now)
+    // Of a name that other nodes may know the store is asked first.
+    let asked = worker.shared_name(how).is_none().then(|| {
+        worker.hold().ask_patiently(&request, how, longest, |answer, catalogue, now| {
+            respond(worker, with, answer, catalogue, now)
+        })
     });
-    if let Asked::Now(reply) = asked {
+    if let Some(Asked::Now(reply)) = asked {
         return Ok(Reply::Now(reply));
     }
     drop(request);
@@ -200,7 +192,10 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
         let Ok((request, with)) = read(&worker, &message) else { unreachable!("it was read before") };
         let respond =
             |answer: &Answer, catalogue: &Catalogue, now| respond(&worker, with, answer, catalogue, now);
-        let reply = worker.finish(&request, how, asked, respond).await;
+        let reply = match asked {
+            Some(asked) => worker.finish(&request, how, asked, respond).await,
+            None => worker.ask_within(&request, how, longest, respond).await,
+        };
         reply.map_err(|IdReused| BadRequest::IdReused.into())
     })))
 }

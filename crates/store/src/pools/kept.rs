@@ -70,6 +70,12 @@ impl KeptPools {
         Ok(known)
     }
 
+    /// What a call may count on; else how the group is.
+    fn ground(&self, place: &Place, at: &At<'_>) -> Result<Result<Ground, Known>, Missed> {
+        let group: pool::Group = self.read(&group_name(at))?;
+        Ok(group.ground(place, at.generation, at.wall_us).ok_or_else(|| group.known(place)))
+    }
+
     /// Does something to a cell, which may be dropped from then on.
     fn with_cell<C: Serialize + DeserializeOwned + Default, T>(
         &self,
@@ -77,10 +83,9 @@ impl KeptPools {
         work: impl FnOnce(&mut C, &Ground) -> Result<(T, u64), Refused>,
     ) -> Result<Answer<T>, Missed> {
         let held = self.place();
-        let place = of_terms(&held, at);
-        let group: pool::Group = self.read(&group_name(at))?;
-        let Some(ground) = group.ground(&place, at.generation, at.wall_us) else {
-            return Ok(Answer::Unknown(group.known(&place)));
+        let ground = match self.ground(&of_terms(&held, at), at)? {
+            Ok(ground) => ground,
+            Err(known) => return Ok(Answer::Unknown(known)),
         };
         let name = cell_name(at.group, at.cell);
         let mut cell: C = self.read(&name)?;
@@ -166,10 +171,9 @@ impl Pools for KeptPools {
 
     async fn name(&self, at: &At<'_>, act: &name::Act) -> Result<Answer<Standing>, Missed> {
         let held = self.place();
-        let place = of_terms(&held, at);
-        let group: pool::Group = self.read(&group_name(at))?;
-        let Some(ground) = group.ground(&place, at.generation, at.wall_us) else {
-            return Ok(Answer::Unknown(group.known(&place)));
+        let ground = match self.ground(&of_terms(&held, at), at)? {
+            Ok(ground) => ground,
+            Err(known) => return Ok(Answer::Unknown(known)),
         };
         let names = format!("{}/names", group_name(at));
         let mut due: Due = self.read(&names)?;
@@ -211,10 +215,8 @@ impl Pools for KeptPools {
 
     async fn sweep(&self, at: &At<'_>, most: u32) -> Result<Answer<u64>, Missed> {
         let held = self.place();
-        let place = of_terms(&held, at);
-        let group: pool::Group = self.read(&group_name(at))?;
-        if group.ground(&place, at.generation, at.wall_us).is_none() {
-            return Ok(Answer::Unknown(group.known(&place)));
+        if let Err(known) = self.ground(&of_terms(&held, at), at)? {
+            return Ok(Answer::Unknown(known));
         }
         let mut due: Due = self.read(&due_name(at))?;
         let over = due.iter().take_while(|(due_us, _)| *due_us <= at.wall_us).take(most as usize);

@@ -200,7 +200,7 @@ async fn nobody_at_home_is_no_reason_to_wait() {
 }
 
 /// Calls until the breaker is closed.
-async fn closed_breaker(redis: &Redis) {
+pub(crate) async fn closed_breaker(redis: &Redis) {
     let begun = Instant::now();
     while redis.shards().iter().any(|view| view.breaker != acequia_store::redis::BreakerState::Closed) {
         assert!(begun.elapsed() < PATIENCE, "{:?}", redis.shards());

@@ -16,9 +16,11 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::watch,
+    time::timeout,
 };
 
 use crate::{
+    calls::closed_breaker,
     scene::{self, DEADLINE, called, group, opened, seen, serves},
     servers::Server,
 };
@@ -33,6 +35,8 @@ enum Mischief {
     Swallows,
     /// The connection is cut at the answer.
     Cuts,
+    /// Answers take this long.
+    Slows(Duration),
 }
 
 struct Middle {
@@ -74,6 +78,7 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, wish: Option<watc
             }
             Mischief::Swallows => continue,
             Mischief::Cuts => return,
+            Mischief::Slows(delay) => tokio::time::sleep(delay).await,
             Mischief::None | Mischief::Shifts => {}
         }
         if to.write_all(&bytes[..count]).await.is_err() {
@@ -118,6 +123,22 @@ async fn a_connection_that_is_cut_leaves_a_call_unknown() {
     seen(&redis, group(1), |state| matches!(state, ShardState::Lost { .. })).await;
     middle.mischief.send_replace(Mischief::None);
     serves(&redis, group(1)).await;
+}
+
+/// Whoever gives a call up before its deadline says nothing of the server: others wait longer, and are answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_are_left_in_time_do_not_make_a_slow_server_a_lost_one() {
+    let server = Server::start(&[]);
+    let middle = Middle::before(&server).await;
+    let redis = opened(scene::settings(Place::Shards { addresses: vec![middle.address.clone()] })).await;
+    closed_breaker(&redis).await;
+    middle.mischief.send_replace(Mischief::Slows(Duration::from_millis(30)));
+    for _ in 0..30 {
+        let left = timeout(Duration::from_millis(3), called(&redis, group(1), DEADLINE)).await;
+        assert!(left.is_err(), "{left:?}");
+    }
+    assert_eq!(called(&redis, group(1), scene::PATIENCE).await, Ok(server.run_id()));
+    assert_eq!(redis.shards()[0].in_flight, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
