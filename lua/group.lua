@@ -1,5 +1,5 @@
--- Begins a generation of a group, unless somebody has begun one here already, or one of a later distribution among regions:
--- crates/rights/src/pool/group.rs.
+-- Begins a generation of a group, unless somebody has begun one here already: then it goes on, as part of the distribution among regions
+-- that the caller has adopted. Whoever has adopted an earlier one changes nothing: crates/rights/src/pool/group.rs.
 --
 -- keys       see pool.lua; no cell
 -- arguments  4 the highest number of a generation that the caller has heard of
@@ -8,30 +8,36 @@
 -- results    2 `unknown`: 3 the generation that is known now, as `number:node:boot:call`, 4 whether it grants
 -- atomic     all of it
 
--- Whether a map is part of a later distribution among regions than another that is the same but for that: `map@distribution`. Numbers
--- without zeros in front.
-local function is_later(kept, map)
-  local kept_base, kept_terms = string.match(kept or '', '^(.*)@(%d+)$')
+-- What groups are placed by, and the distribution among regions that they are part of, 0 where there is none: `map@distribution`.
+local function parts_of(map)
   local base, terms = string.match(map, '^(.*)@(%d+)$')
-  if not kept_base then
-    return false
-  end
-  if not base then
-    return kept_base == map
-  end
-  return kept_base == base and (#kept_terms > #terms or (#kept_terms == #terms and kept_terms > terms))
+  return base or map, terms or '0'
+end
+
+-- Whether a number is above another, both without zeros in front, and as large as they like.
+local function is_above(one, other)
+  return #one > #other or (#one == #other and one > other)
 end
 
 redis.register_function('acequia_group' .. version, function(keys, arguments)
-  local group, generation = known(keys, arguments)
-  local number, heard = number_of(generation), tonumber(arguments[4])
-  -- Whoever has not heard of the last distribution keeps nobody from what is part of it.
-  local knows_less = group.place == arguments[1] and is_later(group.map, arguments[3])
-  if not knows_less and (number == 0 or number < heard) then
+  local group = known(keys, arguments)
+  local heard = tonumber(arguments[4])
+  local base, terms = parts_of(arguments[3])
+  local kept_base, kept_terms = parts_of(group.map or '')
+  local is_here = group.place == arguments[1] and kept_base == base
+  if is_here and is_above(kept_terms, terms) then
+    -- Whoever has not heard of the last distribution changes nothing.
+    return how_it_is(keys, arguments, 'unknown')
+  end
+  if not is_here or number_of(group.generation) < heard then
     local above = max(number_of(group.generation), heard) + 1
     group.generation = string.format('%.0f:%s', above, arguments[6])
-    group.place, group.map, group.grants, group.asserted = arguments[1], arguments[3], false, {}
-    redis.call('SET', keys[1], cmsgpack.pack(group))
+    group.place, group.grants, group.asserted = arguments[1], false, {}
+  elseif terms == kept_terms then
+    return how_it_is(keys, arguments, 'unknown')
   end
+  -- All that is known of pools goes on under a later one.
+  group.map = arguments[3]
+  redis.call('SET', keys[1], cmsgpack.pack(group))
   return how_it_is(keys, arguments, 'unknown')
 end)

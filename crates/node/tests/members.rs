@@ -99,6 +99,7 @@ fn a_node_that_leaves_has_no_share() {
 #[test]
 fn what_one_node_gives_up_no_other_takes_before_it_has_heard() {
     unheard();
+    unheard_and_asked();
 }
 
 /// A node holds all of its region's pool; then its region has less, and the other one does not hear of it for a while, and asks for
@@ -116,20 +117,42 @@ fn unheard() {
     }
 }
 
-/// A node does not hear that shares have changed, and goes on calling: left out, it keeps nobody from their pools.
-#[test]
-fn who_has_not_heard_of_new_shares_can_be_left_out() {
-    let mut world = shared(bucket("b", "100/s", 200), [1; 4]);
-    passes(&mut world, &[0, 1, 2, 3], 10);
+/// A region has less, and one of its nodes takes all of that before the other one has heard, which has none; and its way to the pools is
+/// cut then. The other one asks for what it can get, and hears that its region has less.
+fn unheard_and_asked() {
+    let mut world = shared(bucket("b", "100/s", 40), [3, 3, 1, 1]);
     cut(&mut world, &[1]);
-    assert!(world.order(&all([2, 1, 1, 1])));
-    let (node, now) = (world.nodes[0].node.clone(), world.now(0));
-    node.leave_out(2, 600 * S, now).expect("a node of the region");
-    passes(&mut world, &[0, 1, 2, 3], 120);
-    assert_eq!(node.lease_counts().granting, u64::from(GROUPS));
-    let a_second = passes(&mut world, &[0], 20);
-    // Two fifths and a fifth, at most as much as before: half, less what the other keeps. And what the other region has.
-    assert!((40..=98).contains(&a_second[0]), "{a_second:?}");
+    assert!(world.order(&all([1, 1, 3, 3])));
+    passes(&mut world, &[0], 12);
+    world.nodes[0].way = Way::CUT;
+    passes(&mut world, &[0, 1], 6);
+    cut(&mut world, &[]);
+    passes(&mut world, &[0, 1, 2, 3], 60);
+}
+
+/// A node does not hear that shares have changed, and goes on calling: it keeps nobody from the pools, which go on as they are.
+#[test]
+fn pools_go_on_when_shares_change() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = shared(spec, [1; 4]);
+        passes(&mut world, &[0, 1, 2, 3], 20);
+        cut(&mut world, &[1]);
+        assert!(world.order(&all([2, 1, 1, 1])));
+        let mut passed = 0;
+        for second in 0..20 {
+            passed += passes(&mut world, &[0, 2, 3], 1)[0];
+            let granting = world.nodes[0].node.lease_counts().granting;
+            assert_eq!(granting, u64::from(GROUPS), "{name}: after {second} s");
+        }
+        assert!(passed >= 20 * 25, "{name}: {passed}");
+        // Two fifths and a fifth, at most as much as before: half, less what the other keeps and holds. And what the other region has.
+        let a_second = passes(&mut world, &[0], 80);
+        assert!((40..=101).contains(&a_second[0]), "{name}: {a_second:?}");
+        cut(&mut world, &[]);
+        passes(&mut world, &[0, 1, 2, 3], 60);
+        world.expect_granting("when all have heard");
+    }
 }
 
 /// A random history of one limit: what is ordered, what breaks, how often, and when, is drawn from the seed. Whatever passes anywhere is
@@ -430,8 +453,9 @@ fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
 #[test]
 fn every_rule_is_needed() {
     use acequia_rights::broken::{Broken, break_rule};
-    let stories: [(Broken, fn()); 8] = [
+    let stories: [(Broken, fn()); 9] = [
         (Broken::LeaseOutlivesTerms, unheard),
+        (Broken::PoolHearsOldTerms, unheard_and_asked),
         (Broken::LeaseGivesTwice, given_once),
         (Broken::LeaseReturnsWhatIsLent, lent_by_one_and_ordered),
         (Broken::LeaseConformsWhileLent, lent_and_ordered),

@@ -205,7 +205,7 @@ pub enum Broken {
     PoolBurnsNoAbsent,
     /// A pool that forgot begins full.
     PoolBeginsFull,
-    /// Whoever goes by an earlier distribution among regions begins a group's generation anew.
+    /// Whoever goes by an earlier distribution among regions than a group's pools are part of makes them part of that again.
     PoolHearsOldTerms,
     /// A bucket's pool that was called before all nodes had told counts what was spent until then as known.
     PoolForgetsFresh,

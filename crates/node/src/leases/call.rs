@@ -18,7 +18,7 @@ pub struct Call {
     pub id: u64,
     /// The group that is asked of: below [`GROUPS`].
     pub group: u16,
-    /// The distribution among regions that the pool is part of: pools of another one are of another generation. 0 where the region has
+    /// The distribution among regions that this node has adopted: a pool that is part of a later one is none to it. 0 where the region has
     /// every limit to itself.
     pub terms: u64,
     /// The generation of the group that this node knows.

@@ -166,9 +166,10 @@ impl Leased {
         Some(under)
     }
 
-    /// What is held is as much as may be, or soon is, of a pool that has so much in all.
-    pub(super) const fn goes_by(&mut self, pool: Part, most: Option<Part>) {
+    /// What is held is as much as may be, or soon is, of a pool that has so much in all, and that does not know.
+    pub(super) fn goes_by(&mut self, pool: Part, most: Option<Part>) {
         (self.under, self.most, self.left, self.fair) = (pool, most, None, None);
+        self.told.clear();
     }
 
     /// Keeps to what may be held, and asks for no more while that is less than what is. What cannot be given back now is `kept`, and not

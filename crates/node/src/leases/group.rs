@@ -144,7 +144,7 @@ impl Group {
         }
     }
 
-    /// Its pools are others from now on, of which nobody has said anything. What was called before does not count.
+    /// Its pools are part of another distribution from now on. What was called before does not count.
     pub(super) fn begin_anew(&mut self, now_ns: u64) {
         self.above = self.above.max(self.generation.number);
         (self.stage, self.under_way, self.is_first, self.retry_ns) = (Stage::Unheard, None, false, now_ns);
@@ -154,7 +154,7 @@ impl Group {
         self.under_way = Some(id);
     }
 
-    /// Somebody said how it is. Says whether that is another generation than was known: then all cells must be told.
+    /// Somebody said how it is. Says whether that is another generation than was known. Then all cells must be told.
     pub(super) fn hear(&mut self, known: &Known, id: u64, now_ns: u64) -> bool {
         self.answered(id);
         let Known { generation, grants } = *known;
@@ -182,8 +182,8 @@ impl Group {
         }
         self.failed = 0;
         self.above = self.above.max(generation.number);
-        let is_other = self.generation != generation || self.stage == Stage::Unheard;
-        if is_other {
+        let is_other = self.generation != generation;
+        if is_other || self.stage == Stage::Unheard {
             self.is_first = generation.number == 1 && !grants;
             self.generation = generation;
             self.stage = Stage::Telling;

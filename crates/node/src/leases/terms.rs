@@ -1,12 +1,12 @@
 //! What becomes of pools when regions share limits anew.
 //!
 //! Where a region shares its limits with others, its pools are part of one distribution: what its nodes have in that, less what they
-//! keep. When a node adopts another one it takes nothing more of those pools, ever; nor does it tell them anything, so they have
-//! down for it what it held, at least. Of that it keeps no more than an even part of what the new pools have, which is what it can keep
-//! whatever the others do, and tells it to the new pools: they are of a generation of their own, and grant when every node of the region
-//! has adopted the distribution and told. So a node conforms to a distribution as soon as it has adopted it; or, where it has lent more
-//! than that, when loans are back: until then it tells the new pools so much more, and what the node holds beyond its part nobody else
-//! has been given, since no share is raised before all conform.
+//! keep. When a node adopts another one it takes nothing more of what was granted under the earlier, and of what it holds it keeps no more
+//! than an even part of what the pools have now, which is what it can keep whatever the others do. The pools go on with all that they
+//! know: the first call makes them part of the newer distribution, and they grant nothing any more to who has not adopted that
+//! ([`acequia_rights::pool::group`]). So a node conforms to a distribution as soon as it has adopted it; or, where it has lent more
+//! than that, when loans are back: what it holds beyond its part nobody else has been given, since no share is raised before all
+//! conform.
 //!
 //! Of a window that is open everything stays: windows go by the distributions under which they began.
 

@@ -19,8 +19,9 @@
 //! - Nodes that do not answer may be left out, each by name, by whoever is sure that they call no other process of the server meanwhile
 //!   ([`Group::assert_without`]). When all others have told, nothing is granted until all leases have ended that such a node may hold,
 //!   and all windows are burned that begin before that: nodes take of no window that begins later than a lease lasts from then.
-//! - Where regions share limits, pools are part of one distribution of shares ([`Place::terms`]), and those of the next are of another
-//!   generation, in which every node tells what it kept. Whoever has not heard of the last one begins none ([`Group::begin`]).
+//! - Where regions share limits, pools are part of one distribution of shares ([`Place::terms`]). The first node that goes by a later one
+//!   makes them part of that, with all that they know ([`Group::begin`]); from then on whoever has not heard of it takes nothing more of
+//!   them, nor begins a generation.
 //!
 //! **Theorem 9.** In a generation that grants, every pool has down for every node at least what that may use. *Proof.* By the rules of the
 //! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told
@@ -28,6 +29,12 @@
 //! that do not know of this generation, they tell before this one grants: a node that has heard of a generation uses no earlier one,
 //! and says that it has told all only of what it held after that. A node that is left out calls nobody, by the word of whoever leaves it out,
 //! before it has heard of this generation or a later one; the windows that it took of are burned, its leases are over. ∎
+//!
+//! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of its
+//! `n` nodes keeps at most `Q / n` of what it held when it adopts that. *When all have, they hold at most `Q` together.* Proof. If the
+//! pool has granted nothing under the next one, they hold `n · Q / n` at most. Otherwise, when it last did, what it had down for all of
+//! them was at most `Q`, and that is at least what each held, whichever it went by; those who had not adopted the next one could only
+//! hold less afterwards, since they were granted nothing any more. ∎
 
 use std::collections::BTreeSet;
 
@@ -118,13 +125,19 @@ impl Group {
     }
 
     /// Begins a generation, with a number above `heard`, the highest that the caller has heard of, unless somebody has begun such a one
-    /// here already, or one of a later distribution among regions than the caller has adopted. Returns how it is.
+    /// here already; then its pools go on, as part of the distribution among regions that the caller has adopted, if that is a later
+    /// one. Whoever has adopted an earlier one changes nothing. Returns how it is.
     pub fn begin(&mut self, place: &Place, heard: u64, by: Taker) -> Known {
+        let kept = self.place.as_mut().filter(|kept| (&kept.run, kept.map) == (&place.run, place.map));
+        let is_late = match kept {
+            Some(kept) if kept.terms > place.terms && !broken(Broken::PoolHearsOldTerms) => true,
+            Some(kept) => {
+                kept.terms = place.terms;
+                false
+            }
+            None => false,
+        };
         let known = self.known(place).generation;
-        // Whoever has not heard of the last distribution keeps nobody from what is part of it.
-        let is_late =
-            |kept: &Place| (&kept.run, kept.map) == (&place.run, place.map) && kept.terms > place.terms;
-        let is_late = self.place.as_ref().is_some_and(is_late) && !broken(Broken::PoolHearsOldTerms);
         if !is_late && (known.number == 0 || known.number < heard) {
             let number = self.generation.number.max(heard) + 1;
             self.generation = Generation { number, by };

@@ -243,24 +243,60 @@ pub(super) fn called_when_all_had_told() -> u64 {
     first.part.units - first.owed
 }
 
-/// Whether one that goes by an earlier distribution among regions has a later one's group begin anew: 1 if so.
+/// Whether one that goes by an earlier distribution among regions changes what is part of a later one: how often.
 pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
     let by = |call| Taker { node: 1, boot: 1, call };
     let place = |terms| Place { run: "1".to_owned(), map: 0, terms };
     let mut group = Group::default();
-    group.begin(&place(1), 0, by(1));
-    let second = group.begin(&place(2), 1, by(2)).generation;
-    let again = group.begin(&place(1), 9, by(3));
-    assert_eq!(again.generation.number > 0, group.known(&place(2)).generation != second);
+    let known = group.begin(&place(1), 0, by(1));
+    // Its pools go on under the next one, and under that alone.
+    assert_eq!(group.begin(&place(2), 1, by(2)), known);
+    assert_eq!(group.known(&place(1)).generation.number, 0);
+    let nothing = group.begin(&place(1), 1, by(3)).generation.number == 0;
+    let nothing_above = group.begin(&place(1), 9, by(4)).generation.number == 0;
     // Another server has heard of none.
     let elsewhere = Place { run: "2".to_owned(), ..place(1) };
-    u64::from(group.known(&place(2)).generation != second)
-        + u64::from(group.begin(&elsewhere, 9, by(4)).generation.number == 0)
+    [
+        nothing,
+        nothing_above,
+        group.known(&place(2)) == known,
+        group.begin(&elsewhere, 9, by(5)).generation.number > 0,
+    ]
+    .into_iter()
+    .map(|is_so| u64::from(!is_so))
+    .sum()
 }
 
 #[test]
-fn an_earlier_distribution_does_not_keep_a_later_one_from_granting() {
+fn an_earlier_distribution_does_not_change_what_is_part_of_a_later_one() {
     assert_eq!(a_caller_of_an_earlier_distribution(), 0);
+}
+
+#[test]
+fn pools_go_on_under_a_later_distribution_as_they_are() {
+    let place = |run: &str, terms| Place { run: run.to_owned(), map: 0, terms };
+    let by = |call| Taker { node: 1, boot: 1, call };
+    let told = |group: &Group, node, terms| {
+        let generation = group.known(&place("1", terms)).generation;
+        let (nodes, wall_us) = (BTreeSet::from([1, 2]), START_US);
+        Assertion { node, generation, nodes, knows_from_us: START_US, is_new: false, wall_us, slack_us: 0 }
+    };
+    let mut group = Group::default();
+    group.begin(&place("1", 0), 0, by(1));
+    let first = told(&group, 1, 0);
+    group.assert(&place("1", 0), &first);
+    // What one node has told counts under the next, too; and what grants goes on.
+    group.begin(&place("1", 5), 1, by(2));
+    assert!(!group.known(&place("1", 5)).grants);
+    let second = told(&group, 2, 5);
+    assert!(group.assert(&place("1", 5), &second).grants);
+    let before = group.ground(&place("1", 5), second.generation, START_US);
+    assert!(group.begin(&place("1", 6), 1, by(3)).grants);
+    assert_eq!(group.ground(&place("1", 6), second.generation, START_US), before);
+    assert_eq!(group.ground(&place("1", 5), second.generation, START_US), None);
+    // But not where it may have been forgotten, nor where less was known than the caller has heard of.
+    assert!(!group.clone().begin(&place("2", 7), 1, by(4)).grants);
+    assert!(!group.begin(&place("1", 7), 2, by(4)).grants);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::redis::{Group, Missed};
 pub struct At<'a> {
     /// The group that the cell is in.
     pub group: Group,
-    /// The distribution among regions that the pool is part of: what was taken of pools of another one is of another generation. 0 where
+    /// The distribution among regions that the caller has adopted: a pool that is part of a later one is none to it. 0 where
     /// there is none.
     pub terms: u64,
     /// The cell, by a name that is its own in the group, and nothing where the group is asked for. Each kind of pool has names of its own.

@@ -288,6 +288,8 @@ impl Seen {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_journal_and_redis_answer_alike() {
+    /// Distributions among regions that callers go by, some of them later ones than others had adopted before.
+    const TERMS: [u64; 15] = [0, 1, 0, 1, 2, 9, 10, 9, 10, 10, 11, 1, 99, u64::MAX - 1, 0];
     let servers = [Server::start(&[])];
     let redis = RedisPools::new(opened(shards(&servers)).await, 0);
     let mut seen = Seen::default();
@@ -303,7 +305,7 @@ async fn memory_journal_and_redis_answer_alike() {
         for step in 0..1_500 {
             let (group, cell, wall_us, what) = caller.draw();
             let generation = caller.generations[usize::from(group.number() > 0)];
-            let terms = u64::from(seed % 2 == 1 && step / 200 % 2 == 1);
+            let terms = if seed % 2 == 1 { TERMS[step / 100 % TERMS.len()] } else { 0 };
             let at = At { group, terms, cell: &cell, generation, wall_us, deadline: DEADLINE };
             let expected = call(&memory, &at, &what).await.expect("memory");
             let came = call(&redis, &at, &what).await.expect("an answer");
