@@ -24,14 +24,23 @@ local function gives_in(terms, rate, us)
   return min(quotient_up(us, terms.step) * (terms.gives * rate), WEIGHT_MAX)
 end
 
-local function owe(cell, ticks)
-  if ticks > 0 then
-    cell.debt, cell.idle = min(cell.debt + ticks, POOL_MAX), 0
+-- What ticks cannot count is owed besides, in units.
+local function owe_units(cell, terms, units)
+  if units > 0 then
+    local counted = min(units, quotient(POOL_MAX - cell.debt, terms.weight))
+    cell.debt = cell.debt + counted * terms.weight
+    cell.beyond, cell.idle = min((cell.beyond or 0) + units - counted, POOL_MAX), 0
   end
 end
 
-local function owe_units(cell, terms, units)
-  owe(cell, min(units * terms.weight, WEIGHT_MAX))
+-- Parts of the rate come back that may have drained elsewhere until the slack ago.
+local function owe_late(cell, terms, rate)
+  local ticks = gives_in(terms, rate, terms.slack)
+  if ticks > POOL_MAX - cell.debt then
+    owe_units(cell, terms, quotient_up(ticks, terms.weight))
+  elseif ticks > 0 then
+    cell.debt, cell.idle = cell.debt + ticks, 0
+  end
 end
 
 local function drain(cell, terms, now)
@@ -47,14 +56,20 @@ local function drain(cell, terms, now)
   else
     cell.debt = cell.debt - steps * gives
   end
+  -- At most as much as this holds drains between two calls.
+  local beyond = cell.beyond or 0
+  cell.beyond = 0
+  owe_units(cell, terms, beyond)
 end
 
 -- Debts under other terms are as many units, rounded up.
 local function convert(cell, terms)
   if cell.weight ~= terms.weight or cell.gives ~= terms.gives or cell.step ~= terms.step then
     local units = cell.debt == 0 and 0 or quotient(cell.debt, cell.weight) + 1
-    cell.debt = min(units * terms.weight, POOL_MAX)
+    local owed = units + (cell.beyond or 0)
+    cell.debt, cell.beyond = 0, 0
     cell.weight, cell.gives, cell.step = terms.weight, terms.gives, terms.step
+    owe_units(cell, terms, owed)
   end
 end
 
@@ -100,14 +115,14 @@ local function settle(cell, terms, group, now)
       end
     end
     owe_units(cell, terms, units)
-    owe(cell, gives_in(terms, rate, terms.slack))
+    owe_late(cell, terms, rate)
   end
   drain(cell, terms, now)
 end
 
 -- When a cell surely says no more than an absent one.
 local function over(cell, terms, group)
-  if terms.rate == 0 then
+  if terms.rate == 0 or (cell.beyond or 0) > 0 then
     return TIME_MAX
   end
   local latest = max(cell.at, group.fresh)
@@ -156,7 +171,7 @@ redis.register_function('acequia_bucket' .. version, function(keys, arguments)
   end
   local back, slower = less(record.units or 0, units), less(record.rate or 0, rate)
   owe_units(cell, terms, less(back, tokens))
-  owe(cell, gives_in(terms, slower, terms.slack))
+  owe_late(cell, terms, slower)
   cell.nodes[node] = nil
 
   local lent_rate, lent_units = lent(cell)

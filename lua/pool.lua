@@ -94,9 +94,10 @@ end
 
 -- Writes a cell, which may be dropped at a time.
 local function write(keys, cell, due)
-  if due > cell.due then
-    -- Somewhat later, so that not every call has to say so.
-    cell.due = min(due + max(quotient(due - cell.seen, 4), 1000000), TIME_MAX)
+  -- Somewhat later, so that not every call has to say so.
+  local later = min(due + max(quotient(less(due, cell.seen), 4), 1000000), TIME_MAX)
+  if due > cell.due or later < cell.due - 3600000000 then
+    cell.due = later
     redis.call('ZADD', keys[3], string.format('%.0f', cell.due), keys[2])
   end
   redis.call('SET', keys[2], cmsgpack.pack(cell))

@@ -207,6 +207,8 @@ pub enum Broken {
     PoolBeginsFull,
     /// Whoever goes by an earlier distribution among regions than a group's pools are part of makes them part of that again.
     PoolHearsOldTerms,
+    /// Of what is owed to a pool that has far fewer units than it had, what ticks cannot count is forgotten.
+    PoolForgetsBeyond,
     /// A bucket's pool that was called before all nodes had told counts what was spent until then as known.
     PoolForgetsFresh,
     /// What was answered under a name counts in every generation.
@@ -243,6 +245,10 @@ pub enum Broken {
     LeaseTakesUnwritten,
     /// A node takes of windows that begin later than leases last.
     LeaseTakesAnyTime,
+    /// What was granted of a later window while the region had more of it is taken up when it is heard of.
+    LeaseTakesUpWhatWasLess,
+    /// What a node took of windows that is none of the region's any more counts as nothing after the pools were lost.
+    LeaseForgetsWhoLeft,
     /// Nodes go on with the pools that there are when those become part of another distribution among regions.
     LeaseOutlivesTerms,
     /// What a node took of a window's pool and gave to another region it may use as well.

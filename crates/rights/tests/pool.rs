@@ -598,7 +598,8 @@ fn every_rule_is_needed() {
         Broken::PurseKeepsWhatItGave,
     ];
     type Story = (Broken, fn() -> u64, u64);
-    let stories: [Story; 7] = [
+    let stories: [Story; 8] = [
+        (Broken::PoolForgetsBeyond, stories::owed_of_fewer_and_of_more, 0),
         (Broken::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),
         (Broken::PurseDatesFromAnswer, stories::the_end_of_a_lease, 1_000),
         (Broken::PoolGrantsUnsure, stories::two_walls_at_one_instant, stories::UNITS),

@@ -108,8 +108,11 @@ pub struct Bucket {
     generation: Generation,
     /// The pool's time. 0 where nothing was ever asked.
     at_us: u64,
-    /// Units that are owed, in ticks.
+    /// Units that are owed, in ticks: at most [`POOL_MAX`].
     debt: u64,
+    /// Units that are owed besides: there are any only where they are too many to be counted in ticks, as when the units of the pool have
+    /// become far fewer.
+    beyond: u64,
     /// For how long nothing has been owed, at most the slack.
     idle_us: u64,
     /// Until when nothing was known of what was spent, as far as that is owed; and of how many units.
@@ -215,6 +218,9 @@ impl Bucket {
         }
         let ends = self.nodes.values().filter(|lease| lease.is_held()).map(|lease| lease.end_us);
         let latest_us = ends.fold(self.at_us.max(ground.fresh_us), u64::max);
+        if self.beyond > 0 {
+            return TIME_MAX;
+        }
         let rate = u64::from(terms.part.rate);
         let owed = 2 * terms.part.units.saturating_mul(terms.weight).min(WEIGHT_MAX);
         let ticks = self.debt + owed + terms.gives_in(rate, terms.slack_us);
@@ -289,6 +295,9 @@ impl Bucket {
         } else {
             self.debt -= steps * gives;
         }
+        // At most as much as this holds drains between two calls.
+        let beyond = std::mem::take(&mut self.beyond);
+        self.owe(beyond, terms);
     }
 
     /// Whole units that could be granted, where so many are not lent.
@@ -315,26 +324,33 @@ impl Bucket {
     /// Parts of the rate come back that may have drained elsewhere until the slack ago.
     fn owe_late(&mut self, rate: u64, terms: &Terms) {
         if !broken(Broken::PoolDrainsEarly) {
-            self.owe_ticks(terms.gives_in(rate, terms.slack_us));
+            let ticks = terms.gives_in(rate, terms.slack_us);
+            if ticks > POOL_MAX - self.debt {
+                self.owe(ticks.div_ceil(terms.weight), terms);
+            } else if ticks > 0 {
+                (self.debt, self.idle_us) = (self.debt + ticks, 0);
+            }
         }
     }
 
     fn owe(&mut self, units: u64, terms: &Terms) {
-        self.owe_ticks(units.saturating_mul(terms.weight).min(WEIGHT_MAX));
-    }
-
-    fn owe_ticks(&mut self, ticks: u64) {
-        if ticks > 0 {
-            (self.debt, self.idle_us) = ((self.debt + ticks).min(POOL_MAX), 0);
+        if units == 0 {
+            return;
         }
+        let counted = units.min((POOL_MAX - self.debt) / terms.weight);
+        let rest = if broken(Broken::PoolForgetsBeyond) { 0 } else { units - counted };
+        self.debt += counted * terms.weight;
+        (self.beyond, self.idle_us) = (self.beyond.saturating_add(rest).min(POOL_MAX), 0);
     }
 
     /// Debts under other terms are as many units, rounded up.
     fn convert(&mut self, terms: &Terms) {
         if !terms.counts_as(&self.terms) {
             let units = if self.debt == 0 { 0 } else { self.debt / self.terms.0 + 1 };
-            self.debt = units.saturating_mul(terms.weight).min(POOL_MAX);
+            let owed = units.saturating_add(self.beyond);
+            (self.debt, self.beyond) = (0, 0);
             self.terms = (terms.weight, terms.gives, terms.step_us);
+            self.owe(owed, terms);
         }
     }
 }

@@ -305,6 +305,30 @@ fn what_was_spent_before_all_had_told_is_owed_whoever_called_before() {
     assert_eq!(called_when_all_had_told(), 0);
 }
 
+/// Units with tokens that are there again when a pool, all of which is owed, has had far fewer units for a moment.
+pub(super) fn owed_of_fewer_and_of_more() -> u64 {
+    let meter = Meter::new(Rate::parse("1000/d").expect("a rate"), 1_000);
+    let terms = |units| {
+        let part = Part { rate: RATE_PARTS / 1_000 * units as u32, units };
+        Terms::of(&meter, part, slack_us(ERROR_US * 1_000, 0)).expect("terms")
+    };
+    let all = |units| Part { rate: 0, units };
+    let mut pool = Pool::of(810);
+    let calls = [(810, (NOTHING, 0), all(810)), (810, (NOTHING, 0), NOTHING), (1, (NOTHING, 0), all(1))];
+    for (number, (units, keeps, wanted)) in (1..).zip(calls) {
+        pool.terms = terms(units);
+        pool.call(1, number * MS, keeps, wanted).expect("an answer");
+    }
+    pool.terms = terms(810);
+    let got = pool.call(1, 10 * MS, (NOTHING, 0), all(810)).expect("an answer");
+    got.part.units - got.owed
+}
+
+#[test]
+fn what_is_owed_is_owed_however_few_units_there_are() {
+    assert_eq!(owed_of_fewer_and_of_more(), 0);
+}
+
 #[test]
 fn what_was_spent_of_more_units_is_owed_when_there_are_more_again() {
     let mut pool = Pool::of(MANY);

@@ -94,9 +94,9 @@ struct Caller {
 impl Caller {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
-        let rates = ["10/s", "999/s", "7/m", "1000000/s", "3/h", "123456789/s"];
+        let rates = ["10/s", "999/s", "7/m", "1000000/s", "3/h", "1000/d", "123456789/s"];
         let terms = (0..3).map(|_| {
-            let rate = Rate::parse(rates[random.below(6) as usize]).expect("a rate");
+            let rate = Rate::parse(rates[random.below(7) as usize]).expect("a rate");
             let most = [40, 1 << 30, 1 << 48][random.below(3) as usize];
             let units = 1 + random.up_to(most);
             let rate_parts = [RATE_PARTS, RATE_PARTS, 0, 1 + random.below(u64::from(RATE_PARTS)) as u32];
