@@ -24,7 +24,7 @@ pub use self::{
     soft::Warning,
 };
 use self::{
-    answer::{decide, decide_one, is_short},
+    answer::{decide, decide_one},
     hit::{Called, Hit, Place},
 };
 use crate::{
@@ -241,7 +241,7 @@ impl<'a> Check<'a, '_> {
         if limit.verdict.allowed {
             limit.verdict.remaining < self.algorithm(hit).budget() / 2
         } else {
-            is_short(limit.reason)
+            self.is_short(limit.reason)
         }
     }
 

@@ -98,7 +98,7 @@ impl Check<'_, '_> {
             let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
             let (verdict, reason) = self.why_denied(hit, verdict, over);
             // A look asks nobody, and a cell that new ones share is nobody else's.
-            if is_short(reason) && self.ask.charge && hit.charges && hit.place != Place::Shared {
+            if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != Place::Shared {
                 hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
             }
             (verdict, reason)
@@ -163,7 +163,7 @@ impl Check<'_, '_> {
         // and what is lent away comes back with the next exchange of demand, or when it ends, long before the little that is
         // left would do.
         let hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
-        let is_shared = is_short(reason) && hit.place != Place::Shared;
+        let is_shared = self.is_short(reason) && hit.place != Place::Shared;
         let most_ns = match verdict.retry_after_ns {
             _ if is_shared && hope_ns > 0 => self.node.ask_again_ns(),
             _ if is_shared && hit.has_lent => ASK_SELDOM_NS,
@@ -172,6 +172,12 @@ impl Check<'_, '_> {
             known => known,
         };
         (Verdict { retry_after_ns: verdict.retry_after_ns.min(most_ns), ..verdict }, reason)
+    }
+
+    /// Whether what denies is want of units that may come from elsewhere. What counts as spent since the node began again is of its guard
+    /// share: there may be more in the pool.
+    pub(super) fn is_short(&self, reason: Reason) -> bool {
+        is_short(reason) || (reason == Reason::Restarted && self.node.leases.is_some())
     }
 
     /// What a limit says that has nothing left, if that is because the store is lost and the limit says something of that.
