@@ -5,6 +5,8 @@
 #[path = "../../crates/store/tests/redis/servers.rs"]
 mod servers;
 
+mod growing;
+
 use std::{
     ffi::OsString,
     io::{BufRead as _, BufReader},

@@ -37,6 +37,8 @@ pub const USAGE: LimitId = LimitId(3);
 pub const CHARGES: LimitId = LimitId(4);
 /// See [`MEMORY`]: what a node among others of its region took of their pools' windows.
 pub const TAKINGS: LimitId = LimitId(5);
+/// See [`MEMORY`]: who the nodes of its region were, where the catalogue says so.
+pub(crate) const MATES: LimitId = LimitId(6);
 
 /// A row of [`WALL`].
 pub(crate) fn wall_row(wall_ns: u64) -> Row {

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use crate::{
     Catalogue, CatalogueFault, ChargeId, Kept, Node, Row, Scheduled,
     catalogue::Terms,
-    journal::{HeapCell, MEMORY, USAGE, VERSIONS},
+    journal::{HeapCell, MATES, MEMORY, USAGE, VERSIONS},
     journal_tag, lock,
     shard::Cells,
     sharing::{AdoptFault, CellKey, FrameFault, Membership, Memory, Sharing, Timekeeper, Traffic},
@@ -95,6 +95,12 @@ impl Node {
             None => Vec::new(),
             Some(bytes) => postcard::from_bytes(&bytes).map_err(|_| ResumeFault::Unreadable("usage"))?,
         };
+        if let Some(leases) = &self.leases
+            && let Some(bytes) = read(MATES, &mut rows)
+            && !lock(leases).restore_mates(&bytes)
+        {
+            return Err(ResumeFault::Unreadable("who the nodes of the region are"));
+        }
         *lock(&self.memory) = memory;
         let born_in = self.remember(|_| ());
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;

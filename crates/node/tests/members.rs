@@ -83,6 +83,50 @@ fn weights_move_pools() {
     }
 }
 
+/// A region has one node more: its others wait for it from when it is a member, and not before.
+#[test]
+fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 20_000, "1000s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    passes(&mut world, &[0, 2, 3], 10);
+    let granting = |world: &World| world.nodes[0].node.lease_counts().granting;
+    world.server.restart(None);
+    world.pass(10 * S);
+    assert_eq!(granting(&world), u64::from(GROUPS), "without who is to join");
+    // What there is of the window is not lost by that.
+    assert!(world.order(&all([1; 4])));
+    world.pass(10 * S);
+    let passed = passes(&mut world, &[0], 1)[0];
+    assert!(passed > 50, "{passed}");
+    world.server.restart(None);
+    world.pass(10 * S);
+    assert_eq!(granting(&world), 0, "it may have taken of pools");
+    world.nodes[1].way = Way::GOOD;
+    passes(&mut world, &[0, 1], 10);
+    world.expect_granting("when it is there");
+}
+
+/// A node takes of a window, uses it, and leaves; nobody waits for it when the pools are lost then, and what it took is not there again.
+fn left_and_forgotten() {
+    let mut world = shared(window("w", 1_000, "1000s"), [1; 4]);
+    let used = passes(&mut world, &[1], 2)[1] * 2;
+    assert!(used >= 390, "{used}");
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    world.pass(10 * S);
+    world.nodes[1].way = Way::CUT;
+    world.server.restart(None);
+    world.pass(10 * S);
+    assert_eq!(world.nodes[0].node.lease_counts().granting, u64::from(GROUPS));
+    passes(&mut world, &[0, 2, 3], 20);
+}
+
+#[test]
+fn what_a_node_took_that_left_is_not_there_again() {
+    left_and_forgotten();
+}
+
 /// One that leaves gives its part up, and other regions have it. What its region's pools have is for the others of the region to take when it
 /// is none of the region's nodes any more.
 #[test]
@@ -100,6 +144,7 @@ fn a_node_that_leaves_has_no_share() {
 fn what_one_node_gives_up_no_other_takes_before_it_has_heard() {
     unheard();
     unheard_and_asked();
+    granted_and_unheard();
 }
 
 /// A node holds all of its region's pool; then its region has less, and the other one does not hear of it for a while, and asks for
@@ -127,6 +172,22 @@ fn unheard_and_asked() {
     world.nodes[0].way = Way::CUT;
     passes(&mut world, &[0, 1], 6);
     cut(&mut world, &[]);
+    passes(&mut world, &[0, 1, 2, 3], 60);
+}
+
+/// What was granted of the next window is not heard of; then the region has less, and all acknowledge that. In the window everybody asks.
+fn granted_and_unheard() {
+    let mut world = shared(window("w", 1_000, "60s"), [9, 9, 1, 1]);
+    world.loses_ahead = true;
+    for number in 0..1_000 {
+        world.ask(number % 2, "k", 1);
+        world.pass(40 * MS);
+    }
+    assert!(world.order(&all([1, 1, 9, 9])));
+    world.pass(2 * S);
+    world.loses_ahead = false;
+    // Nobody hears what is used elsewhere.
+    cut(&mut world, &[0, 1]);
     passes(&mut world, &[0, 1, 2, 3], 60);
 }
 
@@ -187,7 +248,9 @@ fn history(seed: u64) {
             world.ask(hot, "k", 1);
         }
         if world.below(orders) == 0 {
-            let weights = weights(&mut world);
+            let mut weights = weights(&mut world);
+            // Nodes leave, and those that left join again.
+            weights.retain(|(place, _)| *place == 0 || world.below(6) > 0);
             world.order(&weights);
         }
         if world.below(forgets) == 0 {
@@ -223,9 +286,10 @@ fn heal(mut world: World, seed: u64) {
     world.expect_granting(&format!("seed {seed}"));
     // What a crash forgot is over before a distribution is acknowledged, at the slowest rate.
     world.pass(200 * S);
-    let version = world.nodes[0].node.version();
-    for (place, at) in world.nodes.iter().enumerate() {
-        assert_eq!(at.node.version(), version, "seed {seed}, node {place}");
+    let version = world.nodes[0].node.version().expect("a version");
+    // Who has left need not hear of others any more.
+    for (place, at) in world.nodes.iter().enumerate().filter(|(place, _)| world.is_member(*place)) {
+        assert_eq!(at.node.version().as_ref(), Some(&version), "seed {seed}, node {place}");
         let membership = at.node.membership(world.now(place)).expect("regions");
         let progress = membership.progress.expect("a version");
         assert!(progress.pending.is_empty(), "seed {seed}, node {place}: {progress:?}");
@@ -392,6 +456,21 @@ fn lent_and_crashed() {
     }
 }
 
+/// A node begins again in an open window: what it kept for itself counts as spent, of keys too that nobody had asked for; what pools have is
+/// there for it.
+#[test]
+fn a_node_that_begins_again_has_what_pools_have_of_open_windows() {
+    let mut world = shared(window("w", 1_000, "1000s"), [1; 4]);
+    world.crash(0);
+    world.pass(10 * S);
+    let passed = (0..500).filter(|_| {
+        let passed = world.ask(0, "k", 1);
+        world.pass(5 * MS);
+        passed
+    });
+    assert!(passed.count() > 400);
+}
+
 #[test]
 fn what_is_in_pools_is_given_and_lent_to_other_regions() {
     given_once();
@@ -453,7 +532,9 @@ fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
 #[test]
 fn every_rule_is_needed() {
     use acequia_rights::broken::{Broken, break_rule};
-    let stories: [(Broken, fn()); 9] = [
+    let stories: [(Broken, fn()); 11] = [
+        (Broken::LeaseTakesUpWhatWasLess, granted_and_unheard),
+        (Broken::LeaseForgetsWhoLeft, left_and_forgotten),
         (Broken::LeaseOutlivesTerms, unheard),
         (Broken::PoolHearsOldTerms, unheard_and_asked),
         (Broken::LeaseGivesTwice, given_once),

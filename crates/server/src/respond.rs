@@ -159,7 +159,7 @@ pub(crate) mod lost {
             node: 1,
             boot: 1,
             nodes: [1, 2].into(),
-            members: std::collections::BTreeSet::new(),
+            members: std::collections::BTreeMap::new(),
             terms: 0,
             guard_percent: 10,
             clock_error_ns: 10_000_000,

@@ -5,7 +5,14 @@
 //! every node has said so ([`acequia_rights::pool::group`]). From then on it needs nobody for its guard share. Who changes what
 //! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent.
 
-use std::{collections::BTreeSet, fs, io, path::Path, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::Path,
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
@@ -102,8 +109,10 @@ pub(crate) struct Home {
     pub(crate) place: Place,
     /// What the cells are named by.
     pub(crate) key: HashKey,
-    /// Stands for all that must be alike on every node.
+    /// Stands for all that must be alike on every node while it shares what pools have.
     pub(crate) terms: u64,
+    /// The same, and who they are, which a node that was never there must have heard from all others.
+    all_terms: u64,
     /// Whether siblings were heard to go by the same, and whether by something else.
     is_agreed: bool,
     was_other: bool,
@@ -119,6 +128,8 @@ pub(crate) struct Home {
 #[derive(Clone, Debug)]
 pub struct Way {
     carrier: Carrier,
+    /// To where nodes among regions say what they go by.
+    agreement: Carrier,
     /// Where they are; nowhere that can be looked at where they are no Redis's.
     redis: Option<Redis>,
 }
@@ -126,7 +137,8 @@ pub struct Way {
 impl Way {
     /// To pools that the caller brought.
     pub fn to<P: Pools + Clone + 'static>(pools: P) -> Self {
-        Self { carrier: Carrier::to(pools), redis: None }
+        let carrier = Carrier::to(pools);
+        Self { agreement: carrier.clone(), carrier, redis: None }
     }
 
     /// How the store's shards are; none where it is none of ours to look at.
@@ -229,8 +241,10 @@ impl Home {
         now: Now,
     ) -> Result<Self, SiblingsError> {
         let key = cells_key(&config.region, settings.key_file.as_deref())?;
-        let members = config.regions.as_ref().map_or_else(BTreeSet::new, |all| all.mates(&config.region));
-        let terms = terms_of(settings, &members, &key);
+        let members = config.regions.as_ref().map_or_else(BTreeMap::new, |all| all.mates(&config.region));
+        let all_terms = terms_of(settings, Some(&members), &key);
+        // Who there is the catalogue says, where there is one.
+        let terms = if members.is_empty() { all_terms } else { terms_of(settings, None, &key) };
         let known = value(store, TERMS)?;
         // Counted before anybody hears of it. One that has lost its disk is later than those before it, too, by any clock.
         let before = value(store, BOOT)?.map(u32::from_be_bytes);
@@ -271,7 +285,18 @@ impl Home {
         let by = Taker { node: place.node, boot, call: 1 };
         let agreement = if place.is_new { 0 } else { usize::from(GROUPS) };
         let agreement = vec![Generation { number: 1, by }; agreement];
-        Ok(Self { place, key, terms, is_agreed, was_other, is_new: false, nodes, redis, agreement })
+        Ok(Self {
+            place,
+            key,
+            terms,
+            all_terms,
+            is_agreed,
+            was_other,
+            is_new: false,
+            nodes,
+            redis,
+            agreement,
+        })
     }
 
     /// What was taken of windows that are open now is not known, to later processes neither.
@@ -293,7 +318,8 @@ impl Home {
     pub(crate) fn way(&self) -> Result<Way, SiblingsError> {
         let redis = Redis::open(self.redis.clone())?;
         let carrier = Carrier::to(RedisPools::new(redis.clone(), self.terms));
-        Ok(Way { carrier, redis: Some(redis) })
+        let agreement = Carrier::to(RedisPools::new(redis.clone(), self.all_terms));
+        Ok(Way { carrier, agreement, redis: Some(redis) })
     }
 
     /// The nodes of the region, by number.
@@ -323,7 +349,7 @@ impl Home {
         }
         let node = self.agreeing();
         let carrier = if self.is_among_regions() {
-            tokio::spawn(way.carrier.carry(Arc::clone(&node), Agreeing(Arc::clone(clock))))
+            tokio::spawn(way.agreement.carry(Arc::clone(&node), Agreeing(Arc::clone(clock))))
         } else {
             let process = Disk { store: Arc::clone(store), clock: Arc::clone(clock) };
             tokio::spawn(way.carrier.carry(Arc::clone(&node), process))
@@ -400,8 +426,9 @@ impl Home {
     ) -> (Siblings, impl Future<Output = ()> + Send + use<>) {
         let names = SharedNames::new(way.carrier.clone(), self.place.node, self.place.boot);
         // One that begins beside it must find it.
-        let agreeing =
-            self.is_among_regions().then(|| way.carrier.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));
+        let agreeing = self
+            .is_among_regions()
+            .then(|| way.agreement.carry(self.agreeing(), Agreeing(Arc::clone(&clock))));
         let process = Running { node: Arc::clone(&node), writer, clock: Arc::clone(&clock), waiting };
         let carrying = way.carrier.carry(Arc::clone(&node), process);
         let carrying = async move {
@@ -567,20 +594,22 @@ fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError
     Ok(HashKey(digest.as_ref()[..16].try_into().expect("a digest has 32 bytes")))
 }
 
-/// A number for all that must be alike on every node.
-fn terms_of(config: &StoreConfig, members: &BTreeSet<Region>, key: &HashKey) -> u64 {
+/// A number for all that must be alike on every node, and for who they are where that must be.
+fn terms_of(config: &StoreConfig, members: Option<&BTreeMap<u16, Region>>, key: &HashKey) -> u64 {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"acequia siblings 1");
     context.update(&key.0);
     context.update(&[config.guard_percent]);
     context.update(&config.clock.error_ns.to_be_bytes());
     context.update(&config.clock.drift_ppm.to_be_bytes());
-    for node in config.numbers() {
-        context.update(&node.to_be_bytes());
-    }
-    for member in members {
-        context.update(b"member");
-        context.update(&member.0.to_be_bytes());
+    if let Some(members) = members {
+        for node in config.numbers() {
+            context.update(&node.to_be_bytes());
+        }
+        for member in members.values() {
+            context.update(b"member");
+            context.update(&member.0.to_be_bytes());
+        }
     }
     let digest = context.finish();
     u64::from_be_bytes(digest.as_ref()[..8].try_into().expect("a digest has 32 bytes")).max(NO_TERMS + 1)

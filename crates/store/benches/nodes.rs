@@ -10,7 +10,7 @@
 mod servers;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -121,7 +121,7 @@ fn node(clock: Clock) -> Arc<Node> {
         node: 1,
         boot: 1,
         nodes: BTreeSet::from([1]),
-        members: BTreeSet::new(),
+        members: BTreeMap::new(),
         terms: 0,
         guard_percent: 10,
         clock_error_ns: 10_000_000,

@@ -43,7 +43,7 @@ impl Leases {
         if node == self.home.node {
             return Err(NotLeftOut::Itself);
         }
-        if !self.home.nodes.contains(&node) {
+        if !self.home.nodes.contains(&node) && !self.nodes().contains(&node) {
             return Err(NotLeftOut::Unknown);
         }
         if for_ns > ABSENT_NS_MAX {

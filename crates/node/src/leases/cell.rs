@@ -70,6 +70,8 @@ pub(super) struct Leased {
     pub(super) waits_for_disk: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
     told: SmallVec<[(u64, Generation); 2]>,
+    /// Windows, by their ends, of which a pool has said what of it is this node's since a version of the catalogue was last adopted.
+    heard: SmallVec<[u64; 2]>,
     /// What the pool had in all when what is held was taken.
     under: Part,
     /// What may be held at most since that became less, until no more is.
@@ -142,6 +144,7 @@ impl Leased {
             takings: Takings::default(),
             waits_for_disk: false,
             told: SmallVec::new(),
+            heard: SmallVec::new(),
             under: Part::default(),
             most: None,
         }
@@ -170,6 +173,26 @@ impl Leased {
     pub(super) fn goes_by(&mut self, pool: Part, most: Option<Part>) {
         (self.under, self.most, self.left, self.fair) = (pool, most, None, None);
         self.told.clear();
+        self.heard.clear();
+    }
+
+    /// What was granted before and not heard of may come with the next answers.
+    pub(super) fn hears_anew(&mut self) {
+        self.heard.clear();
+    }
+
+    /// Whether a pool has said what of a window is this node's; from now on it has.
+    pub(super) fn hears_of(&mut self, end_ns: u64) -> bool {
+        let has_heard = self.has_heard_of(end_ns);
+        if !has_heard {
+            self.heard.retain(|window| *window >= self.window);
+            self.heard.push(end_ns);
+        }
+        has_heard
+    }
+
+    pub(super) fn has_heard_of(&self, end_ns: u64) -> bool {
+        self.heard.contains(&end_ns) || broken(Broken::LeaseTakesUpWhatWasLess)
     }
 
     /// Keeps to what may be held, and asks for no more while that is less than what is. What cannot be given back now is `kept`, and not

@@ -1,6 +1,9 @@
 //! One look at a cell: what was asked of it, what it holds, and what to ask its pool.
 
-use acequia_limits::{Algorithm, LimitId, Now, Part, window::FixedWindow};
+use acequia_limits::{
+    Algorithm, LimitId, Now, Part,
+    window::{FixedWindow, Usage},
+};
 use acequia_rights::{
     broken::{Broken, broken},
     pool::{Generation, Taker, bucket, keep_us, slack_us, sliding, window},
@@ -32,6 +35,8 @@ pub(super) struct Scene<'a> {
     /// How far walls may be from true time, in nanoseconds, and how far steady clocks may drift, in parts per million.
     pub(super) clock_error_ns: u64,
     pub(super) drift_ppm: u32,
+    /// What was granted of windows that begin between these times may be more than the region has of them now: wall clock.
+    pub(super) unsure_ns: (u64, u64),
     /// Who calls, if it does.
     pub(super) taker: Taker,
     pub(super) limit: LimitId,
@@ -189,9 +194,11 @@ fn shrink(
     let open_ns = account.window();
     let later: SmallVec<[Taken; 4]> =
         account.taken().iter().filter(|taken| taken.end_ns > open_ns).copied().collect();
-    // In the margin of its beginning a window may have been charged already.
-    let is_unused = open_ns.saturating_sub(now.wall_ns) > scene.clock_error_ns.saturating_mul(2);
-    for taken in later.into_iter().filter(|_| is_unused) {
+    for taken in later {
+        // In the margin of its beginning a window may have been charged already.
+        if charged(words, ground, taken.end_ns) > 0 {
+            continue;
+        }
         let held = taken.taken - taken.returned;
         let excess = held - share_of(held, pool.units, under.units);
         if account.return_to_pool(ground, taken.end_ns, excess, held) > 0 {
@@ -278,6 +285,13 @@ fn ask_window(
         }
         false => stock.map(|stock| (open, stock)).or(later),
     };
+    if let Some((taken, stock)) = &mut more
+        && is_unsure(scene.unsure_ns, ground, taken.end_ns)
+        && !leased.has_heard_of(taken.end_ns)
+    {
+        // What was granted before is heard of first.
+        (stock.wanted, stock.needed) = (0, 0);
+    }
     if scene.home.knows_from_us.is_some()
         && let Some((taken, stock)) = more.as_mut().filter(|(_, stock)| stock.wanted > 0)
     {
@@ -310,6 +324,23 @@ fn ask_window(
     };
     let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0 };
     Some((about, Question::Take(scene.name(end_ns), take)))
+}
+
+/// Units of a window that were charged, by its end: of the open one, and of the next.
+pub(super) fn charged(words: &[u64], ground: &Ground<'_>, end_ns: u64) -> u64 {
+    let Algorithm::FixedWindow(window) = ground.global else { return 0 };
+    let charged = Usage::of(words);
+    match end_ns {
+        _ if end_ns == charged.end_ns => charged.used,
+        _ if end_ns == window.end_after(charged.end_ns, ground.salt) => charged.ahead,
+        _ => 0,
+    }
+}
+
+/// Whether a window begins between two times.
+pub(super) fn is_unsure((from_ns, to_ns): (u64, u64), ground: &Ground<'_>, end_ns: u64) -> bool {
+    let Algorithm::FixedWindow(window) = ground.global else { return false };
+    end_ns > from_ns && (from_ns..to_ns).contains(&begins_ns(window, end_ns, ground.salt))
 }
 
 /// When the window began that ends then: the first time of which that is the end.

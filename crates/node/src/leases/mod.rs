@@ -23,6 +23,7 @@ mod group;
 mod leave;
 mod look;
 mod loss;
+mod mates;
 mod places;
 mod takings;
 mod terms;
@@ -47,7 +48,8 @@ use acequia_rights::{
 use self::{
     cell::Leased,
     group::{Group, Need},
-    look::{Scene, look_at},
+    look::{Scene, is_unsure, look_at},
+    mates::Mates,
     places::Who,
     takings::{Record, Takings},
 };
@@ -103,11 +105,12 @@ pub struct Siblings {
     pub node: u16,
     /// Which process of the node this is: counts up, durably. At least 1.
     pub boot: u32,
-    /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`]. The same on each.
+    /// All nodes of the region, by number: 1 to [`acequia_rights::pool::NODES_MAX`]. The same on each; where there are `members`, on each
+    /// that has begun since the last was named.
     pub nodes: BTreeSet<u16>,
-    /// The same nodes among those of all regions, where there are several that share their limits: what each of them has is cut in a guard
-    /// share and a part of the pool. None of them where the region has every limit to itself. The same on each.
-    pub members: BTreeSet<Region>,
+    /// The same nodes among those of all regions, where limits are shared by a catalogue: what each of them has is cut in a guard
+    /// share and a part of the pool. A node counts while the catalogue has it. None of them where the region has every limit to itself.
+    pub members: BTreeMap<u16, Region>,
     /// What pools are part of at first: a distribution among regions, which is none of them (0), or
     /// [`AGREEMENT`](acequia_rights::pool::AGREEMENT).
     pub terms: u64,
@@ -156,7 +159,8 @@ pub struct LeaseCounts {
 /// What was asked, and is not answered.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    terms: u64,
+    /// How many versions of the catalogue had been adopted.
+    adopted: u64,
     group: u16,
     generation: Generation,
     sent_ns: u64,
@@ -197,6 +201,12 @@ pub(crate) struct Leases {
     home: Siblings,
     /// The distribution among regions that the pools are part of: 0 where there is none.
     terms: u64,
+    /// How many versions of the catalogue were adopted. What was granted before the last one of windows that begin between these times
+    /// is not for use: wall clock, nanoseconds.
+    adopted: u64,
+    unsure_ns: (u64, u64),
+    /// No call leaves before this batch is on the disk: the version by which it is made is.
+    after_batch: u64,
     /// What is promised of clocks: as in [`Siblings`], or by the catalogue, whichever is worse.
     clock_error_ns: u64,
     drift_ppm: u32,
@@ -218,6 +228,8 @@ pub(crate) struct Leases {
     left_out: BTreeMap<u16, u64>,
     /// Since when it is known what was taken of windows: wall clock, in microseconds.
     knows_from_us: u64,
+    /// Who counts, where the catalogue says so.
+    mates: Mates,
     /// What earlier processes took under limits that are not in force.
     unknown: BTreeMap<(LimitId, CellTag), Takings>,
     /// Whether a call waits for the disk.
@@ -245,10 +257,14 @@ impl Leases {
         let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
         Self {
             knows_from_us: home.begun_us,
+            mates: Mates::new(home.members.clone()),
             left_out: BTreeMap::new(),
             unknown: BTreeMap::new(),
             wants_disk: false,
             terms: home.terms,
+            adopted: 0,
+            unsure_ns: (0, 0),
+            after_batch: 0,
             clock_error_ns: home.clock_error_ns,
             drift_ppm: home.drift_ppm,
             home,
@@ -449,12 +465,32 @@ impl Leases {
         }
     }
 
+    /// The nodes that a generation waits for.
+    fn nodes(&self) -> BTreeSet<u16> {
+        if self.home.members.is_empty() { self.home.nodes.clone() } else { self.mates.counted() }
+    }
+
+    /// How many nodes hold parts of a pool, at most.
+    fn most_nodes(&self) -> u64 {
+        self.mates.all().len().max(self.home.nodes.len()) as u64
+    }
+
+    /// What an earlier process knew of who there was.
+    pub(crate) fn restore_mates(&mut self, bytes: &[u8]) -> bool {
+        self.mates.restore(bytes)
+    }
+
+    /// What must be written down of that, after the version of the catalogue that it follows from.
+    pub(crate) fn unwritten_mates(&mut self) -> Option<Vec<u8>> {
+        self.mates.unwritten()
+    }
+
     fn assertion(&self, generation: Generation, is_new: bool, now: Now) -> Assertion {
         Assertion {
             node: self.home.node,
             generation,
-            nodes: self.home.nodes.clone(),
-            knows_from_us: self.knows_from_us,
+            nodes: self.nodes(),
+            knows_from_us: self.knows_from_us.max(self.mates.gone_us()),
             is_new,
             wall_us: now.wall_ns / 1_000,
             slack_us: slack_us(self.clock_error_ns, 0),
@@ -472,10 +508,12 @@ impl Leases {
         let known = group.generation();
         let (home, is_lost) = (&self.home, self.lost.contains(&number));
         let (clock_error_ns, drift_ppm) = (self.clock_error_ns, self.drift_ppm);
+        let unsure_ns = self.unsure_ns;
         let scene = catalogue.id(key.0).map(|limit| Scene {
             home,
             clock_error_ns,
             drift_ppm,
+            unsure_ns,
             taker,
             limit,
             key,
@@ -584,8 +622,8 @@ impl Leases {
         }
         self.next += 1;
         let id = self.next;
-        let terms = self.terms;
-        self.pending.insert(id, Pending { terms, group, generation, sent_ns: now.steady_ns, about });
+        let (terms, adopted) = (self.terms, self.adopted);
+        self.pending.insert(id, Pending { adopted, group, generation, sent_ns: now.steady_ns, about });
         self.out.push_back(Call { id, terms, group, generation, wall_us: now.wall_ns / 1_000, question });
         self.counts.calls += 1;
         Some(id)
@@ -595,8 +633,8 @@ impl Leases {
     fn answer(&mut self, node: &Node, id: u64, said: &Said, now: Now) {
         let Some(pending) = self.pending.remove(&id) else { return };
         self.note_silence(node, &pending, *said != Said::Nothing, now);
-        // What was granted of a pool that is part of another distribution is not taken up, nor is it the group that is asked now.
-        let is_bound = pending.terms == self.terms;
+        // What was granted by what an earlier version has is not taken up, nor is it the group that is asked now.
+        let is_bound = pending.adopted == self.adopted;
         let said = if is_bound || *said == Said::Nothing { said } else { &Said::Refused(Refused::Stale) };
         match said {
             Said::Nothing => {
@@ -655,6 +693,7 @@ impl Leases {
         let catalogue = node.catalogue();
         let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
         let came = visit.at(false, |ground, cell| {
+            let is_unsure = is_unsure(self.unsure_ns, ground, end_ns);
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
             account.settle(words, ground, now, &*node.sessions());
             let units = match said {
@@ -663,7 +702,15 @@ impl Leases {
                 Said::Took(took) => {
                     leased.left = Some(took.left);
                     let before = leased.takings.before(end_ns, pending.generation);
-                    Some(account.took(ground, end_ns, took.taken.saturating_sub(before)))
+                    let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
+                    if leased.hears_of(end_ns) || !is_unsure {
+                        Some(came)
+                    } else {
+                        // It was granted by what the region had before.
+                        account.return_to_pool(ground, end_ns, came, came);
+                        leased.untell(end_ns);
+                        Some(0)
+                    }
                 }
                 Said::Exchanged(answer) => {
                     (leased.left, leased.fair) = (Some(answer.left), Some(answer.fair));
@@ -752,7 +799,8 @@ impl Node {
         let mut node = Self::keeping(config, keep);
         match config.home {
             Some(_) => {
-                node.guard = Some(Guard::of_parts(siblings.members.iter().copied(), siblings.guard_percent));
+                node.guard =
+                    Some(Guard::of_parts(siblings.members.values().copied(), siblings.guard_percent));
             }
             None => {
                 let guard = Guard::new(siblings.node, &siblings.nodes, siblings.guard_percent);
@@ -785,7 +833,9 @@ impl Node {
 
     /// The next call to make of a pool.
     pub fn poll_call(&self) -> Option<Call> {
-        lock(self.leases.as_ref()?).out.pop_front()
+        let mut leases = lock(self.leases.as_ref()?);
+        let is_kept = self.progress().committed >= leases.after_batch;
+        leases.out.pop_front_if(|_| is_kept)
     }
 
     /// Takes what is kept under [`TAKINGS`](crate::journal::TAKINGS): what earlier processes took of windows. Once, when the limits are in force, and before any

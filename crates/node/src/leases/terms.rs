@@ -10,13 +10,20 @@
 //!
 //! Of a window that is open everything stays: windows go by the distributions under which they began.
 
-use acequia_limits::{Algorithm, Now, Part, window::Usage};
+use std::collections::BTreeSet;
+
+use acequia_limits::{Algorithm, Now, Part};
 use acequia_rights::{
-    Mark,
+    Mark, Region,
     broken::{Broken, broken},
+    pool::keep_us,
 };
 
-use super::{Leases, look::begins_ns};
+use super::{
+    LEASE_NS, Leases,
+    cell::{AHEAD_NS, Leased},
+    look::{begins_ns, charged},
+};
 use crate::{
     Catalogue, Node,
     account::{Account, Ground, Taken},
@@ -38,6 +45,15 @@ impl Leases {
         self.clock_error_ns = self.home.clock_error_ns.max(clock_error_ns);
         self.drift_ppm = self.home.drift_ppm.max(drift_ppm);
         let terms = number_of(term);
+        // What an earlier version granted of windows ahead, and was not heard of, may be heard of yet.
+        if self.adopted > 0 {
+            let (from_ns, to_ns) = self.unsure_ns;
+            let from_ns = if to_ns > now.wall_ns { from_ns } else { now.wall_ns };
+            let ahead_ns = AHEAD_NS.saturating_add(self.clock_error_ns.saturating_mul(4));
+            self.unsure_ns = (from_ns, now.wall_ns.saturating_add(ahead_ns));
+        }
+        self.adopted += 1;
+        self.cells.values_mut().for_each(Leased::hears_anew);
         if broken(Broken::LeaseOutlivesTerms) {
             return;
         }
@@ -56,6 +72,17 @@ impl Leases {
             self.cut(node, catalogue, key, now);
             self.look_at_time(key, now.steady_ns);
         }
+    }
+
+    /// No call leaves before this batch is on the disk.
+    pub(crate) const fn call_after(&mut self, batch: u64) {
+        self.after_batch = batch;
+    }
+
+    /// Of all regions' nodes these may have something of what is shared.
+    pub(crate) fn follow(&mut self, members: &BTreeSet<Region>, now: Now) {
+        let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
+        self.mates.follow(members, (now.wall_ns / 1_000).saturating_add(over_us));
     }
 
     /// Where limits were lowered, keeps as much less of what was taken of their pools.
@@ -80,9 +107,7 @@ impl Leases {
 
     /// Keeps an even part of a pool, at most; nothing of one whose limit is not in force.
     fn cut(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
-        let nodes = self.home.nodes.len() as u64;
-        // In the margin of its beginning a window may have been charged already.
-        let begun_ns = now.wall_ns.saturating_add(self.clock_error_ns.saturating_mul(2));
+        let nodes = self.most_nodes();
         let cut = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
             // A limit that was removed may come back.
             let pool = ground.local.pool(ground.global, ground.salt).filter(|_| ground.in_force);
@@ -91,7 +116,7 @@ impl Leases {
             account.settle(words, ground, now, &*node.sessions());
             let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
             match ground.global {
-                Algorithm::FixedWindow(_) => cut_windows((account, words), ground, even, begun_ns),
+                Algorithm::FixedWindow(_) => cut_windows((account, words), ground, even, now),
                 _ => account.cut_pool(words, ground, even, now),
             }
             let most = account.most_of_pool();
@@ -105,18 +130,13 @@ impl Leases {
     }
 }
 
-/// Of windows that have not begun: `begun_ns` may be some time ago, and what was charged since stays.
-fn cut_windows((account, words): (&mut Account, &[u64]), ground: &Ground<'_>, even: Part, begun_ns: u64) {
+/// Of windows that have not begun, by this node's wall: no other region counts on what it has of one that has. In the margin of its
+/// beginning one may have been charged already.
+fn cut_windows((account, words): (&mut Account, &[u64]), ground: &Ground<'_>, even: Part, now: Now) {
     let Algorithm::FixedWindow(window) = ground.global else { return };
-    let charged = Usage::of(words);
-    let units_of = |end_ns: u64| match end_ns {
-        _ if end_ns == charged.end_ns => charged.used,
-        _ if end_ns == window.end_after(charged.end_ns, ground.salt) => charged.ahead,
-        _ => 0,
-    };
     for Taken { end_ns, taken, returned } in account.taken().to_vec() {
         let held = taken - returned;
-        if begins_ns(window, end_ns, ground.salt) > begun_ns && units_of(end_ns) == 0 {
+        if begins_ns(window, end_ns, ground.salt) > now.wall_ns && charged(words, ground, end_ns) == 0 {
             account.return_to_pool(ground, end_ns, held.saturating_sub(even.units), held);
         }
     }

@@ -156,6 +156,13 @@ fn lasts(node: &Node) -> Lasts {
     node.schedule().iter().map(|scheduled| of(&scheduled.limit)).fold(Lasts::default(), Lasts::max)
 }
 
+/// Puts in line for the disk who the nodes of the region are, by the version that is there or in line before.
+fn keep_mates(node: &Node) {
+    if let Some(bytes) = node.leases.as_ref().and_then(|leases| lock(leases).unwritten_mates()) {
+        node.write_record(crate::journal::MATES, bytes);
+    }
+}
+
 impl Sharing {
     pub(crate) fn mark(&self) -> Mark {
         self.versions.version().map_or_else(Mark::default, |version| version.mark)
@@ -247,9 +254,13 @@ impl Sharing {
         }
         drop(leases);
         self.keep(node);
+        keep_mates(node);
         // Of the limits that the version brings back a crash presumes nothing before it is on the disk.
         node.take_from_disk(taken);
         let batch = self.storing.last().map_or(0, |storing| storing.batch);
+        if let Some(leases) = &node.leases {
+            lock(leases).call_after(batch);
+        }
         self.tell_version(batch);
         for writer in closed {
             // Its session stays: what was lent to it ends by that.
@@ -310,6 +321,7 @@ impl Sharing {
         self.shared = Some(self.made_of());
         if let Some(leases) = &node.leases {
             self.bind(node, &mut lock(leases), now);
+            keep_mates(node);
         }
         Ok(())
     }
@@ -320,6 +332,7 @@ impl Sharing {
         let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
         let catalogue = node.catalogue();
         leases.bind(node, &catalogue, (newest, self.margin_ns(), drift_ppm), now);
+        self.follow(leases, now);
         // Of pools less may be held now than is lent.
         for key in self.cells.keys() {
             let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
@@ -331,6 +344,13 @@ impl Sharing {
                 self.over_lent.insert(key);
             }
         }
+    }
+
+    /// Who may have something of what is shared, by the version and by what was heard.
+    fn follow(&self, leases: &mut Leases, now: Now) {
+        let Some((version, progress)) = self.versions.version().zip(self.versions.progress()) else { return };
+        let leavers = progress.leavers.iter().map(|writer| writer.region);
+        leases.follow(&version.members.keys().copied().chain(leavers).collect(), now);
     }
 
     /// How long what a crash forgot may count: what is not kept in the journal, at the slowest rate that any
@@ -491,6 +511,10 @@ impl Sharing {
         }
         if self.kept < Some(self.versions.revision()) {
             self.keep(node);
+        }
+        if let Some(leases) = &node.leases {
+            self.follow(&mut lock(leases), now);
+            keep_mates(node);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The regions that share the limits, their nodes, and who mints at first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use acequia_rights::{
     Region, Split, node_named,
@@ -84,11 +84,13 @@ impl Regions {
         self.all().into_iter().find(|member| member.region == region && member.node == node)
     }
 
-    /// The nodes of a region that are several, by the numbers that they go by among those of all regions; none of one node.
-    pub fn mates(&self, region: &str) -> BTreeSet<Region> {
+    /// The nodes of a region that are several, by the numbers of their names, with those that they go by among all regions; none of one
+    /// node.
+    pub fn mates(&self, region: &str) -> BTreeMap<u16, Region> {
         let of_region = self.all().into_iter().filter(|member| member.region == region);
-        let numbers: BTreeSet<Region> = of_region.map(|member| member.number).collect();
-        if numbers.len() > 1 { numbers } else { BTreeSet::new() }
+        let numbers: BTreeMap<u16, Region> =
+            of_region.map(|member| (node_named(&member.node), member.number)).collect();
+        if numbers.len() > 1 { numbers } else { BTreeMap::new() }
     }
 }
 
@@ -501,10 +503,11 @@ mod tests {
         let weights: Vec<(&str, u32)> =
             all.iter().map(|member| (member.name.as_str(), member.weight)).collect();
         assert_eq!(weights, [("ap", 3), ("eu", 3), ("us-1", 2), ("us-2", 2), ("us-3", 2)]);
-        assert_eq!(regions.mates("eu"), BTreeSet::new());
-        let numbers: BTreeSet<Region> = all.iter().map(|member| member.number).collect();
-        assert_eq!((numbers.len(), regions.mates("us").len()), (5, 3));
-        assert!(numbers.is_superset(&regions.mates("us")));
+        assert_eq!(regions.mates("eu"), BTreeMap::new());
+        let of_us = all.iter().filter(|member| member.region == "us");
+        let of_us: BTreeMap<u16, Region> =
+            of_us.map(|member| (node_named(&member.node), member.number)).collect();
+        assert_eq!((regions.mates("us"), of_us.len()), (of_us, 3));
         assert_eq!(regions.member("eu", "eu-1").map(|member| member.number), Some(Region::named("eu")));
     }
 

@@ -167,7 +167,7 @@ impl Fleet {
             node: number,
             boot,
             nodes: (1..=nodes).collect::<BTreeSet<u16>>(),
-            members: BTreeSet::new(),
+            members: BTreeMap::new(),
             terms: 0,
             guard_percent: 10,
             clock_error_ns: 10_000_000,

@@ -1,0 +1,139 @@
+//! Whom a generation waits for where regions share their limits: who its region's nodes are is the catalogue's to say.
+//!
+//! A config names the nodes of the region, and it is changed on one node after the other. So a name counts while the catalogue has it: as
+//! a member, or as one that leaves and was not yet heard to have given up what it had. A node that is to join takes nothing of pools
+//! before all that were there have acknowledged a distribution that names it, and from then on they all wait for it. One that was among
+//! them counts though it is taken out of a config, until the catalogue drops it. What it took of windows that are open then, or that it
+//! may have taken of before they open, nobody tells any more: so to those who saw it go, they are windows of which not all is known.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use acequia_rights::{
+    Region,
+    broken::{Broken, broken},
+};
+use serde::{Deserialize, Serialize};
+
+/// Who the nodes of a region are.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Mates {
+    /// Those of the config, with the numbers that they go by among all regions; none where the region stands alone.
+    named: BTreeMap<u16, Region>,
+    /// What is on the disk, or on its way there.
+    kept: Kept,
+    /// Whether the catalogue has said who counts.
+    is_bound: bool,
+    is_unwritten: bool,
+}
+
+/// As it is on the disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Kept {
+    /// Those that counted last.
+    nodes: BTreeMap<u16, Region>,
+    /// Some may have gone that took of windows that begin before this: wall clock, in microseconds.
+    gone_us: u64,
+}
+
+impl Mates {
+    pub(super) fn new(named: BTreeMap<u16, Region>) -> Self {
+        Self { named, ..Self::default() }
+    }
+
+    /// Those of the config, and those that counted last.
+    pub(super) fn all(&self) -> BTreeMap<u16, Region> {
+        self.kept.nodes.iter().chain(&self.named).map(|(node, region)| (*node, *region)).collect()
+    }
+
+    /// Those that a generation waits for.
+    pub(super) fn counted(&self) -> BTreeSet<u16> {
+        if self.is_bound {
+            self.kept.nodes.keys().copied().collect()
+        } else {
+            self.all().into_keys().collect()
+        }
+    }
+
+    /// Of windows that began before this not all is known.
+    pub(super) const fn gone_us(&self) -> u64 {
+        self.kept.gone_us
+    }
+
+    /// The catalogue has these. What those took that it does not have any more may be of windows that begin before `over_us`.
+    pub(super) fn follow(&mut self, members: &BTreeSet<Region>, over_us: u64) {
+        let mut nodes = self.all();
+        nodes.retain(|_, region| members.contains(region));
+        let mut kept = Kept { nodes, gone_us: self.kept.gone_us };
+        let is_gone = self.kept.nodes.keys().any(|node| !kept.nodes.contains_key(node));
+        if is_gone && !broken(Broken::LeaseForgetsWhoLeft) {
+            kept.gone_us = kept.gone_us.max(over_us);
+        }
+        self.is_unwritten |= kept != self.kept;
+        (self.kept, self.is_bound) = (kept, true);
+    }
+
+    /// What an earlier process kept. Says whether it can be read.
+    pub(super) fn restore(&mut self, bytes: &[u8]) -> bool {
+        let kept = postcard::from_bytes(bytes);
+        if let Ok(kept) = kept {
+            self.kept = kept;
+            return true;
+        }
+        false
+    }
+
+    /// What must be written down, after the version of the catalogue that it follows from.
+    pub(super) fn unwritten(&mut self) -> Option<Vec<u8>> {
+        let is_unwritten = std::mem::take(&mut self.is_unwritten);
+        is_unwritten.then(|| postcard::to_allocvec(&self.kept).expect("numbers can be written"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn regions(all: &[u16]) -> BTreeSet<Region> {
+        all.iter().map(|number| Region(*number)).collect()
+    }
+
+    fn named(all: &[u16]) -> BTreeMap<u16, Region> {
+        all.iter().map(|number| (*number, Region(number + 100))).collect()
+    }
+
+    fn counted(mates: &Mates) -> Vec<u16> {
+        mates.counted().into_iter().collect()
+    }
+
+    #[test]
+    fn who_is_named_counts_while_the_catalogue_has_it() {
+        let mut mates = Mates::new(named(&[1, 2, 3]));
+        assert_eq!(counted(&mates), [1, 2, 3], "nobody has said anything");
+        mates.follow(&regions(&[101, 102, 201]), 7);
+        assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 0), "it was never there");
+        mates.follow(&regions(&[101, 102, 103]), 8);
+        assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2, 3], 0));
+        mates.follow(&regions(&[101, 103]), 9);
+        assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 3], 9), "it took of windows");
+    }
+
+    #[test]
+    fn who_is_taken_out_of_the_config_counts_until_the_catalogue_drops_it() {
+        let mut before = Mates::new(named(&[1, 2, 3]));
+        before.follow(&regions(&[101, 102, 103]), 7);
+        let disk = before.unwritten().expect("it is new");
+        assert_eq!(before.unwritten(), None, "once");
+        let mut mates = Mates::new(named(&[1, 2]));
+        assert!(mates.restore(&disk));
+        assert_eq!(counted(&mates), [1, 2, 3]);
+        mates.follow(&regions(&[101, 102, 103]), 8);
+        assert_eq!((counted(&mates), mates.unwritten()), (vec![1, 2, 3], None));
+        mates.follow(&regions(&[101, 102]), 9);
+        assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 9));
+        let disk = mates.unwritten().expect("another");
+        let mut mates = Mates::new(named(&[1, 2]));
+        assert!(mates.restore(&disk) && !mates.restore(&[255]));
+        mates.follow(&regions(&[101, 102]), 10);
+        assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 9));
+    }
+}

@@ -1,0 +1,113 @@
+//! A region that has one node more, and one node less, while it serves: its nodes begin again one after the other, with other files.
+
+use std::{net::UdpSocket, path::Path, slice, thread};
+
+use acequia_mesh::{Identity, certs};
+use acequia_tests::{Node, eventually};
+
+use super::{alone, ask, servers::Cluster, until_pools_grant, use_up};
+use crate::{client::Http, operators::order, windows};
+
+const NODES: [&str; 3] = ["eu-1", "eu-2", "eu-3"];
+
+/// The config of a node, in a region that has so many.
+fn config(place: usize, nodes: usize, (cluster, certs, ports): (&Cluster, &Path, &[u16])) -> String {
+    let seeds: Vec<String> = cluster.nodes.iter().map(|server| format!("\"{}\"", server.address())).collect();
+    let named = NODES.iter().zip(ports).take(nodes);
+    let named: Vec<String> = named.map(|(name, port)| format!("{name}: \"127.0.0.1:{port}\"")).collect();
+    format!(
+        "region: eu\nnode: {}\n\
+         listen: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\", mesh: \"127.0.0.1:{}\" }}\n\
+         data: DATA\ntls: {}\nregions: {{ eu: {{ weight: 1, nodes: {{ {} }} }} }}\nauthority: eu-1\n\
+         store: {{ redis: {{ cluster: [{}] }} }}\n\
+         limits:\n\
+         - {{ name: window, domain: shop, by: [w], fixed_window: {{ limit: 200, window: {} }} }}\n\
+         - {{ name: bucket, domain: shop, by: [b], token_bucket: {{ rate: 200/s, burst: 200 }} }}\n",
+        NODES[place],
+        ports[place],
+        certs.display(),
+        named.join(", "),
+        seeds.join(", "),
+        windows::long()
+    )
+}
+
+fn until_ready(nodes: &[Node]) {
+    eventually("every node is ready", || {
+        nodes.iter().all(|node| Http::connect(node).get("/readyz").status == 200)
+    });
+}
+
+#[track_caller]
+fn is_done(node: &Node, words: &[&str]) {
+    let mut said = (None, String::new());
+    eventually("it is ordered", || {
+        said = order(node, words);
+        said.0 == Some(0)
+    });
+}
+
+#[test]
+fn a_region_has_one_node_more_and_one_less_while_it_serves() {
+    let _alone = alone();
+    let cluster = Cluster::start();
+    let folder = tempfile::tempdir().expect("a folder");
+    certs::create(folder.path(), &NODES.map(|node| Identity::new("eu", node))).expect("certificates");
+    let sockets = NODES.map(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
+    let ports = sockets.map(|socket| socket.local_addr().expect("an address").port());
+    let scene = (&cluster, folder.path(), &ports[..]);
+    let starts = [0, 1].map(|place| {
+        let config = config(place, 2, scene);
+        thread::spawn(move || Node::start_whole(&config))
+    });
+    let mut nodes: Vec<Node> = starts.map(|start| start.join().expect("a node")).into();
+    until_ready(&nodes);
+    until_pools_grant(&nodes);
+    let mut allowed = 0;
+    eventually("pools are used", || {
+        allowed += ask(&nodes, ("w", "one"), 20);
+        allowed >= 60
+    });
+
+    // The files name one more, on one node after the other; the other one answers meanwhile.
+    for place in [0, 1] {
+        nodes[place].write_whole_config(&config(place, 3, scene));
+        assert!(nodes[place].terminate().success());
+        let other = slice::from_ref(&nodes[1 - place]);
+        eventually("the other one answers", || ask(other, ("w", ["two", "three"][place]), 5) > 0);
+        nodes[place].start_again();
+        until_ready(&nodes);
+        until_pools_grant(&nodes);
+    }
+    // Nobody has lost what is left of the window but for guard shares, which count as spent after a start.
+    allowed += use_up(&nodes, ("w", "one"));
+    assert!((150..=200).contains(&allowed), "{allowed} of 200");
+    nodes.push(Node::start_whole(&config(2, 3, scene)));
+    is_done(&nodes[0], &["regions", "add", "eu-3", "--weight", "1", "--yes"]);
+    until_ready(&nodes);
+    until_pools_grant(&nodes);
+    let third = slice::from_ref(&nodes[2]);
+    eventually("who is new has more than its guard share", || ask(third, ("b", "three"), 50) >= 40);
+
+    // It is gone for good, and the pools are lost: by the word that it is gone they grant again, though files name it still.
+    nodes[2].kill();
+    is_done(&nodes[0], &["regions", "evict", "eu-3", "--fenced", "--yes"]);
+    nodes.truncate(2);
+    for server in &cluster.nodes {
+        // Of a replica that is refused.
+        let _ = server.cli(&["FLUSHALL"]);
+    }
+    until_pools_grant(&nodes);
+    for place in [0, 1] {
+        nodes[place].write_whole_config(&config(place, 2, scene));
+        assert!(nodes[place].terminate().success());
+        nodes[place].start_again();
+        until_ready(&nodes);
+    }
+    until_pools_grant(&nodes);
+    allowed += ask(&nodes, ("w", "one"), 300);
+    assert!(allowed <= 200, "{allowed} of 200");
+    for node in &nodes {
+        assert!(ask(slice::from_ref(node), ("b", "four"), 10) > 0, "it answers");
+    }
+}
