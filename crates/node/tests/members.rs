@@ -456,6 +456,26 @@ fn lent_and_crashed() {
     }
 }
 
+/// Calls wait until the version that they go by is on the disk, and no more of them than there may be; then pools are there again.
+#[test]
+fn calls_wait_for_a_disk_that_is_full() {
+    let mut world = shared(bucket("b", "100/s", 200), [1; 4]);
+    passes(&mut world, &[1], 10);
+    world.nodes[1].is_disk_full = true;
+    assert!(world.order(&all([1, 2, 1, 1])));
+    passes(&mut world, &[1], 1);
+    let before = world.nodes[1].node.lease_counts().calls;
+    passes(&mut world, &[1], 100);
+    assert!(world.nodes[1].node.poll_call().is_none(), "the version is not on the disk");
+    let waiting = world.nodes[1].node.lease_counts().calls - before;
+    assert!(waiting < 4 * u64::from(GROUPS), "{waiting}");
+    world.nodes[1].is_disk_full = false;
+    world.pass(10 * S);
+    world.expect_granting("when the version is on the disk");
+    let a_second = passes(&mut world, &[1], 20);
+    assert!(a_second[1] >= 90, "{a_second:?}");
+}
+
 /// A node begins again in an open window: what it kept for itself counts as spent, of keys too that nobody had asked for; what pools have is
 /// there for it.
 #[test]

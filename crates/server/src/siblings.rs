@@ -3,7 +3,9 @@
 //! What each node keeps for itself is its own because all of them keep alike. So a node that has never heard its siblings say
 //! the same as its own config owns nothing: it waits, before it listens, until the pools of all groups grant, which they do when
 //! every node has said so ([`acequia_rights::pool::group`]). From then on it needs nobody for its guard share. Who changes what
-//! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent.
+//! nodes go by makes them other nodes: all of them wait for each other again, and what earlier ones held counts as spent. Who they are
+//! is part of that where the region stands alone; among regions the catalogue says it, and only a node that was never there waits until
+//! all others have heard of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -173,7 +173,6 @@ impl Leased {
     pub(super) fn goes_by(&mut self, pool: Part, most: Option<Part>) {
         (self.under, self.most, self.left, self.fair) = (pool, most, None, None);
         self.told.clear();
-        self.heard.clear();
     }
 
     /// What was granted before and not heard of may come with the next answers.

@@ -617,7 +617,7 @@ impl Leases {
         question: Question,
         now: Now,
     ) -> Option<u64> {
-        if self.pending.len() >= CALLS_MAX + usize::from(GROUPS) {
+        if self.pending.len().max(self.out.len()) >= CALLS_MAX + usize::from(GROUPS) {
             return None;
         }
         self.next += 1;
@@ -834,8 +834,16 @@ impl Node {
     /// The next call to make of a pool.
     pub fn poll_call(&self) -> Option<Call> {
         let mut leases = lock(self.leases.as_ref()?);
-        let is_kept = self.progress().committed >= leases.after_batch;
-        leases.out.pop_front_if(|_| is_kept)
+        if self.progress().committed < leases.after_batch {
+            return None;
+        }
+        // Of a call that waited for the disk until it was given up nothing is heard any more.
+        while let Some(call) = leases.out.pop_front() {
+            if leases.pending.contains_key(&call.id) {
+                return Some(call);
+            }
+        }
+        None
     }
 
     /// Takes what is kept under [`TAKINGS`](crate::journal::TAKINGS): what earlier processes took of windows. Once, when the limits are in force, and before any

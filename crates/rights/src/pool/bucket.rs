@@ -213,14 +213,11 @@ impl Bucket {
 
     /// When the cell surely says no more than an absent one, by the wall clock in microseconds.
     pub fn over_us(&self, terms: &Terms, ground: &Ground) -> u64 {
-        if terms.part.rate == 0 {
+        if terms.part.rate == 0 || self.beyond > 0 {
             return TIME_MAX;
         }
         let ends = self.nodes.values().filter(|lease| lease.is_held()).map(|lease| lease.end_us);
         let latest_us = ends.fold(self.at_us.max(ground.fresh_us), u64::max);
-        if self.beyond > 0 {
-            return TIME_MAX;
-        }
         let rate = u64::from(terms.part.rate);
         let owed = 2 * terms.part.units.saturating_mul(terms.weight).min(WEIGHT_MAX);
         let ticks = self.debt + owed + terms.gives_in(rate, terms.slack_us);

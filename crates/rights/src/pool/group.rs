@@ -31,7 +31,7 @@
 //! before it has heard of this generation or a later one; the windows that it took of are burned, its leases are over. ∎
 //!
 //! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of its
-//! `n` nodes keeps at most `Q / n` of what it held when it adopts that. *When all have, they hold at most `Q` together.* Proof. If the
+//! `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later. *When all have, they hold at most `Q` together.* Proof. If the
 //! pool has granted nothing under the next one, they hold `n · Q / n` at most. Otherwise, when it last did, what it had down for all of
 //! them was at most `Q`, and that is at least what each held, whichever it went by; those who had not adopted the next one could only
 //! hold less afterwards, since they were granted nothing any more. ∎
