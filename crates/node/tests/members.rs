@@ -108,6 +108,36 @@ fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
     world.expect_granting("when it is there");
 }
 
+/// A node that is to join reaches a server that was replaced, and joins when its region's other node goes by the one after it.
+fn joined_at_a_server_that_was_replaced() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "10s")], GUARD, 1);
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    passes(&mut world, &[0], 20);
+    let replaced = world.server.clone();
+    world.server.restart(Some(&replaced));
+    world.old = Some(replaced);
+    world.nodes[1].is_left_behind = true;
+    passes(&mut world, &[0], 20);
+    assert!(world.order(&all([1; 4])));
+    passes(&mut world, &[0], 20);
+    // Nobody hears what is used elsewhere.
+    cut(&mut world, &[0, 1, 2, 3]);
+    passes(&mut world, &[0, 1, 2, 3], 60);
+    // And when it reaches the right one it has its part.
+    cut(&mut world, &[]);
+    world.nodes[1].is_left_behind = false;
+    passes(&mut world, &[0, 1], 20);
+    world.expect_granting("in the end");
+    let a_second = passes(&mut world, &[0, 1], 20);
+    assert!(a_second[1] >= 20, "{a_second:?}");
+}
+
+#[test]
+fn a_node_hears_of_no_pool_before_it_counts() {
+    joined_at_a_server_that_was_replaced();
+}
+
 /// A node takes of a window, uses it, and leaves; nobody waits for it when the pools are lost then, and what it took is not there again.
 fn left_and_forgotten() {
     let mut world = shared(window("w", 1_000, "1000s"), [1; 4]);
@@ -552,7 +582,8 @@ fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
 #[test]
 fn every_rule_is_needed() {
     use acequia_rights::broken::{Broken, break_rule};
-    let stories: [(Broken, fn()); 11] = [
+    let stories: [(Broken, fn()); 12] = [
+        (Broken::LeaseHearsUncounted, joined_at_a_server_that_was_replaced),
         (Broken::LeaseTakesUpWhatWasLess, granted_and_unheard),
         (Broken::LeaseForgetsWhoLeft, left_and_forgotten),
         (Broken::LeaseOutlivesTerms, unheard),

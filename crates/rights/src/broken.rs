@@ -271,6 +271,8 @@ pub enum Broken {
     LeaseTakingsToldEarly,
     /// A node that has lost its disk takes any generation that grants for the last.
     LeaseTrustsStrangers,
+    /// A node hears of generations before all others count it.
+    LeaseHearsUncounted,
     /// A node that has lost its disk says that it is new, whatever was granted before.
     LeaseNewTwice,
     /// What the nodes keep out of the pools is in the pools, too.

@@ -811,6 +811,13 @@ impl Versions {
         }
     }
 
+    /// Whether everybody who may have something of what is shared knows that this node may: all have acknowledged a distribution that
+    /// names it, or there was none before.
+    pub fn is_counted(&self) -> bool {
+        let names = |at: usize| self.kept.chain[at].names(self.kept.me);
+        (0..self.kept.chain.len()).any(|at| names(at) && (at == 0 || self.is_agreed(at)))
+    }
+
     /// How far the adopted version has come. Nothing where there is none.
     pub fn progress(&self) -> Option<Progress> {
         let version = self.version()?;

@@ -39,7 +39,7 @@ use acequia_rights::{
     Region,
     broken::{Broken, broken},
     pool::{
-        Generation, Refused, Taker,
+        AGREEMENT, Generation, Refused, Taker,
         group::{Assertion, Known},
         slack_us,
     },
@@ -230,6 +230,8 @@ pub(crate) struct Leases {
     knows_from_us: u64,
     /// Who counts, where the catalogue says so.
     mates: Mates,
+    /// Whether this node counts to all others. It hears of no generation before: others may begin some that do not wait for it.
+    is_counted: bool,
     /// What earlier processes took under limits that are not in force.
     unknown: BTreeMap<(LimitId, CellTag), Takings>,
     /// Whether a call waits for the disk.
@@ -258,6 +260,9 @@ impl Leases {
         Self {
             knows_from_us: home.begun_us,
             mates: Mates::new(home.members.clone()),
+            is_counted: home.members.is_empty()
+                || home.terms == AGREEMENT
+                || home.generations.iter().any(|heard| heard.number > 0),
             left_out: BTreeMap::new(),
             unknown: BTreeMap::new(),
             wants_disk: false,
@@ -312,7 +317,7 @@ impl Leases {
             self.wake(key, now.steady_ns);
         }
         self.give_up(node, now);
-        if now.steady_ns < self.begins_ns {
+        if now.steady_ns < self.begins_ns || !(self.is_counted || broken(Broken::LeaseHearsUncounted)) {
             return;
         }
         self.keep_silent(node, now);

@@ -85,6 +85,11 @@ impl Leases {
         self.mates.follow(members, (now.wall_ns / 1_000).saturating_add(over_us));
     }
 
+    /// All others count this node from now on.
+    pub(crate) const fn is_counted_now(&mut self) {
+        self.is_counted = true;
+    }
+
     /// Where limits were lowered, keeps as much less of what was taken of their pools.
     fn shrink_all(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
         for (key, leased) in &mut self.cells {

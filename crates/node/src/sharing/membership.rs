@@ -351,6 +351,9 @@ impl Sharing {
         let Some((version, progress)) = self.versions.version().zip(self.versions.progress()) else { return };
         let leavers = progress.leavers.iter().map(|writer| writer.region);
         leases.follow(&version.members.keys().copied().chain(leavers).collect(), now);
+        if self.versions.is_counted() {
+            leases.is_counted_now();
+        }
     }
 
     /// How long what a crash forgot may count: what is not kept in the journal, at the slowest rate that any
