@@ -6,29 +6,47 @@
 --              no process of it has held or spent anything, ever
 --            9 the slack in microseconds
 --            10 nodes that are left out, with spaces between; 11 how long leases of theirs may last, in microseconds
--- results    2 `unknown`: 3 the generation that is known here, 4 whether it grants
+--            12 the last generation that it had heard of before this one
+-- results    2 `unknown`: 3 the generation that is known here, 4 whether it grants, 5 the one since which its pools remember
 -- atomic     all of it
 redis.register_function('acequia_assert' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
   if group and not group.grants then
-    local knows, slack, keep = tonumber(arguments[8]), tonumber(arguments[9]), tonumber(arguments[11])
-    group.asserted[arguments[6]] = true
+    local node, knows, slack = arguments[6], tonumber(arguments[8]), tonumber(arguments[9])
+    local doubts = group.doubts or { fresh = 0, burned = 0 }
+    group.asserted[node] = true
     if knows >= 0 then
-      group.burned, group.fresh = max(group.burned, knows + slack), max(group.fresh, wall)
+      doubts.burned, doubts.fresh = max(doubts.burned, knows + slack), max(doubts.fresh, wall)
     end
-    local absent, told, told_or_absent = {}, true, true
-    for node in string.gmatch(arguments[10], '%d+') do
-      absent[node] = true
+    group.doubts, group.unsure = doubts, group.unsure or {}
+    local absent, told, told_or_absent, is_node, unsure = {}, true, true, false, true
+    for other in string.gmatch(arguments[10], '%d+') do
+      absent[other] = true
     end
-    for node in string.gmatch(arguments[7], '%d+') do
-      local has_told = group.asserted[node] == true
-      told, told_or_absent = told and has_told, told_or_absent and (has_told or absent[node] == true)
+    for other in string.gmatch(arguments[7], '%d+') do
+      local has_told = group.asserted[other] == true
+      told, told_or_absent = told and has_told, told_or_absent and (has_told or absent[other] == true)
+      is_node = is_node or other == node
+      unsure = unsure and (not has_told or other == node or group.unsure[other] == true)
     end
-    if told_or_absent and not told then
-      local over = wall + max(keep, slack)
+    if told_or_absent then
+      if group.before == NEVER then
+        group.burned, group.fresh = max(group.burned, doubts.burned), max(group.fresh, doubts.fresh)
+        group.grants = true
+      elseif is_node and group.before == arguments[12] then
+        group.grants, group.before = true, NEVER
+      else
+        -- When none of them can tell that nothing was forgotten, nothing is known here any more.
+        group.unsure[node] = true
+        if unsure then
+          group.place = ''
+        end
+      end
+    end
+    if group.grants and not told then
+      local over = wall + max(tonumber(arguments[11]), slack)
       group.burned, group.fresh = max(group.burned, over), max(group.fresh, over)
     end
-    group.grants = told_or_absent
     redis.call('SET', keys[1], cmsgpack.pack(group))
   end
   return how_it_is(keys, arguments, 'unknown')

@@ -5,7 +5,9 @@
 -- arguments  4 the highest number of a generation that the caller has heard of
 --            5 its wall clock: of no meaning here
 --            6 the call that begins it, as `node:boot:call`, which there is once
--- results    2 `unknown`: 3 the generation that is known now, as `number:node:boot:call`, 4 whether it grants
+--            7 whether it goes on with what the pools know, if they granted: 0 or 1
+-- results    2 `unknown`: 3 the generation that is known now, as `number:node:boot:call`, 4 whether it grants, 5 the one since which
+--              its pools remember
 -- atomic     all of it
 
 -- What groups are placed by, and the distribution among regions that they are part of, 0 where there is none: `map@distribution`.
@@ -30,8 +32,14 @@ redis.register_function('acequia_group' .. version, function(keys, arguments)
     return how_it_is(keys, arguments, 'unknown')
   end
   if not is_here or number_of(group.generation) < heard then
+    local goes_on = is_here and arguments[7] == '1'
+    local before = goes_on and (group.grants and group.generation or group.before) or NEVER
     local above = max(number_of(group.generation), heard) + 1
     group.generation = string.format('%.0f:%s', above, arguments[6])
+    if before == NEVER then
+      group.since = group.generation
+    end
+    group.before, group.unsure, group.doubts = before, {}, { fresh = 0, burned = 0 }
     group.place, group.grants, group.asserted = arguments[1], false, {}
   elseif terms == kept_terms then
     return how_it_is(keys, arguments, 'unknown')

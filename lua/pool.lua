@@ -15,7 +15,7 @@
 --            6 and more: each function's own
 -- results    1 the operation's id
 --            2 what became of it: `done`, `stale`, `late`, `full` or `unknown`; after `unknown` follow the generation that is
---              known here and whether it grants, after `done` each function's own
+--              known here, whether it grants, and the one since which its pools remember; after `done` each function's own
 -- atomic     all of it
 local POOL_MAX = 2 ^ 51
 local TIME_MAX = 2 ^ 52
@@ -63,6 +63,8 @@ end
 -- How a group is for whoever is answered by this place: its record, its generation, and whether that grants.
 local function known(keys, arguments)
   local group = read(keys[1]) or { generation = NEVER, fresh = 0, burned = 0, asserted = {} }
+  -- Records that were made before generations could go on say neither.
+  group.since, group.before = group.since or group.generation, group.before or NEVER
   if group.place == arguments[1] and group.map == arguments[3] then
     return group, group.generation, group.grants
   end
@@ -70,8 +72,8 @@ local function known(keys, arguments)
 end
 
 local function how_it_is(keys, arguments, status)
-  local _, generation, grants = known(keys, arguments)
-  return { arguments[2], status, generation, grants and 1 or 0 }
+  local group, generation, grants = known(keys, arguments)
+  return { arguments[2], status, generation, grants and 1 or 0, generation == NEVER and NEVER or group.since }
 end
 
 -- The group's record and the caller's wall clock, if the generation is the one that the caller knows.
@@ -82,13 +84,13 @@ local function ground(keys, arguments)
   end
 end
 
--- A cell of this generation, as it is or new; what is known of an earlier generation is forgotten.
+-- A cell that is known since its group's pools remember, as it is or new; what is known of earlier ones is forgotten.
 local function cell_of(keys, group, new)
   local cell = read(keys[2])
-  if cell and cell.generation == group.generation then
+  if cell and cell.generation == group.since then
     return cell
   end
-  new.generation, new.nodes, new.due = group.generation, {}, 0
+  new.generation, new.nodes, new.due = group.since, {}, 0
   return new
 end
 

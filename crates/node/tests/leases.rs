@@ -606,6 +606,7 @@ fn history(seed: u64) {
     let (forgets, rolls_back, crashes, ways, clocks, alone) =
         (often(), often(), often(), often(), often(), often().saturating_mul(5));
     let disks = if is_kept { often() } else { u64::MAX };
+    let (lost, replaced) = (often(), often());
     let mut snapshot = world.server.clone();
     for _ in 0..1_500 {
         let place = world.below(nodes as u64) as usize;
@@ -621,6 +622,19 @@ fn history(seed: u64) {
         }
         if world.below(crashes) == 0 {
             world.crash(place);
+        }
+        if world.below(lost) == 0 {
+            world.lose_disk(place);
+        }
+        if world.below(replaced) == 0 {
+            // One that was replaced lives on, and some reach it and no other.
+            let replaced = world.server.clone();
+            world.server.restart(Some(&replaced));
+            world.old = Some(replaced);
+            world.nodes[place].is_left_behind = true;
+        }
+        if world.below(replaced) == 0 {
+            world.nodes[place].is_left_behind = false;
         }
         if world.below(ways) == 0 {
             let all = [

@@ -13,7 +13,12 @@ const GUARD: u8 = 10;
 
 /// Two regions of two nodes each, which have shares of these weights.
 fn shared(spec: LimitSpec, weights: [u32; 4]) -> World {
-    let mut world = World::among_regions(&[2, 2], &[spec], GUARD, 1);
+    shared_by(1, spec, weights)
+}
+
+/// The same, by a seed.
+fn shared_by(seed: u64, spec: LimitSpec, weights: [u32; 4]) -> World {
+    let mut world = World::among_regions(&[2, 2], &[spec], GUARD, seed);
     world.pass(S);
     assert!(world.order(&all(weights)));
     world.pass(6 * S);
@@ -106,6 +111,35 @@ fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
     world.nodes[1].way = Way::GOOD;
     passes(&mut world, &[0, 1], 10);
     world.expect_granting("when it is there");
+}
+
+/// What a region has of a window that is open, and of what it has saved up, is there for it when it has one node more, which has heard of nothing.
+#[test]
+fn a_node_that_joins_costs_no_pool_anything() {
+    for spec in [window("w", 2_000, "1000s"), bucket("b", "1/s", 2_000)] {
+        let name = spec.name.clone();
+        let mut world = World::among_regions(&[2, 2], &[spec], GUARD, 1);
+        world.nodes[1].way = Way::CUT;
+        world.pass(S);
+        world.lose_disk(1);
+        assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+        world.pass(10 * S);
+        passes(&mut world, &[0], 1);
+        world.pass(5 * S);
+        let before = world.admitted(0, "k");
+        assert!(before >= 190, "{name}: {before}");
+        let generations = world.nodes[0].node.lease_counts().generations;
+        world.nodes[1].way = Way::GOOD;
+        assert!(world.order(&all([1; 4])));
+        world.pass(20 * S);
+        world.expect_granting("with one more");
+        assert!(world.nodes[0].node.lease_counts().generations > generations, "{name}: it cannot know");
+        // Nobody else has anything for it: what there is is of the third that one node had.
+        cut(&mut world, &[2, 3]);
+        passes(&mut world, &[0, 1], 20);
+        let all = world.admitted(0, "k");
+        assert!((620..=700).contains(&all), "{name}: {before} before, {all} in all");
+    }
 }
 
 /// A node that is to join reaches a server that was replaced, and joins when its region's other node goes by the one after it.
@@ -371,8 +405,9 @@ fn lent_and_cut() {
 
 /// A node holds what it cannot give back any more, until soon; then somebody would like to borrow it.
 fn lent_at_the_end() {
-    for before_ms in [500, 1_000, 1_500, 2_000, 3_500] {
-        let mut world = shared(bucket("b", "100/s", 10), [1; 4]);
+    for number in 0..48 {
+        let (seed, before_ms) = (1 + number / 12, number % 12 * 300);
+        let mut world = shared_by(seed, bucket("b", "100/s", 10), [1; 4]);
         passes(&mut world, &[2], 20);
         world.nodes[2].way = Way::CUT;
         passes(&mut world, &[3], 10);
@@ -403,10 +438,14 @@ fn lent_by_one() -> World {
 
 /// Shares change then, and the other one would like to have the rest, while who holds what is lent hears of nothing.
 fn lent_by_one_and_ordered() {
-    let mut world = lent_by_one();
-    cut(&mut world, &[1]);
-    assert!(world.order(&all([10, 10, 90, 91])));
-    passes(&mut world, &[0, 1, 1, 3, 3], 8);
+    for later in 0..8 {
+        let mut world = lent_by_one();
+        passes(&mut world, &[1], 1);
+        world.pass(later * 130 * MS);
+        cut(&mut world, &[1]);
+        assert!(world.order(&all([10, 10, 90, 91])));
+        passes(&mut world, &[0, 1, 1, 3, 3], 8);
+    }
 }
 
 /// It loses its power, and comes back; and the pool's server forgets what it held.

@@ -207,6 +207,8 @@ pub enum Broken {
     PoolBeginsFull,
     /// Whoever goes by an earlier distribution among regions than a group's pools are part of makes them part of that again.
     PoolHearsOldTerms,
+    /// A generation that goes on trusts what the pools know though nobody has used them who knows of nothing later.
+    PoolGoesOnUnwitnessed,
     /// Of what is owed to a pool that has far fewer units than it had, what ticks cannot count is forgotten.
     PoolForgetsBeyond,
     /// A bucket's pool that was called before all nodes had told counts what was spent until then as known.

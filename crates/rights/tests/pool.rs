@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
     Bucket, Generation, Group, Purse, Sliding, Taker, Window, bucket,
-    group::{Assertion, Known, Place},
+    group::{Assertion, Begin, Known, Place},
     keep_us, slack_us, sliding, window,
 };
 use random::Random;
@@ -42,15 +42,18 @@ enum Message {
     Bucket(bucket::Exchange),
     Sliding(sliding::Exchange),
     Window(u64, window::Take),
-    Begin,
+    Begin {
+        heard: u64,
+        goes_on: bool,
+    },
     Assert,
     GotBucket(u64, bucket::Exchanged),
     GotSliding(u64, u64),
     GotWindow(u64, u64),
     /// How the group is.
     Known(Known),
-    /// That a node told all was heard.
-    Told,
+    /// That a node told all was heard, and whether all others have.
+    Told(bool),
 }
 
 #[derive(Clone, Debug)]
@@ -74,6 +77,9 @@ struct Node {
     /// Whether it has said that it told all that it holds in this generation; and which pools have answered.
     told: bool,
     heard: BTreeSet<u64>,
+    /// Whether it grants; and the last that was heard of before it.
+    grants: bool,
+    before: Generation,
     purse: Purse,
     /// Owed, in units of the whole rate's parts: see `World::weight`.
     debt: u128,
@@ -94,6 +100,10 @@ struct World {
     server: Server,
     run: u64,
     copies: Vec<Server>,
+    /// Processes that nobody reaches, and that may be back as they were.
+    hung: Vec<(u64, Server)>,
+    /// Processes that there were.
+    runs: u64,
     nodes: Vec<Node>,
     wire: Vec<Sent>,
     meter: Meter,
@@ -129,7 +139,7 @@ impl World {
             (0..NODES).map(|_| Node { boot: 1, wall_off_us: off(&mut random), ..Node::default() }).collect();
         let total = 1 + random.below(60);
         let focus = Some(random.below(5)).filter(|kind| *kind < 3);
-        let mishaps = random.below(8);
+        let mishaps = random.below(16);
         let slowly = [3 * MS, 20 * MS, 100 * MS][random.below(3) as usize];
         let now_us = 1_700_000_000_000_000;
         Self {
@@ -138,6 +148,8 @@ impl World {
             server: Server::default(),
             run: 1,
             copies: Vec::new(),
+            hung: Vec::new(),
+            runs: 1,
             nodes,
             wire: Vec::new(),
             meter,
@@ -189,7 +201,8 @@ impl World {
                 self.forget();
                 self.crash(node);
             }
-            992..995 => self.now_us += self.random.below(WINDOW_US),
+            992 if self.mishaps & 8 > 0 => self.hang(),
+            993..995 => self.now_us += self.random.below(WINDOW_US),
             _ => {}
         }
     }
@@ -300,7 +313,10 @@ impl World {
         let told = self.nodes[at as usize].told;
         let generation = self.nodes[at as usize].generation;
         if generation.number == 0 {
-            return self.send(at, Message::Begin);
+            return self.send(at, Message::Begin { heard: 0, goes_on: false });
+        }
+        if told && !self.nodes[at as usize].grants {
+            self.send(at, Message::Assert);
         }
         if !told {
             // All that it holds; and, when every pool has answered, that this was all.
@@ -414,7 +430,7 @@ impl World {
             | Message::GotSliding(..)
             | Message::GotWindow(..)
             | Message::Known(_)
-            | Message::Told => self.hear(sent),
+            | Message::Told(_) => self.hear(sent),
             // A process that is gone answers nobody.
             _ if sent.run == self.run => self.answer(sent),
             _ => {}
@@ -427,11 +443,11 @@ impl World {
         let ground = self.server.group.ground(&place, sent.generation, wall_us);
         let known = |server: &Server| Message::Known(server.group.known(&place));
         let answer = match (&sent.message, ground) {
-            (Message::Begin, _) => {
+            (Message::Begin { heard, goes_on }, _) => {
                 let node = &mut self.nodes[sent.node as usize];
                 node.begun += 1;
                 let by = Taker { node: sent.node + 1, boot: sent.boot, call: node.begun };
-                self.server.group.begin(&place, sent.generation.number, by);
+                self.server.group.begin(&place, &Begin { heard: *heard, by, goes_on: *goes_on });
                 known(&self.server)
             }
             (_, None) => known(&self.server),
@@ -442,11 +458,12 @@ impl World {
                     nodes: (1..=NODES).collect::<BTreeSet<u16>>(),
                     knows_from_us: self.nodes[sent.node as usize].knows_from_us,
                     is_new: self.nodes[sent.node as usize].is_new,
+                    before: self.nodes[sent.node as usize].before,
                     wall_us,
                     slack_us: slack_us(ERROR_NS, LATE_NS),
                 };
-                self.server.group.assert(&place, &assertion);
-                Message::Told
+                let known = self.server.group.assert(&place, &assertion);
+                Message::Told(known.grants)
             }
             (Message::Bucket(exchange), Some(ground)) => {
                 match self.server.bucket.exchange(exchange, &self.terms, &ground) {
@@ -484,23 +501,28 @@ impl World {
             return;
         }
         match sent.message {
-            Message::Known(Known { generation, grants }) => {
+            Message::Known(Known { generation, grants, .. }) => {
                 let is_answer = sent.generation == node.generation;
-                if generation.number == 0 && is_answer {
-                    // Nothing is known there: somebody must begin.
-                    self.send(sent.node, Message::Begin);
-                } else if generation != node.generation
-                    && (is_answer || generation.number > node.generation.number)
-                {
-                    let is_first = node.boot == 1 && node.generation == Generation::default();
+                let known = node.generation;
+                if known == Generation::default() && grants {
+                    // It cannot know whether that is the last there was.
+                    let heard = generation.number + 1;
+                    self.send(sent.node, Message::Begin { heard, goes_on: true });
+                } else if generation.number > known.number {
+                    let is_first = node.boot == 1 && known == Generation::default();
                     node.is_new = is_first && generation.number == 1 && !grants;
-                    (node.generation, node.told) = (generation, false);
+                    node.before = known;
+                    (node.generation, node.told, node.grants) = (generation, false, false);
                     node.heard.clear();
+                } else if generation != known && is_answer {
+                    // Nothing is known there, or another than the last: somebody must begin.
+                    let heard = known.number + u64::from(generation.number == known.number);
+                    self.send(sent.node, Message::Begin { heard, goes_on: false });
                 }
             }
             // Of an earlier generation nothing is taken.
             _ if sent.generation != node.generation => {}
-            Message::Told => node.told = true,
+            Message::Told(grants) => (node.told, node.grants) = (true, grants),
             Message::GotBucket(call, exchanged) => {
                 node.heard.insert(0);
                 if let Some(change) = node.purse.answer(call, &exchanged, (TTL_NS, LATE_NS), now_us * 1_000) {
@@ -535,12 +557,28 @@ impl World {
             let spent = |purse: &window::Purse| window::Purse::after_a_crash(purse.taken(), purse.returned());
             new.windows = old.windows.iter().map(|(begins_us, purse)| (*begins_us, spent(purse))).collect();
         }
+        if keeps {
+            new.generation = old.generation;
+        }
         self.nodes[at as usize] = new;
+    }
+
+    /// Nobody reaches the server's process any more, or one is back that nobody reached.
+    fn hang(&mut self) {
+        let count = self.hung.len() as u64;
+        let hung = (self.run, self.server.clone());
+        if count > 0 && self.random.below(2) == 0 {
+            (self.run, self.server) = self.hung.swap_remove(self.random.below(count) as usize);
+        } else {
+            self.forget();
+        }
+        self.hung.push(hung);
     }
 
     /// The server's process ends, and another one begins, with what there was earlier, or nothing.
     fn forget(&mut self) {
-        self.run += 1;
+        self.runs += 1;
+        self.run = self.runs;
         let count = self.copies.len() as u64;
         self.server = match self.random.below(count + 2) {
             0 => Server::default(),
@@ -598,7 +636,8 @@ fn every_rule_is_needed() {
         Broken::PurseKeepsWhatItGave,
     ];
     type Story = (Broken, fn() -> u64, u64);
-    let stories: [Story; 8] = [
+    let stories: [Story; 9] = [
+        (Broken::PoolGoesOnUnwitnessed, stories::two_without_disks, 0),
         (Broken::PoolForgetsBeyond, stories::owed_of_fewer_and_of_more, 0),
         (Broken::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),
         (Broken::PurseDatesFromAnswer, stories::the_end_of_a_lease, 1_000),

@@ -19,7 +19,7 @@ use std::{
 
 use acequia_rights::pool::{
     Generation, Taker,
-    group::Assertion,
+    group::{Assertion, Begin},
     window::{Purse, Take},
 };
 use acequia_store::{
@@ -112,7 +112,7 @@ async fn begun(pools: &RedisPools, group: Group) -> Generation {
     let generation = Generation::default();
     let at = At { group, terms: 0, cell: "", generation, wall_us: wall_us(), deadline: DEADLINE };
     let generation = loop {
-        let known = pools.begin(&at, 0, by).await;
+        let known = pools.begin(&at, &Begin { heard: 0, by, goes_on: false }).await;
         let is_steady = pools.redis().shard(group).is_some_and(|shard| shard.breaker == BreakerState::Closed);
         match known {
             Ok(known) if is_steady => break known.generation,
@@ -126,6 +126,7 @@ async fn begun(pools: &RedisPools, group: Group) -> Generation {
         nodes,
         knows_from_us: 0,
         is_new: false,
+        before: Generation::default(),
         wall_us: wall_us(),
         slack_us: 0,
     };

@@ -8,8 +8,8 @@ use std::{
 };
 
 use acequia_rights::pool::{
-    Letter, Taker, bucket,
-    group::{Absent, Assertion, Known},
+    Letter, bucket,
+    group::{Absent, Assertion, Begin, Known},
     name, sliding, window,
 };
 use acequia_store::{
@@ -192,9 +192,9 @@ impl WayThere {
 }
 
 impl Pools for WayThere {
-    async fn begin(&self, at: &At<'_>, heard: u64, by: Taker) -> Result<Known, Missed> {
+    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<Known, Missed> {
         let (begun, pools) = self.there(at.deadline).await?;
-        let answer = pools.begin(at, heard, by).await;
+        let answer = pools.begin(at, begin).await;
         self.back(begun, at.deadline, answer).await
     }
 

@@ -2,8 +2,8 @@
 
 use acequia_limits::{CellTag, LimitId};
 use acequia_rights::pool::{
-    Generation, Refused, Taker, bucket,
-    group::{Absent, Assertion, Known},
+    Generation, Refused, bucket,
+    group::{Absent, Assertion, Begin, Known},
     sliding, window,
 };
 
@@ -32,13 +32,8 @@ pub struct Call {
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Begins a generation of the group above `heard`, unless somebody has.
-    Begin {
-        /// The highest number that this node has heard of.
-        heard: u64,
-        /// Who begins it.
-        by: Taker,
-    },
+    /// Begins a generation of the group above what this node has heard of, unless somebody has.
+    Begin(Begin),
     /// Says that this node has told all that it holds of the group, and who is left out.
     Assert(Assertion, Option<Absent>),
     /// Drops cells of the group that say no more than absent ones, so many at most.

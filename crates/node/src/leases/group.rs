@@ -2,7 +2,11 @@
 //!
 //! A node that has heard of a generation uses no earlier one, nor another of the same number, and no process after it does: so it uses
 //! none before that is written down. It tells what it holds of every pool of the group, and when each has answered, that it has
-//! told all ([`acequia_rights::pool::group`]). One that has heard of none, since its disk is new, has one begun.
+//! told all ([`acequia_rights::pool::group`]).
+//!
+//! One that begins with nothing on its disk cannot know what it had heard of. It takes none that grants, but has one begun that goes on
+//! with what the pools know; and none that does not grant, either, whose number may have been given before it began, but the first.
+//! That ends when one grants of which it had heard before, and which is on its disk from then on.
 
 use std::collections::BTreeSet;
 
@@ -43,8 +47,8 @@ enum Stage {
 /// What a group needs now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// That a generation be begun, above this number.
-    Begin(u64),
+    /// That a generation be begun, above this number; whether it goes on with what the pools know.
+    Begin(u64, bool),
     /// To hear that all was told.
     Assert(Generation),
 }
@@ -55,8 +59,18 @@ pub(super) struct Group {
     generation: Generation,
     /// Of which it is written down that it was heard of.
     kept: Generation,
+    /// Whether one has granted of which this process, or one before it with the same disk, had heard before.
+    is_proven: bool,
+    /// If none has: no generation that others began before this process did has a higher number.
+    floor: u64,
     /// A generation that is begun gets a number above this one.
     above: u64,
+    /// Whether one that is begun goes on with what the pools know.
+    goes_on: bool,
+    /// Since which one its pools remember: none while nobody has said.
+    since: Generation,
+    /// The last that was heard of before it.
+    before: Generation,
     stage: Stage,
     /// Cells that must be told in this generation.
     pub(super) untold: BTreeSet<CellKey>,
@@ -79,13 +93,24 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Of which earlier processes have heard.
-    pub(super) fn since(generation: Generation) -> Self {
-        Self { generation, kept: generation, above: generation.number, ..Self::default() }
+    /// Of which earlier processes have heard, if any has; it begins when walls show at most `now_us`.
+    pub(super) fn since(generation: Generation, now_us: u64) -> Self {
+        let (is_proven, above) = (generation.number > 0, generation.number);
+        Self { generation, kept: generation, is_proven, floor: now_us, above, ..Self::default() }
     }
 
     pub(super) const fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// Since which generation its pools remember: none while nobody has said.
+    pub(super) const fn remembers_since(&self) -> Generation {
+        self.since
+    }
+
+    /// The last that was heard of before it.
+    pub(super) const fn before(&self) -> Generation {
+        self.before
     }
 
     /// Whether its pools can be called.
@@ -93,14 +118,19 @@ impl Group {
         self.stage != Stage::Unheard && self.may_be_used()
     }
 
-    /// Whether it is written down which generation was heard of.
+    /// What must be on the disk.
+    pub(super) fn to_keep(&self) -> Generation {
+        if self.is_proven { self.generation } else { Generation::default() }
+    }
+
+    /// Whether that is there.
     pub(super) fn is_kept(&self) -> bool {
-        self.kept == self.generation
+        self.kept == self.to_keep()
     }
 
     /// Whether the generation may be used: no process after this one uses an earlier one.
     fn may_be_used(&self) -> bool {
-        self.is_kept() || broken(Broken::LeaseForgetsGeneration)
+        self.is_proven && (self.is_kept() || broken(Broken::LeaseForgetsGeneration))
     }
 
     /// It was written down that this generation was heard of. Says whether it was the last that was.
@@ -129,8 +159,8 @@ impl Group {
             return None;
         }
         match self.stage {
-            Stage::Unheard => Some(Need::Begin(self.above)),
-            Stage::Telling if self.untold.is_empty() && self.may_be_used() => {
+            Stage::Unheard => Some(Need::Begin(self.above, self.goes_on)),
+            Stage::Telling if self.untold.is_empty() && (self.may_be_used() || !self.is_proven) => {
                 Some(Need::Assert(self.generation))
             }
             Stage::Telling | Stage::Grants => None,
@@ -157,11 +187,12 @@ impl Group {
     /// Somebody said how it is. Says whether that is another generation than was known. Then all cells must be told.
     pub(super) fn hear(&mut self, known: &Known, id: u64, now_ns: u64) -> bool {
         self.answered(id);
-        let Known { generation, grants } = *known;
-        // Whoever has heard of nothing cannot know whether that is the last: the others have to say so of a new one.
-        let is_stranger = grants && self.generation == Generation::default();
-        if is_stranger && !broken(Broken::LeaseTrustsStrangers) {
-            self.above = self.above.max(generation.number.saturating_add(1));
+        let Known { generation, grants, since } = *known;
+        // Whoever has forgotten what it had heard of cannot know whether that is the last: the others have to say so of a new one.
+        let is_early = (2..=self.floor).contains(&generation.number);
+        self.goes_on = !self.is_proven && generation != self.generation && (grants || is_early);
+        if self.goes_on && !broken(Broken::LeaseTrustsStrangers) {
+            self.above = self.above.max(generation.number.saturating_add(1)).max(self.floor);
             self.stage = Stage::Unheard;
             self.retry_ns = now_ns;
             return false;
@@ -185,9 +216,13 @@ impl Group {
         let is_other = self.generation != generation;
         if is_other || self.stage == Stage::Unheard {
             self.is_first = generation.number == 1 && !grants;
-            self.generation = generation;
+            if is_other {
+                self.before = self.to_keep();
+            }
+            (self.generation, self.since) = (generation, since);
             self.stage = Stage::Telling;
-            self.untold = self.cells.clone();
+            // Where none was used nothing is held.
+            self.untold = if self.is_proven { self.cells.clone() } else { BTreeSet::new() };
             (self.retry_ns, self.asked) = (now_ns, 0);
         } else if self.stage == Stage::Telling {
             let most_ns = if self.cells.is_empty() { ASK_NS_LONGEST } else { ASK_NS_MAX };
@@ -195,6 +230,9 @@ impl Group {
             self.asked = self.asked.saturating_add(1);
         }
         // Whether all was told here does not matter to a generation that has granted since: it did when it was begun.
+        if grants && !self.is_proven {
+            (self.is_proven, self.retry_ns, self.asked) = (true, now_ns, 0);
+        }
         if grants && self.untold.is_empty() && self.may_be_used() {
             (self.stage, self.begun) = (Stage::Grants, 0);
         }
@@ -253,5 +291,60 @@ impl Group {
     pub(super) fn forget(&mut self, key: CellKey) {
         self.untold.remove(&key);
         self.cells.remove(&key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use acequia_rights::pool::Taker;
+
+    use super::*;
+
+    const NOW_US: u64 = 1_000_000;
+
+    fn known(number: u64, grants: bool) -> Known {
+        let generation = Generation { number, by: Taker { node: 7, boot: 1, call: number } };
+        Known { generation, grants, since: generation }
+    }
+
+    /// What the group needs when it has heard of this.
+    fn need(group: &mut Group, known: &Known) -> Option<Need> {
+        group.hear(known, 0, 0);
+        group.need(u64::MAX)
+    }
+
+    #[test]
+    fn a_new_disk_proves_nothing_before_one_grants_that_was_heard_of_before() {
+        let mut group = Group::since(Generation::default(), NOW_US);
+        assert_eq!(group.need(0), Some(Need::Begin(0, false)));
+        // The first of a server that knows of none is taken, but that says nothing of one that grants elsewhere.
+        assert_eq!(need(&mut group, &known(1, false)), Some(Need::Assert(known(1, false).generation)));
+        assert_eq!(need(&mut group, &known(2, true)), Some(Need::Begin(NOW_US, true)));
+        // Nor is one taken that may have been begun before, whoever told there under this node's name.
+        assert_eq!(need(&mut group, &known(3, false)), Some(Need::Begin(NOW_US, true)));
+        assert!(!group.is_heard() && group.is_kept() && group.to_keep().number == 0);
+        let last = known(NOW_US + 1, false);
+        assert_eq!(need(&mut group, &last), Some(Need::Assert(last.generation)));
+        assert_eq!((group.is_heard(), group.before().number), (false, 0));
+        let last = Known { grants: true, ..last };
+        assert_eq!(need(&mut group, &last), None, "it is not on the disk");
+        assert!(!group.is_kept() && group.keep(group.to_keep()));
+        assert_eq!(need(&mut group, &last), None);
+        assert!(group.grants() && group.is_heard());
+        // From then on it goes by what is later.
+        assert_eq!(need(&mut group, &known(5, true)), Some(Need::Begin(NOW_US + 1, false)));
+        group.hear(&known(NOW_US + 3, true), 0, 0);
+        assert_eq!((group.generation().number, group.before()), (NOW_US + 3, last.generation));
+    }
+
+    #[test]
+    fn a_region_that_is_new_goes_by_its_first_generation() {
+        let mut group = Group::since(Generation::default(), NOW_US);
+        assert_eq!(need(&mut group, &known(1, false)), Some(Need::Assert(known(1, false).generation)));
+        assert!(group.is_first());
+        assert_eq!(need(&mut group, &known(1, true)), None);
+        assert!(group.keep(group.to_keep()));
+        assert_eq!(need(&mut group, &known(1, true)), None);
+        assert!(group.grants());
     }
 }

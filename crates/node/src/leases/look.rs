@@ -43,8 +43,9 @@ pub(super) struct Scene<'a> {
     pub(super) key: CellKey,
     /// The generation of the cell's group, if a call can be made.
     pub(super) generation: Option<Generation>,
-    /// The last that was heard of.
+    /// The last that was heard of; and since which one the group's pools remember.
     pub(super) known: Generation,
+    pub(super) since: Generation,
     /// Whether the group's store is lost: what is given back then reaches nobody.
     pub(super) is_lost: bool,
     /// Whether the node stops.
@@ -164,12 +165,12 @@ fn write_takings(scene: &Scene<'_>, leased: &mut Leased, account: &Account, node
     }
     let known = scene.known;
     let is_untold = |end_ns: &u64| {
-        let taken = account.taken_of(*end_ns).taken + leased.takings.before(*end_ns, known);
+        let taken = account.taken_of(*end_ns).taken + leased.takings.before(*end_ns, scene.since);
         taken > 0 && !leased.was_told(*end_ns, known) && !broken(Broken::LeaseTakingsToldEarly)
     };
     let ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
     let untold: SmallVec<[u64; 4]> = ends.filter(is_untold).collect();
-    let told_in = |end_ns| if untold.contains(&end_ns) { Generation::default() } else { known };
+    let told_in = |end_ns| if untold.contains(&end_ns) { Generation::default() } else { scene.since };
     if let Some(windows) = leased.takings.next(told_in) {
         let record = Record { limit: scene.limit, tag: scene.key.1, windows };
         let batch = node.push_row(record.row());
@@ -259,7 +260,7 @@ fn ask_window(
     let generation = scene.generation?;
     // What was taken in all, of which this process may have the later part.
     let all_taken = |leased: &Leased, end_ns| {
-        account.taken_of(end_ns).taken.saturating_add(leased.takings.before(end_ns, generation))
+        account.taken_of(end_ns).taken.saturating_add(leased.takings.before(end_ns, scene.since))
     };
     let mut ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
     let untold = ends.find(|end_ns| all_taken(leased, *end_ns) > 0 && !leased.was_told(*end_ns, generation));
@@ -313,7 +314,7 @@ fn ask_window(
     let begins_ns = begins_ns(window, end_ns, ground.salt);
     let take = window::Take {
         taker: scene.taker,
-        taken: taken.saturating_add(leased.takings.before(end_ns, generation)),
+        taken: taken.saturating_add(leased.takings.before(end_ns, scene.since)),
         returned,
         wanted: stock.wanted,
         needed: stock.needed,

@@ -40,7 +40,7 @@ use acequia_rights::{
     broken::{Broken, broken},
     pool::{
         AGREEMENT, Generation, Refused, Taker,
-        group::{Assertion, Known},
+        group::{Assertion, Begin, Known},
         slack_us,
     },
 };
@@ -256,7 +256,8 @@ pub(crate) struct Leases {
 impl Leases {
     pub(crate) fn new(home: Siblings) -> Self {
         let heard = home.generations.iter().copied().chain(std::iter::repeat(Generation::default()));
-        let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
+        let latest_us = home.begun_us.saturating_add(home.clock_error_ns.saturating_mul(2) / 1_000);
+        let groups = heard.take(usize::from(GROUPS)).map(|heard| Group::since(heard, latest_us)).collect();
         Self {
             knows_from_us: home.begun_us,
             mates: Mates::new(home.members.clone()),
@@ -317,7 +318,7 @@ impl Leases {
             self.wake(key, now.steady_ns);
         }
         self.give_up(node, now);
-        if now.steady_ns < self.begins_ns || !(self.is_counted || broken(Broken::LeaseHearsUncounted)) {
+        if now.steady_ns < self.begins_ns || !self.may_hear() {
             return;
         }
         self.keep_silent(node, now);
@@ -329,6 +330,11 @@ impl Leases {
             self.looks.remove(&(due_ns, key));
             self.look(node, &catalogue, key, now);
         }
+    }
+
+    /// Whether others wait for this node before any generation grants.
+    fn may_hear(&self) -> bool {
+        self.is_counted || broken(Broken::LeaseHearsUncounted)
     }
 
     /// A cell calls: it is looked at now, or soon if that was done just before.
@@ -436,14 +442,13 @@ impl Leases {
             let generation = group.generation();
             let question = match group.need(now.steady_ns) {
                 None => continue,
-                Some(Need::Begin(_)) if first >= FIRST_MAX => continue,
-                Some(Need::Begin(heard)) => Question::Begin { heard, by: self.taker() },
-                Some(Need::Assert(generation)) => {
-                    let is_new = self.home.is_new && group.is_first();
-                    Question::Assert(self.assertion(generation, is_new, now), absent.clone())
+                Some(Need::Begin(..)) if first >= FIRST_MAX => continue,
+                Some(Need::Begin(heard, goes_on)) => {
+                    Question::Begin(Begin { heard, by: self.taker(), goes_on })
                 }
+                Some(Need::Assert(_)) => Question::Assert(self.assertion(group, now), absent.clone()),
             };
-            first += usize::from(matches!(question, Question::Begin { .. }));
+            first += usize::from(matches!(question, Question::Begin(_)));
             self.call_group((number, generation), question, now);
         }
     }
@@ -490,13 +495,14 @@ impl Leases {
         self.mates.unwritten()
     }
 
-    fn assertion(&self, generation: Generation, is_new: bool, now: Now) -> Assertion {
+    fn assertion(&self, group: &Group, now: Now) -> Assertion {
         Assertion {
             node: self.home.node,
-            generation,
+            generation: group.generation(),
             nodes: self.nodes(),
             knows_from_us: self.knows_from_us.max(self.mates.gone_us()),
-            is_new,
+            is_new: self.home.is_new && group.is_first(),
+            before: group.before(),
             wall_us: now.wall_ns / 1_000,
             slack_us: slack_us(self.clock_error_ns, 0),
         }
@@ -510,7 +516,7 @@ impl Leases {
         let group = &self.groups[usize::from(number)];
         let may_call = group.is_heard() && leased.pending.is_none() && self.pending.len() < CALLS_MAX;
         let generation = may_call.then(|| group.generation());
-        let known = group.generation();
+        let (known, since) = (group.generation(), group.remembers_since());
         let (home, is_lost) = (&self.home, self.lost.contains(&number));
         let (clock_error_ns, drift_ppm) = (self.clock_error_ns, self.drift_ppm);
         let unsure_ns = self.unsure_ns;
@@ -524,6 +530,7 @@ impl Leases {
             key,
             generation,
             known,
+            since,
             is_lost,
             is_leaving: self.leaving.is_some(),
         });
@@ -694,6 +701,7 @@ impl Leases {
         now: Now,
     ) -> Option<u64> {
         let (key, end_ns, _) = pending.about.cell()?;
+        let since = self.groups[usize::from(pending.group)].remembers_since();
         let number = if let About::Part { number, .. } = pending.about { number } else { 0 };
         let catalogue = node.catalogue();
         let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
@@ -706,7 +714,7 @@ impl Leases {
                 Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
                 Said::Took(took) => {
                     leased.left = Some(took.left);
-                    let before = leased.takings.before(end_ns, pending.generation);
+                    let before = leased.takings.before(end_ns, since);
                     let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
                     if leased.hears_of(end_ns) || !is_unsure {
                         Some(came)
@@ -755,7 +763,7 @@ impl Leases {
     /// The generations that were heard of, if that must be written down.
     fn unkept_generations(&mut self) -> Option<Vec<Generation>> {
         let is_unkept = std::mem::take(&mut self.is_unkept);
-        is_unkept.then(|| self.groups.iter().map(Group::generation).collect())
+        is_unkept.then(|| self.groups.iter().map(Group::to_keep).collect())
     }
 
     /// These were written down. What must be told of them can be told now.
@@ -828,12 +836,13 @@ impl Node {
         self.leave_behind(now);
         let calls = self.take_calls();
         leases.tick(self, now, calls);
-        self.elsewhere.see_pools(leases.is_answered(), now.steady_ns);
+        self.elsewhere.see_pools(leases.is_answered() && leases.may_hear(), now.steady_ns);
     }
 
     /// When [`Node::tick_leases`] should be called next, unless [`Node::calls`] before: steady clock; nothing where no cell is looked at.
     pub fn leases_due_ns(&self) -> Option<u64> {
-        lock(self.leases.as_ref()?).looks.first().map(|(due_ns, _)| *due_ns)
+        let leases = lock(self.leases.as_ref()?);
+        leases.looks.first().filter(|_| leases.may_hear()).map(|(due_ns, _)| *due_ns)
     }
 
     /// The next call to make of a pool.
@@ -881,7 +890,7 @@ impl Node {
     /// The last generation of each group that this node has heard of.
     pub fn generations(&self) -> Vec<Generation> {
         let Some(leases) = &self.leases else { return Vec::new() };
-        lock(leases).groups.iter().map(Group::generation).collect()
+        lock(leases).groups.iter().map(Group::to_keep).collect()
     }
 
     /// Whether every group's generation is the first that there was: nothing was ever taken of any pool.

@@ -5,8 +5,8 @@
 //! for each of its windows, how much all processes of the node may have of it at most: a call for more leaves when the row that covers
 //! what it may bring is on the disk.
 //!
-//! What earlier processes took is told to a pool of another *generation* than the one that their row is of. One of the same generation
-//! knows it better: it has what they really had, and counts that as spent when a later process calls.
+//! What earlier processes took is told to a pool that remembers since another *generation* than the one that their row is of. One that remembers since
+//! the same knows it better: it has what they really had, and counts that as spent when a later process calls.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(super) struct Taking {
     pub(super) end_ns: u64,
     /// Units that all processes took and did not give back, at most.
     pub(super) units: u64,
-    /// The generation in which the pool was told all of it; none if it was not.
+    /// Since which generation the pool remembered that was told all of it; none if none was.
     pub(super) told_in: Generation,
 }
 
@@ -97,9 +97,9 @@ impl Takings {
         self.has_row
     }
 
-    /// What earlier processes took of a window, as far as a pool of this generation is told so.
-    pub(super) fn before(&self, end_ns: u64, generation: Generation) -> u64 {
-        let told = |taking: &&Taking| taking.end_ns == end_ns && taking.told_in != generation;
+    /// What earlier processes took of a window, as far as a pool is told so that remembers since this generation.
+    pub(super) fn before(&self, end_ns: u64, since: Generation) -> u64 {
+        let told = |taking: &&Taking| taking.end_ns == end_ns && taking.told_in != since;
         self.before.iter().find(told).map_or(0, |taking| taking.units)
     }
 
@@ -140,7 +140,7 @@ impl Takings {
         of_it.map(|written| written.units).max().unwrap_or(0)
     }
 
-    /// The next row's windows, if there must be one. `told_in` says of a window in which generation all that was taken of it was told.
+    /// The next row's windows, if there must be one. `told_in` says of a window since when a pool remembers that was told all that was taken of it.
     pub(super) fn next(&mut self, told_in: impl Fn(u64) -> Generation) -> Option<Vec<Taking>> {
         let (end_ns, units) = self.wish.take()?;
         let mut own: BTreeMap<u64, u64> = BTreeMap::from([(end_ns, units.max(self.most(end_ns)))]);

@@ -63,7 +63,7 @@ impl Server {
         let place = self.place(call.terms);
         let group = self.groups.entry(call.group).or_default();
         match &call.question {
-            Question::Begin { heard, by } => return Said::Known(group.begin(&place, *heard, *by)),
+            Question::Begin(begin) => return Said::Known(group.begin(&place, begin)),
             Question::Assert(assertion, None) => return Said::Known(group.assert(&place, assertion)),
             Question::Assert(assertion, Some(absent)) => {
                 return Said::Known(group.assert_without(&place, assertion, absent));
@@ -85,7 +85,7 @@ impl Server {
                 self.slidings.entry(*name).or_default().exchange(slide, &ground).map(Said::Slid)
             }
             Question::Sweep(_) => Ok(Said::Swept(0)),
-            Question::Begin { .. } | Question::Assert(..) => unreachable!("answered"),
+            Question::Begin(_) | Question::Assert(..) => unreachable!("answered"),
         };
         said.unwrap_or_else(Said::Refused)
     }
@@ -406,7 +406,9 @@ impl World {
     /// Nothing is broken any more, and some go on asking.
     pub(crate) fn mend(&mut self) {
         self.regions.iter_mut().for_each(|regions| regions.cut.clear());
-        self.nodes.iter_mut().for_each(|at| (at.way, at.is_disk_full) = (Way::GOOD, false));
+        for at in &mut self.nodes {
+            (at.way, at.is_disk_full, at.is_left_behind) = (Way::GOOD, false, false);
+        }
         let nodes = self.nodes.len() as u64;
         for _ in 0..1_000 {
             let place = self.below(nodes) as usize;

@@ -105,7 +105,7 @@ impl Lease {
 /// What is known of one cell's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bucket {
-    generation: Generation,
+    since: Generation,
     /// The pool's time. 0 where nothing was ever asked.
     at_us: u64,
     /// Units that are owed, in ticks: at most [`POOL_MAX`].
@@ -162,8 +162,8 @@ impl Bucket {
     /// The call changes nothing that counts.
     pub fn exchange(&mut self, ask: &Exchange, terms: &Terms, ground: &Ground) -> Result<Exchanged, Refused> {
         let Taker { node, boot, call } = ask.taker;
-        if self.generation != ground.generation {
-            *self = Self { generation: ground.generation, ..Self::default() };
+        if self.since != ground.since {
+            *self = Self { since: ground.since, ..Self::default() };
         }
         let now_us = time_at(self.at_us, ground, terms.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();

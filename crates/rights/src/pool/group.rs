@@ -22,6 +22,11 @@
 //! - Where regions share limits, pools are part of one distribution of shares ([`Place::terms`]). The first node that goes by a later one
 //!   makes them part of that, with all that they know ([`Group::begin`]); from then on whoever has not heard of it takes nothing more of
 //!   them, nor begins a generation.
+//! - A node that has heard of nothing, as one that is new in its region or has lost its disk, takes nothing of a group that grants: it
+//!   cannot know whether that is the last there was. It begins a generation that *goes on* with what the pools know
+//!   ([`Begin::goes_on`]). When all have told what they hold, and then one of the nodes says that the last it had heard of before was the
+//!   very generation that granted here ([`Assertion::before`]), nothing was forgotten, and nothing more counts as spent than did. When none
+//!   of them can say so, what is known here counts for nothing, and another one begins.
 //!
 //! **Theorem 9.** In a generation that grants, every pool has down for every node at least what that may use. *Proof.* By the rules of the
 //! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told
@@ -29,6 +34,16 @@
 //! that do not know of this generation, they tell before this one grants: a node that has heard of a generation uses no earlier one,
 //! and says that it has told all only of what it held after that. A node that is left out calls nobody, by the word of whoever leaves it out,
 //! before it has heard of this generation or a later one; the windows that it took of are burned, its leases are over. ∎
+//!
+//! **Going on.** Let a generation go on with `b`, which granted here, and let one of the region's nodes, `w`, say when all have told that `b`
+//! was the last that it had heard of before this one. *Then the pools have down for every node what it may use, and all that was spent.*
+//! Proof. What they knew in `b` they know: nobody changed them since but by telling. By Theorem 9 that is all, unless one that is later than
+//! `b` has granted elsewhere, and somebody used it. Whoever did has told here since, and so has heard of this one, and uses no earlier one; so it
+//! had granted by then. It waited for `w`, which is one of the nodes to whoever is: a node hears of none before it is one to all
+//! others, and one that has left comes back with another disk, on which there is none. So `w` had told there, and heard of it, unless it was left out,
+//! and then it calls nobody here; or an earlier process of it had, whose disk was lost. But one that begins with nothing on its disk says nothing
+//! of `b` before that has granted, told by all, when it had heard of it; its number is above all that there were before that process began, but
+//! for 1, which is the first. What earlier processes held of a node that has lost its disk they had of `b`, likewise. ∎
 //!
 //! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of its
 //! `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later. *When all have, they hold at most `Q` together.* Proof. If the
@@ -58,11 +73,43 @@ pub struct Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     generation: Generation,
+    /// The generation in which its pools began to remember: this one, or the one that it goes on with, or that that went on with.
+    since: Generation,
+    /// The generation that granted last, where this one goes on with it and does not grant; none else.
+    before: Generation,
+    /// Nodes that cannot tell, when all have told, that nothing was forgotten since that one.
+    unsure: BTreeSet<u16>,
     place: Option<Place>,
     grants: bool,
+    marks: Marks,
+    /// Those that count when it grants, unless it goes on with all that was known.
+    doubts: Marks,
+    asserted: BTreeSet<u16>,
+}
+
+/// Up to when something may have been forgotten: wall clock, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Marks {
     fresh_us: u64,
     burned_us: u64,
-    asserted: BTreeSet<u16>,
+}
+
+impl Marks {
+    fn raise(&mut self, to: Self) {
+        self.fresh_us = self.fresh_us.max(to.fresh_us);
+        self.burned_us = self.burned_us.max(to.burned_us);
+    }
+}
+
+/// A generation that is to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begin {
+    /// The highest number of one that the caller has heard of.
+    pub heard: u64,
+    /// The call that begins it.
+    pub by: Taker,
+    /// Whether it goes on with what the pools know, if they granted: where the caller has heard of nothing before but that.
+    pub goes_on: bool,
 }
 
 /// What a node says when it has told all that it holds.
@@ -79,6 +126,8 @@ pub struct Assertion {
     /// Whether no process of it has held or spent anything, ever: it began with nothing on its disk, and heard of this generation, of
     /// number 1, before that granted.
     pub is_new: bool,
+    /// The last generation that it had heard of before this one; number 0 for none.
+    pub before: Generation,
     /// Its wall clock, in microseconds, and by how much that may be wrong twice.
     pub wall_us: u64,
     /// See [`super::slack_us`].
@@ -101,33 +150,38 @@ pub struct Known {
     pub generation: Generation,
     /// Whether it grants.
     pub grants: bool,
+    /// The generation in which its pools began to remember: of that and of later ones they know what was told.
+    pub since: Generation,
 }
 
 impl Group {
     /// How it is, for whoever is answered by that place: nothing is known of a group that was kept elsewhere.
     pub fn known(&self, place: &Place) -> Known {
         let is_here = self.place.as_ref() == Some(place) || broken(Broken::PoolKnowsNoProcess);
-        let generation = if is_here { self.generation } else { Generation::default() };
-        Known { generation, grants: is_here && self.grants }
+        match is_here {
+            true => Known { generation: self.generation, grants: self.grants, since: self.since },
+            false => Known { generation: Generation::default(), grants: false, since: Generation::default() },
+        }
     }
 
     /// What a call may count on that knows of a generation; nothing if it is not this one.
     pub fn ground(&self, place: &Place, generation: Generation, wall_us: u64) -> Option<Ground> {
-        let Known { generation: known, grants } = self.known(place);
-        let Self { fresh_us, burned_us, .. } = *self;
+        let Known { generation: known, grants, since } = self.known(place);
+        let Marks { fresh_us, burned_us } = self.marks;
         (known == generation && known.number > 0).then_some(Ground {
             wall_us,
             generation,
+            since,
             grants,
             fresh_us,
             burned_us,
         })
     }
 
-    /// Begins a generation, with a number above `heard`, the highest that the caller has heard of, unless somebody has begun such a one
+    /// Begins a generation, with a number above all that the caller has heard of, unless somebody has begun such a one
     /// here already; then its pools go on, as part of the distribution among regions that the caller has adopted, if that is a later
     /// one. Whoever has adopted an earlier one changes nothing. Returns how it is.
-    pub fn begin(&mut self, place: &Place, heard: u64, by: Taker) -> Known {
+    pub fn begin(&mut self, place: &Place, begin: &Begin) -> Known {
         let kept = self.place.as_mut().filter(|kept| (&kept.run, kept.map) == (&place.run, place.map));
         let is_late = match kept {
             Some(kept) if kept.terms > place.terms && !broken(Broken::PoolHearsOldTerms) => true,
@@ -137,12 +191,22 @@ impl Group {
             }
             None => false,
         };
-        let known = self.known(place).generation;
-        if !is_late && (known.number == 0 || known.number < heard) {
-            let number = self.generation.number.max(heard) + 1;
-            self.generation = Generation { number, by };
+        let known = self.known(place);
+        if !is_late && (known.generation.number == 0 || known.generation.number < begin.heard) {
+            let before = match begin.goes_on && known.generation.number > 0 {
+                true if known.grants => known.generation,
+                true => self.before,
+                false => Generation::default(),
+            };
+            let number = self.generation.number.max(begin.heard) + 1;
+            self.generation = Generation { number, by: begin.by };
+            if before.number == 0 {
+                self.since = self.generation;
+            }
             self.place = Some(place.clone());
-            self.grants = false;
+            (self.before, self.grants) = (before, false);
+            self.unsure.clear();
+            self.doubts = Marks::default();
             self.asserted.clear();
         }
         self.known(place)
@@ -150,42 +214,55 @@ impl Group {
 
     /// A node has told what it holds. Returns how it is.
     pub fn assert(&mut self, place: &Place, assertion: &Assertion) -> Known {
-        if self.known(place).generation == assertion.generation
-            && assertion.generation.number > 0
-            && !self.grants
-        {
-            self.asserted.insert(assertion.node);
-            if !assertion.is_new {
-                let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
-                self.burned_us = self.burned_us.max(knows_us);
-                // Nothing is granted before, so it is known from the last of them on.
-                if !broken(Broken::PoolFreshFromFirst) || self.asserted.len() == 1 {
-                    self.fresh_us = self.fresh_us.max(assertion.wall_us);
-                }
-            }
-            self.grants = assertion.nodes.is_subset(&self.asserted) || broken(Broken::PoolAsksOneNode);
-        }
-        self.known(place)
+        let nobody = Absent { nodes: BTreeSet::new(), keep_us: 0 };
+        self.assert_without(place, assertion, &nobody)
     }
 
     /// The same, while some of the others are left out. Returns how it is.
     pub fn assert_without(&mut self, place: &Place, assertion: &Assertion, absent: &Absent) -> Known {
-        let known = self.assert(place, assertion);
-        let is_told = |node: &u16| {
-            self.asserted.contains(node) || absent.nodes.contains(node) || broken(Broken::PoolLeavesAllOut)
-        };
-        if known.generation == assertion.generation
-            && assertion.generation.number > 0
-            && !self.grants
-            && assertion.nodes.iter().all(is_told)
-        {
-            let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
-            if !broken(Broken::PoolBurnsNoAbsent) {
-                self.burned_us = self.burned_us.max(over_us);
-                self.fresh_us = self.fresh_us.max(over_us);
+        let Known { generation, grants, .. } = self.known(place);
+        if generation != assertion.generation || generation.number == 0 || grants {
+            return self.known(place);
+        }
+        self.asserted.insert(assertion.node);
+        if !assertion.is_new {
+            let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
+            // Nothing is granted before, so it is known from the last of them on.
+            let is_first = self.asserted.len() == 1;
+            let is_counted = is_first || !broken(Broken::PoolFreshFromFirst);
+            let fresh_us = if is_counted { assertion.wall_us } else { 0 };
+            self.doubts.raise(Marks { fresh_us, burned_us: knows_us });
+        }
+        let has_told = |node: &u16| self.asserted.contains(node);
+        let all_told = assertion.nodes.iter().all(has_told) || broken(Broken::PoolAsksOneNode);
+        let left_out = |node: &u16| absent.nodes.contains(node) || broken(Broken::PoolLeavesAllOut);
+        let is_rest =
+            !absent.nodes.is_empty() && assertion.nodes.iter().all(|node| has_told(node) || left_out(node));
+        if all_told || is_rest {
+            self.all_told(assertion);
+            if self.grants && !all_told && !broken(Broken::PoolBurnsNoAbsent) {
+                let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
+                self.marks.raise(Marks { fresh_us: over_us, burned_us: over_us });
             }
-            self.grants = true;
         }
         self.known(place)
+    }
+
+    /// All have told, but for those that are left out, and this node says so. It grants, unless it goes on with what is known and this node cannot
+    /// tell that nothing was forgotten. When none of them can, nothing is known here any more.
+    fn all_told(&mut self, assertion: &Assertion) {
+        let Assertion { node, nodes, before, .. } = assertion;
+        let is_witness = nodes.contains(node) && *before == self.before;
+        if self.before.number == 0 {
+            self.marks.raise(self.doubts);
+            self.grants = true;
+        } else if is_witness || broken(Broken::PoolGoesOnUnwitnessed) {
+            (self.grants, self.before) = (true, Generation::default());
+        } else {
+            self.unsure.insert(*node);
+            if nodes.intersection(&self.asserted).all(|node| self.unsure.contains(node)) {
+                self.place = None;
+            }
+        }
     }
 }

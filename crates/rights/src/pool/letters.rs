@@ -1,6 +1,6 @@
 //! What nodes of a region have to tell one of them that they cannot reach otherwise: that a charge of its is settled.
 //!
-//! A letter is there until the one that it is for says that it has it. It may be lost, with the generation of its group and when it is old: then
+//! A letter is there until the one that it is for says that it has it. It may be lost, with the pools of its group and when it is old: then
 //! the charge stays as it was, which is what whoever forwards one is told. A charge is settled once, however often it is told.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub struct Letter {
 /// The letters for one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Letters {
-    generation: Generation,
+    since: Generation,
     /// Real costs, by charge.
     waiting: BTreeMap<u128, Option<u64>>,
     drops_us: u64,
@@ -64,8 +64,8 @@ impl Letters {
     }
 
     fn begin(&mut self, ground: &Ground) {
-        if self.generation != ground.generation {
-            *self = Self { generation: ground.generation, ..Self::default() };
+        if self.since != ground.since {
+            *self = Self { since: ground.since, ..Self::default() };
         }
     }
 

@@ -86,8 +86,10 @@ pub struct Generation {
 pub struct Ground {
     /// The caller's wall clock when it sent the call, in microseconds since the epoch.
     pub wall_us: u64,
-    /// Which generation of the group this is: what a pool knows of an earlier one is forgotten.
+    /// Which generation of the group this is.
     pub generation: Generation,
+    /// The generation in which the group's pools began to remember: what a pool knows of an earlier one is forgotten.
+    pub since: Generation,
     /// Whether anything may be granted.
     pub grants: bool,
     /// Of what was spent before this wall clock nothing is known.

@@ -29,7 +29,7 @@ struct Lease {
 /// What is known of one cell's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sliding {
-    generation: Generation,
+    since: Generation,
     at_us: u64,
     /// Units, by when they linger no more.
     lingering: BTreeMap<u64, u64>,
@@ -77,8 +77,8 @@ impl Sliding {
     /// The call changes nothing that counts.
     pub fn exchange(&mut self, ask: &Exchange, ground: &Ground) -> Result<Exchanged, Refused> {
         let Taker { node, boot, call } = ask.taker;
-        if self.generation != ground.generation {
-            *self = Self { generation: ground.generation, ..Self::default() };
+        if self.since != ground.since {
+            *self = Self { since: ground.since, ..Self::default() };
         }
         let now_us = time_at(self.at_us, ground, ask.slack_us)?;
         let known = self.nodes.get(&node).copied().unwrap_or_default();

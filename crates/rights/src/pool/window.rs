@@ -29,7 +29,7 @@ struct Taken {
 /// What is known of one window's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
-    generation: Generation,
+    since: Generation,
     /// What processes took that are gone.
     spent: u64,
     nodes: BTreeMap<u16, Taken>,
@@ -78,8 +78,8 @@ impl Window {
         if ground.wall_us >= take.drops_us {
             return Err(Refused::Late);
         }
-        if self.generation != ground.generation {
-            *self = Self { generation: ground.generation, ..Self::default() };
+        if self.since != ground.since {
+            *self = Self { since: ground.since, ..Self::default() };
         }
         let known = self.nodes.get(&node).copied().unwrap_or_default();
         if boot < known.boot {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use acequia_rights::pool::{
     Generation, Group, Letter, Letters, Name, Taker,
-    group::{Assertion, Known, Place},
+    group::{Assertion, Begin, Known, Place},
     letters::LETTERS_MAX,
     name::{ANSWER_BYTES_MAX, Act, Standing, What},
 };
@@ -93,7 +93,10 @@ impl World {
         let server = &mut self.servers[call.server];
         let place = Place { run: server.run.clone(), map: 0, terms: 0 };
         let said = match &call.question {
-            Question::Begin => Said::Known(server.group.begin(&place, call.generation.number, call.by)),
+            Question::Begin => {
+                let (heard, by) = (call.generation.number, call.by);
+                Said::Known(server.group.begin(&place, &Begin { heard, by, goes_on: false }))
+            }
             Question::Assert => {
                 let told = Assertion {
                     node: call.node as u16,
@@ -101,6 +104,7 @@ impl World {
                     nodes: (0..NODES as u16).collect::<BTreeSet<_>>(),
                     knows_from_us: 0,
                     is_new: true,
+                    before: Generation::default(),
                     wall_us: call.wall_us,
                     slack_us: 0,
                 };
@@ -234,7 +238,14 @@ fn a_name_that_is_ended_where_not_all_have_heard_of_it_was_not_ended() {
 
 fn ground(number: u64, wall_us: u64) -> acequia_rights::pool::Ground {
     let generation = Generation { number, by: Taker { node: 1, boot: 1, call: number } };
-    acequia_rights::pool::Ground { wall_us, generation, grants: true, fresh_us: 0, burned_us: 0 }
+    acequia_rights::pool::Ground {
+        wall_us,
+        generation,
+        since: generation,
+        grants: true,
+        fresh_us: 0,
+        burned_us: 0,
+    }
 }
 
 fn by(call: u64) -> Taker {

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
-    Bucket, Generation, Ground, Group, Purse, Refused, Taker,
+    Bucket, Generation, Ground, Group, Purse, Refused, Taker, Window,
     bucket::{Exchange, Exchanged, Terms},
-    group::{Assertion, Place},
-    slack_us,
+    group::{Assertion, Begin, Known, Place},
+    slack_us, window,
 };
 
 pub(super) const UNITS: u64 = 10;
@@ -59,9 +59,14 @@ impl Pool {
         let taker = Taker { node, boot: 1, call: self.calls };
         let exchange = Exchange { taker, keeps, tokens, wanted, needed: 0, reserved: 0, keep_us: 1_000 * MS };
         let generation = Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } };
-        let ground = Ground { wall_us: START_US + wall_us, generation, grants, fresh_us, burned_us: 0 };
+        let wall_us = START_US + wall_us;
+        let ground = Ground { wall_us, generation, since: generation, grants, fresh_us, burned_us: 0 };
         self.bucket.exchange(&exchange, &self.terms, &ground)
     }
+}
+
+const fn above(heard: u64, by: Taker) -> Begin {
+    Begin { heard, by, goes_on: false }
 }
 
 /// Units that two nodes get at one instant, one whose wall is late and one whose wall is early.
@@ -228,12 +233,21 @@ pub(super) fn called_before_all_had_told() -> u64 {
 pub(super) fn called_when_all_had_told() -> u64 {
     let (mut group, place) = (Group::default(), Place { run: "1".to_owned(), map: 0, terms: 0 });
     let by = Taker { node: 1, boot: 1, call: 1 };
-    let generation = group.begin(&place, 0, by).generation;
+    let generation = group.begin(&place, &above(0, by)).generation;
     let last_us = START_US + 100 * MS;
     for (node, wall_us) in [(1, START_US), (2, last_us)] {
         let nodes = BTreeSet::from([1, 2]);
         let (knows_from_us, is_new, slack_us) = (0, false, 2 * ERROR_US);
-        let told = Assertion { node, generation, nodes, knows_from_us, is_new, wall_us, slack_us };
+        let told = Assertion {
+            node,
+            generation,
+            nodes,
+            knows_from_us,
+            is_new,
+            before: Generation::default(),
+            wall_us,
+            slack_us,
+        };
         group.assert(&place, &told);
     }
     let ground = group.ground(&place, generation, last_us).expect("the same generation");
@@ -248,19 +262,19 @@ pub(super) fn a_caller_of_an_earlier_distribution() -> u64 {
     let by = |call| Taker { node: 1, boot: 1, call };
     let place = |terms| Place { run: "1".to_owned(), map: 0, terms };
     let mut group = Group::default();
-    let known = group.begin(&place(1), 0, by(1));
+    let known = group.begin(&place(1), &above(0, by(1)));
     // Its pools go on under the next one, and under that alone.
-    assert_eq!(group.begin(&place(2), 1, by(2)), known);
+    assert_eq!(group.begin(&place(2), &above(1, by(2))), known);
     assert_eq!(group.known(&place(1)).generation.number, 0);
-    let nothing = group.begin(&place(1), 1, by(3)).generation.number == 0;
-    let nothing_above = group.begin(&place(1), 9, by(4)).generation.number == 0;
+    let nothing = group.begin(&place(1), &above(1, by(3))).generation.number == 0;
+    let nothing_above = group.begin(&place(1), &above(9, by(4))).generation.number == 0;
     // Another server has heard of none.
     let elsewhere = Place { run: "2".to_owned(), ..place(1) };
     [
         nothing,
         nothing_above,
         group.known(&place(2)) == known,
-        group.begin(&elsewhere, 9, by(5)).generation.number > 0,
+        group.begin(&elsewhere, &above(9, by(5))).generation.number > 0,
     ]
     .into_iter()
     .map(|is_so| u64::from(!is_so))
@@ -279,24 +293,25 @@ fn pools_go_on_under_a_later_distribution_as_they_are() {
     let told = |group: &Group, node, terms| {
         let generation = group.known(&place("1", terms)).generation;
         let (nodes, wall_us) = (BTreeSet::from([1, 2]), START_US);
-        Assertion { node, generation, nodes, knows_from_us: START_US, is_new: false, wall_us, slack_us: 0 }
+        let (before, knows_from_us) = (Generation::default(), START_US);
+        Assertion { node, generation, nodes, knows_from_us, is_new: false, before, wall_us, slack_us: 0 }
     };
     let mut group = Group::default();
-    group.begin(&place("1", 0), 0, by(1));
+    group.begin(&place("1", 0), &above(0, by(1)));
     let first = told(&group, 1, 0);
     group.assert(&place("1", 0), &first);
     // What one node has told counts under the next, too; and what grants goes on.
-    group.begin(&place("1", 5), 1, by(2));
+    group.begin(&place("1", 5), &above(1, by(2)));
     assert!(!group.known(&place("1", 5)).grants);
     let second = told(&group, 2, 5);
     assert!(group.assert(&place("1", 5), &second).grants);
     let before = group.ground(&place("1", 5), second.generation, START_US);
-    assert!(group.begin(&place("1", 6), 1, by(3)).grants);
+    assert!(group.begin(&place("1", 6), &above(1, by(3))).grants);
     assert_eq!(group.ground(&place("1", 6), second.generation, START_US), before);
     assert_eq!(group.ground(&place("1", 5), second.generation, START_US), None);
     // But not where it may have been forgotten, nor where less was known than the caller has heard of.
-    assert!(!group.clone().begin(&place("2", 7), 1, by(4)).grants);
-    assert!(!group.begin(&place("1", 7), 2, by(4)).grants);
+    assert!(!group.clone().begin(&place("2", 7), &above(1, by(4))).grants);
+    assert!(!group.begin(&place("1", 7), &above(2, by(4))).grants);
 }
 
 #[test]
@@ -343,4 +358,116 @@ fn what_was_spent_of_more_units_is_owed_when_there_are_more_again() {
     let more = pool.call_in(1, 20 * MS, (NOTHING, 0), all, fresh).expect("an answer");
     // 20 ms give 20.
     assert!(more.part.units - more.owed <= 20, "{more:?}");
+}
+
+/// Two nodes of which the second has lost its disk, and the server's process where they took some. Gives how it goes on there, when the first
+/// says what it had heard of before, and how many units of that window and of a bucket the second is given.
+fn goes_on_with(before: Option<Generation>) -> (Known, u64, u64) {
+    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+    let by = |node, call| Taker { node, boot: 1, call };
+    let mut group = Group::default();
+    let first = group.begin(&place, &above(0, by(1, 1)));
+    let told = |node, generation, before: Generation, wall_us| {
+        let nodes = BTreeSet::from([1, 2]);
+        let (knows_from_us, is_new) =
+            (wall_us, before == Generation::default() && generation == first.generation);
+        Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us: 0 }
+    };
+    for node in [1, 2] {
+        group.assert(&place, &told(node, first.generation, Generation::default(), START_US));
+    }
+    let (mut pool, mut window) = (Pool::new(), Window::default());
+    let take = |node, boot, wanted| window::Take {
+        taker: Taker { node, boot, call: 1 },
+        taken: 0,
+        returned: 0,
+        wanted,
+        needed: 1,
+        reserved: 0,
+        total: 2 * UNITS,
+        begins_us: START_US,
+        drops_us: START_US + 60_000 * MS,
+    };
+    let ground = group.ground(&place, first.generation, START_US + MS).expect("it grants");
+    let took = window.take(&take(1, 1, UNITS), &ground).expect("an answer");
+    assert!(took.taken > 0);
+
+    let begin = Begin { heard: first.generation.number + 1, by: by(2, 1), goes_on: true };
+    let second = group.begin(&place, &begin).generation;
+    let wall_us = START_US + 2 * MS;
+    let before = before.unwrap_or(first.generation);
+    assert!(!group.assert(&place, &told(1, second, before, wall_us)).grants);
+    assert!(!group.assert(&place, &told(2, second, Generation::default(), wall_us)).grants);
+    let known = group.assert(&place, &told(1, second, before, wall_us));
+    if known.generation.number == 0 {
+        return (known, 0, 0);
+    }
+    let ground = group.ground(&place, second, START_US + 3 * MS).expect("it grants");
+    let exchange = Exchange {
+        taker: by(2, 1),
+        keeps: NOTHING,
+        tokens: 0,
+        wanted: ALL,
+        needed: 0,
+        reserved: 0,
+        keep_us: 1_000 * MS,
+    };
+    let got = pool.bucket.exchange(&exchange, &pool.terms, &ground).expect("an answer");
+    let took = window.take(&take(2, 7, 1), &ground).expect("an answer");
+    (known, took.taken, got.part.units - got.owed)
+}
+
+#[test]
+fn a_node_without_a_disk_costs_no_pool_what_another_knows() {
+    let (known, of_window, of_bucket) = goes_on_with(None);
+    assert!(known.grants && known.generation.number == 3 && known.since.number == 1, "{known:?}");
+    assert_eq!(of_window, 1);
+    assert_eq!(of_bucket, UNITS);
+    // One that has heard of another since, or of none, does not know.
+    let other = Generation { number: 2, by: Taker { node: 2, boot: 1, call: 9 } };
+    for before in [Generation::default(), other] {
+        let (known, of_window, of_bucket) = goes_on_with(Some(before));
+        assert!(!known.grants && known.since.number == 0, "{known:?}");
+        assert_eq!((of_window, of_bucket), (0, 0), "{before:?}");
+    }
+}
+
+/// Units of an open window, all of which was taken elsewhere, that two nodes get which have lost their disks and find a server that hung meanwhile.
+pub(super) fn two_without_disks() -> u64 {
+    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+    let by = |node, call| Taker { node, boot: 2, call };
+    let mut group = Group::default();
+    let mut all_tell = |begin: &Begin, is_new, wall_us| {
+        let generation = group.begin(&place, begin).generation;
+        for node in [1, 2, 1] {
+            let (nodes, before) = (BTreeSet::from([1, 2]), Generation::default());
+            let knows_from_us = wall_us;
+            group.assert(
+                &place,
+                &Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us: 0 },
+            );
+        }
+        (generation, group.ground(&place, generation, wall_us))
+    };
+    let (first, _) = all_tell(&above(0, by(1, 1)), true, START_US);
+    let begin = Begin { heard: first.number + 1, by: by(2, 1), goes_on: true };
+    let (_, ground) = all_tell(&begin, false, START_US + 10 * MS);
+    let Some(ground) = ground else { return 0 };
+    let take = window::Take {
+        taker: by(2, 2),
+        taken: 0,
+        returned: 0,
+        wanted: UNITS,
+        needed: 1,
+        reserved: 0,
+        total: UNITS,
+        begins_us: START_US + MS,
+        drops_us: START_US + 60_000 * MS,
+    };
+    Window::default().take(&take, &ground).expect("an answer").taken
+}
+
+#[test]
+fn who_has_lost_all_does_not_trust_a_server_that_hung() {
+    assert_eq!(two_without_disks(), 0);
 }

@@ -52,6 +52,7 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
             let ground = Ground {
                 wall_us: 0,
                 generation: Generation::default(),
+                since: Generation::default(),
                 grants: true,
                 fresh_us: 0,
                 burned_us: 0,

@@ -185,7 +185,7 @@ pub async fn carry(pools: &impl Pools, call: &Call) -> Said {
     let Call { terms, generation, wall_us, .. } = *call;
     let at = |cell| At { group, terms, cell, generation, wall_us, deadline };
     let said = match &call.question {
-        Question::Begin { heard, by } => pools.begin(&at(""), *heard, *by).await.map(Said::Known),
+        Question::Begin(begin) => pools.begin(&at(""), begin).await.map(Said::Known),
         Question::Assert(assertion, absent) => {
             pools.assert(&at(""), assertion, absent.as_ref()).await.map(Said::Known)
         }

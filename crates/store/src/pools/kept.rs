@@ -6,8 +6,8 @@ use std::{
 };
 
 use acequia_rights::pool::{
-    self, AGREEMENT, Bucket, Ground, Letter, Letters, Name, Refused, Sliding, Taker, Window, bucket,
-    group::{Absent, Assertion, Known, Place},
+    self, AGREEMENT, Bucket, Ground, Letter, Letters, Name, Refused, Sliding, Window, bucket,
+    group::{Absent, Assertion, Begin, Known, Place},
     name::{self, NAMES_MAX, Standing},
     sliding, window,
 };
@@ -126,8 +126,8 @@ fn bytes_of<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 impl Pools for KeptPools {
-    async fn begin(&self, at: &At<'_>, heard: u64, by: Taker) -> Result<Known, Missed> {
-        self.with_group(at, |kept, place| kept.begin(place, heard, by))
+    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<Known, Missed> {
+        self.with_group(at, |kept, place| kept.begin(place, begin))
     }
 
     async fn assert(

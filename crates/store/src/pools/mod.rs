@@ -11,8 +11,8 @@ mod wire;
 use std::{fmt::Debug, future::Future, time::Duration};
 
 use acequia_rights::pool::{
-    Generation, Letter, Refused, Taker, bucket,
-    group::{Absent, Assertion, Known},
+    Generation, Letter, Refused, bucket,
+    group::{Absent, Assertion, Begin, Known},
     name, sliding, window,
 };
 
@@ -55,12 +55,11 @@ pub enum Answer<T> {
 
 /// Pools, wherever they are.
 pub trait Pools: Debug + Send + Sync {
-    /// Begins a generation of a group, above `heard`, unless somebody has. The generation of `at` is of no meaning.
+    /// Begins a generation of a group, above what the caller has heard of, unless somebody has. The generation of `at` is of no meaning.
     ///
     /// # Errors
     /// There is no answer: it may be begun or not.
-    fn begin(&self, at: &At<'_>, heard: u64, by: Taker)
-    -> impl Future<Output = Result<Known, Missed>> + Send;
+    fn begin(&self, at: &At<'_>, begin: &Begin) -> impl Future<Output = Result<Known, Missed>> + Send;
 
     /// Says that a node has told all that it holds of a group's pools. Some of the others may be left
     /// out.

@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeSet};
 use acequia_limits::Part;
 use acequia_rights::pool::{
     AGREEMENT, Generation, Letter, Refused, Taker, bucket,
-    group::{Absent, Assertion, Known},
+    group::{Absent, Assertion, Begin, Known},
     name::{self, Standing},
     sliding, window,
 };
@@ -20,6 +20,9 @@ const NAMES: &str = "names";
 /// The same where nodes only agree.
 const AGREED: [&str; 2] = ["agreed", "agreed-due"];
 
+/// Which rules the functions go by that change what records mean: nodes that go by others share nothing.
+const RULES: u64 = 2;
+
 /// Pools in a region's Redis.
 #[derive(Clone, Debug)]
 pub struct RedisPools {
@@ -32,7 +35,7 @@ impl RedisPools {
     /// they keep for themselves. What nodes have taken that go by other terms is of another generation.
     #[must_use]
     pub fn new(redis: Redis, terms: u64) -> Self {
-        let map = format!("{}:{terms}", redis.placement().0);
+        let map = format!("{}:{}", redis.placement().0, terms.wrapping_add(RULES));
         Self { redis, map }
     }
 
@@ -112,12 +115,14 @@ fn garbled(answer: &[Value]) -> Missed {
     Missed::Unknown(format!("an answer that is none: {answer:?}").into())
 }
 
-/// `unknown`, a generation, and whether it grants.
+/// `unknown`, a generation, whether it grants, and the one since which its pools remember.
 fn read_known(answer: &[Value]) -> Option<Known> {
-    let [status, generation, grants] = answer else { return None };
-    let (number, by) = generation.text()?.split_once(':')?;
-    let generation = Generation { number: number.parse().ok()?, by: read_taker(by)? };
-    let known = Known { generation, grants: grants.int()? == 1 };
+    let [status, generation, grants, since] = answer else { return None };
+    let read = |generation: &Value| {
+        let (number, by) = generation.text()?.split_once(':')?;
+        Some(Generation { number: number.parse().ok()?, by: read_taker(by)? })
+    };
+    let known = Known { generation: read(generation)?, grants: grants.int()? == 1, since: read(since)? };
     (status.text()? == "unknown").then_some(known)
 }
 
@@ -147,10 +152,11 @@ fn read_letter(values: &[Value]) -> Option<Letter> {
 }
 
 impl Pools for RedisPools {
-    async fn begin(&self, at: &At<'_>, heard: u64, by: Taker) -> Result<Known, Missed> {
-        let (heard, by) = (heard.to_string(), taker_text(&by));
+    async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<Known, Missed> {
+        let (heard, by) = (begin.heard.to_string(), taker_text(&begin.by));
         let about = (Function::Group, heard.as_str(), 0);
-        let answer = self.call(at, about, &[Arg::Bytes(by.as_bytes())]).await?;
+        let own = [Arg::Bytes(by.as_bytes()), Arg::Int(i64::from(begin.goes_on))];
+        let answer = self.call(at, about, &own).await?;
         read_known(&answer).ok_or_else(|| garbled(&answer))
     }
 
@@ -160,7 +166,9 @@ impl Pools for RedisPools {
         assertion: &Assertion,
         absent: Option<&Absent>,
     ) -> Result<Known, Missed> {
-        let Assertion { node, generation, nodes, knows_from_us, is_new, wall_us, slack_us } = assertion;
+        let Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us } =
+            assertion;
+        let before = generation_text(before);
         let listed =
             |nodes: &BTreeSet<u16>| nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let (nodes, left_out) =
@@ -172,6 +180,7 @@ impl Pools for RedisPools {
             int(*slack_us),
             Arg::Bytes(left_out.as_bytes()),
             int(absent.map_or(0, |absent| absent.keep_us)),
+            Arg::Bytes(before.as_bytes()),
         ];
         let generation = generation_text(generation);
         let about = (Function::Assert, generation.as_str(), *wall_us);

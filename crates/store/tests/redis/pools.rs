@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
     Generation, Letter, Taker, bucket,
-    group::{Absent, Assertion, Known},
+    group::{Absent, Assertion, Begin, Known},
     name::{self, NAMES_MAX, Standing},
     sliding, window,
 };
@@ -45,7 +45,7 @@ impl Random {
 /// One call.
 #[derive(Clone, Debug)]
 enum Call {
-    Begin(u64, Taker),
+    Begin(Begin),
     Assert(Assertion, Option<Absent>),
     Take(window::Take),
     Exchange(bucket::Exchange, bucket::Terms),
@@ -69,7 +69,7 @@ enum Came {
 
 async fn call(pools: &impl Pools, at: &At<'_>, call: &Call) -> Result<Came, Missed> {
     Ok(match call {
-        Call::Begin(heard, by) => Came::Known(pools.begin(at, *heard, *by).await?),
+        Call::Begin(begin) => Came::Known(pools.begin(at, begin).await?),
         Call::Assert(assertion, absent) => Came::Known(pools.assert(at, assertion, absent.as_ref()).await?),
         Call::Take(take) => Came::Took(pools.take(at, take).await?),
         Call::Exchange(exchange, terms) => Came::Exchanged(pools.exchange(at, exchange, terms).await?),
@@ -87,6 +87,8 @@ struct Caller {
     calls: u64,
     /// Of each group, as it was last heard.
     generations: [Generation; 2],
+    /// And the one before that.
+    before: [Generation; 2],
     /// Limits of buckets, each with a whole and the part in the pool.
     terms: Vec<bucket::Terms>,
 }
@@ -105,7 +107,14 @@ impl Caller {
             bucket::Terms::of(&Meter::new(rate, units), part, slack_us).expect("terms")
         });
         let terms = terms.collect();
-        Self { random, wall_us: START_US, calls: 0, generations: Default::default(), terms }
+        Self {
+            random,
+            wall_us: START_US,
+            calls: 0,
+            generations: Default::default(),
+            before: Default::default(),
+            terms,
+        }
     }
 
     fn draw(&mut self) -> (Group, String, u64, Call) {
@@ -121,7 +130,11 @@ impl Caller {
         let generation = self.generations[place];
         let cell = self.random.below(3);
         let (cell, call) = match self.random.below(60) {
-            0 => (String::new(), Call::Begin(self.random.below(generation.number + 2), taker)),
+            0 => {
+                let heard = self.random.below(generation.number + 2);
+                let goes_on = self.random.below(2) == 0;
+                (String::new(), Call::Begin(Begin { heard, by: taker, goes_on }))
+            }
             1 | 2 => {
                 let assertion = Assertion {
                     node: taker.node,
@@ -129,6 +142,7 @@ impl Caller {
                     nodes: (1..=1 + self.random.below(3) as u16).collect::<BTreeSet<_>>(),
                     knows_from_us: START_US + self.random.below(10_000_000),
                     is_new: self.random.below(3) == 0,
+                    before: if self.random.below(3) > 0 { self.before[place] } else { generation },
                     wall_us,
                     slack_us: 20_000,
                 };
@@ -247,7 +261,11 @@ impl Caller {
             _ => None,
         };
         if let Some(known) = known {
-            self.generations[usize::from(of.number() > 0)] = known.generation;
+            let place = usize::from(of.number() > 0);
+            let last = std::mem::replace(&mut self.generations[place], known.generation);
+            if last != known.generation {
+                self.before[place] = last;
+            }
         }
     }
 }
@@ -389,10 +407,19 @@ async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
     let by = Taker { node: 1, boot: 1, call: 1 };
     let generation = Generation::default();
     let at = At { group: group(3), terms: 0, cell: "", generation, wall_us, deadline: DEADLINE };
-    let generation = pools.begin(&at, 0, by).await.expect("begun").generation;
+    let begin = Begin { heard: 0, by, goes_on: false };
+    let generation = pools.begin(&at, &begin).await.expect("begun").generation;
     let nodes = BTreeSet::from([1]);
-    let assertion =
-        Assertion { node: 1, generation, nodes, knows_from_us: 0, is_new: false, wall_us, slack_us: 20_000 };
+    let assertion = Assertion {
+        node: 1,
+        generation,
+        nodes,
+        knows_from_us: 0,
+        is_new: false,
+        before: Generation::default(),
+        wall_us,
+        slack_us: 20_000,
+    };
     assert!(pools.assert(&at, &assertion, None).await.expect("heard").grants);
     generation
 }
