@@ -6,10 +6,10 @@ mod scene;
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of calls")]
 #[path = "../redis/servers.rs"]
 mod servers;
+mod while_it_breaks;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    process::{Command, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicI64, Ordering},
@@ -395,122 +395,4 @@ fn p99_max() -> Duration {
 
 async fn survives(name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
     survives_for(Duration::ZERO, name, fate).await;
-}
-
-/// The primary of the first group, by its place among the cluster's nodes.
-fn primary_of(fleet: &Fleet) -> usize {
-    fleet.cluster.primaries()[0]
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_is_killed_lets_no_unit_too_many_pass() {
-    survives("a primary is killed", async |fleet| {
-        let primary = primary_of(fleet);
-        fleet.cluster.nodes[primary].kill();
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_primary_and_a_node_that_die_together_let_no_unit_too_many_pass() {
-    survives("a primary and a node die", async |fleet| {
-        let primary = primary_of(fleet);
-        fleet.cluster.nodes[primary].kill();
-        fleet.crash(0);
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn walls_that_are_set_within_the_promise_let_no_unit_too_many_pass() {
-    let lasts = Duration::from_secs(6);
-    survives_for(lasts, "walls are set", async |fleet| {
-        // 9 ms of the 10 that are promised, to and fro, some of them at the edges of windows.
-        for number in 0..60 {
-            for (place, sign) in fleet.places.iter().zip([1, -1, 0]) {
-                let sign = if number % 2 == 0 { sign } else { -sign };
-                place.clock.ahead_ns.store(sign * 9_000_000, Ordering::Relaxed);
-            }
-            sleep(lasts / 60).await;
-        }
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_deleted_is_not_given_again() {
-    survives("FLUSHALL", async |fleet| {
-        for primary in fleet.cluster.primaries() {
-            fleet.cluster.nodes[primary].cli(&["FLUSHALL"]);
-        }
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn functions_that_are_gone_are_loaded_again_under_load() {
-    survives("FUNCTION FLUSH", async |fleet| {
-        for primary in fleet.cluster.primaries() {
-            fleet.cluster.nodes[primary].cli(&["FUNCTION", "FLUSH"]);
-            fleet.cluster.nodes[primary].cli(&["SCRIPT", "FLUSH"]);
-        }
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_starts_anew_gives_nothing_again() {
-    survives("all servers start anew", async |fleet| {
-        fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::kill);
-        fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::restart);
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_takes_over_without_its_primary_lets_no_unit_too_many_pass() {
-    survives("a replica takes over, with the link to its primary cut", async |fleet| {
-        let primary = primary_of(fleet);
-        let port = fleet.cluster.nodes[primary].port().to_string();
-        let replica = fleet.cluster.nodes.iter().position(|node| node.info("master_port") == port);
-        let replica = replica.expect("a replica");
-        // It hears nothing of its primary for a while, which goes on; then it takes over by itself.
-        fleet.cluster.nodes[replica].hang();
-        sleep(Duration::from_millis(600)).await;
-        let take_over = Command::new("redis-cli")
-            .args(["-p", &fleet.cluster.nodes[replica].port().to_string(), "CLUSTER", "FAILOVER", "TAKEOVER"])
-            .stdout(Stdio::null())
-            .spawn();
-        fleet.cluster.nodes[primary].hang();
-        fleet.cluster.nodes[replica].go_on();
-        take_over.expect("redis-cli").wait().expect("an end");
-        fleet.cluster.nodes[primary].go_on();
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_primary_that_hangs_for_long_lets_no_unit_too_many_pass() {
-    let lasts = Duration::from_secs(20);
-    survives_for(lasts, "a primary hangs for 20 s", async |fleet| {
-        let primary = primary_of(fleet);
-        fleet.cluster.nodes[primary].hang();
-        sleep(lasts).await;
-        fleet.cluster.nodes[primary].go_on();
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_minute_without_servers_is_not_noticed_where_demand_is_low() {
-    let _alone = ALONE.lock().await;
-    let mut fleet = Fleet::start(3).await;
-    fleet.load(LITTLE, Duration::from_secs(20)).await.expect("callers");
-    fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::kill);
-    let fared = fleet.load(LITTLE, Duration::from_secs(60)).await.expect("callers");
-    let (asked, denied) = (fared.took.len(), fared.denied);
-    eprintln!("a minute without servers: {denied} of {asked} denied, p99 {:?}", fared.took[asked * 99 / 100]);
-    fleet.judge();
-    assert!(asked >= 11_000, "only {asked} were asked");
-    assert!(denied * 100 <= asked as u64, "{denied} of {asked} denied");
 }
