@@ -27,7 +27,7 @@ redis.register_function('acequia_assert' .. version, function(keys, arguments)
       local has_told = group.asserted[other] == true
       told, told_or_absent = told and has_told, told_or_absent and (has_told or absent[other] == true)
       is_node = is_node or other == node
-      unsure = unsure and (not has_told or other == node or group.unsure[other] == true)
+      unsure = unsure and (not has_told or absent[other] == true or other == node or group.unsure[other] == true)
     end
     if told_or_absent then
       if group.before == NEVER then

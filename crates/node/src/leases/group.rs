@@ -61,7 +61,7 @@ pub(super) struct Group {
     kept: Generation,
     /// Whether one has granted of which this process, or one before it with the same disk, had heard before.
     is_proven: bool,
-    /// If none has: no generation that others began before this process did has a higher number.
+    /// If none has: no generation that others began before this process did, or before it counted to all of them, has a higher number.
     floor: u64,
     /// A generation that is begun gets a number above this one.
     above: u64,
@@ -101,6 +101,11 @@ impl Group {
 
     pub(super) const fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// This process counts to all others from now on, when walls show at most `now_us`.
+    pub(super) fn counts_from(&mut self, now_us: u64) {
+        self.floor = self.floor.max(now_us);
     }
 
     /// Since which generation its pools remember: none while nobody has said.

@@ -86,8 +86,12 @@ impl Leases {
     }
 
     /// All others count this node from now on.
-    pub(crate) const fn is_counted_now(&mut self) {
-        self.is_counted = true;
+    pub(crate) fn is_counted_now(&mut self, now: Now) {
+        if !self.is_counted {
+            let latest_ns = now.wall_ns.saturating_add(self.clock_error_ns.saturating_mul(2));
+            self.groups.iter_mut().for_each(|group| group.counts_from(latest_ns / 1_000));
+            self.is_counted = true;
+        }
     }
 
     /// Where limits were lowered, keeps as much less of what was taken of their pools.

@@ -352,7 +352,7 @@ impl Sharing {
         let leavers = progress.leavers.iter().map(|writer| writer.region);
         leases.follow(&version.members.keys().copied().chain(leavers).collect(), now);
         if self.versions.is_counted() {
-            leases.is_counted_now();
+            leases.is_counted_now(now);
         }
     }
 

@@ -42,8 +42,8 @@
 //! had granted by then. It waited for `w`, which is one of the nodes to whoever is: a node hears of none before it is one to all
 //! others, and one that has left comes back with another disk, on which there is none. So `w` had told there, and heard of it, unless it was left out,
 //! and then it calls nobody here; or an earlier process of it had, whose disk was lost. But one that begins with nothing on its disk says nothing
-//! of `b` before that has granted, told by all, when it had heard of it; its number is above all that there were before that process began, but
-//! for 1, which is the first. What earlier processes held of a node that has lost its disk they had of `b`, likewise. ∎
+//! of `b` before that has granted, told by all, when it had heard of it; its number is above all that there were before that process counted to all others,
+//! but for 1, which is the first. What earlier processes held of a node that has lost its disk they had of `b`, likewise. ∎
 //!
 //! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of its
 //! `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later. *When all have, they hold at most `Q` together.* Proof. If the
@@ -239,7 +239,7 @@ impl Group {
         let is_rest =
             !absent.nodes.is_empty() && assertion.nodes.iter().all(|node| has_told(node) || left_out(node));
         if all_told || is_rest {
-            self.all_told(assertion);
+            self.all_told(assertion, &absent.nodes);
             if self.grants && !all_told && !broken(Broken::PoolBurnsNoAbsent) {
                 let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
                 self.marks.raise(Marks { fresh_us: over_us, burned_us: over_us });
@@ -250,7 +250,7 @@ impl Group {
 
     /// All have told, but for those that are left out, and this node says so. It grants, unless it goes on with what is known and this node cannot
     /// tell that nothing was forgotten. When none of them can, nothing is known here any more.
-    fn all_told(&mut self, assertion: &Assertion) {
+    fn all_told(&mut self, assertion: &Assertion, absent: &BTreeSet<u16>) {
         let Assertion { node, nodes, before, .. } = assertion;
         let is_witness = nodes.contains(node) && *before == self.before;
         if self.before.number == 0 {
@@ -260,7 +260,9 @@ impl Group {
             (self.grants, self.before) = (true, Generation::default());
         } else {
             self.unsure.insert(*node);
-            if nodes.intersection(&self.asserted).all(|node| self.unsure.contains(node)) {
+            // One that is left out does not say so any more.
+            let mut told = nodes.intersection(&self.asserted).filter(|node| !absent.contains(node));
+            if told.all(|node| self.unsure.contains(node)) {
                 self.place = None;
             }
         }

@@ -6,7 +6,7 @@ use acequia_limits::{Part, RATE_PARTS, Rate, meter::Meter};
 use acequia_rights::pool::{
     Bucket, Generation, Ground, Group, Purse, Refused, Taker, Window,
     bucket::{Exchange, Exchanged, Terms},
-    group::{Assertion, Begin, Known, Place},
+    group::{Absent, Assertion, Begin, Known, Place},
     slack_us, window,
 };
 
@@ -430,6 +430,32 @@ fn a_node_without_a_disk_costs_no_pool_what_another_knows() {
         assert!(!known.grants && known.since.number == 0, "{known:?}");
         assert_eq!((of_window, of_bucket), (0, 0), "{before:?}");
     }
+}
+
+#[test]
+fn one_that_told_and_is_gone_keeps_no_generation_from_ending() {
+    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+    let by = |node, call| Taker { node, boot: 1, call };
+    let mut group = Group::default();
+    let told = |node, generation, before| {
+        let nodes = BTreeSet::from([1, 2]);
+        let (knows_from_us, wall_us) = (START_US, START_US);
+        Assertion { node, generation, nodes, knows_from_us, is_new: false, before, wall_us, slack_us: 0 }
+    };
+    let first = group.begin(&place, &above(0, by(1, 1))).generation;
+    for node in [1, 2] {
+        group.assert(&place, &told(node, first, Generation::default()));
+    }
+    let second = group.begin(&place, &Begin { heard: 2, by: by(2, 1), goes_on: true }).generation;
+    group.assert(&place, &told(1, second, first));
+    let stranger = told(2, second, Generation::default());
+    assert!(!group.assert(&place, &stranger).grants);
+    // The first is gone before it says it again.
+    assert_eq!(group.assert(&place, &stranger).generation, second);
+    let gone = Absent { nodes: BTreeSet::from([1]), keep_us: MS };
+    assert_eq!(group.assert_without(&place, &stranger, &gone).generation.number, 0);
+    let third = group.begin(&place, &above(second.number, by(2, 2))).generation;
+    assert!(group.assert_without(&place, &told(2, third, second), &gone).grants);
 }
 
 /// Units of an open window, all of which was taken elsewhere, that two nodes get which have lost their disks and find a server that hung meanwhile.
