@@ -6,7 +6,7 @@
 --              no process of it has held or spent anything, ever
 --            9 the slack in microseconds
 --            10 nodes that are left out, with spaces between; 11 how long leases of theirs may last, in microseconds
---            12 the last generation that it had heard of before this one
+--            12 the last generation that it had heard of before this one, but for those that went on here and that it has not heard to grant
 -- results    2 `unknown`: 3 the generation that is known here, 4 whether it grants, 5 the one since which its pools remember
 -- atomic     all of it
 redis.register_function('acequia_assert' .. version, function(keys, arguments)

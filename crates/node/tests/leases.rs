@@ -345,6 +345,32 @@ fn disk_lost() {
     }
 }
 
+/// Two nodes are gone, and come back one after the other, with nothing on their disks. Each has a generation begun that goes on with what the
+/// pool knows, and cannot say that nothing was forgotten; the third node can, which has heard of both.
+#[test]
+fn two_that_lose_their_disks_cost_no_pool_anything() {
+    for apart_ns in [0, 5 * MS, 100 * MS, 10 * S] {
+        let mut world = World::of_new(3, &[window("w", 900, "1h")], GUARD);
+        world.pass(6 * S);
+        for _ in 0..100 {
+            world.ask_patiently(0, "k", 1);
+        }
+        world.nodes[2].way = Way::CUT;
+        world.lose_disk(1);
+        world.pass(apart_ns);
+        world.lose_disk(2);
+        world.nodes[2].way = Way::GOOD;
+        world.pass(20 * S);
+        world.expect_granting("when both are back");
+        for number in 0..1_800 {
+            world.ask_patiently(number % 3, "k", 1);
+        }
+        // But for guard shares of theirs: nobody knows whether they were used.
+        let passed = world.admitted(0, "k");
+        assert!((820..=900).contains(&passed), "{apart_ns} ns: {passed} of 900");
+    }
+}
+
 #[test]
 fn a_node_that_begins_again_uses_no_server_that_was_replaced() {
     replaced(false, World::crash);

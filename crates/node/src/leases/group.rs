@@ -69,8 +69,10 @@ pub(super) struct Group {
     goes_on: bool,
     /// Since which one its pools remember: none while nobody has said.
     since: Generation,
-    /// The last that was heard of before it.
+    /// The last that was heard of before it, but for those that went on in the same place and never granted, as far as was heard.
     before: Generation,
+    /// Whether the generation was heard to grant.
+    has_granted: bool,
     stage: Stage,
     /// Cells that must be told in this generation.
     pub(super) untold: BTreeSet<CellKey>,
@@ -113,7 +115,7 @@ impl Group {
         self.since
     }
 
-    /// The last that was heard of before it.
+    /// The last that was heard of before it, but for those that went on in the same place and never granted.
     pub(super) const fn before(&self) -> Generation {
         self.before
     }
@@ -222,7 +224,12 @@ impl Group {
         if is_other || self.stage == Stage::Unheard {
             self.is_first = generation.number == 1 && !grants;
             if is_other {
-                self.before = self.to_keep();
+                // Where pools remember since the same, this one was begun in the place of the last, and nobody used that.
+                let goes_on = since == self.since && self.before.number > 0 && !self.has_granted;
+                if !goes_on {
+                    self.before = self.to_keep();
+                }
+                self.has_granted = false;
             }
             (self.generation, self.since) = (generation, since);
             self.stage = Stage::Telling;
@@ -238,6 +245,7 @@ impl Group {
         if grants && !self.is_proven {
             (self.is_proven, self.retry_ns, self.asked) = (true, now_ns, 0);
         }
+        self.has_granted |= grants;
         if grants && self.untold.is_empty() && self.may_be_used() {
             (self.stage, self.begun) = (Stage::Grants, 0);
         }
@@ -340,6 +348,28 @@ mod tests {
         assert_eq!(need(&mut group, &known(5, true)), Some(Need::Begin(NOW_US + 1, false)));
         group.hear(&known(NOW_US + 3, true), 0, 0);
         assert_eq!((group.generation().number, group.before()), (NOW_US + 3, last.generation));
+    }
+
+    #[test]
+    fn what_went_on_and_never_granted_does_not_stand_between() {
+        let first = known(1, true);
+        let on = |number, grants| Known { since: first.since, ..known(number, grants) };
+        let mut group = Group::since(Generation::default(), NOW_US);
+        need(&mut group, &Known { grants: false, ..first });
+        need(&mut group, &first);
+        // Two nodes that know of nothing begin one after the other.
+        need(&mut group, &on(2, false));
+        assert_eq!(group.before(), first.generation);
+        need(&mut group, &on(3, false));
+        assert_eq!(group.before(), first.generation, "the second has granted nothing");
+        need(&mut group, &on(3, true));
+        need(&mut group, &on(4, false));
+        assert_eq!(group.before(), on(3, true).generation);
+        // One that began elsewhere may have granted whatever was heard.
+        need(&mut group, &known(5, false));
+        assert_eq!(group.before(), on(4, false).generation);
+        need(&mut group, &on(6, false));
+        assert_eq!(group.before(), known(5, false).generation);
     }
 
     #[test]

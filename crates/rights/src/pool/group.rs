@@ -36,14 +36,15 @@
 //! before it has heard of this generation or a later one; the windows that it took of are burned, its leases are over. ∎
 //!
 //! **Going on.** Let a generation go on with `b`, which granted here, and let one of the region's nodes, `w`, say when all have told that `b`
-//! was the last that it had heard of before this one. *Then the pools have down for every node what it may use, and all that was spent.*
-//! Proof. What they knew in `b` they know: nobody changed them since but by telling. By Theorem 9 that is all, unless one that is later than
-//! `b` has granted elsewhere, and somebody used it. Whoever did has told here since, and so has heard of this one, and uses no earlier one; so it
-//! had granted by then. It waited for `w`, which is one of the nodes to whoever is: a node hears of none before it is one to all
-//! others, and one that has left comes back with another disk, on which there is none. So `w` had told there, and heard of it, unless it was left out,
-//! and then it calls nobody here; or an earlier process of it had, whose disk was lost. But one that begins with nothing on its disk says nothing
-//! of `b` before that has granted, told by all, when it had heard of it; its number is above all that there were before that process counted to all others,
-//! but for 1, which is the first. What earlier processes held of a node that has lost its disk they had of `b`, likewise. ∎
+//! was the last that it had heard of before this one, or before others here that went on with `b` and did not grant. *Then the pools have
+//! down for every node what it may use, and all that was spent.* Proof. What they knew in `b` they know: nobody changed them since but by
+//! telling. By Theorem 9 that is all, unless one that is later than `b` has granted elsewhere, and somebody used it. Whoever did has told
+//! here since, and so has heard of this one, and uses no earlier one; so it had granted by then. It waited for `w`, which is one of the
+//! nodes to whoever is: a node hears of none before it is one to all others, and one that has left comes back with another disk, on which
+//! there is none. So `w` had told there, and heard of it, unless it was left out, and then it calls nobody here; or an earlier process of
+//! it had, whose disk was lost. But one that begins with nothing on its disk says nothing of `b` before that has granted, told by all, when
+//! it had heard of it; its number is above all that there were before that process counted to all others, but for 1, which is the first.
+//! What earlier processes held of a node that has lost its disk they had of `b`, likewise. ∎
 //!
 //! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of its
 //! `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later. *When all have, they hold at most `Q` together.* Proof. If the
@@ -126,7 +127,8 @@ pub struct Assertion {
     /// Whether no process of it has held or spent anything, ever: it began with nothing on its disk, and heard of this generation, of
     /// number 1, before that granted.
     pub is_new: bool,
-    /// The last generation that it had heard of before this one; number 0 for none.
+    /// The last generation that it had heard of before this one; number 0 for none. It may leave out those that it has not heard to grant
+    /// and whose pools remember since the same as this one's: they were begun in this place, and had one granted, this one would go on with it.
     pub before: Generation,
     /// Its wall clock, in microseconds, and by how much that may be wrong twice.
     pub wall_us: u64,
