@@ -111,8 +111,7 @@ pub struct Siblings {
     /// The same nodes among those of all regions, where limits are shared by a catalogue: what each of them has is cut in a guard
     /// share and a part of the pool. A node counts while the catalogue has it. None of them where the region has every limit to itself.
     pub members: BTreeMap<u16, Region>,
-    /// What pools are part of at first: a distribution among regions, which is none of them (0), or
-    /// [`AGREEMENT`].
+    /// What pools are part of at first: a distribution among regions, which is none of them (0), or [`AGREEMENT`].
     pub terms: u64,
     /// What of each limit the nodes keep out of the pools, together, in percent: at most 100; whole units, of 4 or more at least
     /// one unless it is 0. The same on each.

@@ -46,11 +46,16 @@
 //! it had heard of it; its number is above all that there were before that process counted to all others, but for 1, which is the first.
 //! What earlier processes held of a node that has lost its disk they had of `b`, likewise. ∎
 //!
-//! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of its
-//! `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later. *When all have, they hold at most `Q` together.* Proof. If the
-//! pool has granted nothing under the next one, they hold `n · Q / n` at most. Otherwise, when it last did, what it had down for all of
-//! them was at most `Q`, and that is at least what each held, whichever it went by; those who had not adopted the next one could only
-//! hold less afterwards, since they were granted nothing any more. ∎
+//! **Where that does not hold.** It supposes that no server lives on that was replaced while number 1 had not granted there: a node that
+//! used the later one, lost its disk and reaches only the earlier one takes number 1 for the region's first. And that no two nodes begin
+//! with new disks within two clock errors of each other while one that was replaced lives on: what the one begins may be above what the
+//! other refuses. So a server that was replaced is stopped before a node begins with a new disk.
+//!
+//! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of
+//! its `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later.
+//! *When all have, they hold at most `Q` together.* Proof. If the pool has granted nothing under the next one, they hold `n · Q / n` at
+//! most. Otherwise, when it last did, what it had down for all of them was at most `Q`, and that is at least what each held, whichever it
+//! went by; those who had not adopted the next one could only hold less afterwards, since they were granted nothing any more. ∎
 
 use std::collections::BTreeSet;
 
