@@ -2,12 +2,12 @@
 --
 -- keys       see pool.lua; no cell
 -- arguments  6 the node, 7 all nodes of the region, with spaces between
---            8 since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds; -1 if
---              no process of it has held or spent anything, ever
+--            8 since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds
 --            9 the slack in microseconds
 --            10 nodes that are left out, with spaces between; 11 how long leases of theirs may last, in microseconds
 --            12 the last generation that it had heard of before this one, but for those that went on here and that it has not heard to grant
--- results    2 `unknown`: 3 the generation that is known here, 4 whether it grants, 5 the one since which its pools remember
+--            13 whether it is new: no process of it has held or spent anything, as far as it knows; 0 or 1
+-- results    2 `unknown`: 3 the generation that is known here, 4 how it is (see pool.lua), 5 the one since which its pools remember
 -- atomic     all of it
 redis.register_function('acequia_assert' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
@@ -15,9 +15,8 @@ redis.register_function('acequia_assert' .. version, function(keys, arguments)
     local node, knows, slack = arguments[6], tonumber(arguments[8]), tonumber(arguments[9])
     local doubts = group.doubts or { fresh = 0, burned = 0 }
     group.asserted[node] = true
-    if knows >= 0 then
-      doubts.burned, doubts.fresh = max(doubts.burned, knows + slack), max(doubts.fresh, wall)
-    end
+    group.first = group.first and arguments[13] == '1'
+    doubts.burned, doubts.fresh = max(doubts.burned, knows + slack), max(doubts.fresh, wall)
     group.doubts, group.unsure = doubts, group.unsure or {}
     local absent, told, told_or_absent, is_node, unsure = {}, true, true, false, true
     for other in string.gmatch(arguments[10], '%d+') do
@@ -30,8 +29,11 @@ redis.register_function('acequia_assert' .. version, function(keys, arguments)
       unsure = unsure and (not has_told or absent[other] == true or other == node or group.unsure[other] == true)
     end
     if told_or_absent then
+      group.first = group.first and told
       if group.before == NEVER then
-        group.burned, group.fresh = max(group.burned, doubts.burned), max(group.fresh, doubts.fresh)
+        if not group.first then
+          group.burned, group.fresh = max(group.burned, doubts.burned), max(group.fresh, doubts.fresh)
+        end
         group.grants = true
       elseif is_node and group.before == arguments[12] then
         group.grants, group.before = true, NEVER

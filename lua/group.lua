@@ -2,11 +2,11 @@
 -- that the caller has adopted. Whoever has adopted an earlier one changes nothing: crates/rights/src/pool/group.rs.
 --
 -- keys       see pool.lua; no cell
--- arguments  4 the highest number of a generation that the caller has heard of
+-- arguments  4 the highest number of a generation that the caller has heard of, or refuses
 --            5 its wall clock: of no meaning here
 --            6 the call that begins it, as `node:boot:call`, which there is once
 --            7 whether it goes on with what the pools know, if they granted: 0 or 1
--- results    2 `unknown`: 3 the generation that is known now, as `number:node:boot:call`, 4 whether it grants, 5 the one since which
+-- results    2 `unknown`: 3 the generation that is known now, as `number:node:boot:call`, 4 how it is (see pool.lua), 5 the one since which
 --              its pools remember
 -- atomic     all of it
 
@@ -34,6 +34,8 @@ redis.register_function('acequia_group' .. version, function(keys, arguments)
   if not is_here or number_of(group.generation) < heard then
     local goes_on = is_here and arguments[7] == '1'
     local before = goes_on and (group.grants and group.generation or group.before) or NEVER
+    -- A first: nothing was kept when its first one began, and none has granted before this one.
+    group.first = number_of(group.generation) == 0 or (goes_on and not group.grants and group.first == true)
     local above = max(number_of(group.generation), heard) + 1
     group.generation = string.format('%.0f:%s', above, arguments[6])
     if before == NEVER then

@@ -15,7 +15,8 @@
 --            6 and more: each function's own
 -- results    1 the operation's id
 --            2 what became of it: `done`, `stale`, `late`, `full` or `unknown`; after `unknown` follow the generation that is
---              known here, whether it grants, and the one since which its pools remember; after `done` each function's own
+--              known here, how that is, and the one since which its pools remember; after `done` each function's own. It is 1 where
+--              it grants, and 2 more where it is a first: none has granted before it, and all nodes that have told in it are new
 -- atomic     all of it
 local POOL_MAX = 2 ^ 51
 local TIME_MAX = 2 ^ 52
@@ -73,7 +74,10 @@ end
 
 local function how_it_is(keys, arguments, status)
   local group, generation, grants = known(keys, arguments)
-  return { arguments[2], status, generation, grants and 1 or 0, generation == NEVER and NEVER or group.since }
+  if generation == NEVER then
+    return { arguments[2], status, NEVER, 0, NEVER }
+  end
+  return { arguments[2], status, generation, (grants and 1 or 0) + (group.first and 2 or 0), group.since }
 end
 
 -- The group's record and the caller's wall clock, if the generation is the one that the caller knows.

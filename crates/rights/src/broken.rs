@@ -225,6 +225,8 @@ pub enum Broken {
     PoolForgetsTheDead,
     /// A promoted replica is taken for the process before it.
     PoolKnowsNoProcess,
+    /// A generation counts as a first though not all nodes are new.
+    PoolNewToOne,
     /// What a sliding window's lease may have used counts no more when it ends.
     PoolLingersNot,
     /// A node counts a lease from when the answer came.

@@ -53,7 +53,7 @@ enum Message {
     /// How the group is.
     Known(Known),
     /// That a node told all was heard, and whether all others have.
-    Told(bool),
+    Told(Known),
 }
 
 #[derive(Clone, Debug)]
@@ -90,8 +90,29 @@ struct Node {
     /// Of each window, with all earlier processes'.
     windows: BTreeMap<u64, window::Purse>,
     knows_from_us: u64,
-    /// It is its first process, and its first generation was of number 1 and had not granted.
-    is_new: bool,
+    /// Whether a generation granted that this process, or an earlier one with its disk, had heard of before.
+    is_proven: bool,
+    /// Whether the generation is a first.
+    is_first: bool,
+    /// If nothing is proven: it refuses generations up to this number, and calls nobody before this time.
+    floor: u64,
+    calm_us: u64,
+}
+
+impl Node {
+    /// One that begins with nothing on its disk.
+    fn begin(boot: u32, wall_off_us: i64, now_us: u64) -> Self {
+        let (wall_us, apart_us) = (now_us.saturating_add_signed(wall_off_us), 2 * ERROR_NS / 1_000);
+        Self {
+            boot,
+            wall_off_us,
+            drained_us: now_us,
+            knows_from_us: wall_us,
+            floor: wall_us + apart_us,
+            calm_us: now_us + apart_us,
+            ..Self::default()
+        }
+    }
 }
 
 struct World {
@@ -135,13 +156,12 @@ impl World {
         let terms = bucket::Terms::of(&meter, part, slack_us(ERROR_NS, LATE_NS)).expect("terms");
         let off =
             |random: &mut Random| random.below(2 * ERROR_NS / 1_000 + 1) as i64 - (ERROR_NS / 1_000) as i64;
-        let nodes =
-            (0..NODES).map(|_| Node { boot: 1, wall_off_us: off(&mut random), ..Node::default() }).collect();
+        let now_us = 1_700_000_000_000_000;
+        let nodes = (0..NODES).map(|_| Node::begin(1, off(&mut random), now_us)).collect();
         let total = 1 + random.below(60);
         let focus = Some(random.below(5)).filter(|kind| *kind < 3);
         let mishaps = random.below(16);
         let slowly = [3 * MS, 20 * MS, 100 * MS][random.below(3) as usize];
-        let now_us = 1_700_000_000_000_000;
         Self {
             random,
             now_us,
@@ -313,10 +333,17 @@ impl World {
         let told = self.nodes[at as usize].told;
         let generation = self.nodes[at as usize].generation;
         if generation.number == 0 {
-            return self.send(at, Message::Begin { heard: 0, goes_on: false });
+            let Node { floor, calm_us, .. } = self.nodes[at as usize];
+            return if self.now_us >= calm_us {
+                self.send(at, Message::Begin { heard: floor, goes_on: true });
+            };
         }
         if told && !self.nodes[at as usize].grants {
             self.send(at, Message::Assert);
+            if !self.nodes[at as usize].is_proven {
+                // It takes nothing of what it could not remember.
+                return;
+            }
         }
         if !told {
             // All that it holds; and, when every pool has answered, that this was all.
@@ -457,13 +484,14 @@ impl World {
                     generation: sent.generation,
                     nodes: (1..=NODES).collect::<BTreeSet<u16>>(),
                     knows_from_us: self.nodes[sent.node as usize].knows_from_us,
-                    is_new: self.nodes[sent.node as usize].is_new,
+                    is_new: !self.nodes[sent.node as usize].is_proven
+                        && self.nodes[sent.node as usize].is_first,
                     before: self.nodes[sent.node as usize].before,
                     wall_us,
                     slack_us: slack_us(ERROR_NS, LATE_NS),
                 };
                 let known = self.server.group.assert(&place, &assertion);
-                Message::Told(known.grants)
+                Message::Told(known)
             }
             (Message::Bucket(exchange), Some(ground)) => {
                 match self.server.bucket.exchange(exchange, &self.terms, &ground) {
@@ -501,28 +529,38 @@ impl World {
             return;
         }
         match sent.message {
-            Message::Known(Known { generation, grants, .. }) => {
+            Message::Known(Known { generation, grants, is_first, .. }) => {
                 let is_answer = sent.generation == node.generation;
-                let known = node.generation;
-                if known == Generation::default() && grants {
+                let (known, is_stranger) = (node.generation, !node.is_proven);
+                let may_be_old = generation.number > 0 && (grants || generation.number <= node.floor);
+                let floor = if is_stranger { node.floor } else { 0 };
+                if is_stranger && generation != known && may_be_old {
                     // It cannot know whether that is the last there was.
-                    let heard = generation.number + 1;
+                    let heard = floor.max(generation.number + 1);
                     self.send(sent.node, Message::Begin { heard, goes_on: true });
                 } else if generation.number > known.number {
-                    let is_first = node.boot == 1 && known == Generation::default();
-                    node.is_new = is_first && generation.number == 1 && !grants;
-                    node.before = known;
+                    node.is_first = is_first && !grants;
+                    node.before = if is_stranger { Generation::default() } else { known };
                     (node.generation, node.told, node.grants) = (generation, false, false);
                     node.heard.clear();
                 } else if generation != known && is_answer {
                     // Nothing is known there, or another than the last: somebody must begin.
-                    let heard = known.number + u64::from(generation.number == known.number);
-                    self.send(sent.node, Message::Begin { heard, goes_on: false });
+                    let heard = floor.max(known.number + u64::from(generation.number == known.number));
+                    self.send(sent.node, Message::Begin { heard, goes_on: is_stranger });
                 }
             }
             // Of an earlier generation nothing is taken.
             _ if sent.generation != node.generation => {}
-            Message::Told(grants) => (node.told, node.grants) = (true, grants),
+            Message::Told(known) => {
+                (node.told, node.grants) = (true, known.grants);
+                node.is_first &= known.is_first;
+                if known.grants && !node.is_proven {
+                    node.is_proven = true;
+                    if node.is_first {
+                        node.knows_from_us = 0;
+                    }
+                }
+            }
             Message::GotBucket(call, exchanged) => {
                 node.heard.insert(0);
                 if let Some(change) = node.purse.answer(call, &exchanged, (TTL_NS, LATE_NS), now_us * 1_000) {
@@ -543,22 +581,17 @@ impl World {
 
     /// A node's process ends, and another one begins. What it took from windows is on its disk, half of the time.
     fn crash(&mut self, at: u16) {
-        let keeps = self.random.below(2) == 0;
-        let (wall_us, old) = (self.wall_us(at), self.nodes[at as usize].clone());
-        let mut new = Node {
-            boot: old.boot + 1,
-            wall_off_us: old.wall_off_us,
-            drained_us: self.now_us,
-            ..Node::default()
-        };
-        new.knows_from_us = if keeps { old.knows_from_us } else { wall_us };
-        if keeps {
+        // Of what nobody knows nobody can tell: one always has the disk on which it is.
+        let mut others = (0..NODES).filter(|other| *other != at);
+        let is_last = others.all(|other| !self.nodes[other as usize].is_proven);
+        let keeps = self.random.below(2) == 0 || is_last;
+        let old = self.nodes[at as usize].clone();
+        let mut new = Node::begin(old.boot + 1, old.wall_off_us, self.now_us);
+        if keeps && old.is_proven {
             // What it took is spent, as far as it knows.
             let spent = |purse: &window::Purse| window::Purse::after_a_crash(purse.taken(), purse.returned());
             new.windows = old.windows.iter().map(|(begins_us, purse)| (*begins_us, spent(purse))).collect();
-        }
-        if keeps {
-            new.generation = old.generation;
+            (new.generation, new.is_proven, new.knows_from_us) = (old.generation, true, old.knows_from_us);
         }
         self.nodes[at as usize] = new;
     }
@@ -629,6 +662,7 @@ fn every_rule_is_needed() {
         Broken::PoolAsksOneNode,
         Broken::PoolBeginsFull,
         Broken::PoolBurnsNothing,
+        Broken::PoolNewToOne,
         Broken::PoolForgetsTheDead,
         Broken::PoolKnowsNoProcess,
         Broken::PoolLingersNot,

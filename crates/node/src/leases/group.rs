@@ -5,7 +5,7 @@
 //! told all ([`acequia_rights::pool::group`]).
 //!
 //! One that begins with nothing on its disk cannot know what it had heard of. It takes none that grants, but has one begun that goes on
-//! with what the pools know; and none that does not grant, either, whose number may have been given before it began, but the first.
+//! with what the pools know; and none that does not grant, either, whose number may have been given before it came to count to all others.
 //! That ends when one grants of which it had heard before, and which is on its disk from then on.
 
 use std::collections::BTreeSet;
@@ -61,12 +61,10 @@ pub(super) struct Group {
     kept: Generation,
     /// Whether one has granted of which this process, or one before it with the same disk, had heard before.
     is_proven: bool,
-    /// If none has: no generation that others began before this process did, or before it counted to all of them, has a higher number.
+    /// If none has: no generation that began before this process came to count to all others has a higher number.
     floor: u64,
     /// A generation that is begun gets a number above this one.
     above: u64,
-    /// Whether one that is begun goes on with what the pools know.
-    goes_on: bool,
     /// Since which one its pools remember: none while nobody has said.
     since: Generation,
     /// The last that was heard of before it, but for those that went on in the same place and never granted, as far as was heard.
@@ -84,7 +82,7 @@ pub(super) struct Group {
     failed: u32,
     /// How often it was asked whether all have told.
     asked: u32,
-    /// Whether the generation is the first that there was, and had not granted when it was heard of.
+    /// Whether none has granted before the generation, and all nodes are new that have told in it; where it grants, all.
     is_first: bool,
     /// How often it had to be begun since it last granted.
     begun: u32,
@@ -95,19 +93,23 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Of which earlier processes have heard, if any has; it begins when walls show at most `now_us`.
-    pub(super) fn since(generation: Generation, now_us: u64) -> Self {
+    /// Of which earlier processes have heard, if any has.
+    pub(super) fn since(generation: Generation) -> Self {
         let (is_proven, above) = (generation.number > 0, generation.number);
-        Self { generation, kept: generation, is_proven, floor: now_us, above, ..Self::default() }
+        Self { generation, kept: generation, is_proven, above, ..Self::default() }
     }
 
     pub(super) const fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// This process counts to all others from now on, when walls show at most `now_us`.
-    pub(super) fn counts_from(&mut self, now_us: u64) {
-        self.floor = self.floor.max(now_us);
+    /// This process counts to all others from now on, when walls show at most `most_us`. If it has forgotten what it had heard of, it calls
+    /// nobody before `calm_ns`, when all walls show as much: steady clock.
+    pub(super) fn counts_from(&mut self, most_us: u64, calm_ns: u64) {
+        self.floor = self.floor.max(most_us);
+        if !self.is_proven {
+            self.retry_ns = self.retry_ns.max(calm_ns);
+        }
     }
 
     /// Since which generation its pools remember: none while nobody has said.
@@ -155,9 +157,19 @@ impl Group {
         self.under_way.is_none() && self.stage == Stage::Grants
     }
 
-    /// Whether its generation is the first that there was, and had not granted when it was heard of.
-    pub(super) fn is_first(&self) -> bool {
-        self.is_first || broken(Broken::LeaseNewTwice)
+    /// Whether its generation is a first: none has granted before it, and all nodes are new that have told in it; where it grants, all.
+    pub(super) const fn is_first(&self) -> bool {
+        self.is_first
+    }
+
+    /// Whether nothing was ever taken of it by this node, as far as that knows, which began with nothing on its disk.
+    pub(super) fn is_new(&self) -> bool {
+        (self.is_first && !self.is_proven) || broken(Broken::LeaseNewTwice)
+    }
+
+    /// Whether nothing is known of what this process or an earlier one had heard of.
+    fn is_stranger(&self) -> bool {
+        !self.is_proven && !broken(Broken::LeaseTrustsStrangers)
     }
 
     /// What it needs, if it is time, and nothing is under way.
@@ -166,7 +178,10 @@ impl Group {
             return None;
         }
         match self.stage {
-            Stage::Unheard => Some(Need::Begin(self.above, self.goes_on)),
+            // Whoever has forgotten what it had heard of cannot know whether that which is there is the last: the others have to say so of
+            // a new one.
+            Stage::Unheard if self.is_stranger() => Some(Need::Begin(self.above.max(self.floor), true)),
+            Stage::Unheard => Some(Need::Begin(self.above, false)),
             Stage::Telling if self.untold.is_empty() && (self.may_be_used() || !self.is_proven) => {
                 Some(Need::Assert(self.generation))
             }
@@ -194,12 +209,10 @@ impl Group {
     /// Somebody said how it is. Says whether that is another generation than was known. Then all cells must be told.
     pub(super) fn hear(&mut self, known: &Known, id: u64, now_ns: u64) -> bool {
         self.answered(id);
-        let Known { generation, grants, since } = *known;
-        // Whoever has forgotten what it had heard of cannot know whether that is the last: the others have to say so of a new one.
-        let is_early = (2..=self.floor).contains(&generation.number);
-        self.goes_on = !self.is_proven && generation != self.generation && (grants || is_early);
-        if self.goes_on && !broken(Broken::LeaseTrustsStrangers) {
-            self.above = self.above.max(generation.number.saturating_add(1)).max(self.floor);
+        let Known { generation, grants, since, is_first } = *known;
+        let may_be_old = grants || generation.number <= self.floor;
+        if self.is_stranger() && generation.number > 0 && generation != self.generation && may_be_old {
+            self.above = self.above.max(generation.number.saturating_add(1));
             self.stage = Stage::Unheard;
             self.retry_ns = now_ns;
             return false;
@@ -222,7 +235,7 @@ impl Group {
         self.above = self.above.max(generation.number);
         let is_other = self.generation != generation;
         if is_other || self.stage == Stage::Unheard {
-            self.is_first = generation.number == 1 && !grants;
+            self.is_first = is_first && !grants;
             if is_other {
                 // Where pools remember since the same, this one was begun in the place of the last, and nobody used that.
                 let goes_on = since == self.since && self.before.number > 0 && !self.has_granted;
@@ -241,6 +254,7 @@ impl Group {
             self.retry_ns = now_ns + (ASK_NS << self.asked.min(10)).min(most_ns);
             self.asked = self.asked.saturating_add(1);
         }
+        self.is_first &= is_first;
         // Whether all was told here does not matter to a generation that has granted since: it did when it was begun.
         if grants && !self.is_proven {
             (self.is_proven, self.retry_ns, self.asked) = (true, now_ns, 0);
@@ -317,7 +331,16 @@ mod tests {
 
     fn known(number: u64, grants: bool) -> Known {
         let generation = Generation { number, by: Taker { node: 7, boot: 1, call: number } };
-        Known { generation, grants, since: generation }
+        Known { generation, grants, since: generation, is_first: false }
+    }
+
+    const CALM_NS: u64 = 1_000;
+
+    /// One that begins with nothing on its disk.
+    fn stranger() -> Group {
+        let mut group = Group::since(Generation::default());
+        group.counts_from(NOW_US, CALM_NS);
+        group
     }
 
     /// What the group needs when it has heard of this.
@@ -328,15 +351,15 @@ mod tests {
 
     #[test]
     fn a_new_disk_proves_nothing_before_one_grants_that_was_heard_of_before() {
-        let mut group = Group::since(Generation::default(), NOW_US);
-        assert_eq!(group.need(0), Some(Need::Begin(0, false)));
-        // The first of a server that knows of none is taken, but that says nothing of one that grants elsewhere.
-        assert_eq!(need(&mut group, &known(1, false)), Some(Need::Assert(known(1, false).generation)));
+        let mut group = stranger();
+        assert_eq!(group.need(CALM_NS - 1), None, "others may give what it would take for new");
+        assert_eq!(group.need(CALM_NS), Some(Need::Begin(NOW_US, true)));
         assert_eq!(need(&mut group, &known(2, true)), Some(Need::Begin(NOW_US, true)));
-        // Nor is one taken that may have been begun before, whoever told there under this node's name.
-        assert_eq!(need(&mut group, &known(3, false)), Some(Need::Begin(NOW_US, true)));
+        // Nor is one taken that may have been begun before, whoever told there under this node's name, were it the first.
+        assert_eq!(need(&mut group, &known(1, false)), Some(Need::Begin(NOW_US, true)));
+        assert_eq!(need(&mut group, &known(NOW_US, false)), Some(Need::Begin(NOW_US + 1, true)));
         assert!(!group.is_heard() && group.is_kept() && group.to_keep().number == 0);
-        let last = known(NOW_US + 1, false);
+        let last = known(NOW_US + 2, false);
         assert_eq!(need(&mut group, &last), Some(Need::Assert(last.generation)));
         assert_eq!((group.is_heard(), group.before().number), (false, 0));
         let last = Known { grants: true, ..last };
@@ -345,7 +368,7 @@ mod tests {
         assert_eq!(need(&mut group, &last), None);
         assert!(group.grants() && group.is_heard());
         // From then on it goes by what is later.
-        assert_eq!(need(&mut group, &known(5, true)), Some(Need::Begin(NOW_US + 1, false)));
+        assert_eq!(need(&mut group, &known(5, true)), Some(Need::Begin(NOW_US + 2, false)));
         group.hear(&known(NOW_US + 3, true), 0, 0);
         assert_eq!((group.generation().number, group.before()), (NOW_US + 3, last.generation));
     }
@@ -354,8 +377,7 @@ mod tests {
     fn what_went_on_and_never_granted_does_not_stand_between() {
         let first = known(1, true);
         let on = |number, grants| Known { since: first.since, ..known(number, grants) };
-        let mut group = Group::since(Generation::default(), NOW_US);
-        need(&mut group, &Known { grants: false, ..first });
+        let mut group = Group::since(first.generation);
         need(&mut group, &first);
         // Two nodes that know of nothing begin one after the other.
         need(&mut group, &on(2, false));
@@ -373,13 +395,24 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_is_new_goes_by_its_first_generation() {
-        let mut group = Group::since(Generation::default(), NOW_US);
-        assert_eq!(need(&mut group, &known(1, false)), Some(Need::Assert(known(1, false).generation)));
-        assert!(group.is_first());
-        assert_eq!(need(&mut group, &known(1, true)), None);
+    fn a_node_is_new_until_one_grants_that_is_no_first() {
+        let first = |grants| Known { is_first: true, ..known(NOW_US + 1, grants) };
+        let mut group = stranger();
+        assert_eq!(need(&mut group, &first(false)), Some(Need::Assert(first(false).generation)));
+        assert!(group.is_first() && group.is_new());
+        // All are new.
+        assert_eq!(need(&mut group, &first(true)), None);
         assert!(group.keep(group.to_keep()));
-        assert_eq!(need(&mut group, &known(1, true)), None);
-        assert!(group.grants());
+        assert_eq!(need(&mut group, &first(true)), None);
+        assert!(group.grants() && group.is_first());
+        // It is no more when another one begins elsewhere, as if nothing had been.
+        need(&mut group, &Known { is_first: true, ..known(NOW_US + 2, false) });
+        assert!(!group.is_new());
+
+        // Another node was not new.
+        let mut group = stranger();
+        need(&mut group, &first(false));
+        need(&mut group, &known(NOW_US + 1, true));
+        assert!(!group.is_first() && !group.is_new());
     }
 }

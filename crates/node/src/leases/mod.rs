@@ -231,6 +231,8 @@ pub(crate) struct Leases {
     mates: Mates,
     /// Whether this node counts to all others. It hears of no generation before: others may begin some that do not wait for it.
     is_counted: bool,
+    /// Whether that takes others: else it does from the first tick on.
+    is_joining: bool,
     /// What earlier processes took under limits that are not in force.
     unknown: BTreeMap<(LimitId, CellTag), Takings>,
     /// Whether a call waits for the disk.
@@ -255,14 +257,14 @@ pub(crate) struct Leases {
 impl Leases {
     pub(crate) fn new(home: Siblings) -> Self {
         let heard = home.generations.iter().copied().chain(std::iter::repeat(Generation::default()));
-        let latest_us = home.begun_us.saturating_add(home.clock_error_ns.saturating_mul(2) / 1_000);
-        let groups = heard.take(usize::from(GROUPS)).map(|heard| Group::since(heard, latest_us)).collect();
+        let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
         Self {
             knows_from_us: home.begun_us,
             mates: Mates::new(home.members.clone()),
-            is_counted: home.members.is_empty()
-                || home.terms == AGREEMENT
-                || home.generations.iter().any(|heard| heard.number > 0),
+            is_counted: false,
+            is_joining: !home.members.is_empty()
+                && home.terms != AGREEMENT
+                && home.generations.iter().all(|heard| heard.number == 0),
             left_out: BTreeMap::new(),
             unknown: BTreeMap::new(),
             wants_disk: false,
@@ -317,6 +319,9 @@ impl Leases {
             self.wake(key, now.steady_ns);
         }
         self.give_up(node, now);
+        if !self.is_joining {
+            self.is_counted_now(now);
+        }
         if now.steady_ns < self.begins_ns || !self.may_hear() {
             return;
         }
@@ -500,7 +505,7 @@ impl Leases {
             generation: group.generation(),
             nodes: self.nodes(),
             knows_from_us: self.knows_from_us.max(self.mates.gone_us()),
-            is_new: self.home.is_new && group.is_first(),
+            is_new: self.home.is_new && group.is_new(),
             before: group.before(),
             wall_us: now.wall_ns / 1_000,
             slack_us: slack_us(self.clock_error_ns, 0),

@@ -88,8 +88,11 @@ impl Leases {
     /// All others count this node from now on.
     pub(crate) fn is_counted_now(&mut self, now: Now) {
         if !self.is_counted {
-            let latest_ns = now.wall_ns.saturating_add(self.clock_error_ns.saturating_mul(2));
-            self.groups.iter_mut().for_each(|group| group.counts_from(latest_ns / 1_000));
+            let apart_ns = self.clock_error_ns.saturating_mul(2);
+            let drift_ns = apart_ns.saturating_mul(self.drift_ppm.into()).div_ceil(1_000_000);
+            let calm_ns = now.steady_ns.saturating_add(apart_ns).saturating_add(drift_ns);
+            let most_us = now.wall_ns.saturating_add(apart_ns).div_ceil(1_000);
+            self.groups.iter_mut().for_each(|group| group.counts_from(most_us, calm_ns));
             self.is_counted = true;
         }
     }

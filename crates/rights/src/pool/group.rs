@@ -12,10 +12,10 @@
 //!   what was spent is unknown up to this instant ([`Ground::fresh_us`]), and counts as all.
 //! - Of windows each node must know what it took from its beginning. Windows that began before any node knows what earlier processes of
 //!   it took are *burned* ([`Ground::burned_us`]).
-//! - Where nothing was ever taken, nothing needs to be burned: a node that has nothing on its disk, and was the first or among the first
-//!   to hear of a group, in a generation of number 1 that had not granted, says that it is new ([`Assertion::is_new`]). Whoever had
-//!   heard of any generation before has no use for that number ([`Group::begin`] gives it a higher one), so when generation 1 grants, no
-//!   node of the region has ever held anything of the group that it knows of; and of what nobody knows nobody can tell.
+//! - Where nothing was ever taken, nothing needs to be burned: a node that has nothing on its disk, and has heard of none that granted,
+//!   says that it is new ([`Assertion::is_new`]). Where nothing was kept when the first generation began, none has granted since, and *all*
+//!   nodes say so, the next that grants is a first ([`Known::is_first`]): no node of the region has ever held anything of the group that
+//!   it knows of; and of what nobody knows nobody can tell. When one of them is not new, what the others took before they began is not known.
 //! - Nodes that do not answer may be left out, each by name, by whoever is sure that they call no other process of the server meanwhile
 //!   ([`Group::assert_without`]). When all others have told, nothing is granted until all leases have ended that such a node may hold,
 //!   and all windows are burned that begin before that: nodes take of no window that begins later than a lease lasts from then.
@@ -43,13 +43,15 @@
 //! nodes to whoever is: a node hears of none before it is one to all others, and one that has left comes back with another disk, on which
 //! there is none. So `w` had told there, and heard of it, unless it was left out, and then it calls nobody here; or an earlier process of
 //! it had, whose disk was lost. But one that begins with nothing on its disk says nothing of `b` before that has granted, told by all, when
-//! it had heard of it; its number is above all that there were before that process counted to all others, but for 1, which is the first.
-//! What earlier processes held of a node that has lost its disk they had of `b`, likewise. ∎
+//! it had heard of it; and it takes none that may have begun before it counted to all others. What earlier processes held of a node
+//! that has lost its disk they had of `b`, likewise. ∎
 //!
-//! **Where that does not hold.** It supposes that no server lives on that was replaced while number 1 had not granted there: a node that
-//! used the later one, lost its disk and reaches only the earlier one takes number 1 for the region's first. And that no two nodes begin
-//! with new disks within two clock errors of each other while one that was replaced lives on: what the one begins may be above what the
-//! other refuses. So a server that was replaced is stopped before a node begins with a new disk.
+//! **What was begun before.** A node with nothing on its disk gives a generation that it begins at least its wall's time in microseconds, when it came to count
+//! to all others, and twice by how much walls may be wrong, ε; it takes none of others that is not above that; and it calls none before so
+//! much has passed. *Then it takes none that began before it counted.* Proof. Let `t` be when that was. What it refuses goes up to at least
+//! `t + ε`. Let another one have begun at `u < t`, with a number that a node with nothing on its disk gave, which came to count at `s`: at most
+//! `s + 3 ε`, and `u ≥ s + 2 ε`, so at most `u + ε < t + ε`. Others give numbers one above what they have heard of, and no two of them follow
+//! each other within a microsecond. ∎
 //!
 //! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of
 //! its `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later.
@@ -91,6 +93,8 @@ pub struct Group {
     /// Those that count when it grants, unless it goes on with all that was known.
     doubts: Marks,
     asserted: BTreeSet<u16>,
+    /// Nothing was kept when the first one began, none of them has granted before this one, and all who have told in it are new.
+    is_first: bool,
 }
 
 /// Up to when something may have been forgotten: wall clock, in microseconds.
@@ -110,7 +114,7 @@ impl Marks {
 /// A generation that is to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begin {
-    /// The highest number of one that the caller has heard of.
+    /// The highest number of one that the caller has heard of, or refuses.
     pub heard: u64,
     /// The call that begins it.
     pub by: Taker,
@@ -129,8 +133,8 @@ pub struct Assertion {
     pub nodes: BTreeSet<u16>,
     /// Since when it knows what it took from windows, with all earlier processes of it: wall clock, in microseconds.
     pub knows_from_us: u64,
-    /// Whether no process of it has held or spent anything, ever: it began with nothing on its disk, and heard of this generation, of
-    /// number 1, before that granted.
+    /// Whether no process of it has held or spent anything, as far as it knows: it began with nothing on its disk, has heard of none that
+    /// granted, and of this one that it is a first ([`Known::is_first`]). It counts where all nodes say so.
     pub is_new: bool,
     /// The last generation that it had heard of before this one; number 0 for none. It may leave out those that it has not heard to grant
     /// and whose pools remember since the same as this one's: they were begun in this place, and had one granted, this one would go on with it.
@@ -151,7 +155,7 @@ pub struct Absent {
 }
 
 /// How a generation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     /// Which one it is: number 0 for none.
     pub generation: Generation,
@@ -159,6 +163,8 @@ pub struct Known {
     pub grants: bool,
     /// The generation in which its pools began to remember: of that and of later ones they know what was told.
     pub since: Generation,
+    /// Whether none has granted before this one, from when nothing was kept, and all nodes that have told in it are new.
+    pub is_first: bool,
 }
 
 impl Group {
@@ -166,14 +172,19 @@ impl Group {
     pub fn known(&self, place: &Place) -> Known {
         let is_here = self.place.as_ref() == Some(place) || broken(Broken::PoolKnowsNoProcess);
         match is_here {
-            true => Known { generation: self.generation, grants: self.grants, since: self.since },
-            false => Known { generation: Generation::default(), grants: false, since: Generation::default() },
+            true => Known {
+                generation: self.generation,
+                grants: self.grants,
+                since: self.since,
+                is_first: self.is_first,
+            },
+            false => Known::default(),
         }
     }
 
     /// What a call may count on that knows of a generation; nothing if it is not this one.
     pub fn ground(&self, place: &Place, generation: Generation, wall_us: u64) -> Option<Ground> {
-        let Known { generation: known, grants, since } = self.known(place);
+        let Known { generation: known, grants, since, .. } = self.known(place);
         let Marks { fresh_us, burned_us } = self.marks;
         (known == generation && known.number > 0).then_some(Ground {
             wall_us,
@@ -205,6 +216,8 @@ impl Group {
                 true => self.before,
                 false => Generation::default(),
             };
+            let goes_on = begin.goes_on && known.generation.number > 0 && !known.grants;
+            self.is_first = self.generation.number == 0 || (goes_on && self.is_first);
             let number = self.generation.number.max(begin.heard) + 1;
             self.generation = Generation { number, by: begin.by };
             if before.number == 0 {
@@ -232,20 +245,19 @@ impl Group {
             return self.known(place);
         }
         self.asserted.insert(assertion.node);
-        if !assertion.is_new {
-            let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
-            // Nothing is granted before, so it is known from the last of them on.
-            let is_first = self.asserted.len() == 1;
-            let is_counted = is_first || !broken(Broken::PoolFreshFromFirst);
-            let fresh_us = if is_counted { assertion.wall_us } else { 0 };
-            self.doubts.raise(Marks { fresh_us, burned_us: knows_us });
-        }
+        self.is_first &= assertion.is_new || broken(Broken::PoolNewToOne);
+        let knows_us = assertion.knows_from_us.saturating_add(assertion.slack_us);
+        // Nothing is granted before, so it is known from the last of them on.
+        let is_counted = self.asserted.len() == 1 || !broken(Broken::PoolFreshFromFirst);
+        let fresh_us = if is_counted { assertion.wall_us } else { 0 };
+        self.doubts.raise(Marks { fresh_us, burned_us: knows_us });
         let has_told = |node: &u16| self.asserted.contains(node);
         let all_told = assertion.nodes.iter().all(has_told) || broken(Broken::PoolAsksOneNode);
         let left_out = |node: &u16| absent.nodes.contains(node) || broken(Broken::PoolLeavesAllOut);
         let is_rest =
             !absent.nodes.is_empty() && assertion.nodes.iter().all(|node| has_told(node) || left_out(node));
         if all_told || is_rest {
+            self.is_first &= all_told;
             self.all_told(assertion, &absent.nodes);
             if self.grants && !all_told && !broken(Broken::PoolBurnsNoAbsent) {
                 let over_us = assertion.wall_us.saturating_add(absent.keep_us.max(assertion.slack_us));
@@ -261,7 +273,9 @@ impl Group {
         let Assertion { node, nodes, before, .. } = assertion;
         let is_witness = nodes.contains(node) && *before == self.before;
         if self.before.number == 0 {
-            self.marks.raise(self.doubts);
+            if !self.is_first {
+                self.marks.raise(self.doubts);
+            }
             self.grants = true;
         } else if is_witness || broken(Broken::PoolGoesOnUnwitnessed) {
             (self.grants, self.before) = (true, Generation::default());

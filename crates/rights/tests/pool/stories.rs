@@ -458,6 +458,39 @@ fn one_that_told_and_is_gone_keeps_no_generation_from_ending() {
     assert!(group.assert_without(&place, &told(2, third, second), &gone).grants);
 }
 
+/// Up to when windows are burned where two nodes have told, or the second alone, and each says whether it is new; and whether that is a first.
+fn burned_where(is_new: [bool; 2], absent: &[u16]) -> (u64, bool) {
+    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+    let by = |node, call| Taker { node, boot: 1, call };
+    let mut group = Group::default();
+    group.begin(&place, &Begin { heard: 7, by: by(1, 1), goes_on: true });
+    // The second node takes nothing that was begun before it was there.
+    let known = group.begin(&place, &Begin { heard: 9, by: by(2, 1), goes_on: true });
+    assert!(known.is_first && known.since == known.generation, "{known:?}");
+    let absent = Absent { nodes: absent.iter().copied().collect(), keep_us: 0 };
+    for (node, is_new) in [1, 2].into_iter().zip(is_new).filter(|(node, _)| !absent.nodes.contains(node)) {
+        let (generation, nodes, before) = (known.generation, BTreeSet::from([1, 2]), Generation::default());
+        // The second has lost what an earlier process took.
+        let knows_from_us = if node == 1 { 0 } else { START_US };
+        let wall_us = START_US;
+        let assertion =
+            Assertion { node, generation, nodes, knows_from_us, is_new, before, wall_us, slack_us: 0 };
+        group.assert_without(&place, &assertion, &absent);
+    }
+    let known = group.known(&place);
+    let ground = group.ground(&place, known.generation, START_US).expect("it is known");
+    assert!(known.grants);
+    (ground.burned_us, known.is_first)
+}
+
+#[test]
+fn a_region_is_new_where_all_its_nodes_are() {
+    assert_eq!(burned_where([true, true], &[]), (0, true));
+    // As where it was begun while the first generation of all had not granted here, and others went to another server.
+    assert_eq!(burned_where([false, true], &[]), (START_US, false));
+    assert_eq!(burned_where([true, true], &[1]), (START_US, false));
+}
+
 /// Units of an open window, all of which was taken elsewhere, that two nodes get which have lost their disks and find a server that hung meanwhile.
 pub(super) fn two_without_disks() -> u64 {
     let place = Place { run: "1".to_owned(), map: 0, terms: 0 };

@@ -21,7 +21,7 @@ const NAMES: &str = "names";
 const AGREED: [&str; 2] = ["agreed", "agreed-due"];
 
 /// Which rules the functions go by that change what records mean: nodes that go by others share nothing.
-const RULES: u64 = 2;
+const RULES: u64 = 3;
 
 /// Pools in a region's Redis.
 #[derive(Clone, Debug)]
@@ -115,14 +115,16 @@ fn garbled(answer: &[Value]) -> Missed {
     Missed::Unknown(format!("an answer that is none: {answer:?}").into())
 }
 
-/// `unknown`, a generation, whether it grants, and the one since which its pools remember.
+/// `unknown`, a generation, how it is, and the one since which its pools remember.
 fn read_known(answer: &[Value]) -> Option<Known> {
-    let [status, generation, grants, since] = answer else { return None };
+    let [status, generation, state, since] = answer else { return None };
     let read = |generation: &Value| {
         let (number, by) = generation.text()?.split_once(':')?;
         Some(Generation { number: number.parse().ok()?, by: read_taker(by)? })
     };
-    let known = Known { generation: read(generation)?, grants: grants.int()? == 1, since: read(since)? };
+    let state = number(state)?;
+    let (grants, is_first) = (state & 1 == 1, state & 2 == 2);
+    let known = Known { generation: read(generation)?, grants, since: read(since)?, is_first };
     (status.text()? == "unknown").then_some(known)
 }
 
@@ -176,11 +178,12 @@ impl Pools for RedisPools {
         let own = [
             int(u64::from(*node)),
             Arg::Bytes(nodes.as_bytes()),
-            if *is_new { Arg::Int(-1) } else { int(*knows_from_us) },
+            int(*knows_from_us),
             int(*slack_us),
             Arg::Bytes(left_out.as_bytes()),
             int(absent.map_or(0, |absent| absent.keep_us)),
             Arg::Bytes(before.as_bytes()),
+            int(u64::from(*is_new)),
         ];
         let generation = generation_text(generation);
         let about = (Function::Assert, generation.as_str(), *wall_us);
