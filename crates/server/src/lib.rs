@@ -6,6 +6,7 @@
 //! `grpc` or `http` reads it, [`question`] refuses what no caller should send, [`worker`] asks (`patience` keeps those that may
 //! wait), `respond` and `headers` write. [`regions`] connects the node to other regions, [`webhooks`] tells operators.
 
+mod boots;
 mod cells;
 pub mod chance;
 pub mod charges;

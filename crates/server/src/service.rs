@@ -174,12 +174,14 @@ impl Service {
         let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
         if let Some(settings) = config.store.clone() {
             let (mut home, store) = Self::home_among(&config, &settings, store, (&clock, &chance))?;
-            if !home.is_agreed() {
-                home = siblings::runtime()?.block_on(async {
-                    let way = home.way()?;
-                    home.agree(&store, &clock, &way).await
-                })?;
-            }
+            home = siblings::runtime()?.block_on(async {
+                home.begin(&*store).await?;
+                if home.is_agreed() {
+                    return Ok(home);
+                }
+                let way = home.way()?;
+                home.agree(&store, &clock, &way).await
+            })?;
             return Self::among(config, home, store, clock, chance, None);
         }
         if store_ref.map(|store| store.value(siblings::TERMS)).transpose()?.flatten().is_some() {
@@ -261,6 +263,7 @@ impl Service {
             return Self::start_with(config, store, clock, chance);
         };
         let (mut home, store) = Self::home_among(&config, &settings, store, (&clock, &chance))?;
+        home.begin(&*store).await?;
         if !home.is_agreed() {
             home = home.agree(&store, &clock, &way).await?;
         }

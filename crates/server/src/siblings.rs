@@ -40,12 +40,13 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
+    boots::Boot,
     chance::Chance,
     clock::Clock,
     config::{Config, StoreConfig},
     names::SharedNames,
     patience::Waiting,
-    regions::{holding, incarnation_at, rate_milli},
+    regions::{holding, rate_milli},
     writer::Writer,
 };
 
@@ -109,6 +110,8 @@ pub enum SiblingsError {
 #[derive(Debug)]
 pub(crate) struct Home {
     pub(crate) place: Place,
+    /// After so long it may take that.
+    wait: Duration,
     /// What the cells are named by.
     pub(crate) key: HashKey,
     /// Stands for all that must be alike on every node while it shares what pools have.
@@ -231,7 +234,7 @@ impl Siblings {
 }
 
 impl Home {
-    /// Reads who this node is, and counts its start.
+    /// Reads who this node is. It is that when its start is counted ([`Home::begin`]).
     ///
     /// # Errors
     /// The journal, or the file of the secret.
@@ -248,18 +251,14 @@ impl Home {
         // Who there is the catalogue says, where there is one.
         let terms = if members.is_empty() { all_terms } else { terms_of(settings, None, &key) };
         let known = value(store, TERMS)?;
-        // Counted before anybody hears of it. One that has lost its disk is later than those before it, too, by any clock.
         let before = value(store, BOOT)?.map(u32::from_be_bytes);
-        let boot = match before {
-            Some(boot) => boot,
-            None => incarnation_at(now.wall_ns.saturating_add(settings.clock.error_ns.saturating_mul(2))),
-        };
-        let boot = boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
+        let clocks = (settings.clock.error_ns, settings.clock.drift_ppm);
+        let Boot { number: boot, wait } =
+            Boot::after(before, now.wall_ns, clocks).ok_or(SiblingsError::Value(BOOT))?;
         let now_us = now.wall_ns / 1_000;
         // A process in between that said nothing of it, of an older version, has not written down what it took.
         let said = value(store, KNOWS_FROM)?.map(of_boot).filter(|(boot, _)| Some(*boot) == before);
         let knows_from_us = said.map_or(now_us, |(_, from_us)| from_us);
-        begin(store, boot, knows_from_us)?;
         let generations = match store.value(GENERATIONS)? {
             Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| SiblingsError::Value(GENERATIONS))?,
             None => Vec::new(),
@@ -289,6 +288,7 @@ impl Home {
         let agreement = vec![Generation { number: 1, by }; agreement];
         Ok(Self {
             place,
+            wait,
             key,
             terms,
             all_terms,
@@ -299,6 +299,15 @@ impl Home {
             redis,
             agreement,
         })
+    }
+
+    /// Counts the node's start, before anybody hears of it, when its number's time has come.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub(crate) async fn begin(&self, store: &dyn Store) -> Result<(), StoreError> {
+        sleep(self.wait).await;
+        begin(store, self.place.boot, self.place.knows_from_us.unwrap_or(self.place.begun_us))
     }
 
     /// What was taken of windows that are open now is not known, to later processes neither.

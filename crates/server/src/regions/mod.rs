@@ -154,13 +154,20 @@ pub(crate) fn identity(
     Ok((Home { writer, loan_ttl_ns: LOAN_TTL_NS }, kept.is_some()))
 }
 
+/// When numbers of incarnations began, in nanoseconds since the epoch, and how long each has.
+const BEGAN_NS: u64 = 1_735_689_600 * 1_000_000_000;
+const QUARTER_NS: u64 = 250_000_000;
+
 /// The number of an incarnation that begins now: quarters of a second since 2025, which fit until 2059. Whoever loses a
 /// disk comes back later than it began, so its number is a higher one; that of a clock that is far behind is not, and
 /// is refused by the peers. Nobody begins at 0.
 pub(crate) fn incarnation_at(wall_ns: u64) -> u32 {
-    const BEGAN_NS: u64 = 1_735_689_600 * 1_000_000_000;
-    const QUARTER_NS: u64 = 250_000_000;
     u32::try_from(wall_ns.saturating_sub(BEGAN_NS) / QUARTER_NS).unwrap_or(u32::MAX).max(1)
+}
+
+/// From when on a wall gives this number, in nanoseconds since the epoch.
+pub(crate) fn incarnation_ns(number: u32) -> u64 {
+    BEGAN_NS + u64::from(number) * QUARTER_NS
 }
 
 fn reset_key(store: &dyn Store, chance: &Chance) -> Result<[u8; 32], RegionsError> {
