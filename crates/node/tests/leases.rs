@@ -1,5 +1,7 @@
 //! Nodes of one region that share their limits through pools.
 
+#[path = "leases/disks.rs"]
+mod disks;
 mod scene;
 #[path = "leases/shared.rs"]
 mod shared;
@@ -322,52 +324,6 @@ fn a_new_region_has_all_from_the_beginning() {
         }
         let passed = world.admitted(0, "k");
         assert!((95..=100).contains(&passed), "{name}: {passed} of 100");
-    }
-}
-
-#[test]
-fn a_node_that_lost_its_disk_is_not_new() {
-    disk_lost();
-}
-
-/// All is spent; then one node loses its disk, and the server what it has.
-fn disk_lost() {
-    let mut world = World::of_new(2, &[window("w", 100, "1h"), bucket("b", "1/h", 100)], GUARD);
-    world.pass(6 * S);
-    for number in 0..300 {
-        world.ask_patiently(number % 2, ["w", "b"][number / 2 % 2], 1);
-    }
-    world.lose_disk(0);
-    world.server.restart(None);
-    world.pass(30 * S);
-    for number in 0..300 {
-        world.ask_patiently(number % 2, ["w", "b"][number / 2 % 2], 1);
-    }
-}
-
-/// Two nodes are gone, and come back one after the other, with nothing on their disks. Each has a generation begun that goes on with what the
-/// pool knows, and cannot say that nothing was forgotten; the third node can, which has heard of both.
-#[test]
-fn two_that_lose_their_disks_cost_no_pool_anything() {
-    for apart_ns in [0, 5 * MS, 100 * MS, 10 * S] {
-        let mut world = World::of_new(3, &[window("w", 900, "1h")], GUARD);
-        world.pass(6 * S);
-        for _ in 0..100 {
-            world.ask_patiently(0, "k", 1);
-        }
-        world.nodes[2].way = Way::CUT;
-        world.lose_disk(1);
-        world.pass(apart_ns);
-        world.lose_disk(2);
-        world.nodes[2].way = Way::GOOD;
-        world.pass(20 * S);
-        world.expect_granting("when both are back");
-        for number in 0..1_800 {
-            world.ask_patiently(number % 3, "k", 1);
-        }
-        // But for guard shares of theirs: nobody knows whether they were used.
-        let passed = world.admitted(0, "k");
-        assert!((820..=900).contains(&passed), "{apart_ns} ns: {passed} of 900");
     }
 }
 
@@ -778,6 +734,7 @@ fn every_rule_is_needed() {
         Broken::PoolAsksOneNode,
         Broken::PoolBeginsFull,
         Broken::PoolBurnsNothing,
+        Broken::PoolNewToOne,
         Broken::PoolLeavesAllOut,
         Broken::PoolBurnsNoAbsent,
         Broken::RefundWhileShared,
@@ -787,7 +744,8 @@ fn every_rule_is_needed() {
         let told = match rule {
             Broken::LeaseForgetsGeneration => |_| replaced(true, World::crash),
             Broken::LeaseTrustsStrangers => |_| replaced(false, World::lose_disk),
-            Broken::LeaseNewTwice => |_| disk_lost(),
+            Broken::LeaseNewTwice => |_| disks::lost(),
+            Broken::PoolNewToOne => |_| disks::lost_where_all_was_begun(),
             Broken::LeaseTakesUnwritten => |_| unwritten(),
             Broken::LeaseForgetsTakings => |_| assert!(restarted() > 0),
             Broken::LeaseTakingsToldEarly => |_| untold(),

@@ -1,0 +1,129 @@
+//! Nodes that lose their disks.
+
+use crate::{
+    GUARD,
+    scene::{MS, S, bucket, window},
+    siblings::{Way, World},
+};
+
+#[test]
+fn a_node_that_lost_its_disk_is_not_new() {
+    lost();
+}
+
+/// All is spent; then one node loses its disk, and the server what it has.
+pub(super) fn lost() {
+    let mut world = World::of_new(2, &[window("w", 100, "1h"), bucket("b", "1/h", 100)], GUARD);
+    world.pass(6 * S);
+    for number in 0..300 {
+        world.ask_patiently(number % 2, ["w", "b"][number / 2 % 2], 1);
+    }
+    world.lose_disk(0);
+    world.server.restart(None);
+    world.pass(30 * S);
+    for number in 0..300 {
+        world.ask_patiently(number % 2, ["w", "b"][number / 2 % 2], 1);
+    }
+}
+
+/// Two nodes are gone, and come back one after the other, with nothing on their disks. Each has a generation begun that goes on with what the
+/// pool knows, and cannot say that nothing was forgotten; the third node can, which has heard of both.
+#[test]
+fn two_that_lose_their_disks_cost_no_pool_anything() {
+    for apart_ns in [0, 5 * MS, 100 * MS, 10 * S] {
+        let mut world = World::of_new(3, &[window("w", 900, "1h")], GUARD);
+        world.pass(6 * S);
+        for _ in 0..100 {
+            world.ask_patiently(0, "k", 1);
+        }
+        world.nodes[2].way = Way::CUT;
+        world.lose_disk(1);
+        world.pass(apart_ns);
+        world.lose_disk(2);
+        world.nodes[2].way = Way::GOOD;
+        world.pass(20 * S);
+        world.expect_granting("when both are back");
+        for number in 0..1_800 {
+            world.ask_patiently(number % 3, "k", 1);
+        }
+        // But for guard shares of theirs: nobody knows whether they were used.
+        let passed = world.admitted(0, "k");
+        assert!((820..=900).contains(&passed), "{apart_ns} ns: {passed} of 900");
+    }
+}
+
+#[test]
+fn a_node_that_lost_its_disk_takes_no_server_for_new_on_which_its_region_was_begun() {
+    for is_left_behind in [true, false] {
+        begun_elsewhere(is_left_behind);
+    }
+}
+
+/// The first node of a region begins its groups, and tells; then another server is in the place of that, and the old one lives on. All is
+/// spent; then the second loses its disk, and reaches the old one, alone or as the first does.
+fn begun_elsewhere(is_left_behind: bool) {
+    let mut world = World::of_new(2, &[window("w", 100, "1h")], GUARD);
+    world.nodes[1].way = Way::CUT;
+    world.pass(6 * S);
+    let first = world.server.clone();
+    world.server.restart(None);
+    world.nodes[1].way = Way::GOOD;
+    world.pass(12 * S);
+    world.expect_granting("where another server is");
+    for number in 0..300 {
+        world.ask_patiently(number % 2, "w", 1);
+    }
+    assert!(world.admitted(0, "w") >= 95);
+    match is_left_behind {
+        true => world.old = Some(first),
+        false => world.server = first,
+    }
+    world.lose_disk(1);
+    world.nodes[1].is_left_behind = is_left_behind;
+    for number in 0..300 {
+        world.ask_patiently(number % 2, "w", 1);
+        world.pass(200 * MS);
+    }
+}
+
+#[test]
+fn where_one_node_is_new_what_it_took_before_counts() {
+    lost_where_all_was_begun();
+}
+
+/// One node loses its disk when all is spent, and another server is there on which nothing is.
+pub(super) fn lost_where_all_was_begun() {
+    let mut world = World::of_new(3, &[window("w", 300, "1h")], GUARD);
+    world.pass(6 * S);
+    for number in 0..900 {
+        world.ask_patiently(number % 3, "w", 1);
+    }
+    // It begins the groups there.
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world.lose_disk(2);
+    world.server.restart(None);
+    world.nodes[2].way = Way::GOOD;
+    world.pass(6 * S);
+    world.nodes.iter_mut().for_each(|at| at.way = Way::GOOD);
+    world.pass(30 * S);
+    for number in 0..900 {
+        world.ask_patiently(number % 3, "w", 1);
+    }
+}
+
+#[test]
+fn pools_grant_again_when_all_disks_are_gone() {
+    for forgets in [false, true] {
+        let mut world = World::of_new(3, &[window("w", 300, "10s")], GUARD);
+        world.pass(6 * S);
+        for place in [0, 1, 2] {
+            world.ask_patiently(place, "w", 1);
+        }
+        (0..3).for_each(|place| world.lose_disk(place));
+        if forgets {
+            world.server.restart(None);
+        }
+        world.pass(30 * S);
+        world.expect_granting("when all are back");
+    }
+}
