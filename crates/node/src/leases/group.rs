@@ -61,8 +61,10 @@ pub(super) struct Group {
     kept: Generation,
     /// Whether one has granted of which this process, or one before it with the same disk, had heard before.
     is_proven: bool,
-    /// If none has: no generation that began before this process came to count to all others has a higher number.
+    /// If none has: no generation that began before this process came to count to all others has a higher number; and it calls nobody
+    /// before this time: steady clock.
     floor: u64,
+    calm_ns: u64,
     /// A generation that is begun gets a number above this one.
     above: u64,
     /// Since which one its pools remember: none while nobody has said.
@@ -107,9 +109,7 @@ impl Group {
     /// nobody before `calm_ns`, when all walls show as much: steady clock.
     pub(super) fn counts_from(&mut self, most_us: u64, calm_ns: u64) {
         self.floor = self.floor.max(most_us);
-        if !self.is_proven {
-            self.retry_ns = self.retry_ns.max(calm_ns);
-        }
+        self.calm_ns = self.calm_ns.max(calm_ns);
     }
 
     /// Since which generation its pools remember: none while nobody has said.
@@ -174,7 +174,8 @@ impl Group {
 
     /// What it needs, if it is time, and nothing is under way.
     pub(super) fn need(&self, now_ns: u64) -> Option<Need> {
-        if self.under_way.is_some() || now_ns < self.retry_ns {
+        let is_calm = !self.is_stranger() || now_ns >= self.calm_ns;
+        if self.under_way.is_some() || now_ns < self.retry_ns || !is_calm {
             return None;
         }
         match self.stage {
@@ -340,6 +341,7 @@ mod tests {
     fn stranger() -> Group {
         let mut group = Group::since(Generation::default());
         group.counts_from(NOW_US, CALM_NS);
+        group.begin_anew(0);
         group
     }
 

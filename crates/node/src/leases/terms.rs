@@ -32,6 +32,9 @@ use crate::{
     visit::Visit,
 };
 
+/// Numbers of generations are microseconds, rounded up, and a few above what was heard of: that counts as so much.
+const ROUNDED_NS: u64 = 10_000;
+
 impl Leases {
     /// Limits are shared by a distribution from now on, of which `catalogue` has the numbers, and clocks are as good as is promised in it.
     pub(crate) fn bind(
@@ -90,7 +93,7 @@ impl Leases {
         if !self.is_counted {
             let apart_ns = self.clock_error_ns.saturating_mul(2);
             let drift_ns = apart_ns.saturating_mul(self.drift_ppm.into()).div_ceil(1_000_000);
-            let calm_ns = now.steady_ns.saturating_add(apart_ns).saturating_add(drift_ns);
+            let calm_ns = now.steady_ns.saturating_add(apart_ns).saturating_add(drift_ns + ROUNDED_NS);
             let most_us = now.wall_ns.saturating_add(apart_ns).div_ceil(1_000);
             self.groups.iter_mut().for_each(|group| group.counts_from(most_us, calm_ns));
             self.is_counted = true;

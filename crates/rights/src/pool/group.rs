@@ -50,8 +50,8 @@
 //! to all others, and twice by how much walls may be wrong, ε; it takes none of others that is not above that; and it calls none before so
 //! much has passed. *Then it takes none that began before it counted.* Proof. Let `t` be when that was. What it refuses goes up to at least
 //! `t + ε`. Let another one have begun at `u < t`, with a number that a node with nothing on its disk gave, which came to count at `s`: at most
-//! `s + 3 ε`, and `u ≥ s + 2 ε`, so at most `u + ε < t + ε`. Others give numbers one above what they have heard of, and no two of them follow
-//! each other within a microsecond. ∎
+//! `s + 3 ε`, and `u ≥ s + 2 ε`, so at most `u + ε < t + ε`. Others give numbers little above what they have heard of, and follow each
+//! other more slowly than that counts up. ∎
 //!
 //! **What a distribution leaves of pools.** Let a region have `P` of a cell by one distribution and `Q < P` by the next, of which each of
 //! its `n` nodes keeps at most `Q / n` of what it held when it adopts that, and nothing of what was granted before and is heard of later.
