@@ -20,7 +20,7 @@ use acequia_api::acequia::v1 as api;
 use acequia_limits::{HashKey, Now};
 use acequia_node::{
     Answer, Catalogue, Config as NodeConfig, Keep, LimitAnswer, Node, Outcome,
-    leases::{GROUPS, NotLeftOut, Siblings as Place},
+    leases::{GROUPS, Heard, NotLeftOut, Siblings as Place},
 };
 use acequia_rights::{
     Region, node_named,
@@ -126,7 +126,7 @@ pub(crate) struct Home {
     nodes: BTreeSet<String>,
     redis: Settings,
     /// Generations of the groups by which nodes agree that are among regions.
-    agreement: Vec<Generation>,
+    agreement: Vec<Heard>,
 }
 
 /// The way to the pools of a region.
@@ -285,7 +285,8 @@ impl Home {
         // Whoever was here before has heard of some: no new one is the first.
         let by = Taker { node: place.node, boot, call: 1 };
         let agreement = if place.is_new { 0 } else { usize::from(GROUPS) };
-        let agreement = vec![Generation { number: 1, by }; agreement];
+        let generation = Generation { number: 1, by };
+        let agreement = vec![Heard { generation, ..Heard::default() }; agreement];
         Ok(Self {
             place,
             wait,
@@ -489,7 +490,7 @@ impl Process for Agreeing {
         self.0.now()
     }
 
-    fn keep(&mut self, _: &[Generation]) -> bool {
+    fn keep(&mut self, _: &[Heard]) -> bool {
         true
     }
 }
@@ -505,7 +506,7 @@ impl Process for Disk {
         self.clock.now()
     }
 
-    fn keep(&mut self, generations: &[Generation]) -> bool {
+    fn keep(&mut self, generations: &[Heard]) -> bool {
         let values = bytes_of(generations);
         warned(self.store.commit(&[], &[(GENERATIONS, Some(&values))]))
     }
@@ -524,7 +525,7 @@ impl Process for Running {
         self.clock.now()
     }
 
-    fn keep(&mut self, generations: &[Generation]) -> bool {
+    fn keep(&mut self, generations: &[Heard]) -> bool {
         let values = bytes_of(generations);
         warned(self.writer.write(&[], &[(GENERATIONS, Some(&values))]))
     }
@@ -545,7 +546,7 @@ fn warned(written: Result<(), StoreError>) -> bool {
     written.is_ok()
 }
 
-fn bytes_of(generations: &[Generation]) -> Vec<u8> {
+fn bytes_of(generations: &[Heard]) -> Vec<u8> {
     serde_json::to_vec(generations).expect("numbers can be written")
 }
 

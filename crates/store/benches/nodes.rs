@@ -18,9 +18,9 @@ use std::{
 use acequia_limits::{CellTag, HashKey, Limit, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Config, Keep, Node,
-    leases::{GROUPS, PoolName, Siblings},
+    leases::{GROUPS, Heard, PoolName, Siblings},
 };
-use acequia_rights::pool::{Generation, Taker, window::Take};
+use acequia_rights::pool::{Taker, window::Take};
 use acequia_store::{
     pools::{Answer, At, Pools, Process, RedisPools, share},
     redis::{Address, Group, Place, Redis, Settings},
@@ -55,7 +55,7 @@ impl Process for Clock {
         Self::now(self)
     }
 
-    fn keep(&mut self, _: &[Generation]) -> bool {
+    fn keep(&mut self, _: &[Heard]) -> bool {
         true
     }
 }
@@ -198,7 +198,7 @@ async fn by_calls(node: &Arc<Node>, pools: &RedisPools, clock: Clock, cell: impl
                     group: Group::new(number).expect("a group"),
                     terms: 0,
                     cell: &name,
-                    generation: generations[usize::from(number)],
+                    generation: generations[usize::from(number)].generation,
                     wall_us: clock.now().wall_ns / 1_000,
                     deadline: DEADLINE,
                 };

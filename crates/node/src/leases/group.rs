@@ -14,6 +14,7 @@ use acequia_rights::{
     broken::{Broken, broken},
     pool::{Generation, group::Known},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::sharing::CellKey;
 
@@ -53,12 +54,26 @@ pub(super) enum Need {
     Assert(Generation),
 }
 
+/// What is written down of a group, for the processes after this one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heard {
+    /// The last generation that was heard of: of number 0 for none.
+    #[serde(flatten)]
+    pub generation: Generation,
+    /// The one since which its pools remember.
+    #[serde(default)]
+    pub since: Generation,
+    /// The last that was heard of before it, but for those that went on in the same place and never granted. None where it grants.
+    #[serde(default)]
+    pub before: Generation,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Group {
     /// The last that was heard of: no earlier one counts.
     generation: Generation,
-    /// Of which it is written down that it was heard of.
-    kept: Generation,
+    /// What is written down of that.
+    kept: Heard,
     /// Whether one has granted of which this process, or one before it with the same disk, had heard before.
     is_proven: bool,
     /// If none has: no generation that began before this process came to count to all others has a higher number; and it calls nobody
@@ -69,10 +84,9 @@ pub(super) struct Group {
     above: u64,
     /// Since which one its pools remember: none while nobody has said.
     since: Generation,
-    /// The last that was heard of before it, but for those that went on in the same place and never granted, as far as was heard.
+    /// The last that was heard of before it, but for those that went on in the same place and never granted, as far as was heard. None once
+    /// it grants: then it is the last itself.
     before: Generation,
-    /// Whether the generation was heard to grant.
-    has_granted: bool,
     stage: Stage,
     /// Cells that must be told in this generation.
     pub(super) untold: BTreeSet<CellKey>,
@@ -95,10 +109,11 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Of which earlier processes have heard, if any has.
-    pub(super) fn since(generation: Generation) -> Self {
+    /// Of which earlier processes have heard this.
+    pub(super) fn since(heard: Heard) -> Self {
+        let Heard { generation, since, before } = heard;
         let (is_proven, above) = (generation.number > 0, generation.number);
-        Self { generation, kept: generation, is_proven, above, ..Self::default() }
+        Self { generation, kept: heard, is_proven, above, since, before, ..Self::default() }
     }
 
     pub(super) const fn generation(&self) -> Generation {
@@ -128,8 +143,9 @@ impl Group {
     }
 
     /// What must be on the disk.
-    pub(super) fn to_keep(&self) -> Generation {
-        if self.is_proven { self.generation } else { Generation::default() }
+    pub(super) fn to_keep(&self) -> Heard {
+        let Self { generation, since, before, .. } = *self;
+        if self.is_proven { Heard { generation, since, before } } else { Heard::default() }
     }
 
     /// Whether that is there.
@@ -139,13 +155,15 @@ impl Group {
 
     /// Whether the generation may be used: no process after this one uses an earlier one.
     fn may_be_used(&self) -> bool {
-        self.is_proven && (self.is_kept() || broken(Broken::LeaseForgetsGeneration))
+        let is_kept = self.kept.generation == self.generation;
+        self.is_proven && (is_kept || broken(Broken::LeaseForgetsGeneration))
     }
 
-    /// It was written down that this generation was heard of. Says whether it was the last that was.
-    pub(super) fn keep(&mut self, generation: Generation) -> bool {
-        self.kept = generation;
-        self.is_kept()
+    /// This was written down. Says whether the generation may be used now, and could not before.
+    pub(super) fn keep(&mut self, heard: Heard) -> bool {
+        let might = self.may_be_used();
+        self.kept = heard;
+        self.may_be_used() && !might
     }
 
     pub(super) fn grants(&self) -> bool {
@@ -239,11 +257,10 @@ impl Group {
             self.is_first = is_first && !grants;
             if is_other {
                 // Where pools remember since the same, this one was begun in the place of the last, and nobody used that.
-                let goes_on = since == self.since && self.before.number > 0 && !self.has_granted;
+                let goes_on = since == self.since && self.before.number > 0;
                 if !goes_on {
-                    self.before = self.to_keep();
+                    self.before = self.to_keep().generation;
                 }
-                self.has_granted = false;
             }
             (self.generation, self.since) = (generation, since);
             self.stage = Stage::Telling;
@@ -260,7 +277,9 @@ impl Group {
         if grants && !self.is_proven {
             (self.is_proven, self.retry_ns, self.asked) = (true, now_ns, 0);
         }
-        self.has_granted |= grants;
+        if grants {
+            self.before = Generation::default();
+        }
         if grants && self.untold.is_empty() && self.may_be_used() {
             (self.stage, self.begun) = (Stage::Grants, 0);
         }
@@ -339,7 +358,7 @@ mod tests {
 
     /// One that begins with nothing on its disk.
     fn stranger() -> Group {
-        let mut group = Group::since(Generation::default());
+        let mut group = Group::since(Heard::default());
         group.counts_from(NOW_US, CALM_NS);
         group.begin_anew(0);
         group
@@ -360,7 +379,7 @@ mod tests {
         // Nor is one taken that may have been begun before, whoever told there under this node's name, were it the first.
         assert_eq!(need(&mut group, &known(1, false)), Some(Need::Begin(NOW_US, true)));
         assert_eq!(need(&mut group, &known(NOW_US, false)), Some(Need::Begin(NOW_US + 1, true)));
-        assert!(!group.is_heard() && group.is_kept() && group.to_keep().number == 0);
+        assert!(!group.is_heard() && group.is_kept() && group.to_keep() == Heard::default());
         let last = known(NOW_US + 2, false);
         assert_eq!(need(&mut group, &last), Some(Need::Assert(last.generation)));
         assert_eq!((group.is_heard(), group.before().number), (false, 0));
@@ -372,21 +391,30 @@ mod tests {
         // From then on it goes by what is later.
         assert_eq!(need(&mut group, &known(5, true)), Some(Need::Begin(NOW_US + 2, false)));
         group.hear(&known(NOW_US + 3, true), 0, 0);
-        assert_eq!((group.generation().number, group.before()), (NOW_US + 3, last.generation));
+        assert_eq!((group.generation().number, group.before().number), (NOW_US + 3, 0));
     }
 
     #[test]
     fn what_went_on_and_never_granted_does_not_stand_between() {
         let first = known(1, true);
         let on = |number, grants| Known { since: first.since, ..known(number, grants) };
-        let mut group = Group::since(first.generation);
+        let mut group = Group::since(Heard { generation: first.generation, ..Heard::default() });
         need(&mut group, &first);
         // Two nodes that know of nothing begin one after the other.
         need(&mut group, &on(2, false));
         assert_eq!(group.before(), first.generation);
         need(&mut group, &on(3, false));
         assert_eq!(group.before(), first.generation, "the second has granted nothing");
+        // A process after this one knows it, too.
+        let mut group = Group::since(group.to_keep());
+        need(&mut group, &on(3, false));
+        assert_eq!(group.before(), first.generation);
+        let mut later = Group::since(group.to_keep());
+        need(&mut later, &on(4, false));
+        assert_eq!(later.before(), first.generation);
         need(&mut group, &on(3, true));
+        assert!(!group.is_kept());
+        group = Group::since(group.to_keep());
         need(&mut group, &on(4, false));
         assert_eq!(group.before(), on(3, true).generation);
         // One that began elsewhere may have granted whatever was heard.

@@ -62,6 +62,7 @@ use crate::{
 pub use self::{
     absent::{ABSENT_NS_MAX, NotLeftOut},
     call::{Call, GROUPS, PoolName, Question, Said},
+    group::Heard,
     view::PoolView,
 };
 pub(crate) use loss::Losses;
@@ -131,7 +132,7 @@ pub struct Siblings {
     pub is_new: bool,
     /// The last generation of each group that earlier processes have heard of, as [`Node::unkept_generations`] gave it; of none where
     /// it is not there.
-    pub generations: Vec<Generation>,
+    pub generations: Vec<Heard>,
 }
 
 /// What was asked of pools since the start, for metrics.
@@ -256,7 +257,7 @@ pub(crate) struct Leases {
 
 impl Leases {
     pub(crate) fn new(home: Siblings) -> Self {
-        let heard = home.generations.iter().copied().chain(std::iter::repeat(Generation::default()));
+        let heard = home.generations.iter().copied().chain(std::iter::repeat(Heard::default()));
         let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
         Self {
             knows_from_us: home.begun_us,
@@ -264,7 +265,7 @@ impl Leases {
             is_counted: false,
             is_joining: !home.members.is_empty()
                 && home.terms != AGREEMENT
-                && home.generations.iter().all(|heard| heard.number == 0),
+                && home.generations.iter().all(|heard| heard.generation.number == 0),
             left_out: BTreeMap::new(),
             unknown: BTreeMap::new(),
             wants_disk: false,
@@ -765,16 +766,16 @@ impl Leases {
     }
 
     /// The generations that were heard of, if that must be written down.
-    fn unkept_generations(&mut self) -> Option<Vec<Generation>> {
+    fn unkept_generations(&mut self) -> Option<Vec<Heard>> {
         let is_unkept = std::mem::take(&mut self.is_unkept);
         is_unkept.then(|| self.groups.iter().map(Group::to_keep).collect())
     }
 
     /// These were written down. What must be told of them can be told now.
-    fn generations_kept(&mut self, node: &Node, kept: &[Generation], now: Now) {
+    fn generations_kept(&mut self, node: &Node, kept: &[Heard], now: Now) {
         let mut untold = Vec::new();
-        for (group, generation) in self.groups.iter_mut().zip(kept) {
-            if !group.is_kept() && group.keep(*generation) {
+        for (group, heard) in self.groups.iter_mut().zip(kept) {
+            if !group.is_kept() && group.keep(*heard) {
                 untold.extend(group.untold.iter().copied());
             }
         }
@@ -887,12 +888,12 @@ impl Node {
 
     /// The last generation of each group that this node has heard of, if that changed: for [`Siblings::generations`] of the processes
     /// after this one. Nothing is taken of those groups before [`Node::generations_kept`].
-    pub fn unkept_generations(&self) -> Option<Vec<Generation>> {
+    pub fn unkept_generations(&self) -> Option<Vec<Heard>> {
         lock(self.leases.as_ref()?).unkept_generations()
     }
 
     /// The last generation of each group that this node has heard of.
-    pub fn generations(&self) -> Vec<Generation> {
+    pub fn generations(&self) -> Vec<Heard> {
         let Some(leases) = &self.leases else { return Vec::new() };
         lock(leases).groups.iter().map(Group::to_keep).collect()
     }
@@ -903,7 +904,7 @@ impl Node {
     }
 
     /// These are on the disk. Where they could not be written: none, and they are given again.
-    pub fn generations_kept(&self, kept: &[Generation], now: Now) {
+    pub fn generations_kept(&self, kept: &[Heard], now: Now) {
         if let Some(leases) = &self.leases {
             lock(leases).generations_kept(self, kept, self.not_before(now));
         }

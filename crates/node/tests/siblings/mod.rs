@@ -10,13 +10,13 @@ use std::{
 use acequia_limits::{CellTag, Descriptor, LimitId, Now, limit::LimitSpec};
 use acequia_node::{
     Asker, Config, Holding, Home, Keep, Node, Row, TAKINGS,
-    leases::{CALL_NS, Call, GROUPS, PoolName, Question, Said, Siblings},
+    leases::{CALL_NS, Call, GROUPS, Heard, PoolName, Question, Said, Siblings},
     sharing,
 };
 use acequia_rights::{
     Region, Writer,
     pool::{
-        Bucket, Generation, Group, Sliding, Window,
+        Bucket, Group, Sliding, Window,
         group::{Known, Place},
     },
     versions::{CellKey, Draft, Member},
@@ -111,7 +111,7 @@ pub(crate) struct Place1 {
     pub(crate) asker: Asker,
     boot: u32,
     /// What is on its disk: the generations that it has heard of, what it took of windows, and since when it has written that down.
-    pub(crate) generations: Vec<Generation>,
+    pub(crate) generations: Vec<Heard>,
     rows: BTreeMap<(LimitId, CellTag), Row>,
     knows_from_us: u64,
     /// Nothing can be written to it.

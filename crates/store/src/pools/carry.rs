@@ -5,9 +5,9 @@ use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 use acequia_limits::Now;
 use acequia_node::{
     Node,
-    leases::{CALL_NS, Call, PoolName, Question, Said},
+    leases::{CALL_NS, Call, Heard, PoolName, Question, Said},
 };
-use acequia_rights::pool::{Generation, Letter, name};
+use acequia_rights::pool::{Letter, name};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval},
@@ -31,7 +31,7 @@ pub trait Process: Send {
 
     /// Writes down which generations the node has heard of, for the processes after this one ([`Node::unkept_generations`]); says
     /// whether that is on the disk.
-    fn keep(&mut self, generations: &[Generation]) -> bool;
+    fn keep(&mut self, generations: &[Heard]) -> bool;
 
     /// A call waits for rows of [`Node::take_rows`] to be on the disk.
     fn write(&mut self) {}
@@ -45,7 +45,7 @@ impl<P: Process + ?Sized> Process for Box<P> {
         (**self).now()
     }
 
-    fn keep(&mut self, generations: &[Generation]) -> bool {
+    fn keep(&mut self, generations: &[Heard]) -> bool {
         (**self).keep(generations)
     }
 

@@ -20,9 +20,8 @@ use std::{
 use acequia_limits::{HashKey, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{
     Ask, Asker, Config, Keep, Node, Scheduled,
-    leases::{GROUPS, LeaseCounts, Siblings},
+    leases::{GROUPS, Heard, LeaseCounts, Siblings},
 };
-use acequia_rights::pool::Generation;
 use acequia_store::pools::{Process, RedisPools, share};
 use tokio::{task::JoinHandle, time::sleep};
 
@@ -98,13 +97,13 @@ struct Place {
     boot: u32,
     clock: NodeClock,
     /// Which generations the node has heard of: its disk.
-    heard: Arc<Mutex<Vec<Generation>>>,
+    heard: Arc<Mutex<Vec<Heard>>>,
 }
 
 /// A node's process, with its disk.
 struct Running {
     clock: NodeClock,
-    heard: Arc<Mutex<Vec<Generation>>>,
+    heard: Arc<Mutex<Vec<Heard>>>,
 }
 
 impl Process for Running {
@@ -112,7 +111,7 @@ impl Process for Running {
         self.clock.now()
     }
 
-    fn keep(&mut self, generations: &[Generation]) -> bool {
+    fn keep(&mut self, generations: &[Heard]) -> bool {
         *self.heard.lock().expect("no panic") = generations.to_vec();
         true
     }
@@ -161,7 +160,7 @@ impl Fleet {
         fleet
     }
 
-    fn node(&self, number: u16, nodes: u16, boot: u32, heard: Arc<Mutex<Vec<Generation>>>) -> Place {
+    fn node(&self, number: u16, nodes: u16, boot: u32, heard: Arc<Mutex<Vec<Heard>>>) -> Place {
         let now = self.clock.now();
         let siblings = Siblings {
             node: number,
