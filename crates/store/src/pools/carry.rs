@@ -9,7 +9,7 @@ use acequia_node::{
 };
 use acequia_rights::pool::{Letter, name};
 use tokio::{
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval},
 };
 use tracing::error;
@@ -146,13 +146,13 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
     loop {
         tokio::select! {
             biased;
-            Some(answered) = calls.join_next() => match answered {
-                Ok((id, said)) => {
-                    node.answer_call(id, &said, process.now());
-                    process.heard();
+            Some(answered) = calls.join_next() => {
+                hear(&node, &mut process, answered);
+                // What came with it, too: what is heard of many groups at once is written down at once.
+                while let Some(answered) = calls.try_join_next() {
+                    hear(&node, &mut process, answered);
                 }
-                Err(fault) => error!(%fault, "a call of a pool ended without an answer"),
-            },
+            }
             _ = looks.tick() => ticks += 1,
         }
         let is_due = |due_ns| due_ns <= process.now().steady_ns;
@@ -174,6 +174,17 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
             let pools = pools.clone();
             calls.spawn(async move { (call.id, carry(&pools, &call).await) });
         }
+    }
+}
+
+/// Takes what came of a call.
+fn hear(node: &Node, process: &mut impl Process, answered: Result<(u64, Said), JoinError>) {
+    match answered {
+        Ok((id, said)) => {
+            node.answer_call(id, &said, process.now());
+            process.heard();
+        }
+        Err(fault) => error!(%fault, "a call of a pool ended without an answer"),
     }
 }
 
