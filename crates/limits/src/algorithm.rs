@@ -177,6 +177,15 @@ impl Algorithm {
         }
     }
 
+    /// The same, where windows with edges that begin at the edge `until_ns` or later give nothing ([`FixedWindow::until_ns`]).
+    #[must_use]
+    pub fn until(self, until_ns: u64) -> Self {
+        match self {
+            Self::FixedWindow(window) => Self::FixedWindow(window.until(until_ns)),
+            other => other,
+        }
+    }
+
     /// Whether it gives units back at a rate, of which a piece has a part.
     pub const fn has_rate(&self) -> bool {
         matches!(self, Self::TokenBucket(_) | Self::LeakyBucket(_))

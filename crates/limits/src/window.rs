@@ -51,6 +51,9 @@ pub struct FixedWindow {
     /// Windows that ended by this wall clock time, in nanoseconds, were left for good, under an earlier margin perhaps: true
     /// time is past it. 0 where that is not known of any.
     pub left_ns: u64,
+    /// Windows that begin at this wall clock time, in nanoseconds, or later give nothing by these numbers: others are made in
+    /// time. An edge; `u64::MAX` where that is not known of any.
+    pub until_ns: u64,
 }
 
 /// What a cell keeps: the end of its window (wall clock, nanoseconds) and the units charged in it.
@@ -84,20 +87,26 @@ impl Usage {
 impl FixedWindow {
     /// A limit for every window, by one clock.
     pub const fn new(limit: u64, edges: Edges) -> Self {
-        Self { limit, next_limit: limit, edges, margin_ns: 0, left_ns: 0 }
+        Self { limit, next_limit: limit, edges, margin_ns: 0, left_ns: 0, until_ns: u64::MAX }
     }
 
     /// A piece of this limit, enforced by one of several clocks that are all at most `margin_ns` off.
     #[must_use]
     pub fn local(&self, units: u64, margin_ns: u64) -> Self {
         assert!(margin_ns <= MARGIN_NS_MAX, "no clock is as far off as {margin_ns} ns");
-        Self { limit: units, next_limit: units, edges: self.edges.clone(), margin_ns, left_ns: 0 }
+        Self { margin_ns, ..Self::new(units, self.edges.clone()) }
     }
 
     /// The same, where windows that ended by `left_ns` are never open again.
     #[must_use]
     pub fn after(self, left_ns: u64) -> Self {
         Self { left_ns, ..self }
+    }
+
+    /// The same, where windows that begin at the edge `until_ns` or later give nothing.
+    #[must_use]
+    pub fn until(self, until_ns: u64) -> Self {
+        Self { until_ns, ..self }
     }
 
     /// Whether `cost` fits in the window that is open for this cell, and within a margin of its end in
@@ -112,7 +121,7 @@ impl FixedWindow {
 
     fn probe_one(&self, usage: (u64, u64), wall_ns: u64, cost: u64, salt: u32) -> Verdict {
         let (end_ns, used) = self.open_one(usage, wall_ns, salt);
-        let left = self.limit.saturating_sub(used);
+        let left = if end_ns <= self.until_ns { self.limit.saturating_sub(used) } else { 0 };
         let reset_after_ns = end_ns - wall_ns;
         if cost <= left {
             Verdict { allowed: true, remaining: left - cost, retry_after_ns: 0, delay_ns: 0, reset_after_ns }
@@ -341,6 +350,9 @@ impl FixedWindow {
     }
 
     fn left(&self, open: Usage, both: bool) -> u64 {
+        if open.end_ns > self.until_ns || (both && open.end_ns == self.until_ns) {
+            return 0;
+        }
         let left = self.limit.saturating_sub(open.used);
         if both { left.min(self.next_limit.saturating_sub(open.ahead)) } else { left }
     }
@@ -405,6 +417,27 @@ mod tests {
         let usage = w.charge(Usage::default(), 600 * S, 1, 0);
         for back in [1, 59, 60, 61, 599] {
             assert!(!w.probe(usage, (600 - back) * S, 1, 0).allowed, "{back} s back");
+        }
+    }
+
+    #[test]
+    fn windows_that_begin_later_give_nothing_by_these_numbers() {
+        for margin_ns in [0, 5 * S] {
+            let w = FixedWindow { margin_ns, ..minutely(3, false) }.until(660 * S);
+            let mut usage = w.charge(Usage::default(), 645 * S, 1, 0);
+            assert_eq!(w.probe(usage, 650 * S, 0, 0).remaining, 2, "the one that is open");
+            assert_eq!(
+                w.probe(usage, 657 * S, 1, 0).allowed,
+                margin_ns == 0,
+                "it may be made in the next one"
+            );
+            assert_eq!(w.probe(usage, 666 * S, 0, 0).remaining, 0);
+            assert_eq!(w.probe(Usage::default(), 700 * S, 0, 0).remaining, 0);
+            // Other numbers go on with what was charged.
+            let anew = FixedWindow { margin_ns, ..minutely(4, false) };
+            assert_eq!(anew.probe(usage, 650 * S, 0, 0).remaining, 3);
+            usage = anew.charge(usage, 666 * S, 1, 0);
+            assert_eq!(anew.probe(usage, 667 * S, 0, 0).remaining, 3);
         }
     }
 

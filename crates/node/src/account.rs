@@ -66,8 +66,6 @@ pub(crate) struct Account {
     book: Book,
     /// Rights that moved in windows, where there are windows; and what is held of pools, where there are pools.
     windows: Option<Box<Windows>>,
-    /// Units that the others were heard to have used of the cell, in the window that is open.
-    elsewhere: u64,
     /// Units that callers may spend until their leases end. Always of the own part: see `lease`.
     leased: u64,
     /// When a loan ends, if none is renewed: steady clock.
@@ -102,6 +100,8 @@ pub(crate) struct Account {
 struct Windows {
     open: Transfers,
     next: Transfers,
+    /// Units that the others were heard to have used of the cell, in the window that is open.
+    elsewhere: u64,
     /// What was taken from the region's pools of the window that is open, and of the one that follows.
     taken: SmallVec<[Taken; 2]>,
     /// What is held of the region's pool, where no window has edges.
@@ -137,6 +137,7 @@ impl Windows {
 static NO_WINDOWS: Windows = Windows {
     open: Transfers::none(),
     next: Transfers::none(),
+    elsewhere: 0,
     taken: SmallVec::new_const(),
     lease: None,
     within_reach: None,
@@ -211,7 +212,6 @@ impl Account {
             standing,
             book,
             windows: None,
-            elsewhere: 0,
             leased: 0,
             due_ns: u64::MAX,
             over_ns: 0,
@@ -284,13 +284,15 @@ impl Account {
     }
 
     /// Units that the others were heard to have used.
-    pub(crate) const fn elsewhere(&self) -> u64 {
-        self.elsewhere
+    pub(crate) fn elsewhere(&self) -> u64 {
+        self.windows().elsewhere
     }
 
     /// The others were heard to have used so many units.
-    pub(crate) const fn hear_used(&mut self, units: u64) {
-        self.elsewhere = units;
+    pub(crate) fn hear_used(&mut self, units: u64) {
+        if units != self.elsewhere() {
+            self.windows_mut().elsewhere = units;
+        }
     }
 
     /// Whether anything was asked for since the last look.
@@ -549,9 +551,9 @@ impl Account {
         self.went_back = end_ns < self.open().end_ns && !broken(Broken::WindowReopens);
         if self.open().end_ns != end_ns && !self.went_back {
             self.hope_anew();
-            self.elsewhere = 0;
             self.unwritten |= !self.open().given().is_empty();
-            let Windows { open, next, taken, .. } = self.windows_mut();
+            let Windows { open, next, elsewhere, taken, .. } = self.windows_mut();
+            *elsewhere = 0;
             taken.retain(|taken| taken.end_ns >= end_ns);
             *open = if next.end_ns == end_ns { std::mem::take(next) } else { Transfers::new(end_ns) };
             if next.end_ns <= end_ns {

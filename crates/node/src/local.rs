@@ -94,6 +94,10 @@ pub(crate) struct Shares {
     pub(crate) region: Region,
     /// The splits in force, of which the least counts; none: the region owns nothing.
     pub(crate) terms: Vec<Arc<Split>>,
+    /// Those of windows that begin at the edge `until_ns` or later: the same, or more.
+    pub(crate) later: Vec<Arc<Split>>,
+    /// By when numbers must be made anew: an edge of windows, wall clock, nanoseconds; `u64::MAX` where both are the same.
+    pub(crate) until_ns: u64,
     /// How nodes share them, where they do.
     pub(crate) guard: Option<Guard>,
     /// How far steady clocks may drift, in parts per million: rates are slowed by as much.
@@ -159,8 +163,8 @@ impl Shares {
         }
     }
 
-    /// What of a cell is in its pool; nothing where there are none.
-    fn pool(&self, total: u64, has_rate: bool, salt: u32) -> Option<Part> {
+    /// What of a cell is in its pool, by `terms`; nothing where there are none.
+    fn pool(&self, terms: &[Arc<Split>], total: u64, has_rate: bool, salt: u32) -> Option<Part> {
         let guard = self.guard.as_ref()?;
         let rate = |rest: u64| if has_rate { rest as u32 } else { 0 };
         let kept_of = |units| if broken(Broken::LeaseGuardTwice) { 0 } else { guard.kept(units) };
@@ -185,12 +189,8 @@ impl Shares {
                     })
                 };
                 // The least counts, of both.
-                let all = self
-                    .terms
-                    .iter()
-                    .map(of_term)
-                    .reduce(|a, b| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) });
-                let all = all.unwrap_or_default();
+                let least = |a: Part, b: Part| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) };
+                let all = terms.iter().map(of_term).reduce(least).unwrap_or_default();
                 Part { rate: rate(all.rate.into()), units: all.units }
             }
         })
@@ -204,17 +204,22 @@ impl Shares {
 
     /// A region's piece of a limit.
     fn piece(&self, algorithm: &Algorithm, part: Part) -> Algorithm {
-        algorithm.local(part, self.drift_ppm, self.margin_ns).after(self.left_ns)
+        let until_ns = if broken(Broken::OpenSharesLast) { u64::MAX } else { self.until_ns };
+        algorithm.local(part, self.drift_ppm, self.margin_ns).after(self.left_ns).until(until_ns)
     }
 
     /// Whether both make the same numbers. What was left since under one margin needs no telling: the wall does not go
     /// back, so while the margin is the same no clock is in such a window.
     fn is_same(&self, others: &Self) -> bool {
-        let same = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
+        let is_one = |(own, other): (&Arc<Split>, &Arc<Split>)| Arc::ptr_eq(own, other);
+        let same = |own: &[Arc<Split>], other: &[Arc<Split>]| {
+            own.len() == other.len() && own.iter().zip(other).all(is_one)
+        };
         (self.region, &self.guard) == (others.region, &others.guard)
             && (self.drift_ppm, self.margin_ns) == (others.drift_ppm, others.margin_ns)
-            && self.terms.len() == others.terms.len()
-            && self.terms.iter().zip(&others.terms).all(same)
+            && self.until_ns == others.until_ns
+            && same(&self.terms, &others.terms)
+            && same(&self.later, &others.later)
     }
 }
 
@@ -276,9 +281,16 @@ impl Local {
         self.shares.as_ref().is_some_and(|shares| shares.owns_nothing())
     }
 
-    /// What of a cell is in its pool; nothing where there are none.
+    /// What of a cell is in its pool, of windows that is open when numbers are made; nothing where there are none.
     pub(crate) fn pool(&self, global: &Algorithm, salt: u32) -> Option<Part> {
-        self.shares.as_ref()?.pool(global.budget(), global.has_rate(), salt)
+        self.pool_of(global, salt, 0)
+    }
+
+    /// The same of a window, by its end.
+    pub(crate) fn pool_of(&self, global: &Algorithm, salt: u32, end_ns: u64) -> Option<Part> {
+        let shares = self.shares.as_ref()?;
+        let terms = if end_ns > shares.until_ns { &shares.later } else { &shares.terms };
+        shares.pool(terms, global.budget(), global.has_rate(), salt)
     }
 
     /// What of a cell's pool each node could take if all took alike; nothing where there is no pool.
@@ -378,7 +390,8 @@ mod tests {
     use super::*;
 
     fn shares(region: Region, terms: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
-        Shares { region, terms, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
+        let (later, until_ns) = (terms.clone(), u64::MAX);
+        Shares { region, terms, later, until_ns, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
     }
 
     fn guards(nodes: u16, percent: u8) -> Vec<Shares> {
@@ -397,7 +410,7 @@ mod tests {
             total in totals(), percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,
         ) {
             let guards = guards(nodes, percent);
-            let pool = guards[0].pool(total, true, salt).expect("a pool");
+            let pool = guards[0].pool(&[], total, true, salt).expect("a pool");
             let kept: Vec<u64> = guards.iter().map(|guard| guard.units(total, salt)).collect();
             prop_assert_eq!(kept.iter().sum::<u64>() + pool.units, total);
             let rates: u64 = kept.iter().map(|units| u64::from(guards[0].rate(*units))).sum();
@@ -408,7 +421,7 @@ mod tests {
             let (least, most) = (kept.iter().min().expect("a node"), kept.iter().max().expect("a node"));
             prop_assert!(most - least <= 1, "{:?}", kept);
             for (guard, units) in guards.iter().zip(&kept) {
-                prop_assert_eq!(guard.pool(total, true, salt), Some(pool));
+                prop_assert_eq!(guard.pool(&[], total, true, salt), Some(pool));
                 prop_assert!(guard.distinct(total).contains(units));
             }
         }
@@ -437,8 +450,8 @@ mod tests {
                         prop_assert!(of_node.distinct(total).contains(&own));
                         *units += u128::from(own);
                         *rates += u64::from(of_node.rate(own));
-                        prop_assert!(pool.is_none() || pool == of_node.pool(total, true, salt));
-                        pool = of_node.pool(total, true, salt);
+                        prop_assert!(pool.is_none() || pool == of_node.pool(&of_node.terms, total, true, salt));
+                        pool = of_node.pool(&of_node.terms, total, true, salt);
                     }
                     let pool = pool.unwrap_or_default();
                     *units += u128::from(pool.units);

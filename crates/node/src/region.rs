@@ -58,6 +58,14 @@ pub enum ResumeFault {
     Catalogue(#[from] CatalogueFault),
 }
 
+/// The versions that a disk has.
+fn kept_of(mut bytes: Vec<u8>) -> Option<versions::Kept> {
+    postcard::from_bytes(&bytes).ok().or_else(|| {
+        bytes.extend(versions::Kept::NONE_SPARED);
+        postcard::from_bytes(&bytes).ok()
+    })
+}
+
 impl Node {
     /// Takes up where this node's last process left: its catalogue, its loans, its windows. Called once, before
     /// anything else; on an empty journal it begins with nothing. The first rows must be on disk before the
@@ -83,8 +91,7 @@ impl Node {
         let versions = match read(VERSIONS, &mut rows) {
             None => Versions::new(home.writer),
             Some(bytes) => {
-                let kept: versions::Kept =
-                    postcard::from_bytes(&bytes).map_err(|_| ResumeFault::Unreadable("catalogue"))?;
+                let kept = kept_of(bytes).ok_or(ResumeFault::Unreadable("catalogue"))?;
                 Versions::restore(kept, now)
             }
         };
@@ -579,5 +586,18 @@ mod tests {
         assert_eq!(resumed(3, 4_096), Ok(()));
         assert_eq!(resumed(u32::MAX, 4_096), Err(ResumeFault::Unreadable("memory")));
         assert_eq!(resumed(3, u64::MAX), Err(ResumeFault::Unreadable("memory")));
+    }
+
+    /// Disks of before terms spared anything lack the end of what is kept.
+    #[test]
+    fn older_disks_are_read() {
+        let me = Writer { region: Region(3), node: 0, incarnation: 2 };
+        let kept = Versions::new(me).kept().clone();
+        let mut bytes = postcard::to_allocvec(&kept).expect("bytes");
+        assert_eq!(kept_of(bytes.clone()), Some(kept.clone()));
+        assert_eq!(bytes.pop(), Some(0), "nothing is spared");
+        assert_eq!(kept_of(bytes.clone()), Some(kept));
+        bytes.pop();
+        assert_eq!(kept_of(bytes), None);
     }
 }

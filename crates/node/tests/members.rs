@@ -37,13 +37,17 @@ fn all(weights: [u32; 4]) -> Vec<(usize, u32)> {
 
 /// Twice the limit is asked for, at some nodes alike: what passes at each, a second.
 fn passes(world: &mut World, places: &[usize], seconds: u64) -> Vec<u64> {
+    passes_in_all(world, places, seconds).iter().map(|passed| passed / seconds).collect()
+}
+
+fn passes_in_all(world: &mut World, places: &[usize], seconds: u64) -> Vec<u64> {
     let mut passed = vec![0; world.nodes.len()];
     for number in 0..seconds * 200 {
         let place = places[(number % places.len() as u64) as usize];
         passed[place] += u64::from(world.ask(place, "k", 1));
         world.pass(5 * MS);
     }
-    passed.iter().map(|passed| passed / seconds).collect()
+    passed
 }
 
 #[test]
@@ -142,6 +146,32 @@ fn a_node_that_joins_costs_no_pool_anything() {
     }
 }
 
+/// A region has one node more, and so more of all: of the window that is open the other region has what it had, and of the next what
+/// is its own then.
+#[test]
+fn what_moves_with_a_node_that_joins_is_used_by_who_had_it_until_windows_end() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    world.pass(10 * S);
+    let before = passes_in_all(&mut world, &[0, 2, 3], 1);
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    world.expect_granting("with one more");
+    // No region has anything for another one.
+    cut(&mut world, &[2, 3]);
+    let of_regions = |passed: &[u64]| [passed[0] + passed[1], passed[2] + passed[3]];
+    let open = of_regions(&passes_in_all(&mut world, &[0, 1, 2, 3], 40));
+    let before = of_regions(&before);
+    let open = [open[0] + before[0], open[1] + before[1]];
+    assert!(open[0] >= 640 && open[1] >= 1_310, "{open:?}");
+    world.pass(1_000 * S);
+    let next = of_regions(&passes_in_all(&mut world, &[0, 1, 2, 3], 40));
+    assert!(next.iter().all(|of_region| (960..=1_000).contains(of_region)), "{next:?}");
+}
+
 /// A node that is to join reaches a server that was replaced, and joins when its region's other node goes by the one after it.
 fn joined_at_a_server_that_was_replaced() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "10s")], GUARD, 1);
@@ -209,6 +239,7 @@ fn what_one_node_gives_up_no_other_takes_before_it_has_heard() {
     unheard();
     unheard_and_asked();
     granted_and_unheard();
+    hung_when_a_window_ends();
 }
 
 /// A node holds all of its region's pool; then its region has less, and the other one does not hear of it for a while, and asks for
@@ -253,6 +284,31 @@ fn granted_and_unheard() {
     // Nobody hears what is used elsewhere.
     cut(&mut world, &[0, 1]);
     passes(&mut world, &[0, 1, 2, 3], 60);
+}
+
+/// A region has less, of the windows that follow and not of the one that is open, and two of its nodes hang until the next one is: they
+/// decide by the numbers that they have, and have taken of it what they could.
+fn hung_when_a_window_ends() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "20s")], 50, 1);
+    world.pass(S);
+    assert!(world.order(&all([9, 9, 1, 1])));
+    world.pass(6 * S);
+    // Less than there is: so they take of later windows.
+    for number in 0..26 * 30 {
+        world.ask(number % 2, "k", 1);
+        world.pass(S / 30);
+    }
+    assert!(world.order(&all([1, 1, 9, 9])));
+    world.pass(2 * S);
+    // Nobody hears what is used elsewhere.
+    cut(&mut world, &[0, 1]);
+    world.nodes[..2].iter_mut().for_each(|at| at.is_hung = true);
+    passes(&mut world, &[0, 1, 2, 3], 15);
+    world.nodes[..2].iter_mut().for_each(|at| at.is_hung = false);
+    passes(&mut world, &[0, 1, 2, 3], 8);
+    cut(&mut world, &[]);
+    passes(&mut world, &[0, 1, 2, 3], 60);
+    world.expect_granting("at last");
 }
 
 /// A node does not hear that shares have changed, and goes on calling: it keeps nobody from the pools, which go on as they are.
@@ -621,9 +677,10 @@ fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
 #[test]
 fn every_rule_is_needed() {
     use acequia_rights::broken::{Broken, break_rule};
-    let stories: [(Broken, fn()); 12] = [
+    let stories: [(Broken, fn()); 13] = [
         (Broken::LeaseHearsUncounted, joined_at_a_server_that_was_replaced),
         (Broken::LeaseTakesUpWhatWasLess, granted_and_unheard),
+        (Broken::OpenSharesLast, hung_when_a_window_ends),
         (Broken::LeaseForgetsWhoLeft, left_and_forgotten),
         (Broken::LeaseOutlivesTerms, unheard),
         (Broken::PoolHearsOldTerms, unheard_and_asked),

@@ -11,7 +11,10 @@
 //!    is new, to its chain. A node that begins with any version but the very first begins with the empty term,
 //!    in which nobody has anything.
 //! 2. A share is the least of those in the terms of the chain that still apply. A writer has a share in a term only
-//!    if the term names it, incarnation and all. Budgets are those of the adopted version, at once.
+//!    if the term names it, incarnation and all. Budgets are those of the adopted version, at once. Where an older term
+//!    applies to a window, a term does not that *spares* it ([`Spared`]): the window began before the node adopted the
+//!    term, that with the very version which begins it; and it is no longer than that version says that anything lasts. So
+//!    what a new distribution moves is used by who had it until open windows end, and not by nobody.
 //! 3. A writer acknowledges a term once everything it does conforms to it, and only what is on its disk. With it goes
 //!    a wall time: the latest that its clock showed, and 2ε. No window that starts later was used before, by itself or
 //!    by anybody who was fenced before.
@@ -36,7 +39,8 @@
 //! later began with the empty term, and that is its front until something newer is agreed). Otherwise F was agreed,
 //! by rule 4 every member and leaver acknowledged F itself, and by rule 3 had it in its chain on its disk before
 //! anything that is counted here: for windows, those that start at or after the acknowledged time; for the rest,
-//! since a horizon before F could be anybody's front. F still applies at each of them, since no front is newer. By
+//! since a horizon before F could be anybody's front. F still applies at each of them, since no front is newer, and spares
+//! nothing that is counted here (see below). By
 //! rule 2 each uses at most its share in F of its own budget. A writer that F does not know either left, and by
 //! rule 5 acknowledged a term older than F without itself, which is in its chain, so it uses nothing; or is fenced,
 //! and ended before F was made, so before F's authority acknowledged it: its clock was at most ε ahead, the
@@ -47,6 +51,14 @@
 //! did not, so the unknown writer still has the empty term, and uses nothing. So all that is used are shares in F,
 //! of different budgets. Shares never fall when the budget grows ([`Split::units`]), so their sum is at most the sum
 //! of the shares in F of the largest budget, which is that budget. ∎
+//!
+//! *A term that spares a window is nobody's front for it.* Let a node `a` have adopted T, which begins with version v, by v
+//! itself, when its clock showed `s`, and let window W have begun before `s`. T is the front only where older terms are
+//! superseded or forgotten: the very first term spares nothing, having none before it, and whoever joined or had too many has
+//! the empty one before T. Superseded they are for windows that start after what `a` acknowledged T with, or a newer term,
+//! both later than `s`. They are forgotten when that and the longest of what lasts are over; whoever adopted T remembers
+//! at least what v says of that, whichever version it was that it adopted, since within an epoch an authority only adds to it;
+//! so W, which is no longer, is over by every clock. And whoever leaves or is closed with T uses nothing then. ∎
 //!
 //! # Why not less
 //! Asking only the regions that a term lowers, or counting an acknowledgement of a later term for an earlier one, looks
@@ -246,6 +258,8 @@ pub enum Kind {
     Window {
         /// When it starts, by the wall.
         start_wall_ns: u64,
+        /// For how long at most what is spent in it counts: as in [`Lasts::windows_ns`].
+        lasts_ns: u64,
     },
     /// A sliding window.
     Sliding {
@@ -283,7 +297,7 @@ impl Until {
     pub fn applies(self, kind: Kind, drift_ppm: u32) -> bool {
         match (self, kind) {
             (Self::Agreed, _) => true,
-            (Self::Superseded { windows_wall_ns, .. }, Kind::Window { start_wall_ns }) => {
+            (Self::Superseded { windows_wall_ns, .. }, Kind::Window { start_wall_ns, .. }) => {
                 !broken(Broken::RaiseIgnoresFrom) && start_wall_ns < windows_wall_ns
             }
             (
@@ -294,6 +308,25 @@ impl Until {
                     && steady_ns < since.saturating_add(stretched(horizon_ns, drift_ppm))
             }
         }
+    }
+}
+
+/// Windows to which a term does not apply where an older one does: rule 2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spared {
+    /// They began before this: when the node adopted the term, by the wall.
+    pub before_wall_ns: u64,
+    /// They are of limits that last no longer: what whoever adopts the term knows of, at least.
+    pub lasts_ns: u64,
+}
+
+impl Spared {
+    /// Whether it is one of them.
+    #[inline]
+    pub fn spares(self, kind: Kind) -> bool {
+        let Kind::Window { start_wall_ns, lasts_ns } = kind else { return false };
+        let is_known = lasts_ns <= self.lasts_ns || broken(Broken::SparesUnheardOf);
+        is_known && (start_wall_ns < self.before_wall_ns || broken(Broken::SparesWhatFollows))
     }
 }
 
@@ -452,6 +485,13 @@ pub struct Kept {
     closed: BTreeMap<(Region, u16), u32>,
     /// The latest own acknowledgement.
     own: Option<Ack>,
+    /// What the terms of the chain spare, by their names. The last field: disks written without it lack its end only.
+    spared: BTreeMap<Mark, Spared>,
+}
+
+impl Kept {
+    /// What disks lack that were written before terms spared anything: `postcard` of none.
+    pub const NONE_SPARED: [u8; 1] = [0];
 }
 
 /// One node's view of the catalogue's versions.
@@ -476,6 +516,7 @@ impl Versions {
             acks: BTreeMap::new(),
             closed: BTreeMap::new(),
             own: None,
+            spared: BTreeMap::new(),
         };
         Self { kept, revision: 0, own_revision: 0, own_stored: None }
     }
@@ -570,7 +611,7 @@ impl Versions {
         }
 
         if redistributes {
-            self.append(term, &version);
+            self.append(term, &version, now);
         }
         for writer in &closed {
             let highest = self.kept.closed.entry((writer.region, writer.node)).or_default();
@@ -590,7 +631,7 @@ impl Versions {
         Ok(Adopted::New { redistributes, closed })
     }
 
-    fn append(&mut self, term: Term, version: &Version) {
+    fn append(&mut self, term: Term, version: &Version, now: Now) {
         let chain = &mut self.kept.chain;
         if chain.is_empty() && version.mark != Mark::FIRST && !broken(Broken::JoinAtOnce) {
             chain.push(Term::empty());
@@ -600,7 +641,15 @@ impl Versions {
             chain.clear();
             chain.push(Term { lasts, ..Term::empty() });
         }
-        chain.push(term);
+        // Later versions of the term may say that more lasts, when others have forgotten older terms already.
+        let is_first_of_it = version.mark == version.term || broken(Broken::SparesByALaterVersion);
+        if is_first_of_it && !chain.is_empty() {
+            let spared = Spared { before_wall_ns: now.wall_ns, lasts_ns: version.lasts.windows_ns };
+            self.kept.spared.insert(term.mark, spared);
+        }
+        self.kept.chain.push(term);
+        let chain = &self.kept.chain;
+        self.kept.spared.retain(|mark, _| chain.iter().any(|term| term.mark == *mark));
     }
 
     /// The writers that a version closes: whom the node knew and it does not name.
@@ -743,9 +792,15 @@ impl Versions {
         self.kept.acks.iter().map(|(&writer, &ack)| (writer, ack))
     }
 
-    /// The terms that may still apply, oldest first. A share is the least over those whose [`Until::applies`].
+    /// The terms that may still apply, oldest first. A share is the least over those whose [`Until::applies`], but for what they
+    /// spare where an older one applies ([`Versions::spared`]).
     pub fn terms(&self) -> &[Term] {
         &self.kept.chain
+    }
+
+    /// The windows to which a term does not apply where an older one does.
+    pub fn spared(&self, term: &Term) -> Spared {
+        self.kept.spared.get(&term.mark).copied().unwrap_or_default()
     }
 
     /// A writer's part of a cell: the least in every term that applies, rate and units each.
@@ -755,7 +810,13 @@ impl Versions {
         }
         let drift_ppm = self.version().map_or(0, |version| version.drift_ppm);
         let has_rate = matches!(kind, Kind::Bucket { .. });
-        let applying = self.kept.chain.iter().filter(|term| term.until.applies(kind, drift_ppm));
+        let mut is_oldest = true;
+        let applying = self.kept.chain.iter().filter(|term| {
+            let spares = !is_oldest && self.spared(term).spares(kind);
+            let applies = !spares && term.until.applies(kind, drift_ppm);
+            is_oldest &= !applies;
+            applies
+        });
         let parts = applying.map(|term| term.part(writer, total, salt, has_rate));
         let least = |a: Part, b: Part| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) };
         parts.reduce(least).unwrap_or_default()
@@ -807,6 +868,7 @@ impl Versions {
             // Only writers that are still asked are worth remembering.
             let chain = &self.kept.chain;
             self.kept.acks.retain(|&writer, _| chain.iter().any(|term| term.asks(writer)));
+            self.kept.spared.retain(|mark, _| chain.iter().any(|term| term.mark == *mark));
             self.revision += 1;
         }
     }

@@ -18,7 +18,7 @@ use acequia_rights::{
 
 use super::{
     Active, Catalogue, CatalogueFault, Change, ChangeKind, Domain, LIMITS_MAX, NUMBERS_MAX, Numbers,
-    Scheduled, Slot, Terms, fastest,
+    Scheduled, Slot, Term, Terms, fastest,
 };
 use crate::{
     index::Index,
@@ -193,12 +193,17 @@ impl Registry {
     fn shares_of(&self, limit: &Limit, now: Now) -> Option<Arc<Shares>> {
         let sharing = self.sharing.as_ref()?;
         let drains_ns = self.drains_ns(limit);
-        let terms = sharing.terms.iter().filter(|term| sharing.counts(term, limit, drains_ns, now));
+        let counting = sharing.counting(limit, drains_ns, now);
         // One in which this region has nothing leaves it nothing.
-        let splits: Option<Vec<Arc<Split>>> = terms.map(|term| term.split.clone()).collect();
+        let splits = |terms: &[&Term]| -> Vec<Arc<Split>> {
+            let splits: Option<Vec<Arc<Split>>> = terms.iter().map(|term| term.split.clone()).collect();
+            splits.unwrap_or_default()
+        };
         Some(Arc::new(Shares {
             region: sharing.region,
-            terms: splits.unwrap_or_default(),
+            terms: splits(&counting.terms),
+            later: splits(&counting.later),
+            until_ns: counting.until_ns,
             guard: sharing.guard.clone(),
             drift_ppm: sharing.drift_ppm,
             margin_ns: sharing.margin_ns,

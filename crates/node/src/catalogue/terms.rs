@@ -5,7 +5,7 @@ use std::sync::Arc;
 use acequia_limits::{Algorithm, Limit, Now, RATE_PARTS};
 use acequia_rights::{
     Region, Split,
-    versions::{Kind, Until},
+    versions::{Kind, Spared, Until},
 };
 
 use crate::{asker::spent_for_ns, local::Guard};
@@ -31,7 +31,23 @@ pub(crate) struct Term {
     /// None: this region has nothing in it.
     pub(crate) split: Option<Arc<Split>>,
     pub(crate) until: Until,
+    /// Windows to which it does not apply where an older one does.
+    pub(crate) spared: Spared,
 }
+
+/// The distributions that count for a limit.
+#[derive(Clone, Debug)]
+pub(super) struct Counting<'a> {
+    /// For all but windows that begin later, oldest first.
+    pub(super) terms: Vec<&'a Term>,
+    /// For windows that begin at the edge `until_ns` or later.
+    pub(super) later: Vec<&'a Term>,
+    /// An edge, wall clock in nanoseconds; `u64::MAX` where both are the same.
+    pub(super) until_ns: u64,
+}
+
+/// So long before the windows are over that a distribution spares, it counts for all: numbers are made anew by then.
+const BEFORE_NS: u64 = 1_000_000_000;
 
 impl Terms {
     /// Nothing is owned.
@@ -47,8 +63,40 @@ impl Terms {
         }
     }
 
+    /// The distributions that count for a limit. `drains_ns`: see [`Terms::kind_of`].
+    pub(super) fn counting(&self, limit: &Limit, drains_ns: u64, now: Now) -> Counting<'_> {
+        let later: Vec<&Term> =
+            self.terms.iter().filter(|term| self.counts(term, limit, drains_ns, now)).collect();
+        let mut until_ns = u64::MAX;
+        let mut terms = Vec::with_capacity(later.len());
+        for term in &later {
+            match self.spares_until(term, limit, now) {
+                Some(edge_ns) if !terms.is_empty() => until_ns = until_ns.min(edge_ns),
+                _ => terms.push(*term),
+            }
+        }
+        Counting { terms, later, until_ns }
+    }
+
+    /// The edge at which the window ends that is open and that a distribution spares, if there is one.
+    fn spares_until(&self, term: &Term, limit: &Limit, now: Now) -> Option<u64> {
+        let Algorithm::FixedWindow(window) = &limit.algorithm else { return None };
+        let Spared { before_wall_ns, .. } = term.spared;
+        // Cells with edges of their own are in as many windows.
+        let edge_ns = limit
+            .algorithm
+            .has_common_edges()
+            .then(|| window.end_after(before_wall_ns.saturating_sub(1), 0))?;
+        let kind = Kind::Window {
+            start_wall_ns: before_wall_ns.saturating_sub(1),
+            lasts_ns: spent_for_ns(limit.horizon_ns().max(limit.algorithm.lingers_ns())),
+        };
+        let is_soon = now.wall_ns.saturating_add(self.margin_ns).saturating_add(BEFORE_NS) >= edge_ns;
+        (term.spared.spares(kind) && !is_soon).then_some(edge_ns)
+    }
+
     /// Whether a distribution still counts for a limit.
-    pub(super) fn counts(&self, term: &Term, limit: &Limit, drains_ns: u64, now: Now) -> bool {
+    fn counts(&self, term: &Term, limit: &Limit, drains_ns: u64, now: Now) -> bool {
         let algorithm = &limit.algorithm;
         let (Until::Superseded { windows_wall_ns, .. }, Algorithm::FixedWindow(window)) =
             (term.until, algorithm)

@@ -86,6 +86,8 @@ pub(super) struct Seen {
     pub(super) standing: Part,
     /// What its pool has in all.
     pub(super) pool: Part,
+    /// Units that the pools of later windows have.
+    pub(super) later_pool: u64,
     /// The whole limit's units: no request can have more.
     pub(super) budget: u64,
     /// What other regions are to be given, and what they have been lent; and what must be held now, since that is out.
@@ -340,7 +342,7 @@ impl Leased {
 
     /// A window that follows, before it opens: a pool that cannot be reached then shall not be missed.
     pub(super) fn later_window(&self, seen: &Seen, taken: &Taken, length_ns: u64, now: Now) -> Option<Stock> {
-        let ahead = self.wanted_in(length_ns.min(AHEAD_NS)).min(seen.pool.units / seen.nodes / 2);
+        let ahead = self.wanted_in(length_ns.min(AHEAD_NS)).min(seen.later_pool / seen.nodes / 2);
         let held = taken.taken - taken.returned;
         let every_ns = LATER_NS.min(length_ns / 8);
         let is_low =

@@ -66,11 +66,14 @@ pub(super) fn look_at(
         return (leased.takings.has_before(), None);
     };
     account.settle(words, ground, now, &*node.sessions());
+    // Of a window that began since numbers were made there may be less.
+    let pool = ground.local.pool_of(ground.global, ground.salt, account.window()).unwrap_or(pool);
     let seen = Seen {
         offered: account.look(Looker::Pools),
         available: account.unleased(words, now, ground.salt),
         standing: account.standing(),
         pool,
+        later_pool: ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or(pool).units,
         budget: ground.global.budget(),
         nodes: scene.home.nodes.len() as u64,
         for_others: account.take_for_others(),
@@ -319,7 +322,7 @@ fn ask_window(
         wanted: stock.wanted,
         needed: stock.needed,
         reserved: 0,
-        total: seen.pool.units,
+        total: ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default().units,
         begins_us: begins_ns / 1_000,
         drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
     };

@@ -131,7 +131,7 @@ impl Leases {
             account.settle(words, ground, now, &*node.sessions());
             let even = Part { rate: (u64::from(pool.rate) / nodes) as u32, units: pool.units / nodes };
             match ground.global {
-                Algorithm::FixedWindow(_) => cut_windows((account, words), ground, even, now),
+                Algorithm::FixedWindow(_) => cut_windows((account, words), ground, nodes, now),
                 _ => account.cut_pool(words, ground, even, now),
             }
             let most = account.most_of_pool();
@@ -147,12 +147,14 @@ impl Leases {
 
 /// Of windows that have not begun, by this node's wall: no other region counts on what it has of one that has. In the margin of its
 /// beginning one may have been charged already.
-fn cut_windows((account, words): (&mut Account, &[u64]), ground: &Ground<'_>, even: Part, now: Now) {
+fn cut_windows((account, words): (&mut Account, &[u64]), ground: &Ground<'_>, nodes: u64, now: Now) {
     let Algorithm::FixedWindow(window) = ground.global else { return };
+    let pool = |end_ns| ground.local.pool_of(ground.global, ground.salt, end_ns).filter(|_| ground.in_force);
     for Taken { end_ns, taken, returned } in account.taken().to_vec() {
         let held = taken - returned;
         if begins_ns(window, end_ns, ground.salt) > now.wall_ns && charged(words, ground, end_ns) == 0 {
-            account.return_to_pool(ground, end_ns, held.saturating_sub(even.units), held);
+            let even = pool(end_ns).unwrap_or_default().units / nodes;
+            account.return_to_pool(ground, end_ns, held.saturating_sub(even), held);
         }
     }
 }

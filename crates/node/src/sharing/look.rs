@@ -449,9 +449,11 @@ impl Sharing {
             account.set_low_water(stock.low_water());
         }
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
+        // What it cannot take up nobody shall give.
+        let may_ask = self.owns_nothing().is_none() && !ground.local.owns_nothing() && ground.in_force;
         if !short {
             warm.asked_in_vain = 0;
-        } else if now.steady_ns >= warm.quiet_until_ns && self.owns_nothing().is_none() && ground.in_force {
+        } else if now.steady_ns >= warm.quiet_until_ns && may_ask {
             let asks = stock.ask(ASKED_MAX);
             for (region, units) in &asks {
                 if let Some(peer) = self.peers.get_mut(region) {

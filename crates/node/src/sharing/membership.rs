@@ -107,7 +107,7 @@ pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
                 Some(start) => start.min(now.wall_ns),
                 None => 0,
             };
-            Kind::Window { start_wall_ns }
+            Kind::Window { start_wall_ns, lasts_ns: spent_for_ns(global.horizon_ns()) }
         }
         Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => {
             Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: global.horizon_ns() }
@@ -460,7 +460,7 @@ impl Sharing {
                         let kept = self.splits.entry(term.mark).or_insert_with(|| Arc::new(split.clone()));
                         Arc::clone(kept)
                     });
-                Term { split, until: term.until }
+                Term { split, until: term.until, spared: self.versions.spared(term) }
             })
             .collect();
         let least_rate = chain.iter().filter_map(|term| term.split.as_ref()).map(Split::least_rate).min();

@@ -116,6 +116,8 @@ pub(crate) struct Place1 {
     knows_from_us: u64,
     /// Nothing can be written to it.
     pub(crate) is_disk_full: bool,
+    /// It decides, and does nothing else.
+    pub(crate) is_hung: bool,
     /// It reaches the server that was replaced, and not its successor.
     pub(crate) is_left_behind: bool,
     /// Its wall is so much ahead of true time.
@@ -247,6 +249,7 @@ impl World {
                 rows: BTreeMap::new(),
                 knows_from_us: if is_new { 0 } else { START.wall_ns / 1_000 },
                 is_disk_full: false,
+                is_hung: false,
                 is_left_behind: false,
                 ahead_ns: 0,
                 drift_ppm: 0,
@@ -439,7 +442,8 @@ impl World {
             self.tick();
             let message = self.messages.keys().next().map(|(at, _)| *at);
             let give_up = self.open.first().map(|(at, ..)| *at);
-            let tick = self.nodes.iter().map(|at| at.ticked_ns + 10 * MS).min();
+            let ticking = self.nodes.iter().filter(|at| !at.is_hung);
+            let tick = ticking.map(|at| at.ticked_ns + 10 * MS).min();
             let next_ns = [message, give_up, tick].into_iter().flatten().min().unwrap_or(end_ns);
             if next_ns > end_ns {
                 break;
@@ -454,6 +458,9 @@ impl World {
     fn tick(&mut self) {
         for place in 0..self.nodes.len() {
             let at = &self.nodes[place];
+            if at.is_hung {
+                continue;
+            }
             if at.ticked_ns == 0 || self.true_ns >= at.ticked_ns + 10 * MS || at.node.calls() {
                 let now = self.now(place);
                 if self.regions.is_some() {

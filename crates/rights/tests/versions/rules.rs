@@ -109,8 +109,8 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
     assert_eq!(share(&nodes[0], bucket(heard.later(horizon - 1))), 51);
     assert_eq!(share(&nodes[0], bucket(heard.later(horizon))), 76);
     let from = nodes[1].own_ack().expect("said").from_wall_ns;
-    assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from - 1 }), 51);
-    assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from }), 76);
+    assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from - 1, lasts_ns: SECOND }), 51);
+    assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from, lasts_ns: SECOND }), 76);
 
     nodes[0].settle(windows_of(10 * SECOND), heard.later(5 * SECOND));
     assert_eq!(nodes[0].terms().len(), 2);

@@ -20,7 +20,6 @@ const DRIFT_PPM: u32 = 50_000;
 const HORIZON_NS: u64 = 150 * MS;
 /// A short and a long window.
 const WINDOWS_NS: [u64; 2] = [200 * MS, 1_500 * MS];
-const LASTS: Lasts = Lasts { windows_ns: WINDOWS_NS[1], drains_ns: 0 };
 const SALTS: [u32; 2] = [1, 0xDEAD_BEEF];
 /// True time at the start, so that clocks and windows may lie before it.
 const START_NS: u64 = 1_000_000 * MS;
@@ -66,6 +65,7 @@ impl Seen {
     pub(crate) fn all_happened(&self) -> bool {
         let all = [
             "budget",
+            "limits",
             "weights",
             "join",
             "leave",
@@ -156,6 +156,9 @@ struct Mail {
     message: Message,
 }
 
+/// The budget, and whether there is a limit with long windows beside that with short ones.
+type Limits = (u64, bool);
+
 /// What was used of one window.
 #[derive(Default)]
 struct Used {
@@ -206,7 +209,8 @@ impl World {
         let count = 2 + world.random.below(4) as u16;
         let writers: Vec<Writer> = (0..count).map(|region| world.begin(Region(region))).collect();
         let members = writers.iter().map(|&writer| (writer.region, world.member(writer))).collect();
-        assert!(world.issue(writers[0], false, draft(members, Vec::new(), 100)));
+        let limits = (100, world.random.percent(20));
+        assert!(world.issue(writers[0], false, draft(members, Vec::new(), limits)));
         world
     }
 
@@ -243,6 +247,7 @@ impl World {
             false => versions.propose(draft, now.wall_ns),
         };
         let adopted = made.and_then(|version| versions.adopt(version, now));
+        versions.counts_for(lasts(versions));
         // On disk before it leaves: a mark must not be given twice.
         node.store(true_ns);
         adopted.is_ok()
@@ -292,7 +297,10 @@ impl World {
                         held.mark.epoch == version.mark.epoch && held.authority != version.authority
                     });
                     match versions.adopt(version, now) {
-                        Ok(Adopted::New { .. }) => self.seen.count("adopted"),
+                        Ok(Adopted::New { .. }) => {
+                            versions.counts_for(lasts(versions));
+                            self.seen.count("adopted");
+                        }
                         Ok(Adopted::Known) => {}
                         Err(_) => self.seen.count(if rival { "two authorities" } else { "refused" }),
                     }
@@ -326,7 +334,7 @@ impl World {
                     versions.conform(due, latest);
                 }
                 if settle {
-                    versions.settle(LASTS, now);
+                    versions.settle(lasts(versions), now);
                 }
             }
             if store {
@@ -381,14 +389,18 @@ impl World {
         let Some(versions) = &self.nodes[&at].versions else { return };
         let mut members = held.members.clone();
         members.retain(|_, member| !versions.closed(member.writer));
-        let (mut fenced, mut budget, mut done) = (Vec::new(), budget_of(&held), Vec::new());
+        let (mut fenced, mut limits, mut done) = (Vec::new(), limits_of(&held), Vec::new());
         for _ in 0..1 + self.random.below(2) {
             let others: Vec<Region> = members.keys().copied().filter(|&region| region != at.region).collect();
             let other = self.random.pick(&others);
-            match (self.random.below(12), other) {
+            match (self.random.below(14), other) {
                 (0..3, _) => {
-                    budget = [7, 40, 100, 101, 250][self.random.below(5) as usize];
+                    limits.0 = [7, 40, 100, 101, 250][self.random.below(5) as usize];
                     done.push("budget");
+                }
+                (12.., _) => {
+                    limits.1 = !limits.1;
+                    done.push("limits");
                 }
                 (3..6, _) => {
                     for member in members.values_mut() {
@@ -423,7 +435,7 @@ impl World {
                 _ => {}
             }
         }
-        if self.issue(at, takes_over, draft(members, fenced, budget)) {
+        if self.issue(at, takes_over, draft(members, fenced, limits)) {
             if takes_over {
                 done.push("take over");
             }
@@ -486,7 +498,7 @@ impl World {
         for (&writer, node) in &self.nodes {
             let Some(versions) = &node.versions else { continue };
             let Some(version) = versions.version() else { continue };
-            let (budget, now) = (budget_of(version), node.now(true_ns));
+            let ((budget, has_long), now) = (limits_of(version), node.now(true_ns));
             for salt in SALTS {
                 let kind = Kind::Bucket { steady_ns: now.steady_ns, horizon_ns: HORIZON_NS };
                 let part = versions.share(writer, budget, salt, kind);
@@ -494,10 +506,12 @@ impl World {
                     let (units, rate) = (part.units, part.rate);
                     self.uses.push(Use { true_ns, writer, salt, units, rate, budget });
                 }
-                for window_ns in WINDOWS_NS {
+                for window_ns in &WINDOWS_NS[..1 + usize::from(has_long)] {
+                    let window_ns = *window_ns;
                     let stagger = u64::from(salt) % window_ns;
                     let start_wall_ns = (now.wall_ns - stagger) / window_ns * window_ns + stagger;
-                    let units = versions.share(writer, budget, salt, Kind::Window { start_wall_ns }).units;
+                    let kind = Kind::Window { start_wall_ns, lasts_ns: window_ns };
+                    let units = versions.share(writer, budget, salt, kind).units;
                     if units > 0 {
                         let used = self.windows.entry((window_ns, salt, start_wall_ns)).or_default();
                         let by = used.by.entry(writer).or_default();
@@ -590,7 +604,7 @@ impl World {
             let writer = self.begin(region);
             members.insert(region, self.member(writer));
         }
-        let draft = draft(members, fenced, budget_of(&held));
+        let draft = draft(members, fenced, limits_of(&held));
         if self.issue(newest, takes_over, draft) {
             Ok(true)
         } else {
@@ -629,32 +643,39 @@ impl World {
             {
                 return stuck(&format!("{writer:?}: {progress:?}, newest {:?}", last.mark));
             }
-            versions.settle(LASTS, now);
+            versions.settle(lasts(versions), now);
             if versions.terms().len() != 1 {
                 return stuck(&format!("{writer:?} has {} terms", versions.terms().len()));
             }
-            let kind = Kind::Window { start_wall_ns: now.wall_ns };
-            sum += versions.share(writer, budget_of(&last), SALTS[0], kind).units;
+            let kind = Kind::Window { start_wall_ns: now.wall_ns, lasts_ns: WINDOWS_NS[1] };
+            sum += versions.share(writer, limits_of(&last).0, SALTS[0], kind).units;
         }
-        if last.mark < Mark::FIRST || sum != budget_of(&last) {
-            return stuck(&format!("only {sum} of {} are used", budget_of(&last)));
+        if last.mark < Mark::FIRST || sum != limits_of(&last).0 {
+            return stuck(&format!("only {sum} of {} are used", limits_of(&last).0));
         }
         Ok(())
     }
 }
 
-fn draft(members: BTreeMap<Region, Member>, fenced: Vec<Fence>, budget: u64) -> Draft {
+fn draft(members: BTreeMap<Region, Member>, fenced: Vec<Fence>, limits: Limits) -> Draft {
     Draft {
         members,
         fenced,
         clock_error_ns: ERROR_NS,
         drift_ppm: DRIFT_PPM,
         key: CellKey([7; 16]),
-        limits: budget.to_le_bytes().to_vec(),
+        limits: (limits.0 << 1 | u64::from(limits.1)).to_le_bytes().to_vec(),
     }
 }
 
-fn budget_of(version: &Version) -> u64 {
+fn limits_of(version: &Version) -> Limits {
     let bytes = version.limits.as_slice().try_into().expect("eight bytes");
-    u64::from_le_bytes(bytes)
+    let both = u64::from_le_bytes(bytes);
+    (both >> 1, both & 1 == 1)
+}
+
+/// How long what is spent under the limits of the adopted version may count.
+fn lasts(versions: &Versions) -> Lasts {
+    let has_long = versions.version().is_some_and(|version| limits_of(version).1);
+    Lasts { windows_ns: WINDOWS_NS[usize::from(has_long)], drains_ns: 0 }
 }
