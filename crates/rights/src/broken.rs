@@ -91,14 +91,14 @@ pub enum Broken {
     SkipSurvivorAck,
     /// An acknowledgement of a later term counts for the earlier ones.
     LaterAckCounts,
+    /// What a region was to have of a window before that began counts for who comes later.
+    PoolRemembersAhead,
     /// A window that was used under an older share is used under a newer, larger one.
     RaiseIgnoresFrom,
     /// What a distribution moves goes on being used by who had it, in windows that begin afterwards too.
     SparesWhatFollows,
     /// So it does in windows of limits that others have not heard of.
     SparesUnheardOf,
-    /// So it does in windows of limits that others heard of after the distribution.
-    SparesByALaterVersion,
     /// What a node has of the window that is open it has of later ones, until it makes numbers anew.
     OpenSharesLast,
     /// The time of an acknowledgement trusts the clock.

@@ -17,7 +17,7 @@
 //!    what a new distribution moves is used by who had it until open windows end, and not by nobody.
 //! 3. A writer acknowledges a term once everything it does conforms to it, and only what is on its disk. With it goes
 //!    a wall time: the latest that its clock showed, and 2ε. No window that starts later was used before, by itself or
-//!    by anybody who was fenced before.
+//!    by anybody who was fenced before. It is later than all that the writer's terms spare.
 //! 4. A term is *agreed* to a node's knowledge when **every** member and every leaver of it acknowledged **that very
 //!    term**; its older terms are then *superseded*. They go on applying to windows that start before the latest
 //!    of the acknowledgements' times, and to everything else for one horizon (stretched by the drift) from when the
@@ -55,10 +55,13 @@
 //! *A term that spares a window is nobody's front for it.* Let a node `a` have adopted T, which begins with version v, by v
 //! itself, when its clock showed `s`, and let window W have begun before `s`. T is the front only where older terms are
 //! superseded or forgotten: the very first term spares nothing, having none before it, and whoever joined or had too many has
-//! the empty one before T. Superseded they are for windows that start after what `a` acknowledged T with, or a newer term,
-//! both later than `s`. They are forgotten when that and the longest of what lasts are over; whoever adopted T remembers
-//! at least what v says of that, whichever version it was that it adopted, since within an epoch an authority only adds to it;
-//! so W, which is no longer, is over by every clock. And whoever leaves or is closed with T uses nothing then. ∎
+//! the empty one before T. Where a newer term supersedes them it supersedes T as well, from the same time on; where T does,
+//! it is for windows that start after what `a` acknowledged T with, which by rule 3 is later than `s`. They are forgotten
+//! when that and the longest of what lasts are over. Whoever adopts T has P, the term before it, as the last of its chain
+//! until then, which is never forgotten, or has none of it; with T it adopts, for P too, at least what v says that anything lasts,
+//! whichever version of T it is, since within a term an authority only adds to that. So W, which is no longer, is over
+//! by every clock. If `a` is not asked to acknowledge a newer front, it has left, and uses nothing since, or is fenced; of
+//! both that term's authority had heard when it acknowledged, so it is for windows that start after all that `a` used. ∎
 //!
 //! # Why not less
 //! Asking only the regions that a term lowers, or counting an acknowledgement of a later term for an earlier one, looks
@@ -642,8 +645,7 @@ impl Versions {
             chain.push(Term { lasts, ..Term::empty() });
         }
         // Later versions of the term may say that more lasts, when others have forgotten older terms already.
-        let is_first_of_it = version.mark == version.term || broken(Broken::SparesByALaterVersion);
-        if is_first_of_it && !chain.is_empty() {
+        if version.mark == version.term && !chain.is_empty() {
             let spared = Spared { before_wall_ns: now.wall_ns, lasts_ns: version.lasts.windows_ns };
             self.kept.spared.insert(term.mark, spared);
         }
@@ -768,7 +770,9 @@ impl Versions {
         // The clock may have been ahead before a restart, and be behind now; and so may that of a fenced writer, which
         // may have used what starts up to ε after it ended.
         let margin = if broken(Broken::NoClockMargin) { 0 } else { 2 * version.clock_error_ns };
-        let latest = wall_ns.saturating_add(margin + 1);
+        // What terms spare is used by older ones, though the clock was further ahead when they were adopted than it may be.
+        let spared_ns = self.kept.spared.values().map(|spared| spared.before_wall_ns).max().unwrap_or(0);
+        let latest = wall_ns.max(spared_ns).saturating_add(margin + 1);
         let (term, authority) = (version.term, version.authority);
         let from_wall_ns = match self.kept.own {
             // The same term: what was promised holds.

@@ -61,7 +61,6 @@ fn every_rule_is_needed() {
         Broken::RaiseIgnoresFrom,
         Broken::SparesWhatFollows,
         Broken::SparesUnheardOf,
-        Broken::SparesByALaterVersion,
         Broken::NoClockMargin,
         Broken::NoWaitAfterAck,
         Broken::RestartKeepsWaits,

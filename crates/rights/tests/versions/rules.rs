@@ -118,6 +118,61 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
     assert_eq!(nodes[0].terms().len(), 1);
 }
 
+/// What moves is used by who had it in windows that were open, and by nobody's new share of them; from the next on it is as all agreed.
+#[test]
+fn windows_that_were_open_are_used_as_before() {
+    let (mut nodes, _) = scene(2);
+    nodes.iter_mut().for_each(|node| node.counts_for(windows_of(3_600 * SECOND)));
+    let weights = [(writer(0, 0), 3), (writer(1, 0), 1)];
+    let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
+    let later = AT.later(SECOND);
+    nodes[0].adopt(second.clone(), AT).expect("adopted");
+    nodes[1].adopt(second, later).expect("adopted");
+    let of = |start_wall_ns: u64, lasts_ns: u64| Kind::Window { start_wall_ns, lasts_ns };
+    let hour = 3_600 * SECOND;
+    assert_eq!(share(&nodes[1], of(later.wall_ns - 1, hour)), 51);
+    assert_eq!(share(&nodes[1], of(later.wall_ns, hour)), 26, "it begins afterwards");
+    assert_eq!(
+        share(&nodes[1], of(AT.wall_ns, hour + 1)),
+        26,
+        "others may have forgotten what it was before"
+    );
+    // A restart forgets nothing of that.
+    let restored = Versions::restore(nodes[1].kept().clone(), later);
+    assert_eq!(share(&restored, of(later.wall_ns - 1, hour)), 51);
+    tell_all(&mut nodes, 0, AT);
+    // The clock is behind where it was: the second node says nothing of windows that it used otherwise.
+    tell_all(&mut nodes, 1, AT);
+    let from = nodes[1].own_ack().expect("said").from_wall_ns;
+    assert!(from > later.wall_ns);
+    assert_eq!(share(&nodes[0], of(from - 1, hour)), 51);
+    assert_eq!((share(&nodes[0], of(from, hour)), share(&nodes[1], of(from, hour))), (76, 26));
+}
+
+/// The version that begins a distribution knows of short windows only, and whoever agrees to it forgets the one before as soon; the next
+/// one knows of longer ones.
+#[test]
+fn who_hears_of_a_later_version_first_uses_no_window_as_before() {
+    let (mut nodes, _) = scene(3);
+    let weights = [(writer(0, 0), 3), (writer(1, 0), 1), (writer(2, 0), 2)];
+    let second = nodes[0].propose(draft(&weights), AT.wall_ns).expect("a version");
+    nodes[0].adopt(second.clone(), AT).expect("adopted");
+    nodes[2].adopt(second, AT).expect("adopted");
+    nodes[0].counts_for(windows_of(3_600 * SECOND));
+    let wanted = Draft { limits: vec![9], ..draft(&weights) };
+    let third = nodes[0].propose(wanted, AT.wall_ns).expect("a version");
+    assert_eq!((third.mark == third.term, third.lasts.windows_ns), (false, 3_600 * SECOND));
+    nodes[1].adopt(third, AT).expect("adopted");
+    let open = Kind::Window { start_wall_ns: AT.wall_ns - 1, lasts_ns: 3_600 * SECOND };
+    assert!(share(&nodes[1], open) <= 18, "a sixth, and not a third");
+    (0..3).for_each(|from| tell_all(&mut nodes, from, AT));
+    let later = AT.later(5 * SECOND);
+    nodes[2].settle(windows_of(SECOND), later);
+    assert_eq!(nodes[2].terms().len(), 1, "it has not heard of long windows");
+    let all: u64 = nodes.iter().map(|node| share(node, open)).sum();
+    assert!(all <= TOTAL, "{all}");
+}
+
 /// (Histories 10008676 and 20015954.)
 #[test]
 fn a_limit_that_was_removed_keeps_the_terms_it_was_used_under() {
