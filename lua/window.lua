@@ -6,6 +6,7 @@
 --            10 units more that it would like, 11 of those, units without which the others are of no use now
 --            12 units that stay for others, 13 units in the pool
 --            14 when the window begins, 15 when nobody asks for it any more: wall clock, in microseconds
+--            16 of 13: 0 where the window has not begun, 1 where the caller is in it, 2 where it goes by what was said last by one that was
 -- results    3 units that the node has taken in all, 4 units that nobody has
 -- atomic     all of it
 local PART = 10
@@ -46,6 +47,12 @@ redis.register_function('acequia_window' .. version, function(keys, arguments)
   local out, nodes = cell.spent, 0
   for _, other in pairs(cell.nodes) do
     out, nodes = min(out + other.taken - other.returned, POOL_MAX), nodes + 1
+  end
+  local how = tonumber(arguments[16])
+  if how == 1 then
+    cell.said = total
+  elseif how == 2 then
+    total = cell.said or 0
   end
   local left = less(begins < group.burned and 0 or total, out)
   local free = less(left, reserved)

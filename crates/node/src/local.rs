@@ -98,6 +98,8 @@ pub(crate) struct Shares {
     pub(crate) later: Vec<Arc<Split>>,
     /// By when numbers must be made anew: an edge of windows, wall clock, nanoseconds; `u64::MAX` where both are the same.
     pub(crate) until_ns: u64,
+    /// Whether the node has joined since windows began that are open, and so has nothing of them that is its own.
+    pub(crate) has_joined_since: bool,
     /// How nodes share them, where they do.
     pub(crate) guard: Option<Guard>,
     /// How far steady clocks may drift, in parts per million: rates are slowed by as much.
@@ -217,7 +219,7 @@ impl Shares {
         };
         (self.region, &self.guard) == (others.region, &others.guard)
             && (self.drift_ppm, self.margin_ns) == (others.drift_ppm, others.margin_ns)
-            && self.until_ns == others.until_ns
+            && (self.until_ns, self.has_joined_since) == (others.until_ns, others.has_joined_since)
             && same(&self.terms, &others.terms)
             && same(&self.later, &others.later)
     }
@@ -279,6 +281,11 @@ impl Local {
     /// earlier incarnation.
     pub(crate) fn owns_nothing(&self) -> bool {
         self.shares.as_ref().is_some_and(|shares| shares.owns_nothing())
+    }
+
+    /// Whether this node has joined since windows began that are open: of them it has what it takes of its region's pools.
+    pub(crate) fn has_joined_since(&self) -> bool {
+        self.shares.as_ref().is_some_and(|shares| shares.has_joined_since)
     }
 
     /// What of a cell is in its pool, of windows that is open when numbers are made; nothing where there are none.
@@ -391,7 +398,17 @@ mod tests {
 
     fn shares(region: Region, terms: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
         let (later, until_ns) = (terms.clone(), u64::MAX);
-        Shares { region, terms, later, until_ns, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
+        Shares {
+            region,
+            terms,
+            later,
+            until_ns,
+            has_joined_since: false,
+            guard,
+            drift_ppm: 0,
+            margin_ns: 0,
+            left_ns: 0,
+        }
     }
 
     fn guards(nodes: u16, percent: u8) -> Vec<Shares> {

@@ -438,7 +438,12 @@ impl World {
             wanted,
             needed: self.random.below(wanted + 1) * self.random.below(2),
             reserved: 0,
-            total: self.total,
+            // Some go by what others said.
+            total: match self.random.below(4) {
+                0 => window::Total::AsSaid,
+                1 => window::Total::Ahead(self.total),
+                _ => window::Total::Open(self.total),
+            },
             begins_us,
             drops_us: begins_us + 60 * WINDOW_US,
         };
@@ -670,7 +675,7 @@ fn every_rule_is_needed() {
         Broken::PurseKeepsWhatItGave,
     ];
     type Story = (Broken, fn() -> u64, u64);
-    let stories: [Story; 9] = [
+    let stories: [Story; 10] = [
         (Broken::PoolGoesOnUnwitnessed, stories::two_without_disks, 0),
         (Broken::PoolForgetsBeyond, stories::owed_of_fewer_and_of_more, 0),
         (Broken::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),
@@ -678,6 +683,7 @@ fn every_rule_is_needed() {
         (Broken::PoolGrantsUnsure, stories::two_walls_at_one_instant, stories::UNITS),
         (Broken::PoolDrainsEarly, stories::a_part_that_comes_and_goes, stories::MOST),
         (Broken::PoolHearsOldTerms, stories::a_caller_of_an_earlier_distribution, 0),
+        (Broken::PoolRemembersAhead, stories::who_comes_later_takes_before_anybody_is_in_the_window, 0),
         (Broken::PoolForgetsFresh, stories::called_before_all_had_told, 0),
         (Broken::PoolFreshFromFirst, stories::called_when_all_had_told, 0),
     ];

@@ -20,7 +20,10 @@ use acequia_node::{
     Ask, Config, Keep, Node,
     leases::{GROUPS, Heard, PoolName, Siblings},
 };
-use acequia_rights::pool::{Taker, window::Take};
+use acequia_rights::pool::{
+    Taker,
+    window::{Take, Total},
+};
 use acequia_store::{
     pools::{Answer, At, Pools, Process, RedisPools, share},
     redis::{Address, Group, Place, Redis, Settings},
@@ -209,7 +212,7 @@ async fn by_calls(node: &Arc<Node>, pools: &RedisPools, clock: Clock, cell: impl
                     wanted: 1,
                     needed: 1,
                     reserved: 0,
-                    total: TOTAL,
+                    total: Total::Open(TOTAL),
                     begins_us: 1,
                     drops_us: u64::MAX >> 12,
                 };

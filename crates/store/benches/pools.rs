@@ -20,7 +20,7 @@ use std::{
 use acequia_rights::pool::{
     Generation, Taker,
     group::{Assertion, Begin},
-    window::{Purse, Take},
+    window::{Purse, Take, Total},
 };
 use acequia_store::{
     pools::{Answer, At, Pools, RedisPools},
@@ -142,7 +142,7 @@ fn take(purse: &Purse, wanted: u64, needed: u64) -> Take {
         wanted,
         needed,
         reserved: 0,
-        total: TOTAL,
+        total: Total::Open(TOTAL),
         begins_us: 1,
         drops_us: u64::MAX >> 12,
     }

@@ -204,6 +204,7 @@ impl Registry {
             terms: splits(&counting.terms),
             later: splits(&counting.later),
             until_ns: counting.until_ns,
+            has_joined_since: counting.terms.iter().any(|term| term.is_before),
             guard: sharing.guard.clone(),
             drift_ppm: sharing.drift_ppm,
             margin_ns: sharing.margin_ns,

@@ -31,6 +31,8 @@ pub(crate) struct Term {
     /// None: this region has nothing in it.
     pub(crate) split: Option<Arc<Split>>,
     pub(crate) until: Until,
+    /// Whether it was made before this node joined: one that does not name it, or stands for all of which it has not heard.
+    pub(crate) is_before: bool,
     /// Windows to which it does not apply where an older one does.
     pub(crate) spared: Spared,
 }

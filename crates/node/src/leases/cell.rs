@@ -171,6 +171,12 @@ impl Leased {
         Some(under)
     }
 
+    /// The same of windows, by what the pools of later ones have: that of the open one is what it is.
+    pub(super) const fn shrunk_later(&mut self, units: u64) -> Option<u64> {
+        let under = std::mem::replace(&mut self.under.units, units);
+        if units < under { Some(under) } else { None }
+    }
+
     /// What is held is as much as may be, or soon is, of a pool that has so much in all, and that does not know.
     pub(super) fn goes_by(&mut self, pool: Part, most: Option<Part>) {
         (self.under, self.most, self.left, self.fair) = (pool, most, None, None);

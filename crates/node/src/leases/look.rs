@@ -81,7 +81,7 @@ pub(super) fn look_at(
         kept: account.kept_of_pool(words, ground, now),
     };
     leased.observe(&seen, now);
-    shrink(scene, leased, pool, (account, words, ground), now);
+    shrink(scene, leased, (pool, seen.later_pool), (account, words, ground), now);
     account.set_low_water(leased.low_water());
     let ask = match ground.global {
         Algorithm::FixedWindow(_) => {
@@ -186,15 +186,18 @@ fn write_takings(scene: &Scene<'_>, leased: &mut Leased, account: &Account, node
 fn shrink(
     scene: &Scene<'_>,
     leased: &mut Leased,
-    pool: Part,
+    (pool, later_units): (Part, u64),
     (account, words, ground): (&mut Account, &mut Vec<u64>, &Ground<'_>),
     now: Now,
 ) {
-    let Some(under) = leased.shrunk(pool, account.pooled()) else { return };
-    let may_be_lent = !scene.home.members.is_empty() && !broken(Broken::LeaseLendsBeyondLess);
-    if may_be_lent && !matches!(ground.global, Algorithm::FixedWindow(_)) {
-        account.bound_pool(words, ground, leased.most(), now);
+    if !matches!(ground.global, Algorithm::FixedWindow(_)) {
+        let may_be_lent = !scene.home.members.is_empty() && !broken(Broken::LeaseLendsBeyondLess);
+        if leased.shrunk(pool, account.pooled()).is_some() && may_be_lent {
+            account.bound_pool(words, ground, leased.most(), now);
+        }
+        return;
     }
+    let Some(under) = leased.shrunk_later(later_units) else { return };
     let open_ns = account.window();
     let later: SmallVec<[Taken; 4]> =
         account.taken().iter().filter(|taken| taken.end_ns > open_ns).copied().collect();
@@ -204,7 +207,7 @@ fn shrink(
             continue;
         }
         let held = taken.taken - taken.returned;
-        let excess = held - share_of(held, pool.units, under.units);
+        let excess = held - share_of(held, later_units, under);
         if account.return_to_pool(ground, taken.end_ns, excess, held) > 0 {
             leased.untell(taken.end_ns);
         }
@@ -322,7 +325,11 @@ fn ask_window(
         wanted: stock.wanted,
         needed: stock.needed,
         reserved: 0,
-        total: ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default().units,
+        total: match ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default().units {
+            _ if ground.local.has_joined_since() => window::Total::AsSaid,
+            units if now.wall_ns >= begins_ns => window::Total::Open(units),
+            units => window::Total::Ahead(units),
+        },
         begins_us: begins_ns / 1_000,
         drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
     };
@@ -348,7 +355,7 @@ pub(super) fn is_unsure((from_ns, to_ns): (u64, u64), ground: &Ground<'_>, end_n
 }
 
 /// When the window began that ends then: the first time of which that is the end.
-pub(super) fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
+pub(crate) fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
     let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
     while within - before > 1 {
         let middle = before + (within - before) / 2;

@@ -65,6 +65,7 @@ pub use self::{
     group::Heard,
     view::PoolView,
 };
+pub(crate) use look::begins_ns;
 pub(crate) use loss::Losses;
 pub(crate) use places::Places;
 

@@ -136,7 +136,9 @@ impl Leases {
             }
             let most = account.most_of_pool();
             cell.forget_held_if_renumbered();
-            (pool, most)
+            let later =
+                ground.local.pool_of(ground.global, ground.salt, u64::MAX).filter(|_| ground.in_force);
+            (Part { units: later.unwrap_or_default().units, ..pool }, most)
         });
         if let Some(leased) = self.cells.get_mut(&key) {
             let (pool, most) = cut.unwrap_or_default();

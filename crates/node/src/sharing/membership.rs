@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpec};
+use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpec, window::Edges};
 use acequia_rights::{
     Ack, Mark, Region, Split, Version, Writer,
     broken::{Broken, broken},
@@ -16,7 +16,7 @@ use crate::{
     asker::spent_for_ns,
     catalogue::{Term, Terms},
     journal::HeapCell,
-    leases::Leases,
+    leases::{Leases, begins_ns},
     lock,
     region::ResumeFault,
     visit::Visit,
@@ -103,10 +103,12 @@ pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
     match global {
         Algorithm::FixedWindow(window) => {
             // Not after the window's true start, so that an older term counts for as long as it may have to.
-            let start_wall_ns = match window.end_after(now.wall_ns, 0).checked_sub(global.horizon_ns()) {
-                Some(start) => start.min(now.wall_ns),
-                None => 0,
+            let end_ns = window.end_after(now.wall_ns, 0);
+            let start_wall_ns = match window.edges {
+                Edges::Every { .. } => end_ns.saturating_sub(global.horizon_ns()),
+                Edges::Calendar(_) => begins_ns(window, end_ns, 0),
             };
+            let start_wall_ns = start_wall_ns.min(now.wall_ns);
             Kind::Window { start_wall_ns, lasts_ns: spent_for_ns(global.horizon_ns()) }
         }
         Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => {
@@ -460,7 +462,12 @@ impl Sharing {
                         let kept = self.splits.entry(term.mark).or_insert_with(|| Arc::new(split.clone()));
                         Arc::clone(kept)
                     });
-                Term { split, until: term.until, spared: self.versions.spared(term) }
+                Term {
+                    split,
+                    until: term.until,
+                    is_before: owns && !term.names(me),
+                    spared: self.versions.spared(term),
+                }
             })
             .collect();
         let least_rate = chain.iter().filter_map(|term| term.split.as_ref()).map(Split::least_rate).min();

@@ -6,6 +6,10 @@
 //! so `Σ (taken − returned) + spent <= total`, and a total that is lowered grants nothing until that is so again. After the pool has
 //! forgotten, nothing is granted before every node has said its own numbers, which are at least those that it may use; and a
 //! window that began before somebody knows what an earlier process of his took is burned ([`super::group`]). ∎
+//!
+//! **Who came later.** A node that joins a region while a window is open does not know what its region has of that: it takes
+//! of what another node said that it could have taken itself, when it was in the window ([`Total`]). So no more is taken than one of
+//! those who have a share of it could have, and given away.
 
 use std::collections::BTreeMap;
 
@@ -33,6 +37,19 @@ pub struct Window {
     /// What processes took that are gone.
     spent: u64,
     nodes: BTreeMap<u16, Taken>,
+    /// Units in the pool, as they were said last while it was open. The last field: records of before it was kept lack its end only.
+    said: u64,
+}
+
+/// Units that the region has put into the pool of a window: at most [`POOL_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Total {
+    /// The window has not begun, by the caller's wall: there may be less when it does.
+    Ahead(u64),
+    /// The caller is in the window.
+    Open(u64),
+    /// The caller has joined since the window began, and goes by what was said last by one that was in it.
+    AsSaid,
 }
 
 /// A call.
@@ -51,8 +68,8 @@ pub struct Take {
     pub needed: u64,
     /// Units of the window that stay for others.
     pub reserved: u64,
-    /// Units that the region has put into the pool of this window: at most [`POOL_MAX`].
-    pub total: u64,
+    /// Units in the pool of this window.
+    pub total: Total,
     /// When the window begins: wall clock, in microseconds.
     pub begins_us: u64,
     /// When nobody asks for it any more, by any wall: it may be forgotten then. After the window is over for everybody.
@@ -100,7 +117,15 @@ impl Window {
         self.nodes.insert(node, record);
 
         let is_burned = take.begins_us < ground.burned_us && !broken(Broken::PoolBurnsNothing);
-        let total = if is_burned { 0 } else { take.total.min(POOL_MAX) };
+        let total = match take.total {
+            Total::Ahead(units) if !broken(Broken::PoolRemembersAhead) => units.min(POOL_MAX),
+            Total::Ahead(units) | Total::Open(units) => {
+                self.said = units.min(POOL_MAX);
+                self.said
+            }
+            Total::AsSaid => self.said,
+        };
+        let total = if is_burned { 0 } else { total };
         let left = total.saturating_sub(self.out());
         let free = left.saturating_sub(take.reserved);
         // What was granted before, and not heard of, counts.

@@ -384,7 +384,7 @@ fn goes_on_with(before: Option<Generation>) -> (Known, u64, u64) {
         wanted,
         needed: 1,
         reserved: 0,
-        total: 2 * UNITS,
+        total: window::Total::Open(2 * UNITS),
         begins_us: START_US,
         drops_us: START_US + 60_000 * MS,
     };
@@ -519,11 +519,56 @@ pub(super) fn two_without_disks() -> u64 {
         wanted: UNITS,
         needed: 1,
         reserved: 0,
-        total: UNITS,
+        total: window::Total::Open(UNITS),
         begins_us: START_US + MS,
         drops_us: START_US + 60_000 * MS,
     };
     Window::default().take(&take, &ground).expect("an answer").taken
+}
+
+/// Calls of one window after the other: who calls, what it says of the pool, and what it takes.
+fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
+    let place = Place { run: "1".to_owned(), map: 0, terms: 0 };
+    let mut group = Group::default();
+    let by = |node, call| Taker { node, boot: 1, call };
+    let begin = Begin { heard: 0, by: by(1, 1), goes_on: false };
+    let generation = group.begin(&place, &begin).generation;
+    let (nodes, before) = (BTreeSet::from([1]), Generation::default());
+    let (wall_us, is_new) = (START_US, true);
+    let told =
+        Assertion { node: 1, generation, nodes, knows_from_us: 0, is_new, before, wall_us, slack_us: 0 };
+    assert!(group.assert(&place, &told).grants);
+    let ground = group.ground(&place, generation, START_US).expect("it grants");
+    let mut window = Window::default();
+    let take = |(node, total): &(u16, window::Total)| {
+        let take = window::Take {
+            taker: by(*node, 2),
+            taken: 0,
+            returned: 0,
+            wanted: UNITS,
+            needed: 1,
+            reserved: 0,
+            total: *total,
+            begins_us: START_US,
+            drops_us: START_US + 60_000 * MS,
+        };
+        window.take(&take, &ground).expect("an answer").taken
+    };
+    calls.iter().map(take).collect()
+}
+
+/// What a node says of a window that has not begun is more than it may find in it.
+pub(super) fn who_comes_later_takes_before_anybody_is_in_the_window() -> u64 {
+    taken_of_one_window(&[(1, window::Total::Ahead(UNITS)), (2, window::Total::AsSaid)])[1]
+}
+
+#[test]
+fn who_comes_later_goes_by_what_was_said_last_in_the_window() {
+    use window::Total::{AsSaid, Open};
+    assert_eq!(who_comes_later_takes_before_anybody_is_in_the_window(), 0);
+    let taken = taken_of_one_window(&[(2, AsSaid), (1, Open(UNITS)), (2, AsSaid), (1, Open(0)), (3, AsSaid)]);
+    assert!(taken[2] > 0 && taken[1] + taken[2] <= UNITS, "{taken:?}");
+    assert_eq!((taken[0], taken[4]), (0, 0), "nothing was said, and nothing is there any more");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use acequia_rights::pool::{
     Generation, Ground, Taker, Window,
-    window::{Purse, Take},
+    window::{Purse, Take, Total},
 };
 
 use crate::random::Random;
@@ -45,7 +45,7 @@ fn play(seed: u64, weights: [u64; NODES as usize]) -> Use {
                 wanted,
                 needed,
                 reserved: 0,
-                total: TOTAL,
+                total: Total::Open(TOTAL),
                 begins_us: 0,
                 drops_us: u64::MAX,
             };

@@ -47,10 +47,13 @@ impl KeptPools {
 
     fn read<T: DeserializeOwned + Default>(&self, name: &str) -> Result<T, Missed> {
         let bytes = self.store.value(name).map_err(|fault| Missed::Refused(fault.to_string()))?;
-        let read = bytes.map(|bytes| postcard::from_bytes(&bytes)).transpose();
-        Ok(read
-            .map_err(|fault| Missed::Refused(format!("{name} cannot be read: {fault}")))?
-            .unwrap_or_default())
+        let Some(mut bytes) = bytes else { return Ok(T::default()) };
+        postcard::from_bytes(&bytes).or_else(|fault| {
+            // Windows of before they kept what was said lack their end, a zero.
+            bytes.push(0);
+            postcard::from_bytes(&bytes)
+                .map_err(|_| Missed::Refused(format!("{name} cannot be read: {fault}")))
+        })
     }
 
     fn write(&self, values: &[(&str, Option<&[u8]>)]) -> Result<(), Missed> {

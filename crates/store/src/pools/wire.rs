@@ -192,6 +192,11 @@ impl Pools for RedisPools {
     }
 
     async fn take(&self, at: &At<'_>, take: &window::Take) -> Result<Answer<window::Took>, Missed> {
+        let (total, how) = match take.total {
+            window::Total::Ahead(units) => (units, 0),
+            window::Total::Open(units) => (units, 1),
+            window::Total::AsSaid => (0, 2),
+        };
         let own = [
             int(u64::from(take.taker.node)),
             int(u64::from(take.taker.boot)),
@@ -200,9 +205,10 @@ impl Pools for RedisPools {
             int(take.wanted),
             int(take.needed),
             int(take.reserved),
-            int(take.total),
+            int(total),
             int(take.begins_us),
             int(take.drops_us),
+            int(how),
         ];
         let done = |numbers: &[u64]| match *numbers {
             [taken, left] => Some(window::Took { taken, left }),

@@ -201,7 +201,11 @@ impl Caller {
             wanted,
             needed: self.random.up_to(wanted),
             reserved: self.random.up_to(total) * self.random.below(2),
-            total,
+            total: match self.random.below(3) {
+                0 => window::Total::AsSaid,
+                1 => window::Total::Ahead(total),
+                _ => window::Total::Open(total),
+            },
             begins_us,
             drops_us: START_US + 20_000_000 + self.random.below(1_000_000_000),
         }
