@@ -1,6 +1,6 @@
 //! One look at one cell under its shard's lock, with the numbers that its limit has now.
 
-use acequia_limits::{Algorithm, Now, algorithm::State};
+use acequia_limits::{Algorithm, Now, algorithm::State, window::Usage};
 
 use acequia_rights::broken::{Broken, broken};
 
@@ -125,9 +125,25 @@ impl Visit<'_> {
         let before = old.map(|(global, local)| Ground { global, local, ..*ground });
         let (grounds, times) = ((before.as_ref(), ground), (began, self.now));
         account.renumber(words, grounds, times, &*self.node.sessions());
-        account.owe_forgotten(words, |algorithm, state| {
-            self.not_less_than_forgotten((slot, to), algorithm, salt, state)
-        });
+        let local = ground.local.at(salt);
+        match (local, before) {
+            // What was taken of pools since the start is not forgotten: that may be spent. What stands here counts as spent, with what
+            // more there is of it now.
+            (Algorithm::FixedWindow(window), Some(before)) if self.node.leases.is_some() => {
+                let more = ground.local.part(salt).units.saturating_sub(before.local.part(salt).units);
+                let then = self.node.spent_before_start(self.catalogue, slot, local, self.now);
+                account.owe_forgotten(words, |_, state| {
+                    let state = match then {
+                        Some(then) => owed_beside(state, &window.spent_at(then.wall_ns, salt), more),
+                        None => state,
+                    };
+                    self.not_less_than_forgotten((slot, to), local, salt, state)
+                });
+            }
+            _ => account.owe_forgotten(words, |algorithm, state| {
+                self.not_less_than_forgotten((slot, to), algorithm, salt, state)
+            }),
+        }
         cell.forget_held_of(ground.global);
     }
 
@@ -140,4 +156,19 @@ impl Visit<'_> {
     ) -> State {
         self.node.not_less_than_forgotten(self.catalogue, numbers, (algorithm, salt), self.now, state)
     }
+}
+
+/// A window's state with so many units more, in those that were open when others were `spent`.
+fn owed_beside(state: State, spent: &Usage, units: u64) -> State {
+    let State::Heap(mut words) = state else { return state };
+    if let [end_ns, used, ahead, ..] = &mut words[..] {
+        let is_next = *end_ns > spent.end_ns && spent.ahead > 0;
+        if *end_ns == spent.end_ns || is_next {
+            *used = used.saturating_add(units);
+        }
+        if *end_ns == spent.end_ns && spent.ahead > 0 {
+            *ahead = ahead.saturating_add(units);
+        }
+    }
+    State::Heap(words)
 }
