@@ -206,6 +206,7 @@ impl Node {
             Algorithm::FixedWindow(window) => window.older_end(words, now.wall_ns, salt),
             _ => 0,
         };
+        let standing = if local.gives_in(window_ns) { standing } else { Part::default() };
         let Some(account) = place.and_then(|place| cells.account(place)) else {
             let left = if standing == Part::default() && self.is_shared() {
                 0
@@ -246,13 +247,17 @@ impl Node {
         if let Algorithm::FixedWindow(_) = global {
             let limit_of = |end_ns: u64| account.limit_of(end_ns, standing.units);
             let units = match limit_of(window_ns) {
+                _ if !local.gives_in(window_ns) => 0,
                 Some(units) => units,
                 None if window_ns < account.window() => 0,
                 None => standing.units,
             };
             holding.effective.units = local.usable(global, units);
             if account.next_window() > window_ns {
-                let units = limit_of(account.next_window()).unwrap_or(standing.units);
+                let units = match local.gives_in(account.next_window()) {
+                    true => limit_of(account.next_window()).unwrap_or(standing.units),
+                    false => 0,
+                };
                 holding.next_window_ns = account.next_window();
                 holding.next_units = local.usable(global, units);
             }

@@ -288,6 +288,11 @@ impl Local {
         self.shares.as_ref().is_some_and(|shares| shares.has_joined_since)
     }
 
+    /// Whether these numbers give anything of a window, by its end: of one that has begun since, others do when they are made.
+    pub(crate) fn gives_in(&self, end_ns: u64) -> bool {
+        self.shares.as_ref().is_none_or(|shares| end_ns <= shares.until_ns)
+    }
+
     /// What of a cell is in its pool, of windows that is open when numbers are made; nothing where there are none.
     pub(crate) fn pool(&self, global: &Algorithm, salt: u32) -> Option<Part> {
         self.pool_of(global, salt, 0)
