@@ -643,7 +643,9 @@ fn the_metrics_say_what_a_region_may_spend_and_whom_it_hears() {
     cluster.isolate(EU, true);
     eventually("a cut shows", || {
         let text = http.get("/metrics").body;
-        text.contains("acequia_peer_reached{peer=\"us/us-1\"} 0")
+        ["ap/ap-1", "us/us-1"]
+            .iter()
+            .all(|peer| text.contains(&format!("acequia_peer_reached{{peer=\"{peer}\"}} 0")))
     });
     let text = http.get("/metrics").body;
     for line in [
