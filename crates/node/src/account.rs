@@ -114,6 +114,8 @@ struct Windows {
     most: Option<Part>,
     /// Of a window, by its end, what earlier processes gave away: of what they had, which all counts as spent.
     given_before: (u64, u64),
+    /// The most units that stood here since an earlier process: all of them count as spent by it.
+    stood: u64,
     /// When all loans of earlier processes have ended, which may rest on what those held of pools: steady clock.
     restored_until_ns: u64,
     /// What was asked for that one look has seen and the other has not.
@@ -144,6 +146,7 @@ static NO_WINDOWS: Windows = Windows {
     for_others: Part { rate: 0, units: 0 },
     most: None,
     given_before: (0, 0),
+    stood: 0,
     restored_until_ns: 0,
     unseen: [Offered::NONE; 2],
 };
@@ -622,6 +625,13 @@ impl Account {
         self.over_ns = 0;
         self.end_loans(words, ground, (if late_ends { 0 } else { now.steady_ns }, now), sessions);
         self.settle(words, ground, now, sessions);
+    }
+
+    /// Units that stand here by new numbers beyond all that stood since an earlier process, which may have spent those: once each.
+    pub(crate) fn stands_more(&mut self, before: u64, now: u64) -> u64 {
+        let stood = self.windows().stood.max(before);
+        self.windows_mut().stood = stood.max(now);
+        now.saturating_sub(stood)
     }
 
     /// What a restart forgot is owed under new numbers too.

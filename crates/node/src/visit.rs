@@ -130,7 +130,7 @@ impl Visit<'_> {
             // What was taken of pools since the start is not forgotten: that may be spent. What stands here counts as spent, with what
             // more there is of it now.
             (Algorithm::FixedWindow(window), Some(before)) if self.node.leases.is_some() => {
-                let more = ground.local.part(salt).units.saturating_sub(before.local.part(salt).units);
+                let more = account.stands_more(before.local.part(salt).units, ground.local.part(salt).units);
                 let then = self.node.spent_before_start(self.catalogue, slot, local, self.now);
                 account.owe_forgotten(words, |_, state| {
                     let state = match then {
