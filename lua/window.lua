@@ -6,12 +6,13 @@
 --            10 units more that it would like, 11 of those, units without which the others are of no use now
 --            12 units that stay for others, 13 units in the pool
 --            14 when the window begins, 15 when nobody asks for it any more: wall clock, in microseconds
---            16 of 13: 0 where the window has not begun, 1 where the caller is in it, 2 where it goes by what was said last by one that was
+--            16 of 13: 0 where the window has not begun, 1 where the caller is in it, 2 where it goes by what was said last by one that
+--              was, and by no more than 13
 -- results    3 units that the node has taken in all, 4 units that nobody has
 -- atomic     all of it
 local PART = 10
 
-redis.register_function('acequia_window' .. version, function(keys, arguments)
+register('acequia_window' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
@@ -25,7 +26,10 @@ redis.register_function('acequia_window' .. version, function(keys, arguments)
     return { arguments[2], 'late' }
   end
 
-  local cell = cell_of(keys, group, { spent = 0 })
+  local cell = pool_of(keys, group, { spent = 0 })
+  if not cell then
+    return how_it_is(keys, arguments, 'unknown')
+  end
   -- Numbers that only grow need no number of the call.
   local record, why = record_of(cell, node, boot, 1)
   if not record then
@@ -52,7 +56,7 @@ redis.register_function('acequia_window' .. version, function(keys, arguments)
   if how == 1 then
     cell.said = total
   elseif how == 2 then
-    total = cell.said or 0
+    total = min(cell.said or 0, total)
   end
   local left = less(begins < group.burned and 0 or total, out)
   local free = less(left, reserved)

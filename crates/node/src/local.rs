@@ -288,6 +288,12 @@ impl Local {
         self.shares.as_ref().is_some_and(|shares| shares.has_joined_since)
     }
 
+    /// Whether windows that are open go by other distributions than later ones: somebody may have joined since they began, and know
+    /// nothing of them.
+    pub(crate) fn spares(&self) -> bool {
+        self.shares.as_ref().is_some_and(|shares| shares.until_ns < u64::MAX)
+    }
+
     /// Whether these numbers give anything of a window, by its end: of one that has begun since, others do when they are made.
     pub(crate) fn gives_in(&self, end_ns: u64) -> bool {
         self.shares.as_ref().is_none_or(|shares| end_ns <= shares.until_ns)

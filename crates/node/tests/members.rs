@@ -174,6 +174,100 @@ fn what_moves_with_a_node_that_joins_is_used_by_who_had_it_until_windows_end() {
     assert!(next.iter().all(|of_region| (960..=1_000).contains(of_region)), "{next:?}");
 }
 
+/// Nobody has needed anything of a pool, so nobody has called it, when a node joins that is asked.
+#[test]
+fn a_node_that_joins_takes_of_pools_that_nobody_has_called() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    world.pass(10 * S);
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    cut(&mut world, &[2, 3]);
+    let joined = passes_in_all(&mut world, &[1], 2)[1];
+    assert!(joined > 100, "{joined}");
+}
+
+/// Who knew what its region has of a window leaves; who has joined since goes on by what it said.
+#[test]
+fn a_node_that_leaves_says_nothing_of_what_others_have() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
+    world.nodes[3].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (1, 1), (2, 1)]));
+    world.pass(10 * S);
+    passes(&mut world, &[2], 1);
+    world.nodes[3].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    assert!(world.order(&[(0, 1), (1, 1), (3, 1)]));
+    world.pass(20 * S);
+    cut(&mut world, &[0, 1]);
+    let joined = passes_in_all(&mut world, &[3], 2)[3];
+    assert!(joined > 100, "{joined}");
+}
+
+/// A limit goes, its region has less of it, and a node joins; then it comes back. What was said of its pool meanwhile was by numbers of before.
+fn said_of_a_limit_that_was_gone() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "60s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 9), (2, 1), (3, 1)]));
+    world.pass(6 * S);
+    // Less than there is: so it takes of the next window.
+    for _ in 0..40 * 12 {
+        world.ask(0, "k", 1);
+        world.pass(S / 12);
+    }
+    let specs = std::mem::take(&mut world.specs);
+    assert!(world.order(&[(0, 9), (2, 1), (3, 1)]));
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 9), (3, 9)]));
+    world.pass(15 * S);
+    // In the next window.
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&[(0, 1), (1, 1), (2, 9), (3, 9)]));
+    world.pass(10 * S);
+    // It says nothing any more.
+    world.nodes[0].way = Way::CUT;
+    world.specs = specs;
+    assert!(world.order(&[(0, 1), (1, 1), (2, 9), (3, 9)]));
+    world.pass(2 * S);
+    // Nobody hears what is used elsewhere.
+    cut(&mut world, &[0, 1, 2, 3]);
+    passes(&mut world, &[1, 2, 3], 20);
+}
+
+#[test]
+fn nobody_goes_by_what_is_said_of_a_limit_that_is_gone() {
+    said_of_a_limit_that_was_gone();
+}
+
+/// What an earlier process may have spent counts once, however often the limit is lowered and raised.
+#[test]
+fn what_is_taken_after_a_restart_is_not_lost_where_limits_change() {
+    let mut world = shared(window("w", 2_000, "1000s"), [1; 4]);
+    passes(&mut world, &[0], 1);
+    world.crash(0);
+    world.pass(10 * S);
+    let before = world.admitted(0, "k");
+    passes(&mut world, &[0], 1);
+    for units in [1_000, 2_000].repeat(10) {
+        world.specs = vec![window("w", units, "1000s")];
+        assert!(world.order(&all([1; 4])));
+        world.pass(S);
+        world.ask(0, "k", 1);
+        world.pass(S);
+    }
+    // No region has anything for another one.
+    cut(&mut world, &[2, 3]);
+    passes(&mut world, &[0, 1], 20);
+    let all = world.admitted(0, "k");
+    assert!((800..=1_000).contains(&all), "{before} before, {all} in all");
+}
+
 /// A node that is to join reaches a server that was replaced, and joins when its region's other node goes by the one after it.
 fn joined_at_a_server_that_was_replaced() {
     let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "10s")], GUARD, 1);
@@ -692,11 +786,12 @@ fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
 #[test]
 fn every_rule_is_needed() {
     use acequia_rights::broken::{Broken, break_rule};
-    let stories: [(Broken, fn()); 13] = [
+    let stories: [(Broken, fn()); 14] = [
         (Broken::LeaseHearsUncounted, joined_at_a_server_that_was_replaced),
         (Broken::LeaseTakesUpWhatWasLess, granted_and_unheard),
         (Broken::OpenSharesLast, hung_when_a_window_ends),
         (Broken::LeaseForgetsWhoLeft, left_and_forgotten),
+        (Broken::LeaseSaysWhatIsOver, said_of_a_limit_that_was_gone),
         (Broken::LeaseOutlivesTerms, unheard),
         (Broken::PoolHearsOldTerms, unheard_and_asked),
         (Broken::LeaseGivesTwice, given_once),

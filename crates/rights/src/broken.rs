@@ -259,6 +259,8 @@ pub enum Broken {
     LeaseTakesAnyTime,
     /// What was granted of a later window while the region had more of it is taken up when it is heard of.
     LeaseTakesUpWhatWasLess,
+    /// Others go by what a node says of a window whose numbers nobody makes anew.
+    LeaseSaysWhatIsOver,
     /// What a node took of windows that is none of the region's any more counts as nothing after the pools were lost.
     LeaseForgetsWhoLeft,
     /// Nodes go on with the pools that there are when those become part of another distribution among regions.

@@ -440,7 +440,7 @@ impl World {
             reserved: 0,
             // Some go by what others said.
             total: match self.random.below(4) {
-                0 => window::Total::AsSaid,
+                0 => window::Total::AsSaid(u64::MAX),
                 1 => window::Total::Ahead(self.total),
                 _ => window::Total::Open(self.total),
             },

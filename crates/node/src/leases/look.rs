@@ -270,8 +270,11 @@ fn ask_window(
     };
     let mut ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
     let untold = ends.find(|end_ns| all_taken(leased, *end_ns) > 0 && !leased.was_told(*end_ns, generation));
-    let untold = untold.map(|end_ns| (account.taken_of(end_ns), Stock::default()));
     drop(ends);
+    // Who has joined since goes by what is said of the window.
+    let is_said = may_say(ground) && ground.local.spares() && is_open;
+    let unsaid = (is_said && !leased.was_told(open_ns, generation)).then_some(open_ns);
+    let untold = untold.or(unsaid).map(|end_ns| (account.taken_of(end_ns), Stock::default()));
     let later = || {
         let mut ends_ns =
             std::iter::successors(Some(open_ns), |end_ns| Some(window.end_after(*end_ns, ground.salt)));
@@ -326,8 +329,8 @@ fn ask_window(
         needed: stock.needed,
         reserved: 0,
         total: match ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default().units {
-            _ if ground.local.has_joined_since() => window::Total::AsSaid,
-            units if now.wall_ns >= begins_ns => window::Total::Open(units),
+            _ if ground.local.has_joined_since() => window::Total::AsSaid(ground.global.budget()),
+            units if now.wall_ns >= begins_ns && may_say(ground) => window::Total::Open(units),
             units => window::Total::Ahead(units),
         },
         begins_us: begins_ns / 1_000,
@@ -335,6 +338,12 @@ fn ask_window(
     };
     let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0 };
     Some((about, Question::Take(scene.name(end_ns), take)))
+}
+
+/// Whether others may go by what these numbers say of a pool. Those of a limit that is not in force are not made anew, and who owns nothing
+/// does not know what others have.
+fn may_say(ground: &Ground<'_>) -> bool {
+    (ground.in_force && !ground.local.owns_nothing()) || broken(Broken::LeaseSaysWhatIsOver)
 }
 
 /// Units of a window that were charged, by its end: of the open one, and of the next.

@@ -107,10 +107,14 @@ impl Leases {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
                 account.settle(words, ground, now, &*node.sessions());
                 let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
-                if !matches!(ground.global, Algorithm::FixedWindow(_))
-                    && leased.shrunk(pool, account.pooled()).is_some()
-                {
-                    account.cut_pool(words, ground, leased.most(), now);
+                match ground.global {
+                    // Others may go by what was said of it before.
+                    Algorithm::FixedWindow(_) if ground.local.spares() => leased.untell(account.window()),
+                    Algorithm::FixedWindow(_) => {}
+                    _ if leased.shrunk(pool, account.pooled()).is_some() => {
+                        account.cut_pool(words, ground, leased.most(), now);
+                    }
+                    _ => {}
                 }
                 cell.forget_held_if_renumbered();
             });

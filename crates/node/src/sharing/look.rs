@@ -444,7 +444,9 @@ impl Sharing {
             warm.told = None;
         }
         account.want_for_others(Part { rate: 0, units: for_others });
-        self.wants_pool = for_others > 0;
+        // Who has joined since the window began, and is asked now, goes by what is said to the pool.
+        let is_asked_elsewhere = stock.others.iter().any(|(_, stake)| stake.demand_milli > 0);
+        self.wants_pool = for_others > 0 || (ground.local.spares() && is_asked_elsewhere);
         if node.leases.is_none() {
             account.set_low_water(stock.low_water());
         }

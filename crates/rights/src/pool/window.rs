@@ -48,8 +48,9 @@ pub enum Total {
     Ahead(u64),
     /// The caller is in the window.
     Open(u64),
-    /// The caller has joined since the window began, and goes by what was said last by one that was in it.
-    AsSaid,
+    /// The caller has joined since the window began, and goes by what was said last by one that was in it, which may know of less by
+    /// now: by no more than so many units, the whole limit as the caller knows it.
+    AsSaid(u64),
 }
 
 /// A call.
@@ -123,7 +124,7 @@ impl Window {
                 self.said = units.min(POOL_MAX);
                 self.said
             }
-            Total::AsSaid => self.said,
+            Total::AsSaid(most) => self.said.min(most),
         };
         let total = if is_burned { 0 } else { total };
         let left = total.saturating_sub(self.out());

@@ -559,14 +559,16 @@ fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
 
 /// What a node says of a window that has not begun is more than it may find in it.
 pub(super) fn who_comes_later_takes_before_anybody_is_in_the_window() -> u64 {
-    taken_of_one_window(&[(1, window::Total::Ahead(UNITS)), (2, window::Total::AsSaid)])[1]
+    taken_of_one_window(&[(1, window::Total::Ahead(UNITS)), (2, window::Total::AsSaid(UNITS))])[1]
 }
 
 #[test]
 fn who_comes_later_goes_by_what_was_said_last_in_the_window() {
     use window::Total::{AsSaid, Open};
     assert_eq!(who_comes_later_takes_before_anybody_is_in_the_window(), 0);
-    let taken = taken_of_one_window(&[(2, AsSaid), (1, Open(UNITS)), (2, AsSaid), (1, Open(0)), (3, AsSaid)]);
+    let as_said = AsSaid(UNITS);
+    let taken =
+        taken_of_one_window(&[(2, as_said), (1, Open(UNITS)), (2, as_said), (1, Open(0)), (3, as_said)]);
     assert!(taken[2] > 0 && taken[1] + taken[2] <= UNITS, "{taken:?}");
     assert_eq!((taken[0], taken[4]), (0, 0), "nothing was said, and nothing is there any more");
 }

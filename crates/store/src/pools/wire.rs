@@ -195,7 +195,7 @@ impl Pools for RedisPools {
         let (total, how) = match take.total {
             window::Total::Ahead(units) => (units, 0),
             window::Total::Open(units) => (units, 1),
-            window::Total::AsSaid => (0, 2),
+            window::Total::AsSaid(most) => (most, 2),
         };
         let own = [
             int(u64::from(take.taker.node)),

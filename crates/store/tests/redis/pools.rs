@@ -20,7 +20,7 @@ use crate::{
     servers::Server,
 };
 
-const START_US: u64 = 1_800_000_000_000_000;
+pub(super) const START_US: u64 = 1_800_000_000_000_000;
 
 /// splitmix64.
 struct Random(u64);
@@ -202,7 +202,7 @@ impl Caller {
             needed: self.random.up_to(wanted),
             reserved: self.random.up_to(total) * self.random.below(2),
             total: match self.random.below(3) {
-                0 => window::Total::AsSaid,
+                0 => window::Total::AsSaid(self.random.up_to(1 << 50)),
                 1 => window::Total::Ahead(total),
                 _ => window::Total::Open(total),
             },
@@ -386,12 +386,23 @@ async fn the_first_to_go_make_room_for_names_and_letters_wait_in_a_bounded_numbe
 }
 
 /// One node that asks for a bucket of 10 at 1000/s.
-async fn ask(
+pub(super) async fn ask(
     pools: &impl Pools,
     generation: Generation,
     call: u64,
     wall_us: u64,
 ) -> Answer<bucket::Exchanged> {
+    ask_at(pools, "b", generation, call, wall_us).await.expect("an answer")
+}
+
+/// The same of a cell, if anybody answers.
+pub(super) async fn ask_at(
+    pools: &impl Pools,
+    cell: &str,
+    generation: Generation,
+    call: u64,
+    wall_us: u64,
+) -> Result<Answer<bucket::Exchanged>, Missed> {
     let whole = Meter::new(Rate::parse("1000/s").expect("a rate"), 10);
     let terms = bucket::Terms::of(&whole, Part { rate: RATE_PARTS, units: 10 }, 20_000).expect("terms");
     let exchange = bucket::Exchange {
@@ -403,11 +414,11 @@ async fn ask(
         reserved: 0,
         keep_us: 100_000,
     };
-    let at = At { group: group(3), terms: 0, cell: "b", generation, wall_us, deadline: DEADLINE };
-    pools.exchange(&at, &exchange, &terms).await.expect("an answer")
+    let at = At { group: group(3), terms: 0, cell, generation, wall_us, deadline: DEADLINE };
+    pools.exchange(&at, &exchange, &terms).await
 }
 
-async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
+pub(super) async fn begun(pools: &impl Pools, wall_us: u64) -> Generation {
     let by = Taker { node: 1, boot: 1, call: 1 };
     let generation = Generation::default();
     let at = At { group: group(3), terms: 0, cell: "", generation, wall_us, deadline: DEADLINE };
