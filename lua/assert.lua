@@ -9,7 +9,7 @@
 --            13 whether it is new: no process of it has held or spent anything, as far as it knows; 0 or 1
 -- results    2 `unknown`: 3 the generation that is known here, 4 how it is (see pool.lua), 5 the one since which its pools remember
 -- atomic     all of it
-redis.register_function('acequia_assert' .. version, function(keys, arguments)
+register('acequia_assert' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
   if group and not group.grants then
     local node, knows, slack = arguments[6], tonumber(arguments[8]), tonumber(arguments[9])

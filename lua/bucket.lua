@@ -136,7 +136,7 @@ local function over(cell, terms, group)
   return min(latest + refill + 2 * terms.slack, TIME_MAX)
 end
 
-redis.register_function('acequia_bucket' .. version, function(keys, arguments)
+register('acequia_bucket' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
@@ -154,7 +154,10 @@ redis.register_function('acequia_bucket' .. version, function(keys, arguments)
     units = tonumber(arguments[21]),
     slack = tonumber(arguments[22]),
   }
-  local cell = cell_of(keys, group, { at = 0, debt = 0, idle = 0, fresh = 0, unknown = 0, weight = 0, gives = 0, step = 0 })
+  local cell = pool_of(keys, group, { at = 0, debt = 0, idle = 0, fresh = 0, unknown = 0, weight = 0, gives = 0, step = 0 })
+  if not cell then
+    return how_it_is(keys, arguments, 'unknown')
+  end
   if is_late(cell, group, wall, terms.slack) then
     return { arguments[2], 'late' }
   end

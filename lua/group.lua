@@ -21,7 +21,7 @@ local function is_above(one, other)
   return #one > #other or (#one == #other and one > other)
 end
 
-redis.register_function('acequia_group' .. version, function(keys, arguments)
+register('acequia_group' .. version, function(keys, arguments)
   local group = known(keys, arguments)
   local heard = tonumber(arguments[4])
   local base, terms = parts_of(arguments[3])

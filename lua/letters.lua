@@ -8,7 +8,7 @@
 -- atomic     all of it
 local LETTERS_MAX = 256
 
-redis.register_function('acequia_letters' .. version, function(keys, arguments)
+register('acequia_letters' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')

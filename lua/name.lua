@@ -10,7 +10,7 @@
 local NAMES_MAX = 256
 local ANSWER_BYTES_MAX = 16384
 
-redis.register_function('acequia_name' .. version, function(keys, arguments)
+register('acequia_name' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')

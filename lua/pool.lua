@@ -1,4 +1,4 @@
--- What the functions of pools share: integers, records, and whether a generation is known. It registers nothing.
+-- What the functions of pools share: integers, records, who answers, and whether a generation is known. It registers nothing itself.
 --
 -- The rules are those of crates/rights/src/pool, word by word. All numbers are integers below 2^53, which doubles count exactly; a
 -- product that may be larger is only ever compared with a smaller bound.
@@ -52,6 +52,19 @@ local function less(a, b)
   return a > b and a - b or 0
 end
 
+-- Registers a function of pools. It does nothing where the server is not the primary any more that it was when the caller connected: one that
+-- was replaced, copied the state of its successor and was promoted again is the same process, on the same connection, and has
+-- forgotten what only it knew; what is kept in it was copied, too. The history that it replicates is another one then.
+local function register(name, callback)
+  redis.register_function(name, function(keys, arguments)
+    local history = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+    if not history or string.sub(history, 1, 16) ~= string.match(arguments[1], '%.(%x+)$') then
+      return redis.error_reply('CHANGED it is not the primary any more that it was')
+    end
+    return callback(keys, arguments)
+  end)
+end
+
 local function read(key)
   local bytes = redis.call('GET', key)
   return bytes and cmsgpack.unpack(bytes) or nil
@@ -88,14 +101,28 @@ local function ground(keys, arguments)
   end
 end
 
--- A cell that is known since its group's pools remember, as it is or new; what is known of earlier ones is forgotten.
+-- A cell that is known since its group's pools remember, as it is or new; what is known of earlier ones is forgotten. And whether
+-- there is none.
 local function cell_of(keys, group, new)
   local cell = read(keys[2])
   if cell and cell.generation == group.since then
-    return cell
+    return cell, false
   end
   new.generation, new.nodes, new.due = group.since, {}, 0
-  return new
+  return new, not cell
+end
+
+-- The same of a pool. One that is not there, though it is known when it may be dropped, was lost, by an eviction or by hand, and so may
+-- others have been: nothing is known of its group any more.
+local function pool_of(keys, group, new)
+  local cell, is_absent = cell_of(keys, group, new)
+  if is_absent and redis.call('ZSCORE', keys[3], keys[2]) then
+    redis.call('ZREM', keys[3], keys[2])
+    group.place = ''
+    redis.call('SET', keys[1], cmsgpack.pack(group))
+    return nil
+  end
+  return cell
 end
 
 -- Writes a cell, which may be dropped at a time.

@@ -32,7 +32,7 @@ local function out(cell)
   return sum
 end
 
-redis.register_function('acequia_sliding' .. version, function(keys, arguments)
+register('acequia_sliding' .. version, function(keys, arguments)
   local group, wall = ground(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')
@@ -42,7 +42,10 @@ redis.register_function('acequia_sliding' .. version, function(keys, arguments)
   local wanted, needed, reserved = tonumber(arguments[11]), tonumber(arguments[12]), tonumber(arguments[13])
   local keep, lingers = tonumber(arguments[14]), tonumber(arguments[15])
   local total, slack = min(tonumber(arguments[16]), POOL_MAX), tonumber(arguments[17])
-  local cell = cell_of(keys, group, { at = 0, lingering = {} })
+  local cell = pool_of(keys, group, { at = 0, lingering = {} })
+  if not cell then
+    return how_it_is(keys, arguments, 'unknown')
+  end
   if is_late(cell, group, wall, slack) then
     return { arguments[2], 'late' }
   end

@@ -4,7 +4,7 @@
 -- arguments  6 how many cells at most
 -- results    3 how many were dropped
 -- atomic     all of it
-redis.register_function('acequia_sweep' .. version, function(keys, arguments)
+register('acequia_sweep' .. version, function(keys, arguments)
   local group = ground(keys, arguments)
   if not group then
     return how_it_is(keys, arguments, 'unknown')

@@ -121,6 +121,7 @@ impl Fault {
         match code {
             "ERR" if detail.contains("Function not found") => Self::NoFunction,
             "MOVED" | "ASK" | "TRYAGAIN" => Self::Elsewhere(text),
+            "CHANGED" => Self::Changed,
             "READONLY" | "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | "BUSY" => Self::Unready(text),
             _ => Self::Refused(text),
         }
@@ -150,6 +151,7 @@ mod tests {
             matches!(fault("-OOM command not allowed\r\n"), Fault::Refused(text) if text.starts_with("OOM "))
         );
         assert!(matches!(fault("-NOPERM no\r\n"), Fault::Refused(_)));
+        assert!(matches!(fault("-CHANGED it is another\r\n"), Fault::Changed));
         assert!(
             matches!(fault("-OURS its own word\r\n"), Fault::Refused(text) if text == "OURS its own word")
         );

@@ -11,9 +11,7 @@ pub(super) struct Server {
     pub(super) role: String,
     /// The id of the history that it replicates: new whenever it becomes a primary.
     pub(super) history: String,
-    /// Bytes; 0 for no bound.
-    pub(super) memory_max: u64,
-    /// What it does when that is full.
+    /// What it does when its memory is full.
     pub(super) policy: String,
 }
 
@@ -33,7 +31,6 @@ impl Server {
             version: field("redis_version"),
             role: field("role"),
             history: field("master_replid"),
-            memory_max: field("maxmemory").parse().unwrap_or(0),
             policy: field("maxmemory_policy"),
         }
     }
@@ -62,7 +59,8 @@ impl Server {
         if self.role != "master" {
             return Some("it is a replica: only its primary may be called".to_owned());
         }
-        if self.memory_max > 0 && self.policy != "noeviction" {
+        // Without a bound it forgets nothing, until somebody sets one.
+        if self.policy != "noeviction" {
             let policy = &self.policy;
             return Some(format!(
                 "it forgets what was spent when its memory is full (maxmemory-policy {policy}): set noeviction"
@@ -92,13 +90,11 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_evicts_is_unfit_only_where_its_memory_is_bounded() {
-        let evicts = "maxmemory:0\r\nmaxmemory_human:0B\r\nmaxmemory_policy:allkeys-lru";
-        let evicting = INFO.replace("maxmemory_policy:noeviction", "maxmemory_policy:allkeys-lru");
-        assert!(evicting.contains(evicts));
-        assert_eq!(Server::read(&evicting).unfit(), None);
-        let bounded = evicting.replace("maxmemory:0", "maxmemory:1000000");
-        assert!(Server::read(&bounded).unfit().expect("unfit").contains("allkeys-lru"));
+    fn a_server_that_evicts_is_unfit_whether_its_memory_is_bounded_or_not() {
+        for policy in ["allkeys-lru", "volatile-ttl", ""] {
+            let why = server("noeviction", policy).unfit().expect("unfit");
+            assert!(why.contains(policy) && why.contains("set noeviction"), "{why}");
+        }
         assert_eq!(server("maxmemory:0", "maxmemory:1000000").unfit(), None);
     }
 

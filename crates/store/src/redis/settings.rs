@@ -143,8 +143,8 @@ pub struct Timings {
     /// How long making a connection may take, and as long again for the first questions over it: 10 ms to 10 s, 200 ms unless set.
     /// Longer than a handshake over the slowest link; a server that hangs costs as much at each attempt.
     pub connect_timeout: Duration,
-    /// How often each connection is tried: 20 ms to 10 s, 250 ms unless set. A server that hangs is noticed after
-    /// three and a quarter of these.
+    /// How often each connection is tried: 20 ms to 10 s, 200 ms unless set. A server that hangs is noticed after
+    /// three and a quarter of these, and shall be within a second on a machine that has other things to do, too.
     pub ping_every: Duration,
     /// How often the servers are asked who serves what, and whether they are fit: 100 ms to 5 min, 5 s unless set. After a sign of
     /// change they are asked at once.
@@ -160,7 +160,7 @@ impl Default for Timings {
     fn default() -> Self {
         Self {
             connect_timeout: Duration::from_millis(200),
-            ping_every: Duration::from_millis(250),
+            ping_every: Duration::from_millis(200),
             refresh_every: Duration::from_secs(5),
             reconnect_min: Duration::from_millis(50),
             reconnect_max: Duration::from_secs(2),

@@ -14,6 +14,8 @@ use crate::{
 const DEADLINE: Duration = Duration::from_millis(30);
 /// What it may take longer.
 const MARGIN: Duration = Duration::from_millis(20);
+/// Until it is noticed that a server hangs.
+const HUNG_MAX: Duration = Duration::from_secs(1);
 
 /// What happens to a primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +137,8 @@ async fn survived(redis: &Redis, fate: Fate, others: &[Group]) -> (String, Strin
                     "{missed_elsewhere} of {elsewhere} calls missed elsewhere"
                 );
                 if fate == Fate::Hangs {
-                    assert!(hung.is_some(), "it was not seen that it hangs");
+                    let hung = hung.expect("seen to hang");
+                    assert!(hung <= HUNG_MAX, "it was seen to hang only after {hung:?}");
                 }
                 let story = format!(
                     "noticed after {noticed:?}, hung after {hung:?}, served after {served:?}; {calls} missed, {late} late; \

@@ -3,7 +3,9 @@
 mod access;
 mod calls;
 mod failover;
+mod forgetful;
 mod middle;
 mod pools;
 mod scene;
+#[allow(dead_code, reason = "shared with the tests of nodes")]
 mod servers;

@@ -1,0 +1,80 @@
+//! Servers that forget a part of what was spent, and look as if they had forgotten nothing.
+
+use std::time::{Duration, Instant};
+
+use acequia_store::{
+    pools::{Answer, RedisPools},
+    redis::{Settings, Timings},
+};
+use tokio::time::sleep;
+
+use crate::{
+    pools::{START_US, ask, ask_at, begun},
+    scene::{PATIENCE, opened, shards},
+    servers::{Server, wait_for},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cell_that_was_deleted_is_unknown_and_so_is_its_group() {
+    let servers = [Server::start(&[])];
+    let redis = RedisPools::new(opened(shards(&servers)).await, 0);
+    let generation = begun(&redis, START_US).await;
+    let later = START_US + 1_000_000;
+    assert!(matches!(ask(&redis, generation, 1, later).await, Answer::Done(got) if got.part.units == 10));
+    let cell = servers[0].cli(&["--raw", "KEYS", "*:b"]);
+    assert_eq!(servers[0].cli(&["DEL", &cell]), "1", "the cell, {cell}");
+    // Once it is noticed nobody has the group as it was, whichever cell is asked for.
+    for call in 2..4 {
+        let unknown = ask(&redis, generation, call, later).await;
+        assert!(matches!(unknown, Answer::Unknown(known) if known.generation.number == 0), "{unknown:?}");
+    }
+    let again = begun(&redis, later).await;
+    let empty = ask(&redis, again, 4, later + 1).await;
+    assert!(matches!(empty, Answer::Done(got) if got.part.units == 0), "{empty:?}");
+    let full = ask(&redis, again, 5, later + 1_000_000).await;
+    assert!(matches!(full, Answer::Done(got) if got.part.units == 10), "{full:?}");
+}
+
+/// It is the same process, on the same connection, and nobody has looked meanwhile; what was kept of the group came back with the copy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_took_its_successors_state_grants_nothing_by_that() {
+    let (ours, successor) = (Server::start(&[]), Server::start(&[]));
+    let timings = Timings {
+        ping_every: Duration::from_secs(10),
+        refresh_every: Duration::from_secs(300),
+        ..Timings::default()
+    };
+    let copies = |from: &Server, to: &Server| {
+        to.cli(&["REPLICAOF", "127.0.0.1", &from.port().to_string()]);
+        wait_for("the copy", || to.info("master_link_status") == "up");
+    };
+    // A history begins with its first copy.
+    copies(&ours, &successor);
+    let servers = [ours];
+    let settings = Settings { timings, ..shards(&servers) };
+    let redis = RedisPools::new(opened(settings).await, 0);
+    let [ours] = &servers;
+    let generation = begun(&redis, START_US).await;
+    let later = START_US + 1_000_000;
+    // The successor has heard nothing of what is spent last.
+    assert!(matches!(ask_at(&redis, "before", generation, 1, later).await, Ok(Answer::Done(_))));
+    wait_for("what was spent before", || successor.cli(&["DBSIZE"]) == "3");
+    successor.cli(&["REPLICAOF", "NO", "ONE"]);
+    let spent = ask(&redis, generation, 2, later).await;
+    assert!(matches!(spent, Answer::Done(got) if got.part.units == 10), "{spent:?}");
+    copies(&successor, ours);
+    ours.cli(&["REPLICAOF", "NO", "ONE"]);
+    let (run_id, is_primary) = (ours.run_id(), ours.info("role") == "master");
+    assert!(is_primary && ours.cli(&["DBSIZE"]) == "3", "{run_id} has the group still");
+    // The call is refused, and the next ones go over connections that know what the server is now: to it nothing is known.
+    let first = ask_at(&redis, "b", generation, 3, later).await;
+    assert!(first.is_err(), "{first:?}");
+    let (begun, mut answer) = (Instant::now(), first);
+    while answer.is_err() {
+        assert!(begun.elapsed() < PATIENCE, "{answer:?}");
+        sleep(Duration::from_millis(5)).await;
+        answer = ask_at(&redis, "b", generation, 3, later).await;
+    }
+    assert!(matches!(&answer, Ok(Answer::Unknown(known)) if known.generation.number == 0), "{answer:?}");
+    assert_eq!(ours.run_id(), run_id);
+}
