@@ -78,8 +78,8 @@ pub const LATE_NS: u64 = 20_000_000;
 pub const CALL_NS: u64 = 200_000_000;
 /// Nothing is heard any more of a call that was made so long ago.
 const LOST_NS: u64 = 5 * CALL_NS;
-/// How long a decision may wait for a pool.
-pub(crate) const WAIT_NS: u64 = 3_000_000;
+/// How long a decision waits for a pool: timers are up to a millisecond late, and it shall wait no longer than three.
+pub(crate) const WAIT_NS: u64 = 2_000_000;
 /// The most cells that are leased of: past it, cells stay with the guard share.
 const CELLS_MAX: usize = 1 << 20;
 /// Looks in one tick.

@@ -23,7 +23,11 @@ use acequia_node::{
     leases::{GROUPS, Heard, LeaseCounts, Siblings},
 };
 use acequia_store::pools::{Process, RedisPools, share};
-use tokio::{task::JoinHandle, time::sleep};
+use tokio::{
+    runtime::Handle,
+    task::{JoinHandle, JoinSet},
+    time::sleep,
+};
 
 use crate::{
     scene::{PATIENCE, cluster},
@@ -41,6 +45,14 @@ const MUCH: Demand = Demand { a_second: 1_000 };
 /// A third of what there is.
 const LITTLE: Demand = Demand { a_second: 200 };
 const KEYS: u64 = 5;
+/// Whoever asks has an answer, and soon: 99 of 100 within this time from when they were due.
+const P99_MAX: Duration = Duration::from_millis(5);
+/// How long a decision may wait for the store.
+const DECISION_WAITS: Duration = Duration::from_millis(2);
+/// One in so many asks nobody besides.
+const NOBODY: u64 = 5;
+/// What nodes may take beyond that where the machine has other things to do.
+const NODES_TAKE: Duration = Duration::from_millis(2);
 /// Longer than any window here: what was open when nobody knew is over.
 const SETTLES: Duration = Duration::from_secs(4);
 
@@ -89,7 +101,7 @@ static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 type Passed = BTreeMap<(usize, u64), Vec<Now>>;
 
 /// A node, whoever asks it, and its clocks.
-type Asked = (Arc<Node>, Arc<Mutex<Asker>>, NodeClock);
+type Way = (Arc<Node>, Arc<Mutex<Asker>>, NodeClock);
 
 struct Place {
     node: Arc<Node>,
@@ -123,14 +135,41 @@ struct Fleet {
     places: Vec<Place>,
     passed: Arc<Mutex<Passed>>,
     /// Where callers go.
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<Way>>>,
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    /// A node, and whether it was allowed.
+    Somebody(Duration, bool),
+    /// Nobody: it waits as long as one may that waits for the store.
+    Nobody(Duration),
 }
 
 /// How callers fared.
 #[derive(Debug, Default)]
 struct Fared {
+    /// From when each was due: shortest first.
     took: Vec<Duration>,
+    /// Of those who asked nobody: how late the machine is.
+    nobody_took: Vec<Duration>,
     denied: u64,
+}
+
+impl Fared {
+    fn p99(&self) -> Duration {
+        self.took[self.took.len() * 99 / 100]
+    }
+
+    /// Within the bar, 99 of 100; or, where the machine itself is late, little later than those who asked nobody.
+    fn is_in_time(&self) -> bool {
+        self.p99() <= P99_MAX.max(self.nobody_p99() + NODES_TAKE)
+    }
+
+    fn nobody_p99(&self) -> Duration {
+        self.nobody_took[self.nobody_took.len() * 99 / 100]
+    }
 }
 
 fn limits() -> Vec<Limit> {
@@ -141,15 +180,14 @@ fn limits() -> Vec<Limit> {
 impl Fleet {
     /// A cluster, and nodes whose pools grant.
     async fn start(nodes: u16) -> Self {
+        Self::start_on(Cluster::start(), nodes).await
+    }
+
+    async fn start_on(cluster: Cluster, nodes: u16) -> Self {
         let begun_wall = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
         let clock = Clock { begun: Instant::now(), begun_wall };
-        let mut fleet = Self {
-            cluster: Cluster::start(),
-            clock,
-            places: Vec::new(),
-            passed: Arc::default(),
-            asked: Arc::default(),
-        };
+        let mut fleet =
+            Self { cluster, clock, places: Vec::new(), passed: Arc::default(), asked: Arc::default() };
         for number in 1..=nodes {
             let place = fleet.node(number, nodes, 1, Arc::default());
             fleet.asked.lock().expect("no panic").push(asked(&place));
@@ -221,8 +259,25 @@ impl Fleet {
     }
 
     /// Load from outside for so long, in an open loop: whoever is late is late because of us. Each request goes to the nodes in turn.
+    /// How long it took counts from when it was due. A thread of its own sends them: it keeps time better than a runtime's timers.
     fn load(&self, demand: Demand, lasts: Duration) -> JoinHandle<Fared> {
-        tokio::spawn(load(Arc::clone(&self.asked), Arc::clone(&self.passed), (demand, lasts)))
+        let (nodes, passed, runtime) = (Arc::clone(&self.asked), Arc::clone(&self.passed), Handle::current());
+        let asked = tokio::task::spawn_blocking(move || load(&nodes, &passed, (demand, lasts), &runtime));
+        tokio::spawn(async move {
+            let mut fared = Fared::default();
+            for request in asked.await.expect("callers").join_all().await {
+                match request {
+                    Asked::Somebody(took, is_allowed) => {
+                        fared.took.push(took);
+                        fared.denied += u64::from(!is_allowed);
+                    }
+                    Asked::Nobody(took) => fared.nobody_took.push(took),
+                }
+            }
+            fared.took.sort_unstable();
+            fared.nobody_took.sort_unstable();
+            fared
+        })
     }
 
     /// Nothing passed that was too much.
@@ -277,46 +332,46 @@ fn judge_sliding(passed: &[Now], limit: usize, window_ns: u64) -> Result<(), Str
     Ok(())
 }
 
-fn asked(place: &Place) -> Asked {
+fn asked(place: &Place) -> Way {
     (Arc::clone(&place.node), Arc::new(Mutex::new(place.node.asker())), place.clock.clone())
 }
 
-async fn load(
-    nodes: Arc<Mutex<Vec<Asked>>>,
-    passed: Arc<Mutex<Passed>>,
+fn load(
+    nodes: &Arc<Mutex<Vec<Way>>>,
+    passed: &Arc<Mutex<Passed>>,
     (demand, lasts): (Demand, Duration),
-) -> Fared {
-    let (begun, mut number, mut asked) = (Instant::now(), 0_u64, tokio::task::JoinSet::new());
-    let mut fared = Fared::default();
-    while begun.elapsed() < lasts {
+    runtime: &Handle,
+) -> JoinSet<Asked> {
+    let (begun, mut asked) = (Instant::now(), JoinSet::new());
+    for number in 0_u64.. {
         let due = begun + Duration::from_nanos(number * 1_000_000_000 / demand.a_second);
-        if due > Instant::now() {
-            sleep(Duration::from_millis(1)).await;
-            continue;
+        if due >= begun + lasts {
+            break;
+        }
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        if number % NOBODY == 0 {
+            let nobody = async move {
+                let until = Instant::now() + DECISION_WAITS;
+                while Instant::now() < until {
+                    wait_until(until).await;
+                }
+                Asked::Nobody(due.elapsed())
+            };
+            asked.spawn_on(nobody, runtime);
         }
         let (domain, key) = ((number / 3 % 3) as usize, number / 9 % KEYS);
-        let (nodes, passed) = (Arc::clone(&nodes), Arc::clone(&passed));
-        asked.spawn(async move {
-            let begun = Instant::now();
+        let (nodes, passed) = (Arc::clone(nodes), Arc::clone(passed));
+        let request = async move {
             let (node, asker, clock) = {
                 let nodes = nodes.lock().expect("no panic");
                 nodes[number as usize % nodes.len()].clone()
             };
             let is_allowed = ask(&node, &asker, &clock, (domain, key), &passed).await;
-            (begun.elapsed(), is_allowed)
-        });
-        number += 1;
-        while let Some(Ok((took, is_allowed))) = asked.try_join_next() {
-            fared.took.push(took);
-            fared.denied += u64::from(!is_allowed);
-        }
+            Asked::Somebody(due.elapsed(), is_allowed)
+        };
+        asked.spawn_on(request, runtime);
     }
-    while let Some(Ok((took, is_allowed))) = asked.join_next().await {
-        fared.took.push(took);
-        fared.denied += u64::from(!is_allowed);
-    }
-    fared.took.sort_unstable();
-    fared
+    asked
 }
 
 /// One request, that waits as its answer says.
@@ -344,7 +399,7 @@ async fn ask(
             }
             Duration::from_nanos(node.patience_ns(answer, &node.catalogue(), 1_000_000_000, 0))
         };
-        let until = begun + patience.min(Duration::from_millis(3));
+        let until = begun + patience;
         loop {
             if Instant::now() >= until {
                 return false;
@@ -352,15 +407,25 @@ async fn ask(
             if node.news() != news {
                 break;
             }
-            sleep(Duration::from_millis(1)).await;
+            wait_until(until).await;
         }
     }
+}
+
+/// Waits until then, or for a millisecond: no timer is finer.
+async fn wait_until(until: Instant) {
+    sleep(until.saturating_duration_since(Instant::now()).min(Duration::from_millis(1))).await;
 }
 
 /// What happens to the region while it is asked.
 async fn survives_for(fate_lasts: Duration, name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
     let _alone = ALONE.lock().await;
-    let mut fleet = Fleet::start(3).await;
+    let fleet = Fleet::start(3).await;
+    goes_on_for(fleet, fate_lasts, name, fate).await;
+}
+
+/// The same of a region that is there.
+async fn goes_on_for(mut fleet: Fleet, fate_lasts: Duration, name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
     let before = fleet.load(MUCH, Duration::from_secs(3)).await.expect("callers");
     let usual = fleet.passed_in();
     let load = fleet.load(MUCH, fate_lasts + Duration::from_secs(8));
@@ -372,24 +437,18 @@ async fn survives_for(fate_lasts: Duration, name: &str, fate: impl AsyncFnOnce(&
     let from = fleet.passed_in();
     let after = fleet.load(MUCH, Duration::from_secs(3)).await.expect("callers");
     let again = fleet.passed_in() - from;
-    let p99 = |fared: &Fared| fared.took[fared.took.len() * 99 / 100];
     eprintln!(
-        "{name}: p99 before {:?}, during {:?}, after {:?}; passed {usual} before and {again} after; {:?}",
-        p99(&before),
-        p99(&during),
-        p99(&after),
+        "{name}: p99 before {:?}, during {:?}, after {:?}, of nobody {:?}; passed {usual} before and {again} after; {:?}",
+        before.p99(),
+        during.p99(),
+        after.p99(),
+        during.nobody_p99(),
         fleet.counts()
     );
     fleet.judge();
-    assert!(p99(&during) < p99_max(), "{name}: {:?}", p99(&during));
+    assert!(during.is_in_time(), "{name}: {:?}, of nobody {:?}", during.p99(), during.nobody_p99());
     assert!(during.took.len() >= 7_000, "{name}: only {} were asked", during.took.len());
     assert!(again * 10 >= usual * 8, "{name}: {again} passed afterwards, and {usual} before");
-}
-
-/// Whoever asks has an answer, and soon: within `P99_MS`, 99 of 100. 5 on a machine that does nothing else; by default what a busy one makes too.
-fn p99_max() -> Duration {
-    let ms = std::env::var("P99_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(100);
-    Duration::from_millis(ms)
 }
 
 async fn survives(name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {

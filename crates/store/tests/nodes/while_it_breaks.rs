@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::sleep;
 
-use crate::{ALONE, Fleet, LITTLE, survives, survives_for};
+use crate::{ALONE, Fleet, LITTLE, goes_on_for, servers::Cluster, survives, survives_for};
 
 /// The primary of the first group, by its place among the cluster's nodes.
 fn primary_of(fleet: &Fleet) -> usize {
@@ -45,6 +45,30 @@ async fn walls_that_are_set_within_the_promise_let_no_unit_too_many_pass() {
                 place.clock.ahead_ns.store(sign * 9_000_000, Ordering::Relaxed);
             }
             sleep(lasts / 60).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_whose_walls_are_set_let_no_unit_too_many_pass() {
+    let _alone = ALONE.lock().await;
+    let fleet = Fleet::start_on(Cluster::with_walls(), 3).await;
+    let lasts = Duration::from_secs(6);
+    goes_on_for(fleet, lasts, "servers' walls are set", async |fleet| {
+        // Hours to and fro, for each server at another time.
+        let steps = [3_600, -7_200, 1, 86_400, -1, 0];
+        for number in 0..24 {
+            let server = &fleet.cluster.nodes[number % 6];
+            server.set_wall(steps[(number / 6 + number) % 6]);
+            let seconds: u64 =
+                server.cli(&["--raw", "TIME"]).lines().next().expect("a time").parse().expect("seconds");
+            let ahead = i128::from(seconds) - i128::from(fleet.clock.now().wall_ns / 1_000_000_000);
+            assert!(
+                (ahead - i128::from(steps[(number / 6 + number) % 6])).abs() <= 1,
+                "its wall is {ahead} s ahead"
+            );
+            sleep(lasts / 24).await;
         }
     })
     .await;
@@ -122,8 +146,9 @@ async fn a_minute_without_servers_is_not_noticed_where_demand_is_low() {
     fleet.cluster.nodes.iter_mut().for_each(crate::servers::Server::kill);
     let fared = fleet.load(LITTLE, Duration::from_secs(60)).await.expect("callers");
     let (asked, denied) = (fared.took.len(), fared.denied);
-    eprintln!("a minute without servers: {denied} of {asked} denied, p99 {:?}", fared.took[asked * 99 / 100]);
+    eprintln!("a minute without servers: {denied} of {asked} denied, p99 {:?}", fared.p99());
     fleet.judge();
     assert!(asked >= 11_000, "only {asked} were asked");
     assert!(denied * 100 <= asked as u64, "{denied} of {asked} denied");
+    assert!(fared.is_in_time(), "{:?}, of nobody {:?}", fared.p99(), fared.nobody_p99());
 }

@@ -6,9 +6,12 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, TcpListener, TcpStream},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU16, Ordering},
+    },
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -25,6 +28,8 @@ pub(crate) struct Server {
     port: u16,
     options: Vec<String>,
     is_sentinel: bool,
+    /// The library that gives it a wall clock of its own, where it has one.
+    wall: Option<PathBuf>,
     /// What `redis-cli` needs beside the port.
     pub(crate) cli_options: Vec<String>,
     child: Option<Child>,
@@ -34,10 +39,10 @@ impl Server {
     /// Starts one without persistence. Options are as on the command line: `["--maxmemory", "10mb"]`. One of them may name
     /// `{folder}` and `{port}`; whatever comes with `--port 0` says by itself where it listens.
     pub(crate) fn start(options: &[&str]) -> Self {
-        Self::start_as(options, false)
+        Self::start_as(options, false, None)
     }
 
-    fn start_as(options: &[&str], is_sentinel: bool) -> Self {
+    fn start_as(options: &[&str], is_sentinel: bool, wall: Option<PathBuf>) -> Self {
         let version = Command::new("redis-server").arg("--version").output();
         assert!(
             version.is_ok(),
@@ -48,9 +53,13 @@ impl Server {
             port: 0,
             options: options.iter().map(ToString::to_string).collect(),
             is_sentinel,
+            wall,
             cli_options: Vec::new(),
             child: None,
         };
+        if server.wall.is_some() {
+            server.set_wall(0);
+        }
         // Another process may be quicker at a port that was free.
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
@@ -110,6 +119,15 @@ impl Server {
         wait_for("a process that stands still", || self.stands_still());
     }
 
+    /// Its wall clock, where it has one of its own, is so many seconds ahead of the machine's from now on.
+    pub(crate) fn set_wall(&self, ahead: i64) {
+        // Never shorter than it is: the server has it in its memory.
+        let path = self.folder.path().join("wall");
+        let mut file =
+            fs::File::options().write(true).create(true).truncate(false).open(path).expect("a file");
+        file.write_all(&(ahead * 1_000_000_000).to_ne_bytes()).expect("its wall");
+    }
+
     /// Whether all of its threads are stopped: `T` in proc_pid_stat(5).
     fn stands_still(&self) -> bool {
         let pid = self.child.as_ref().expect("a process").id();
@@ -163,6 +181,9 @@ impl Server {
                     .iter()
                     .map(|option| option.replace("{port}", &port).replace("{folder}", &folder)),
             );
+        }
+        if let Some(library) = &self.wall {
+            command.env("LD_PRELOAD", library).env("SERVER_WALL", self.folder.path().join("wall"));
         }
         let log_too = log.try_clone().expect("a log");
         let child = command.stdin(Stdio::null()).stdout(log).stderr(log_too).spawn();
@@ -218,6 +239,15 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start() -> Self {
+        Self::start_as(None)
+    }
+
+    /// One whose servers' walls can be set.
+    pub(crate) fn with_walls() -> Self {
+        Self::start_as(Some(wall_library()))
+    }
+
+    fn start_as(wall: Option<&Path>) -> Self {
         let options = [
             "--cluster-enabled",
             "yes",
@@ -228,7 +258,8 @@ impl Cluster {
             "--cluster-require-full-coverage",
             "no",
         ];
-        let nodes: Vec<Server> = (0..6).map(|_| Server::start(&options)).collect();
+        let nodes: Vec<Server> =
+            (0..6).map(|_| Server::start_as(&options, false, wall.map(Path::to_owned))).collect();
         let made = Command::new("redis-cli")
             .args(["--cluster", "create"])
             .args(nodes.iter().map(Server::address))
@@ -286,12 +317,28 @@ impl Sentinel {
                 &format!("sentinel failover-timeout {name} 3000"),
             ],
             true,
+            None,
         );
         wait_for("a sentinel that knows the replica", || {
             sentinel.cli(&["SENTINEL", "REPLICAS", name]).contains(&replica.port().to_string())
         });
         Self { primary, replica, sentinel }
     }
+}
+
+/// What gives a server a wall clock of its own, made once.
+fn wall_library() -> &'static Path {
+    static MADE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, library) = MADE.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (source, library) = (folder.path().join("wall.c"), folder.path().join("wall.so"));
+        fs::write(&source, include_str!("wall.c")).expect("a file");
+        let made =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]).status();
+        assert!(made.expect("a C compiler").success(), "wall.c is not compiled");
+        (folder, library)
+    });
+    library
 }
 
 /// Asks again and again, as long as this may take.
