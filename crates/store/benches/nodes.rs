@@ -2,7 +2,7 @@
 //! decision through the same client, in one run: one hot cell of 200 000 units a window, and 100 000 cells with Zipf demand.
 //! `cargo bench -p acequia-store --bench nodes`
 //!
-//! Needs redis-server and redis-cli.
+//! Ends with 1 where a bar is missed. Needs redis-server and redis-cli.
 #![allow(clippy::print_stdout, reason = "its output is what it is for")]
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests")]
@@ -39,6 +39,11 @@ const CELLS: usize = 100_000;
 /// Decisions over many cells, of one round.
 const SPREAD: usize = 1_000_000;
 const EXPONENT: f64 = 1.1;
+/// The bars: decisions of a hot cell for each round trip, and how many times as many decisions as by a call each, of a hot cell and
+/// of many.
+const TRIP_MIN: f64 = 200.0;
+const HOT_MIN: f64 = 20.0;
+const MANY_MIN: f64 = 5.0;
 const DEADLINE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug)]
@@ -93,8 +98,9 @@ fn main() {
         calls.push(runtime.block_on(by_calls(&node, &pools, clock, |caller, _| round * CALLERS + caller)));
     }
     println!("one hot cell, 99 % of {TOTAL} units a window, {ROUNDS} rounds, the median:");
-    tell(median(hot), median(calls));
-    println!("  decisions a round trip {:>11.0}", median(trips));
+    let hot_ratio = tell(median(hot), median(calls));
+    let hot_trip = median(trips);
+    println!("  decisions a round trip {hot_trip:>11.0}");
 
     let zipf = Zipf::new(CELLS, EXPONENT);
     let (mut spread, mut trips, mut calls) = (Vec::new(), Vec::new(), Vec::new());
@@ -108,14 +114,28 @@ fn main() {
         calls.push(runtime.block_on(by_calls(&node, &pools, clock, draw)));
     }
     println!("{CELLS} cells, Zipf {EXPONENT}, {ROUNDS} rounds of {SPREAD} decisions, the median:");
-    tell(median(spread), median(calls));
+    let many_ratio = tell(median(spread), median(calls));
     println!("  decisions a round trip {:>11.0}", median(trips));
+
+    let mut is_missed = false;
+    for (what, is, min) in [
+        ("decisions a round trip, one hot cell", hot_trip, TRIP_MIN),
+        ("ratio, one hot cell", hot_ratio, HOT_MIN),
+        ("ratio, many cells", many_ratio, MANY_MIN),
+    ] {
+        is_missed |= is < min;
+        println!("{what:<38}{is:>11.1}   >= {min}{}", if is < min { "   MISSED" } else { "" });
+    }
+    if is_missed {
+        std::process::exit(1);
+    }
 }
 
-fn tell(by_lease: f64, by_call: f64) {
+fn tell(by_lease: f64, by_call: f64) -> f64 {
     println!("  by leases              {by_lease:>11.0} decisions/s");
     println!("  one call a decision    {by_call:>11.0} decisions/s, {CALLERS} under way");
     println!("  ratio                  {:>11.1}", by_lease / by_call);
+    by_lease / by_call
 }
 
 /// The only node of a new region.
