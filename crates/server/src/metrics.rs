@@ -138,7 +138,9 @@ impl Collector for Counts {
         }
         if let Some(siblings) = siblings {
             let left_out = shared.node.left_out(shared.clock.now()).len() as u64;
-            out.of_store(&shared.node.lease_counts(), left_out, siblings)?;
+            out.of_siblings(left_out, siblings)?;
+            out.of_pools(&shared.node.lease_counts())?;
+            out.of_shards(&siblings.shards())?;
         }
         if let Some(webhooks) = shared.webhooks.get() {
             out.of_webhooks(&webhooks.counts())?;
@@ -342,27 +344,18 @@ impl Out<'_> {
         self.of_holdings(&status.limits)
     }
 
-    /// What the nodes of the region share, and the servers where that is.
-    fn of_store(
-        &mut self,
-        counts: &LeaseCounts,
-        left_out: u64,
-        siblings: &Siblings,
-    ) -> Result<(), std::fmt::Error> {
+    /// Who shares limits with this node, and what names they share.
+    fn of_siblings(&mut self, left_out: u64, siblings: &Siblings) -> Result<(), std::fmt::Error> {
         let one = |value| [(&NO_LABELS[..], value)];
         self.gauge(
             "acequia_region_nodes",
             "Nodes of this region, by the config.",
             &one(siblings.nodes.len() as u64),
         )?;
-        self.counter(
-            "acequia_pool_calls",
-            "Calls of the store's pools, by what became of them.",
-            &[
-                (&[("outcome", "made")], counts.calls),
-                (&[("outcome", "missed")], counts.missed),
-                (&[("outcome", "refused")], counts.refused),
-            ],
+        self.gauge(
+            "acequia_region_nodes_left_out",
+            "Nodes of this region that are not waited for, on an operator's word to this node.",
+            &one(left_out),
         )?;
         let names = &siblings.names.counts;
         let counted = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -374,6 +367,20 @@ impl Out<'_> {
                 (&[("outcome", "repeated")], counted(&names.repeated)),
                 (&[("outcome", "alone")], counted(&names.alone)),
             ],
+        )
+    }
+
+    /// What this node does with the pools that the nodes of its region share.
+    fn of_pools(&mut self, counts: &LeaseCounts) -> Result<(), std::fmt::Error> {
+        let one = |value| [(&NO_LABELS[..], value)];
+        self.counter(
+            "acequia_pool_calls",
+            "Calls of the store's pools, by what became of them.",
+            &[
+                (&[("outcome", "made")], counts.calls),
+                (&[("outcome", "missed")], counts.missed),
+                (&[("outcome", "refused")], counts.refused),
+            ],
         )?;
         self.counter(
             "acequia_pool_generations",
@@ -381,16 +388,17 @@ impl Out<'_> {
             &one(counts.generations),
         )?;
         self.gauge("acequia_pool_cells", "Cells that take from the store's pools now.", &one(counts.cells))?;
-        let help = "Groups of pools that grant, and all: fewer while the store or a node of the region is not there.";
-        let groups: Values<'_> =
-            &[(&[("which", "granting")], counts.granting), (&[("which", "all")], GROUPS.into())];
-        self.gauge("acequia_pool_groups", help, groups)?;
-        self.gauge(
-            "acequia_region_nodes_left_out",
-            "Nodes of this region that are not waited for, on an operator's word to this node.",
-            &one(left_out),
-        )?;
-        let shards = siblings.shards();
+        let help = "Groups of pools that grant, fewer while the store or a node of the region is not there; whose store is lost; and all.";
+        let groups: Values<'_> = &[
+            (&[("which", "granting")], counts.granting),
+            (&[("which", "lost")], counts.lost),
+            (&[("which", "all")], GROUPS.into()),
+        ];
+        self.gauge("acequia_pool_groups", help, groups)
+    }
+
+    /// The servers where the pools are.
+    fn of_shards(&mut self, shards: &[ShardView]) -> Result<(), std::fmt::Error> {
         type ShardGauge = (&'static str, &'static str, fn(&ShardView) -> u64);
         let gauges: [ShardGauge; 4] = [
             ("acequia_store_open", "1 while the shard's primary can be called.", |shard| {
@@ -414,7 +422,7 @@ impl Out<'_> {
         ];
         for (name, help, value) in gauges {
             let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for shard in &shards {
+            for shard in shards {
                 let labels = [("shard", shard.name.as_str())];
                 metric.encode_family(&labels)?.encode_gauge(&signed(value(shard)))?;
             }
@@ -425,7 +433,7 @@ impl Out<'_> {
         ];
         for (name, help, value) in counters {
             let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for shard in &shards {
+            for shard in shards {
                 let labels = [("shard", shard.name.as_str())];
                 metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&value(shard), None)?;
             }
@@ -543,3 +551,98 @@ fn signed(value: u64) -> i64 {
 
 /// No exemplars: they would carry what labels may not.
 type NoExemplar = Vec<(String, String)>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one part of the metrics says.
+    #[derive(Debug)]
+    struct Part(fn(&mut Out<'_>) -> Result<(), std::fmt::Error>);
+
+    impl Collector for Part {
+        fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+            (self.0)(&mut Out(encoder))
+        }
+    }
+
+    fn text_of(part: fn(&mut Out<'_>) -> Result<(), std::fmt::Error>) -> String {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Part(part)));
+        let mut text = String::new();
+        encode(&mut text, &registry).expect("text");
+        text
+    }
+
+    #[track_caller]
+    fn expect_lines(text: &str, lines: &[&str]) {
+        for line in lines {
+            assert!(text.lines().any(|other| other == *line), "no {line} in {text}");
+        }
+        // Each has a word to say what it is.
+        let named = |kind: &str| -> Vec<String> {
+            let lines = text.lines().filter_map(|line| line.strip_prefix(kind));
+            lines.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+        };
+        assert_eq!(named("# HELP "), named("# TYPE "));
+    }
+
+    #[test]
+    fn pools_are_shown() {
+        let text = text_of(|out| {
+            out.of_pools(&LeaseCounts {
+                calls: 1,
+                missed: 2,
+                refused: 3,
+                generations: 4,
+                cells: 6,
+                granting: 7,
+                lost: 8,
+                open_units: 9,
+            })
+        });
+        expect_lines(
+            &text,
+            &[
+                r#"acequia_pool_calls_total{outcome="made"} 1"#,
+                r#"acequia_pool_calls_total{outcome="missed"} 2"#,
+                r#"acequia_pool_calls_total{outcome="refused"} 3"#,
+                "acequia_pool_generations_total 4",
+                "acequia_pool_cells 6",
+                r#"acequia_pool_groups{which="granting"} 7"#,
+                r#"acequia_pool_groups{which="lost"} 8"#,
+                r#"acequia_pool_groups{which="all"} 1024"#,
+            ],
+        );
+    }
+
+    #[test]
+    fn shards_are_shown() {
+        let text = text_of(|out| {
+            let shard = |name: &str| ShardView {
+                name: name.to_owned(),
+                address: "127.0.0.1:6379".parse().expect("an address"),
+                run_id: None,
+                state: ShardState::Open,
+                breaker: BreakerState::HalfOpen,
+                round_trip_us: 120,
+                calls: 40,
+                missed: 4,
+                in_flight: 3,
+            };
+            out.of_shards(&[shard("a"), shard("b")])
+        });
+        expect_lines(
+            &text,
+            &[
+                r#"acequia_store_open{shard="a"} 1"#,
+                r#"acequia_store_breaker{shard="a"} 1"#,
+                r#"acequia_store_round_trip_microseconds{shard="a"} 120"#,
+                r#"acequia_store_calls_in_flight{shard="a"} 3"#,
+                r#"acequia_store_calls_total{shard="a"} 40"#,
+                r#"acequia_store_calls_missed_total{shard="a"} 4"#,
+                r#"acequia_store_calls_total{shard="b"} 40"#,
+            ],
+        );
+    }
+}
