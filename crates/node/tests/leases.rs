@@ -65,6 +65,21 @@ fn an_operator_sees_what_a_node_has_of_the_pool() {
     }
 }
 
+#[test]
+fn a_node_that_tells_a_group_what_it_holds_is_counted() {
+    let mut world = settled(2, window("w", 100, "10s"));
+    let assertions = |world: &World| world.nodes[0].node.lease_counts().assertions;
+    let settled = assertions(&world);
+    assert!(settled >= u64::from(GROUPS), "{settled}: of each group once");
+    world.pass(60 * S);
+    assert_eq!(assertions(&world), settled, "nothing has changed");
+    world.server.restart(None);
+    world.pass(20 * S);
+    let again = assertions(&world) - settled;
+    assert!(again >= u64::from(GROUPS), "{again}: the server forgot, and is told again");
+    world.expect_granting("told");
+}
+
 /// What a node held that stops is there for the others at once, apart from its guard share.
 #[test]
 fn a_node_that_stops_gives_back_what_it_holds() {

@@ -387,6 +387,11 @@ impl Out<'_> {
             "Times that a group of pools may have forgotten, and was told again what nodes hold.",
             &one(counts.generations),
         )?;
+        self.counter(
+            "acequia_pool_assertions",
+            "Times that this node told a group of pools that it knows all that the node holds.",
+            &one(counts.assertions),
+        )?;
         self.gauge("acequia_pool_cells", "Cells that take from the store's pools now.", &one(counts.cells))?;
         let help = "Groups of pools that grant, fewer while the store or a node of the region is not there; whose store is lost; and all.";
         let groups: Values<'_> = &[
@@ -595,6 +600,7 @@ mod tests {
                 missed: 2,
                 refused: 3,
                 generations: 4,
+                assertions: 5,
                 cells: 6,
                 granting: 7,
                 lost: 8,
@@ -608,6 +614,7 @@ mod tests {
                 r#"acequia_pool_calls_total{outcome="missed"} 2"#,
                 r#"acequia_pool_calls_total{outcome="refused"} 3"#,
                 "acequia_pool_generations_total 4",
+                "acequia_pool_assertions_total 5",
                 "acequia_pool_cells 6",
                 r#"acequia_pool_groups{which="granting"} 7"#,
                 r#"acequia_pool_groups{which="lost"} 8"#,

@@ -147,6 +147,9 @@ pub struct LeaseCounts {
     pub refused: u64,
     /// Generations that were heard of.
     pub generations: u64,
+    /// Times that a group was told that it knows all that this node holds of its pools: in each generation that waits for that, and
+    /// again until it grants.
+    pub assertions: u64,
     /// Cells that take from pools now.
     pub cells: u64,
     /// Groups of cells whose pools grant, of [`GROUPS`].
@@ -641,6 +644,7 @@ impl Leases {
         self.next += 1;
         let id = self.next;
         let (terms, adopted) = (self.terms, self.adopted);
+        self.counts.assertions += u64::from(matches!(question, Question::Assert(..)));
         self.pending.insert(id, Pending { adopted, group, generation, sent_ns: now.steady_ns, about });
         self.out.push_back(Call { id, terms, group, generation, wall_us: now.wall_ns / 1_000, question });
         self.counts.calls += 1;
