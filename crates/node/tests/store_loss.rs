@@ -44,6 +44,12 @@ fn ask(world: &mut World, place: usize, key: &str, cost: u64) -> Answer {
     scene::ask(&mut world.nodes[place].asker, key, cost, now).clone()
 }
 
+/// What was decided by what the first node held, while its store was lost: how often that allowed, and denied.
+fn guarded(world: &World) -> (u64, u64) {
+    let counts = world.nodes[0].node.lease_counts();
+    (counts.guard_allowed, counts.guard_denied)
+}
+
 fn open_units(world: &World) -> u64 {
     world.nodes.iter().map(|at| at.node.lease_counts().open_units).sum()
 }
@@ -252,6 +258,45 @@ fn a_look_counts_nothing_and_a_limit_that_watches_gives_nothing_up() {
         }
         assert_eq!(open_units(&world), 0);
     }
+}
+
+#[test]
+fn what_is_decided_without_the_store_is_counted_and_nothing_else() {
+    for spec in MODES.iter().flat_map(|mode| hundred(*mode)) {
+        let (name, on_store_loss) = (spec.name.clone(), spec.on_store_loss);
+        let mut world = settled(2, &[spec]);
+        exhaust(&mut world, "before", 200);
+        assert_eq!(guarded(&world), (0, 0), "{name} {on_store_loss:?}: the store is there");
+        cut(&mut world, Way::CUT);
+        world.pass(NOTICED);
+        let now = world.now(0);
+        world.nodes[0].asker.check(&Request::new("shop", &[("key", "k")]), now, Ask::PEEK);
+        assert_eq!(guarded(&world), (0, 0), "{name} {on_store_loss:?}: a look decides nothing");
+        exhaust(&mut world, "k", 200);
+        // What passes open is not of what the node has.
+        let expected = match on_store_loss {
+            OnStoreLoss::Guard => (5, 1),
+            OnStoreLoss::Closed => (0, 1),
+            OnStoreLoss::Open => (5, 0),
+        };
+        assert_eq!(guarded(&world), expected, "{name} {on_store_loss:?}");
+        cut(&mut world, Way::GOOD);
+        world.pass(FOUND);
+        exhaust(&mut world, "after", 200);
+        assert_eq!(guarded(&world), expected, "{name} {on_store_loss:?}: the store is back");
+    }
+}
+
+#[test]
+fn each_limit_of_a_request_decides_without_the_store_unless_it_has_no_pool() {
+    let [spec, ..] = hundred(OnStoreLoss::Guard);
+    let named = |name: &str, mode| LimitSpec { name: name.into(), mode, ..spec.clone() };
+    let specs = [("k-1", Mode::Enforce), ("k-2", Mode::Enforce), ("k-3", Mode::Shadow)];
+    let mut world = settled(2, &specs.map(|(name, mode)| named(name, mode)));
+    cut(&mut world, Way::CUT);
+    world.pass(NOTICED);
+    let (passed, _) = exhaust(&mut world, "k", 200);
+    assert_eq!((passed, guarded(&world)), (5, (10, 2)));
 }
 
 #[test]

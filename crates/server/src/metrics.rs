@@ -392,6 +392,14 @@ impl Out<'_> {
             "Times that this node told a group of pools that it knows all that the node holds.",
             &one(counts.assertions),
         )?;
+        self.counter(
+            "acequia_guard_decisions",
+            "What limits said while the store of the cell was lost, by what this node held and its guard share alone.",
+            &[
+                (&[("outcome", "allowed")], counts.guard_allowed),
+                (&[("outcome", "denied")], counts.guard_denied),
+            ],
+        )?;
         self.gauge("acequia_pool_cells", "Cells that take from the store's pools now.", &one(counts.cells))?;
         let help = "Groups of pools that grant, fewer while the store or a node of the region is not there; whose store is lost; and all.";
         let groups: Values<'_> = &[
@@ -605,6 +613,8 @@ mod tests {
                 granting: 7,
                 lost: 8,
                 open_units: 9,
+                guard_allowed: 10,
+                guard_denied: 11,
             })
         });
         expect_lines(
@@ -619,6 +629,8 @@ mod tests {
                 r#"acequia_pool_groups{which="granting"} 7"#,
                 r#"acequia_pool_groups{which="lost"} 8"#,
                 r#"acequia_pool_groups{which="all"} 1024"#,
+                r#"acequia_guard_decisions_total{outcome="allowed"} 10"#,
+                r#"acequia_guard_decisions_total{outcome="denied"} 11"#,
             ],
         );
     }

@@ -200,8 +200,13 @@ impl<'a> Check<'a, '_> {
                 self.pass_open(hit, answer);
             }
         }
-        if self.node.is_shared() && hit.account != Called::Quiet {
-            self.attend(hit, &answer.limits[0], &mut cells);
+        if self.node.is_shared() {
+            if hit.account != Called::Quiet {
+                self.attend(hit, &answer.limits[0], &mut cells);
+            }
+            if self.node.losses.any() {
+                self.count_guarded(hit, &answer.limits[0]);
+            }
         }
         Ok(())
     }
@@ -333,6 +338,9 @@ impl<'a> Check<'a, '_> {
                 if !hit.exempt && hit.account != Called::Quiet {
                     self.attend(hit, limit, cells_of(&mut guards, hit.tag));
                 }
+            }
+            if self.node.losses.any() {
+                hits.iter().zip(&answer.limits).for_each(|(hit, limit)| self.count_guarded(hit, limit));
             }
         }
         Ok(())

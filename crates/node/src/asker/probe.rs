@@ -218,6 +218,19 @@ impl Check<'_, '_> {
         }
     }
 
+    /// Counts what a limit said of a cell whose store is lost: it went by what this node holds. What only watches has no pool, and cells
+    /// that new ones share have none; what passed though there was nothing left is counted by its units.
+    #[cold]
+    pub(super) fn count_guarded(&self, hit: &Hit, limit: &LimitAnswer) {
+        let has_pool = !hit.exempt
+            && hit.place != Place::Shared
+            && self.limit(hit).limit.spec.mode == Mode::Enforce
+            && self.node.losses.is_lost(hit.tag);
+        if has_pool && self.ask.is_demand() && hit.charges && limit.reason != Reason::Open {
+            self.node.losses.count(limit.outcome == Outcome::Allow);
+        }
+    }
+
     /// What a cell that is shared with other regions says: its loans are settled first.
     #[inline]
     fn probe_shared(&self, hit: &mut Hit, account: &mut Account, words: &mut Vec<u64>) -> Verdict {

@@ -158,6 +158,11 @@ pub struct LeaseCounts {
     pub lost: u64,
     /// Units that passed limits that are open while the store is lost, though this node did not have them.
     pub open_units: u64,
+    /// What limits that have pools decided by what this node held, while the store of the cell's group was lost: how often they allowed.
+    /// What passed beyond that is in `open_units` alone.
+    pub guard_allowed: u64,
+    /// And how often they denied.
+    pub guard_denied: u64,
 }
 
 /// What was asked, and is not answered.
@@ -918,6 +923,8 @@ impl Node {
     /// What was asked of pools.
     pub fn lease_counts(&self) -> LeaseCounts {
         let Some(leases) = &self.leases else { return LeaseCounts::default() };
-        LeaseCounts { open_units: self.catalogue().open_units(), ..lock(leases).counts() }
+        let [guard_allowed, guard_denied] = self.losses.decided();
+        let open_units = self.catalogue().open_units();
+        LeaseCounts { open_units, guard_allowed, guard_denied, ..lock(leases).counts() }
     }
 }
