@@ -65,6 +65,62 @@ fn an_operator_sees_what_a_node_has_of_the_pool() {
     }
 }
 
+/// Two nodes of a new region, of which the first holds what it was asked for, and a little more; and what its limit holds.
+fn holding(spec: LimitSpec) -> (World, impl Fn(&World) -> u64) {
+    let mut world = World::of_new(2, &[spec], GUARD);
+    world.pass(6 * S);
+    for _ in 0..600 {
+        world.ask(0, "k", 1);
+        world.pass(5 * MS);
+    }
+    // What is asked for so often is looked at by then, and what that called for is there.
+    world.pass(100 * MS);
+    let slot = world.nodes[0].node.catalogue().limits[0].slot();
+    (world, move |world| world.nodes[0].node.units_held().get(&slot).copied().unwrap_or(0))
+}
+
+#[test]
+fn a_limit_holds_what_its_cells_have_of_pools() {
+    for spec in [window("w", 1_000, "1h"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10m")] {
+        let name = spec.name.clone();
+        let (mut world, held) = holding(spec);
+        assert!(world.nodes[1].node.units_held().is_empty(), "{name}: nobody asked the other");
+        let expected = |world: &World| {
+            let of_cell = world.holding(0, "k");
+            match name.as_str() {
+                // What was charged is the pool's, before it is the guard share's.
+                "w" => of_cell.left.saturating_sub(of_cell.standing.units),
+                _ => of_cell.effective.units - of_cell.standing.units,
+            }
+        };
+        let before = held(&world);
+        assert!(before > 0, "{name}");
+        assert_eq!(before, expected(&world), "{name}");
+        world.nodes[0].node.leave_pools(world.now(0));
+        world.pass(200 * MS);
+        assert!(held(&world) < before, "{name}: it gave back what was not spent");
+        assert_eq!(held(&world), expected(&world), "{name}");
+        // What was spent of a sliding window is held until it is not counted any more.
+        assert_eq!(world.nodes[0].node.units_held().is_empty(), name != "s", "{name}");
+    }
+}
+
+#[test]
+fn a_limit_holds_nothing_of_what_has_ended() {
+    for (spec, ends) in [
+        (window("w", 1_000, "1m"), 200 * S),
+        (bucket("b", "100/s", 1_000), 80 * S),
+        (sliding("s", 1_000, "10m"), 80 * S),
+    ] {
+        let name = spec.name.clone();
+        let (mut world, held) = holding(spec);
+        world.nodes[0].way = Way::CUT;
+        assert!(held(&world) > 0, "{name}");
+        world.pass(ends);
+        assert_eq!(held(&world), 0, "{name}");
+    }
+}
+
 #[test]
 fn a_node_that_tells_a_group_what_it_holds_is_counted() {
     let mut world = settled(2, window("w", 100, "10s"));

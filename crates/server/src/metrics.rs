@@ -140,6 +140,7 @@ impl Collector for Counts {
             let left_out = shared.node.left_out(shared.clock.now()).len() as u64;
             out.of_siblings(left_out, siblings)?;
             out.of_pools(&shared.node.lease_counts())?;
+            out.of_held(&shared.node.units_held(), &catalogue)?;
             out.of_shards(&siblings.shards())?;
         }
         if let Some(webhooks) = shared.webhooks.get() {
@@ -410,6 +411,23 @@ impl Out<'_> {
         self.gauge("acequia_pool_groups", help, groups)
     }
 
+    /// What this node holds of pools, by the limit's slot.
+    fn of_held(&mut self, units: &BTreeMap<u16, u64>, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
+        // A limit and the one that succeeds it have one name.
+        let mut by_limit: BTreeMap<String, u64> = BTreeMap::new();
+        for active in &catalogue.limits {
+            let all = by_limit.entry(active.limit.path()).or_default();
+            *all = all.saturating_add(units.get(&active.slot()).copied().unwrap_or(0));
+        }
+        let help = "Units that this node holds of its region's pools, and has not spent or given back.";
+        let mut metric =
+            self.0.encode_descriptor("acequia_leases_out_units", help, None, MetricType::Gauge)?;
+        for (limit, units) in &by_limit {
+            metric.encode_family(&[("limit", limit.as_str())])?.encode_gauge(&signed(*units))?;
+        }
+        Ok(())
+    }
+
     /// The servers where the pools are.
     fn of_shards(&mut self, shards: &[ShardView]) -> Result<(), std::fmt::Error> {
         type ShardGauge = (&'static str, &'static str, fn(&ShardView) -> u64);
@@ -568,6 +586,7 @@ type NoExemplar = Vec<(String, String)>;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::respond::lost::answer;
 
     /// What one part of the metrics says.
     #[derive(Debug)]
@@ -633,6 +652,18 @@ mod tests {
                 r#"acequia_guard_decisions_total{outcome="denied"} 11"#,
             ],
         );
+    }
+
+    #[test]
+    fn what_is_held_is_shown_of_every_limit() {
+        let some = text_of(|out| {
+            let (_, catalogue) = answer(OnStoreLoss::Guard);
+            let slot = catalogue.limits[0].slot();
+            out.of_held(&[(slot, 12), (slot + 1, 7)].into(), &catalogue)
+        });
+        expect_lines(&some, &[r#"acequia_leases_out_units{limit="shop/per-key"} 12"#]);
+        let none = text_of(|out| out.of_held(&BTreeMap::new(), &answer(OnStoreLoss::Guard).1));
+        expect_lines(&none, &[r#"acequia_leases_out_units{limit="shop/per-key"} 0"#]);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub(super) struct Leased {
     in_vain: u32,
     /// Units that came last.
     pub(super) chunk: u64,
+    /// Units that it held at the last look.
+    pub(super) held: u64,
     /// Units that the pool had left, when it last said so.
     pub(super) left: Option<u64>,
     /// The part of the rate that is this node's, if every node's is in proportion to what it would like.
@@ -140,6 +142,7 @@ impl Leased {
             quiet_until_ns: 0,
             in_vain: 0,
             chunk: 0,
+            held: 0,
             left: None,
             fair: None,
             window: 0,

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::{
     About, LATE_NS, LEASE_NS, PoolName, Question, Siblings,
     cell::{AHEAD_NS, Flow, Leased, Seen, Stock, share_of},
+    held::held_of,
     takings::{self, Record},
 };
 use crate::{
@@ -60,6 +61,7 @@ pub(super) fn look_at(
     node: &Node,
     now: Now,
 ) -> (bool, Option<(About, Question)>) {
+    leased.held = 0;
     let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
     leased.takings.forget(now.wall_ns.saturating_sub(scene.clock_error_ns.saturating_mul(4)));
     let Some(pool) = ground.local.pool(ground.global, ground.salt) else {
@@ -130,6 +132,7 @@ pub(super) fn look_at(
             )
         }
     };
+    leased.held = held_of(account, words, ground);
     let is_over = leased.is_idle(now)
         && leased.pending.is_none()
         && ask.is_none()

@@ -20,6 +20,7 @@ mod absent;
 mod call;
 mod cell;
 mod group;
+mod held;
 mod leave;
 mod look;
 mod loss;
@@ -48,6 +49,7 @@ use acequia_rights::{
 use self::{
     cell::Leased,
     group::{Group, Need},
+    held::Held,
     look::{Scene, is_unsure, look_at},
     mates::Mates,
     places::Who,
@@ -248,6 +250,8 @@ pub(crate) struct Leases {
     /// Whether a call waits for the disk.
     wants_disk: bool,
     cells: BTreeMap<CellKey, Leased>,
+    /// What all of them held when each was last looked at.
+    held: Held,
     /// Cells that may have something to give back; nothing where the node does not stop.
     leaving: Option<BTreeSet<CellKey>>,
     /// Cells whose pool had nothing for them: other regions may have.
@@ -293,6 +297,7 @@ impl Leases {
             lost: BTreeSet::new(),
             sought: BTreeSet::new(),
             cells: BTreeMap::new(),
+            held: Held::default(),
             leaving: None,
             dry: BTreeSet::new(),
             looks: BTreeSet::new(),
@@ -555,9 +560,11 @@ impl Leases {
             leased.takings = takings;
         }
         let visit = Visit { node, catalogue, key, now, which: None };
+        let held = leased.held;
         let looked = scene.and_then(|scene| {
             visit.at(true, |ground, cell| look_at(&scene, &mut leased, (ground, cell), node, now))
         });
+        self.held.change(key.0, (held, leased.held));
         let ask = match looked {
             Some((true, ask)) => ask,
             Some((false, _)) => {
@@ -918,6 +925,13 @@ impl Node {
         if let Some(leases) = &self.leases {
             lock(leases).generations_kept(self, kept, self.not_before(now));
         }
+    }
+
+    /// Units that this node holds of its region's pools, and has not spent or given back, as each cell was when it was last looked at:
+    /// by [`Active::slot`](crate::Active::slot), of those limits of which it holds any. Of a window that is what was taken and not
+    /// charged since; of a bucket and a sliding window the part that is held, of which what was charged comes back with time.
+    pub fn units_held(&self) -> BTreeMap<u16, u64> {
+        self.leases.as_ref().map_or_else(BTreeMap::new, |leases| lock(leases).held.units())
     }
 
     /// What was asked of pools.

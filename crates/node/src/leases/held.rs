@@ -1,0 +1,67 @@
+//! How many units this node holds of its region's pools, by limit: kept as cells are looked at, so that who asks walks over none of them.
+
+use std::collections::BTreeMap;
+
+use acequia_limits::Algorithm;
+
+use super::look::charged;
+use crate::account::{Account, Ground};
+
+/// By the limit's slot. Those that hold nothing are not there. The sum of many cells may be more than one can hold.
+#[derive(Debug, Default)]
+pub(super) struct Held(BTreeMap<u16, u128>);
+
+impl Held {
+    /// A cell of a limit was last seen to hold `before`, and holds `units` now.
+    pub(super) fn change(&mut self, slot: u16, (before, units): (u64, u64)) {
+        if before == units {
+            return;
+        }
+        let all = self.0.entry(slot).or_default();
+        // What a cell held was added when it was seen.
+        *all = *all - u128::from(before) + u128::from(units);
+        if *all == 0 {
+            self.0.remove(&slot);
+        }
+    }
+
+    pub(super) fn units(&self) -> BTreeMap<u16, u64> {
+        self.0.iter().map(|(slot, units)| (*slot, u64::try_from(*units).unwrap_or(u64::MAX))).collect()
+    }
+}
+
+/// Units of its pool that a cell holds: of windows, open or to come, those that were taken, not given back, and not charged; of a
+/// bucket and a sliding window its part, of which what was charged comes back with time.
+pub(super) fn held_of(account: &Account, words: &[u64], ground: &Ground<'_>) -> u64 {
+    if !matches!(ground.global, Algorithm::FixedWindow(_)) {
+        return account.pooled().units;
+    }
+    let open_ns = account.window();
+    let lasting = account.taken().iter().filter(|taken| taken.end_ns >= open_ns);
+    let unspent = lasting.map(|taken| taken.units().saturating_sub(charged(words, ground, taken.end_ns)));
+    unspent.fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_holds_what_its_cells_do() {
+        let mut held = Held::default();
+        held.change(1, (0, 7));
+        held.change(1, (0, 5));
+        held.change(2, (0, u64::MAX));
+        held.change(2, (0, u64::MAX));
+        assert_eq!(held.units(), [(1, 12), (2, u64::MAX)].into());
+        held.change(1, (7, 9));
+        held.change(2, (u64::MAX, 3));
+        assert_eq!(held.units(), [(1, 14), (2, u64::MAX)].into());
+        held.change(1, (9, 0));
+        held.change(1, (5, 0));
+        held.change(2, (3, 0));
+        assert_eq!(held.units(), [(2, u64::MAX)].into());
+        held.change(2, (u64::MAX, 0));
+        assert!(held.units().is_empty());
+    }
+}
