@@ -14,10 +14,10 @@ use acequia_node::{
     Active, Catalogue,
     leases::{GROUPS, LeaseCounts},
 };
-use acequia_store::redis::{BreakerState, ShardState, ShardView};
+use acequia_store::redis::{BreakerState, ROUND_TRIP_BOUNDS_US, ShardState, ShardView};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, text::encode},
+    encoding::{DescriptorEncoder, MetricEncoder, text::encode},
     metrics::MetricType,
     registry::{Registry, Unit},
 };
@@ -469,6 +469,17 @@ impl Out<'_> {
                 metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&value(shard), None)?;
             }
         }
+        let (unit, bounds) = (Unit::Seconds, ROUND_TRIP_BOUNDS_US.map(|us| us as f64 / 1e6));
+        let (name, help) =
+            ("acequia_store_round_trip", "Times there and back of calls and pings that were answered.");
+        let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
+        for shard in shards {
+            let trips = &shard.round_trips;
+            let (buckets, above, sum) = (trips.buckets, trips.above, trips.sum_us as f64 / 1e6);
+            let labels = [("shard", shard.name.as_str())];
+            let mut of_shard = metric.encode_family(&labels)?;
+            encode_histogram(&mut of_shard, &bounds, &Histogram { buckets, above, sum })?;
+        }
         Ok(())
     }
 
@@ -566,13 +577,21 @@ impl Out<'_> {
         bounds: &[f64; N],
         counts: &Histogram<N>,
     ) -> Result<(), std::fmt::Error> {
-        let mut buckets: Vec<(f64, u64)> = bounds.iter().copied().zip(counts.buckets).collect();
-        buckets.push((f64::INFINITY, counts.above));
-        let count = buckets.iter().map(|(_, count)| count).sum();
         let unit = Unit::Seconds;
         let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
-        metric.encode_histogram::<NoExemplar>(counts.sum, count, &buckets, None)
+        encode_histogram(&mut metric, bounds, counts)
     }
+}
+
+fn encode_histogram<const N: usize>(
+    metric: &mut MetricEncoder<'_>,
+    bounds: &[f64; N],
+    counts: &Histogram<N>,
+) -> Result<(), std::fmt::Error> {
+    let mut buckets: Vec<(f64, u64)> = bounds.iter().copied().zip(counts.buckets).collect();
+    buckets.push((f64::INFINITY, counts.above));
+    let count = buckets.iter().map(|(_, count)| count).sum();
+    metric.encode_histogram::<NoExemplar>(counts.sum, count, &buckets, None)
 }
 
 /// Gauges are signed in OpenMetrics; ours are below 2^53 or say "no bound".
@@ -585,6 +604,8 @@ type NoExemplar = Vec<(String, String)>;
 
 #[cfg(test)]
 mod tests {
+    use acequia_store::redis::RoundTrips;
+
     use super::*;
     use crate::respond::lost::answer;
 
@@ -669,18 +690,21 @@ mod tests {
     #[test]
     fn shards_are_shown() {
         let text = text_of(|out| {
-            let shard = |name: &str| ShardView {
+            let shard = |name: &str, round_trips| ShardView {
                 name: name.to_owned(),
                 address: "127.0.0.1:6379".parse().expect("an address"),
                 run_id: None,
                 state: ShardState::Open,
                 breaker: BreakerState::HalfOpen,
                 round_trip_us: 120,
+                round_trips,
                 calls: 40,
                 missed: 4,
                 in_flight: 3,
             };
-            out.of_shards(&[shard("a"), shard("b")])
+            let mut round_trips = RoundTrips { above: 1, sum_us: 2_500_000, ..RoundTrips::default() };
+            (round_trips.buckets[0], round_trips.buckets[1]) = (5, 2);
+            out.of_shards(&[shard("a", round_trips), shard("b", RoundTrips::default())])
         });
         expect_lines(
             &text,
@@ -691,7 +715,14 @@ mod tests {
                 r#"acequia_store_calls_in_flight{shard="a"} 3"#,
                 r#"acequia_store_calls_total{shard="a"} 40"#,
                 r#"acequia_store_calls_missed_total{shard="a"} 4"#,
-                r#"acequia_store_calls_total{shard="b"} 40"#,
+                "# TYPE acequia_store_round_trip_seconds histogram",
+                r#"acequia_store_round_trip_seconds_bucket{le="0.0001",shard="a"} 5"#,
+                r#"acequia_store_round_trip_seconds_bucket{le="0.00025",shard="a"} 7"#,
+                r#"acequia_store_round_trip_seconds_bucket{le="0.1",shard="a"} 7"#,
+                r#"acequia_store_round_trip_seconds_bucket{le="+Inf",shard="a"} 8"#,
+                r#"acequia_store_round_trip_seconds_count{shard="a"} 8"#,
+                r#"acequia_store_round_trip_seconds_sum{shard="a"} 2.5"#,
+                r#"acequia_store_round_trip_seconds_count{shard="b"} 0"#,
             ],
         );
     }

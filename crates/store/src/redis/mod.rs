@@ -12,7 +12,7 @@
 //!
 //! `settings` says where and how patiently; `keeper` looks who serves what, which `topology` asks servers and `ring` computes;
 //! `tend` keeps the connections of a `shard`, which are `link`s over `wire`s; `breaker` decides when one is left alone;
-//! `library` is what is loaded; `answer` is what comes back.
+//! `library` is what is loaded; `answer` is what comes back; `round_trips` says how long that took.
 
 mod answer;
 mod breaker;
@@ -22,6 +22,7 @@ mod library;
 mod link;
 mod random;
 mod ring;
+mod round_trips;
 mod server;
 mod settings;
 mod shard;
@@ -39,6 +40,7 @@ pub use self::{
     breaker::BreakerState,
     group::Group,
     library::Function,
+    round_trips::{ROUND_TRIP_BOUNDS_US, RoundTrips},
     settings::{
         Address, CALL_DEADLINE, CONNECTIONS_MAX, ClientCertificate, Credentials, Place, SHARDS_MAX, Settings,
         SettingsError, Timings, Tls,

@@ -16,6 +16,7 @@ use super::{
     breaker::{Breaker, BreakerState},
     library::Function,
     link::{Link, operation, reply},
+    round_trips::{Counted, RoundTrips},
     settings::{Address, Settings},
 };
 
@@ -53,7 +54,8 @@ pub(super) struct Tally {
     calls: AtomicU64,
     missed: AtomicU64,
     in_flight: AtomicUsize,
-    round_trip_us: AtomicU64,
+    /// Of calls and pings that were answered.
+    round_trips: Counted,
 }
 
 /// What calls go by. Under one lock, so that a call never meets half a change.
@@ -113,6 +115,8 @@ pub struct ShardView {
     pub breaker: BreakerState,
     /// How long the last answer took, to a call or a ping, in microseconds; 0 if there was none.
     pub round_trip_us: u64,
+    /// How long answers took, to calls and pings, since it is known by its name.
+    pub round_trips: RoundTrips,
     /// Calls since it is known by its name, those that were not sent too.
     pub calls: u64,
     /// Those of them that were not answered.
@@ -259,8 +263,7 @@ impl Shard {
 
     /// A server answered after so long.
     pub(super) fn timed(&self, round_trip: Duration) {
-        let us = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
-        self.tally.round_trip_us.store(us, Ordering::Relaxed);
+        self.tally.round_trips.count(round_trip);
     }
 
     /// A connection is made, or one is no more.
@@ -347,7 +350,8 @@ impl Shard {
             run_id: standing.links().next().map(|link| link.server.run_id.clone()),
             state,
             breaker: standing.breaker.state(),
-            round_trip_us: self.tally.round_trip_us.load(Ordering::Relaxed),
+            round_trip_us: self.tally.round_trips.last_us(),
+            round_trips: self.tally.round_trips.seen(),
             calls: self.tally.calls.load(Ordering::Relaxed),
             missed: self.tally.missed.load(Ordering::Relaxed),
             in_flight: self.tally.in_flight.load(Ordering::Relaxed),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use acequia_store::redis::{Function, Group, Missed, Redis, ShardState};
+use acequia_store::redis::{Function, Group, Missed, Redis, ShardState, ShardView};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
@@ -172,6 +172,22 @@ async fn a_server_whose_memory_is_full_is_still_there() {
         called(&redis, group(1), DEADLINE).await.expect("an answer");
         sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_answer_is_counted_by_how_long_it_took() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    let answers = |view: &ShardView| view.round_trips.buckets.iter().sum::<u64>() + view.round_trips.above;
+    let before = redis.shards().remove(0);
+    assert!(answers(&before) > 0 && before.round_trips.sum_us > 0, "{before:?}");
+    for _ in 0..20 {
+        called(&redis, group(1), DEADLINE).await.expect("an answer");
+    }
+    let after = redis.shards().remove(0);
+    // There are pings too.
+    assert!(answers(&after) >= answers(&before) + 20, "{before:?} {after:?}");
+    assert!(after.round_trips.sum_us > before.round_trips.sum_us, "{before:?} {after:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
