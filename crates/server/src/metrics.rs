@@ -431,7 +431,7 @@ impl Out<'_> {
     /// The servers where the pools are.
     fn of_shards(&mut self, shards: &[ShardView]) -> Result<(), std::fmt::Error> {
         type ShardGauge = (&'static str, &'static str, fn(&ShardView) -> u64);
-        let gauges: [ShardGauge; 4] = [
+        let gauges: [ShardGauge; 5] = [
             ("acequia_store_open", "1 while the shard's primary can be called.", |shard| {
                 u64::from(shard.state == ShardState::Open)
             }),
@@ -447,6 +447,11 @@ impl Out<'_> {
             ("acequia_store_round_trip_microseconds", "The last answer's time there and back.", |shard| {
                 shard.round_trip_us
             }),
+            (
+                "acequia_store_function_microseconds",
+                "How long the shard's primary executed a function, the mean since the last look at it; 0 while that is not known.",
+                |shard| shard.function_us,
+            ),
             ("acequia_store_calls_in_flight", "Calls that wait for an answer.", |shard| {
                 shard.in_flight as u64
             }),
@@ -698,6 +703,7 @@ mod tests {
                 breaker: BreakerState::HalfOpen,
                 round_trip_us: 120,
                 round_trips,
+                function_us: 35,
                 calls: 40,
                 missed: 4,
                 in_flight: 3,
@@ -712,6 +718,7 @@ mod tests {
                 r#"acequia_store_open{shard="a"} 1"#,
                 r#"acequia_store_breaker{shard="a"} 1"#,
                 r#"acequia_store_round_trip_microseconds{shard="a"} 120"#,
+                r#"acequia_store_function_microseconds{shard="a"} 35"#,
                 r#"acequia_store_calls_in_flight{shard="a"} 3"#,
                 r#"acequia_store_calls_total{shard="a"} 40"#,
                 r#"acequia_store_calls_missed_total{shard="a"} 4"#,

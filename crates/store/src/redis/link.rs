@@ -13,6 +13,7 @@ use tokio::sync::{Mutex, Notify};
 
 use super::{
     answer::Fault,
+    executed::Executed,
     library::{Function, LIBRARY},
     server::Server,
     settings::Address,
@@ -30,7 +31,7 @@ pub(super) fn operation() -> u64 {
 pub(super) struct Link {
     connection: redis::aio::MultiplexedConnection,
     pub(super) server: Server,
-    incarnation: String,
+    pub(super) incarnation: String,
     timeout: Duration,
     opened: Instant,
     /// When the question was asked, in microseconds after `opened`, whose answer last showed that it is who it was.
@@ -144,6 +145,13 @@ impl Link {
         }
         self.prove(begun);
         Ok(server)
+    }
+
+    /// What the server has counted of functions. Nothing where it does not say, or does not let us ask: nothing depends on it.
+    pub(super) async fn executed(&self) -> Option<Executed> {
+        let question = command("INFO", &["commandstats"]);
+        let info = ask_text(&self.connection, &question, self.timeout).await.ok()?;
+        Executed::read(&info)
     }
 
     /// An answer to what was asked then shows that the server is who it was.

@@ -12,10 +12,11 @@
 //!
 //! `settings` says where and how patiently; `keeper` looks who serves what, which `topology` asks servers and `ring` computes;
 //! `tend` keeps the connections of a `shard`, which are `link`s over `wire`s; `breaker` decides when one is left alone;
-//! `library` is what is loaded; `answer` is what comes back; `round_trips` says how long that took.
+//! `library` is what is loaded; `answer` is what comes back; `round_trips` and `executed` say how long that took.
 
 mod answer;
 mod breaker;
+mod executed;
 mod group;
 mod keeper;
 mod library;

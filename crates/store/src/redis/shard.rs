@@ -14,6 +14,7 @@ use tokio::{sync::Notify, time::timeout};
 use super::{
     answer::{Arg, Fault, Missed, Value},
     breaker::{Breaker, BreakerState},
+    executed::{Executed, Executing},
     library::Function,
     link::{Link, operation, reply},
     round_trips::{Counted, RoundTrips},
@@ -64,6 +65,7 @@ struct Standing {
     slots: Vec<Slot>,
     unfit: Option<String>,
     breaker: Breaker,
+    executing: Executing,
     /// The slot that the next call begins to look at.
     turn: usize,
 }
@@ -117,6 +119,9 @@ pub struct ShardView {
     pub round_trip_us: u64,
     /// How long answers took, to calls and pings, since it is known by its name.
     pub round_trips: RoundTrips,
+    /// How long a function took in the server, in microseconds: the mean of all that it executed between the last two looks at it,
+    /// whoever called, pings too. 0 while that is not known, or where the server does not say.
+    pub function_us: u64,
     /// Calls since it is known by its name, those that were not sent too.
     pub calls: u64,
     /// Those of them that were not answered.
@@ -138,6 +143,7 @@ impl Shard {
             slots: vec![Slot::Connecting; settings.connections],
             unfit: None,
             breaker: Breaker::new(seed),
+            executing: Executing::default(),
             turn: 0,
         };
         let doubt_max = settings.timings.ping_every * DOUBT_MAX_PINGS;
@@ -254,7 +260,7 @@ impl Shard {
                 *slot = Slot::Lost(Fault::Changed.to_string());
             }
         }
-        standing.breaker.lost();
+        standing.lost();
         drop(standing);
         let (shard, address) = (&self.name, &self.address);
         tracing::warn!(%shard, %address, "this Redis is not the primary any more that it was: asking again who is");
@@ -276,7 +282,7 @@ impl Shard {
         if is_open {
             standing.breaker.connected(now);
         } else {
-            standing.breaker.lost();
+            standing.lost();
         }
         drop(standing);
         let (shard, address) = (&self.name, &self.address);
@@ -312,6 +318,11 @@ impl Shard {
             }
             None => tracing::info!(%shard, %address, "this Redis may keep limits again"),
         }
+    }
+
+    /// What its server had counted of functions, when it was looked at over this connection.
+    pub(super) fn executed(&self, link: &Link, executed: Option<Executed>) {
+        self.standing().executing.see(&link.incarnation, executed);
     }
 
     /// Whether the server stopped answering over this connection, and has not answered since.
@@ -352,6 +363,7 @@ impl Shard {
             breaker: standing.breaker.state(),
             round_trip_us: self.tally.round_trips.last_us(),
             round_trips: self.tally.round_trips.seen(),
+            function_us: standing.executing.mean_us(),
             calls: self.tally.calls.load(Ordering::Relaxed),
             missed: self.tally.missed.load(Ordering::Relaxed),
             in_flight: self.tally.in_flight.load(Ordering::Relaxed),
@@ -385,6 +397,12 @@ impl Standing {
             ));
         }
         Ok(link)
+    }
+
+    /// There is no connection any more.
+    fn lost(&mut self) {
+        self.breaker.lost();
+        self.executing = Executing::default();
     }
 
     fn links(&self) -> impl Iterator<Item = &Arc<Link>> {

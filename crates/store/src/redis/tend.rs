@@ -100,7 +100,10 @@ async fn watched(
         if Instant::now() >= look_at {
             look_at = Instant::now() + random.jittered(timings.refresh_every);
             match link.look().await {
-                Ok(unfit) => shard.judge(unfit),
+                Ok(unfit) => {
+                    shard.judge(unfit);
+                    shard.executed(link, link.executed().await);
+                }
                 Err(Fault::Changed) => {
                     shard.forget();
                     return Slot::Lost(Fault::Changed.to_string());

@@ -1,9 +1,14 @@
 //! Users, passwords and certificates.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use acequia_store::redis::{ClientCertificate, Credentials, Redis, Settings, ShardState, Tls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use tokio::time::sleep;
 
 use crate::{
     scene::{self, group, opened, seen, serves},
@@ -36,6 +41,23 @@ async fn a_user_with_the_least_rights_is_enough() {
     // The file is read for each connection: a password is changed without a restart.
     fs::write(&file, "first\n").expect("a file");
     serves(&redis, group(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_may_not_see_what_a_server_counts_is_served_all_the_same() {
+    let server = Server::start(&[]);
+    let sections = ["+info|server", "+info|replication", "+info|memory"];
+    server.cli(&[&["ACL", "SETUSER", "default", "-info"][..], &sections].concat());
+    let redis = opened(scene::shards(std::slice::from_ref(&server))).await;
+    // Looks come twice a second, at least.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(1_500) {
+        serves(&redis, group(1)).await;
+        sleep(Duration::from_millis(20)).await;
+    }
+    let view = redis.shards().remove(0);
+    assert_eq!((view.state, view.function_us), (ShardState::Open, 0));
+    assert!(server.cli(&["ACL", "LOG"]).contains("info"), "it was asked");
 }
 
 #[tokio::test(flavor = "multi_thread")]

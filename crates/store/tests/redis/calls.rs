@@ -191,6 +191,28 @@ async fn every_answer_is_counted_by_how_long_it_took() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn how_long_a_server_executes_a_function_is_known_after_two_looks() {
+    let servers = [Server::start(&[])];
+    let redis = opened(scene::shards(&servers)).await;
+    let known = async || {
+        let begun = Instant::now();
+        loop {
+            match redis.shards()[0].function_us {
+                0 => assert!(begun.elapsed() < PATIENCE, "{:?}", redis.shards()),
+                us => return us,
+            }
+            called(&redis, group(1), DEADLINE).await.expect("an answer");
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let us = known().await;
+    assert!(us < 1_000_000, "{us} us");
+    servers[0].cli(&["CONFIG", "RESETSTAT"]);
+    let us = known().await;
+    assert!(us < 1_000_000, "{us} us");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_end_with_the_last_handle() {
     let servers = [Server::start(&[])];
     let redis = opened(scene::shards(&servers)).await;
