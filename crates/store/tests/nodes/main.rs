@@ -56,11 +56,12 @@ const NODES_TAKE: Duration = Duration::from_millis(2);
 /// Longer than any window here: what was open when nobody knew is over.
 const SETTLES: Duration = Duration::from_secs(4);
 
-/// A limit in each domain, of which each key is asked for more than there is.
-const LIMITS: [&str; 3] = [
+/// A limit in each domain, of which each key is asked for more than there is; and one of which there is much.
+const LIMITS: [&str; 4] = [
     r#"{"name":"window","domain":"window","by":["key"],"fixed_window":{"limit":80,"window":"2s"}}"#,
     r#"{"name":"bucket","domain":"bucket","by":["key"],"token_bucket":{"rate":"40/s","burst":60}}"#,
     r#"{"name":"sliding","domain":"sliding","by":["key"],"sliding_window":{"limit":80,"window":"2s"}}"#,
+    r#"{"name":"hot","domain":"hot","by":["key"],"fixed_window":{"limit":200000,"window":"10s"}}"#,
 ];
 const DOMAINS: [&str; 3] = ["window", "bucket", "sliding"];
 
@@ -453,4 +454,31 @@ async fn goes_on_for(mut fleet: Fleet, fate_lasts: Duration, name: &str, fate: i
 
 async fn survives(name: &str, fate: impl AsyncFnOnce(&mut Fleet)) {
     survives_for(Duration::ZERO, name, fate).await;
+}
+
+/// Counted, and not timed: how much faster that makes it is the bench's to say.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hot_cell_costs_a_round_trip_for_hundreds_of_decisions() {
+    const MOST: u64 = 200_000 * 99 / 100;
+    let _alone = ALONE.lock().await;
+    let fleet = Fleet::start(1).await;
+    let window = Duration::from_secs(10);
+    let since = Duration::from_nanos(fleet.clock.now().wall_ns % 10_000_000_000);
+    sleep(window - since + Duration::from_millis(50)).await;
+    let (node, clock) = (Arc::clone(&fleet.places[0].node), fleet.clock);
+    let before = node.lease_counts().calls;
+    let asking = tokio::task::spawn_blocking(move || {
+        let (mut asker, mut passed, begun) = (node.asker(), 0_u64, Instant::now());
+        while passed < MOST && begun.elapsed() < window - Duration::from_millis(100) {
+            let request_key = [("key", "one")];
+            passed +=
+                u64::from(asker.check(&Request::new("hot", &request_key), clock.now(), Ask::CHECK).allowed);
+        }
+        (passed, node.lease_counts().calls)
+    });
+    let (passed, after) = asking.await.expect("no panic");
+    let calls = after - before;
+    eprintln!("{passed} units of a window by {calls} calls");
+    assert!(passed >= MOST, "{passed} of {MOST}");
+    assert!(passed >= 200 * calls, "{passed} units by {calls} calls");
 }
