@@ -43,7 +43,7 @@ fn refused(node: &Node, words: &[&str], why: &str) {
 }
 
 /// Units that a cell has left in its region, as it is asked there: nothing is charged.
-fn explained(node: &Node, words: &[&str]) -> Value {
+pub(crate) fn explained(node: &Node, words: &[&str]) -> Value {
     let address = node.grpc().to_string();
     let mut all = vec!["explain", "--json", "--deadline", "20s", "--address", &address, "--domain", "shop"];
     all.extend(words);

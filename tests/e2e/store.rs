@@ -6,6 +6,7 @@
 mod servers;
 
 mod growing;
+mod seen;
 
 use std::{
     ffi::OsString,
@@ -20,7 +21,7 @@ use std::{
 use acequia_tests::{Node, PATIENCE, acequia, binary, eventually};
 use serde_json::json;
 
-use self::servers::Cluster;
+use self::servers::{Cluster, Server};
 use crate::{
     client::{Http, body},
     operators::order,
@@ -35,21 +36,42 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// A node's config.
 fn config(node: &str, cluster: &Cluster, extra: &str) -> String {
-    let seeds: Vec<String> = cluster.nodes.iter().map(|server| format!("\"{}\"", server.address())).collect();
+    let limits = format!("{extra}{}", limits());
+    config_of((node, &["eu-1", "eu-2"]), &format!("cluster: {}", listed(&cluster.nodes)), &limits)
+}
+
+/// The config of one node among others of its region, up to what is the store's and after it.
+fn config_of((node, nodes): (&str, &[&str]), redis: &str, rest: &str) -> String {
     format!(
         "region: eu\nnode: {node}\nlisten: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\" }}\ndata: DATA\n\
-         store:\n  redis: {{ cluster: [{}] }}\n  nodes: [eu-1, eu-2]\n{extra}\
-         limits:\n\
+         store:\n  redis: {{ {redis} }}\n  nodes: [{}]\n{rest}",
+        nodes.join(", ")
+    )
+}
+
+/// Where servers are, as configs say it.
+fn listed(servers: &[Server]) -> String {
+    let addresses: Vec<String> = servers.iter().map(|server| format!("\"{}\"", server.address())).collect();
+    format!("[{}]", addresses.join(", "))
+}
+
+/// A window and a bucket of 200 units, of which the bucket gets one back in a minute.
+fn limits() -> String {
+    format!(
+        "limits:\n\
          - {{ name: window, domain: shop, by: [w], fixed_window: {{ limit: 200, window: {} }} }}\n\
          - {{ name: bucket, domain: shop, by: [b], token_bucket: {{ rate: 60/h, burst: 200 }} }}\n",
-        seeds.join(", "),
         windows::long()
     )
 }
 
 /// Two nodes: neither listens before the other goes by the same.
 fn pair(cluster: &Cluster) -> [Node; 2] {
-    let configs = ["eu-1", "eu-2"].map(|node| config(node, cluster, ""));
+    start_all(["eu-1", "eu-2"].map(|node| config(node, cluster, "")))
+}
+
+/// All nodes of a region that is new.
+fn start_all<const COUNT: usize>(configs: [String; COUNT]) -> [Node; COUNT] {
     let starts = configs.map(|config| thread::spawn(move || Node::start_whole(&config)));
     starts.map(|start| start.join().expect("a node"))
 }

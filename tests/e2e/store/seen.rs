@@ -1,0 +1,60 @@
+//! What operators see of the store that the nodes of a region share: where a cell is, and how the way there is.
+
+use acequia_tests::eventually;
+use serde_json::Value;
+
+use super::{alone, ask, config_of, limits, listed, servers::Server, start_all, until_pools_grant};
+use crate::{
+    client::{Http, metric},
+    operators::explained,
+};
+
+#[test]
+fn explain_and_metrics_say_where_a_cell_is_and_how_the_way_there_is() {
+    let _alone = alone();
+    let mut shards = [Server::start(&[]), Server::start(&[])];
+    let redis = format!("shards: {}", listed(&shards));
+    let nodes = ["eu-1", "eu-2"];
+    let nodes = start_all(nodes.map(|node| config_of((node, &nodes), &redis, &limits())));
+    until_pools_grant(&nodes);
+
+    // More than its guard share is asked for, so it holds something of the pool.
+    let mut seen = Value::Null;
+    let mut look = |what: &str, is_so: &dyn Fn(&Value) -> bool| {
+        eventually(what, || {
+            ask(&nodes, ("b", "one"), 10);
+            seen = explained(&nodes[0], &["b=one"])["pools"][0].clone();
+            is_so(&seen)
+        });
+        seen.clone()
+    };
+    let held = look("it holds something of the pool", &|seen| seen["leased"]["units"].as_u64() > Some(0));
+    assert_eq!((held["limit"].as_str(), held["grants"].as_bool()), (Some("bucket"), Some(true)), "{held}");
+    assert_eq!((held["breaker"].as_str(), held["state"].as_str()), (Some("closed"), Some("open")), "{held}");
+    for number in ["generation", "leased_ends_ms", "round_trip_us"] {
+        assert!(held[number].as_u64() > Some(0), "no {number} in {held}");
+    }
+    // The server that it names is the one that has the cell.
+    let named = shards.iter().position(|shard| held["shard"] == *shard.address()).expect("one of the two");
+    let pattern = format!("acequia:eu:{{{}}}:*", held["group"]);
+    let has = [0, 1].map(|shard: usize| !shards[shard].cli(&["--scan", "--pattern", &pattern]).is_empty());
+    assert_eq!(has, [named == 0, named == 1], "{held}");
+
+    let breaker = |shard: &Server, says: &str| {
+        let line = format!("acequia_store_breaker{{shard=\"{}\"}} {says}\n", shard.address());
+        Http::connect(&nodes[0]).get("/metrics").body.contains(&line)
+    };
+    for shard in &shards {
+        let labels = [("shard", shard.address())];
+        let labels = labels.each_ref().map(|(name, shard)| (*name, shard.as_str()));
+        assert!(metric(&nodes[0], "acequia_store_round_trip_microseconds", &labels) > 0.0);
+        eventually("its breaker is closed", || breaker(shard, "0"));
+    }
+
+    // It is gone, and they say so, of this shard alone.
+    shards[named].kill();
+    let lost = look("its breaker is open", &|seen| seen["breaker"] == "open" && seen["lost"] == true);
+    assert_eq!(lost["shard"], held["shard"], "{lost}");
+    eventually("metrics say so", || breaker(&shards[named], "2"));
+    eventually("the other one is well", || breaker(&shards[1 - named], "0"));
+}
