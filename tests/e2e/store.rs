@@ -6,6 +6,7 @@
 mod servers;
 
 mod growing;
+mod loss;
 mod seen;
 
 use std::{

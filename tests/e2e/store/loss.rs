@@ -1,0 +1,108 @@
+//! What limits say while the store of their region is gone, by their `on_store_loss`.
+
+use std::slice;
+
+use acequia_tests::{Node, eventually};
+
+use super::{alone, config_of, listed, servers::Server, start_all, until_pools_grant};
+use crate::{
+    client::{Http, Reply, body, metric},
+    operators::order,
+    windows,
+};
+
+fn limits() -> String {
+    let limit = |name: &str, by: &str| {
+        let window = windows::long();
+        format!(
+            "- {{ name: {name}, domain: shop, by: [{by}], on_store_loss: {name}, fixed_window: {{ limit: 200, window: {window} }} }}\n"
+        )
+    };
+    format!("limits:\n{}{}", limit("closed", "c"), limit("open", "o"))
+}
+
+fn authz(node: &Node, (entry, key): (&str, &str)) -> Reply {
+    Http::connect(node).get(&format!("/v1/authz?domain=shop&{entry}={key}"))
+}
+
+/// How a check is answered: its status, and why.
+fn check(node: &Node, entry: (&str, &str)) -> (u16, String) {
+    let reply = Http::connect(node).check(&body(&[entry]));
+    let said: serde_json::Value = serde_json::from_str(&reply.body).expect("JSON");
+    let reason = said["reason"].as_str().expect("a reason");
+    assert_eq!(said["allowed"] == true, ["within-limit", "open"].contains(&reason), "{said}");
+    (reply.status, reason.to_owned())
+}
+
+/// Asks a node until it answers so; says how many were charged on the way.
+#[track_caller]
+fn charged_until(node: &Node, entry: (&str, &str), reason: &str) -> u64 {
+    let mut charged = 0;
+    eventually(reason, || {
+        let (_, said) = check(node, entry);
+        charged += u64::from(said == "within-limit");
+        said == reason
+    });
+    charged
+}
+
+/// Waits until a node knows that nobody answers for any group of pools.
+fn until_it_is_lost(node: &Node) {
+    eventually("the store is lost", || order(node, &["store", "--json"]).1.contains("\"lost\":1024,"));
+}
+
+#[test]
+fn without_its_store_a_closed_limit_is_unavailable_and_an_open_one_lets_all_pass() {
+    let _alone = alone();
+    let mut store = Server::start(&[]);
+    let redis = format!("shards: {}", listed(slice::from_ref(&store)));
+    let nodes = ["eu-1", "eu-2"];
+    let nodes = start_all(nodes.map(|node| config_of((node, &nodes), &redis, &limits())));
+    until_pools_grant(&nodes);
+    let (closed, open, fresh) = (("c", "one"), ("o", "one"), ("c", "two"));
+    let (mut of_closed, mut of_open, mut of_fresh) = (0, 0, 0);
+    for _ in 0..15 {
+        for node in &nodes {
+            of_closed += u64::from(check(node, closed).1 == "within-limit");
+            of_open += u64::from(check(node, open).1 == "within-limit");
+        }
+    }
+    assert!(of_closed > 0 && of_open > 0, "{of_closed} and {of_open}: there was something to lose");
+
+    store.kill();
+    for node in &nodes {
+        until_it_is_lost(node);
+        // What it holds it spends; then nobody decides, and a proxy is not told "too many".
+        of_closed += charged_until(node, closed, "unavailable");
+        let refused = authz(node, closed);
+        assert_eq!((refused.status, refused.number("retry-after")), (503, 1));
+        let forbidding = Http::connect(node).get("/v1/authz?domain=shop&c=one&deny_status=403");
+        assert_eq!(forbidding.status, 503, "whatever status the proxy wants");
+        assert_eq!(check(node, closed), (503, "unavailable".to_owned()));
+        assert_eq!(authz(node, fresh).status, 503, "the guard share is left alone");
+        // By the other limit everybody passes.
+        of_open += charged_until(node, open, "open");
+        let passed = (0..250).filter(|_| authz(node, open).status == 200).count();
+        assert_eq!(passed, 250, "of a limit of 200");
+        assert!(metric(node, "acequia_open_units_total", &[]) >= 250.0, "it is told how much is over");
+    }
+
+    // It is back: both limit again, and what was charged before counts.
+    store.restart();
+    until_pools_grant(&nodes);
+    eventually("most of what nobody was given is there", || {
+        of_fresh += nodes.iter().filter(|node| check(node, fresh).1 == "within-limit").count();
+        of_fresh >= 150
+    });
+    for node in &nodes {
+        of_closed += charged_until(node, closed, "over-limit");
+        of_open += charged_until(node, open, "over-limit");
+        for entry in [closed, open] {
+            eventually("it is too many again", || authz(node, entry).status == 429);
+        }
+    }
+    of_fresh += (0..300).filter(|number| check(&nodes[number % 2], fresh).1 == "within-limit").count();
+    assert!(of_fresh <= 200, "{of_fresh} of 200");
+    assert!(of_closed <= 200, "{of_closed} of 200");
+    assert!(of_open <= 200, "{of_open} of 200 were charged");
+}
