@@ -7,6 +7,7 @@ mod servers;
 
 mod growing;
 mod loss;
+mod resharding;
 mod seen;
 
 use std::{

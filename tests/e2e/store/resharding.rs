@@ -1,0 +1,136 @@
+//! A region whose store gets a shard more while it serves: its nodes begin again one after the other, with other files.
+
+use std::{
+    slice,
+    time::{Duration, Instant},
+};
+
+use acequia_tests::{Node, eventually};
+
+use super::{alone, config_of, listed, servers::Server, start_all, until_pools_grant};
+use crate::{
+    client::{Http, body, metric},
+    operators::explained,
+    windows,
+};
+
+/// Of each cell. The nodes keep a tenth for themselves, a half of it each.
+const LIMIT: u64 = 100;
+const NODES: [&str; 2] = ["eu-1", "eu-2"];
+
+fn config(node: &str, shards: &[Server]) -> String {
+    let limits = format!(
+        "limits:\n\
+         - {{ name: window, domain: shop, by: [w], fixed_window: {{ limit: {LIMIT}, window: {} }} }}\n\
+         - {{ name: bucket, domain: shop, by: [b], token_bucket: {{ rate: 60/h, burst: {LIMIT} }} }}\n\
+         - {{ name: quick, domain: shop, by: [q], token_bucket: {{ rate: 200/s, burst: 200 }} }}\n",
+        windows::long()
+    );
+    config_of((node, &NODES), &format!("shards: {}", listed(shards)), &limits)
+}
+
+/// A cell, and what its callers were allowed, counted from outside.
+struct Cell {
+    limit: &'static str,
+    key: String,
+    allowed: u64,
+}
+
+/// Twenty keys of each limit.
+fn cells(prefix: &str) -> Vec<Cell> {
+    let cell = |number: usize| {
+        let limit = ["w", "b"][number % 2];
+        Cell { limit, key: format!("{prefix}-{number}"), allowed: 0 }
+    };
+    (0..40).map(cell).collect()
+}
+
+/// Asks for every cell so often, at all nodes in turn; says how many were allowed. No answer is other than a verdict.
+fn ask(cells: &mut [Cell], nodes: &[Node], times: usize) -> u64 {
+    let mut ways: Vec<Http> = nodes.iter().map(Http::connect).collect();
+    let count = ways.len();
+    let before: u64 = cells.iter().map(|cell| cell.allowed).sum();
+    for cell in &mut *cells {
+        let body = body(&[(cell.limit, &cell.key)]);
+        for number in 0..times {
+            let verdict = ways[number % count].check(&body).json()["allowed"].as_bool();
+            cell.allowed += u64::from(verdict.expect("a verdict"));
+        }
+    }
+    cells.iter().map(|cell| cell.allowed).sum::<u64>() - before
+}
+
+/// Asks until little more comes than buckets get back.
+fn use_up(cells: &mut [Cell], nodes: &[Node]) {
+    let mut came = Instant::now();
+    while came.elapsed() < Duration::from_secs(2) {
+        if ask(cells, nodes, 10) > cells.len() as u64 / 2 {
+            came = Instant::now();
+        }
+    }
+}
+
+#[track_caller]
+fn nobody_is_over(cells: &[Cell], since: Instant) {
+    for Cell { limit, key, allowed } in cells {
+        let most = if *limit == "w" { LIMIT } else { LIMIT + since.elapsed().as_secs() / 60 };
+        assert!(*allowed <= most, "{limit}={key}: {allowed} of {most}");
+    }
+}
+
+/// Where a node thinks that a cell is.
+fn shard(node: &Node, Cell { limit, key, .. }: &Cell) -> String {
+    let seen = explained(node, &[&format!("{limit}={key}")]);
+    seen["pools"][0]["shard"].as_str().expect("a shard").to_owned()
+}
+
+#[test]
+fn a_store_has_one_shard_more_while_its_region_serves() {
+    let _alone = alone();
+    let mut shards = vec![Server::start(&[]), Server::start(&[])];
+    let begun = Instant::now();
+    let mut nodes = start_all(NODES.map(|node| config(node, &shards)));
+    until_pools_grant(&nodes);
+    let mut used = cells("used");
+    eventually("more passes than guard shares", || {
+        ask(&mut used, &nodes, 10);
+        used.iter().all(|cell| cell.allowed > LIMIT / 10)
+    });
+
+    // One after the other goes by three. Meanwhile the other one answers, and then both, each by its own file.
+    shards.push(Server::start(&[]));
+    let third = shards[2].address();
+    let mut between = cells("between");
+    for place in [0, 1] {
+        nodes[place].write_whole_config(&config(NODES[place], &shards));
+        assert!(nodes[place].terminate().success());
+        ask(&mut used, slice::from_ref(&nodes[1 - place]), 5);
+        nodes[place].start_again();
+        ask(&mut used, &nodes, 10);
+        ask(&mut between, &nodes, 10);
+        nobody_is_over(&used, begun);
+        if place == 0 {
+            let differs = |cell: &Cell| shard(&nodes[0], cell) == third && shard(&nodes[1], cell) != third;
+            assert!(used.iter().any(differs), "they differ on where a cell is");
+        }
+    }
+    until_pools_grant(&nodes);
+    for node in &nodes {
+        assert!(metric(node, "acequia_store_calls_total", &[("shard", &third)]) > 0.0, "it is not called");
+    }
+
+    // Of windows that nobody had asked for all is there, but for guard shares, which count as spent after a start; whoever has them.
+    let mut new = cells("new");
+    eventually("new windows are used, and buckets fill again", || {
+        ask(&mut new, &nodes, 10);
+        let windows = new.iter().filter(|cell| cell.limit == "w").all(|cell| cell.allowed >= LIMIT * 4 / 5);
+        windows && super::ask(&nodes, ("q", "one"), 40) >= 30
+    });
+    assert!(new.iter().any(|cell| cell.limit == "w" && shard(&nodes[1], cell) == third), "none is there");
+    assert_ne!(shards[2].cli(&["DBSIZE"]), "0");
+    // What the old owners had is not given again by new ones.
+    for cells in [&mut used, &mut between, &mut new] {
+        use_up(cells, &nodes);
+        nobody_is_over(cells, begun);
+    }
+}
