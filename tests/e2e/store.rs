@@ -5,6 +5,7 @@
 #[path = "../../crates/store/tests/redis/servers.rs"]
 mod servers;
 
+mod breaking;
 mod growing;
 mod loss;
 mod resharding;
