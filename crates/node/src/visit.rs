@@ -161,12 +161,16 @@ impl Visit<'_> {
 /// A window's state with so many units more, in those that were open when others were `spent`.
 fn owed_beside(state: State, spent: &Usage, units: u64) -> State {
     let State::Heap(mut words) = state else { return state };
-    if let [end_ns, used, ahead, ..] = &mut words[..] {
+    // By one clock alone nothing is charged ahead.
+    if let [end_ns, used, ahead @ ..] = &mut words[..] {
         let is_next = *end_ns > spent.end_ns && spent.ahead > 0;
         if *end_ns == spent.end_ns || is_next {
             *used = used.saturating_add(units);
         }
-        if *end_ns == spent.end_ns && spent.ahead > 0 {
+        if let [ahead, ..] = ahead
+            && *end_ns == spent.end_ns
+            && spent.ahead > 0
+        {
             *ahead = ahead.saturating_add(units);
         }
     }
