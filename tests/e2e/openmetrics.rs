@@ -104,9 +104,18 @@ impl Family {
         Ok(std::mem::take(&mut self.samples))
     }
 
+    /// Of each histogram: the family has one for each set of labels.
     fn check_buckets(&self) -> Result<(), String> {
+        let labels =
+            |sample: &Sample| sample.labels.iter().filter(|(name, _)| name != "le").cloned().collect();
+        let all: BTreeSet<Vec<(String, String)>> = self.samples.iter().map(labels).collect();
+        all.iter().try_for_each(|one| self.check_buckets_of(|sample| labels(sample) == *one))
+    }
+
+    fn check_buckets_of(&self, is_of: impl Fn(&Sample) -> bool) -> Result<(), String> {
         let (mut bound, mut count) = (f64::NEG_INFINITY, 0.0);
-        for bucket in self.samples.iter().filter(|sample| sample.name.ends_with("_bucket")) {
+        let of = |suffix| move |sample: &&Sample| sample.name.ends_with(suffix);
+        for bucket in self.samples.iter().filter(|sample| is_of(sample)).filter(of("_bucket")) {
             let le = bucket.label("le").ok_or("a bucket without a bound")?;
             let next = if le == "+Inf" { f64::INFINITY } else { number(le).ok_or("no bound")? };
             if next <= bound || bucket.value < count {
@@ -114,7 +123,7 @@ impl Family {
             }
             (bound, count) = (next, bucket.value);
         }
-        let total = self.samples.iter().find(|sample| sample.name.ends_with("_count"));
+        let total = self.samples.iter().filter(|sample| is_of(sample)).find(of("_count"));
         if bound != f64::INFINITY || total.map(|total| total.value) != Some(count) {
             return Err("the last bucket is not +Inf, or does not hold everything".to_owned());
         }
@@ -181,7 +190,10 @@ fn the_reader_is_strict() {
     let sound = "# HELP a_seconds Help.\n# TYPE a_seconds histogram\n# UNIT a_seconds seconds\n\
                  a_seconds_sum 0.5\na_seconds_count 2\na_seconds_bucket{le=\"1.0\"} 1\n\
                  a_seconds_bucket{le=\"+Inf\"} 2\n# HELP b Help.\n# TYPE b counter\n\
-                 b_total{x=\"1\\\"\",y=\"2\"} 3\n# EOF\n";
+                 b_total{x=\"1\\\"\",y=\"2\"} 3\n\
+                 # HELP c Help.\n# TYPE c histogram\nc_sum{x=\"1\"} 1\nc_count{x=\"1\"} 4\n\
+                 c_bucket{x=\"1\",le=\"+Inf\"} 4\nc_sum{x=\"2\"} 1\nc_count{x=\"2\"} 2\n\
+                 c_bucket{x=\"2\",le=\"1.0\"} 1\nc_bucket{x=\"2\",le=\"+Inf\"} 2\n# EOF\n";
     let metrics = parse(sound).expect("sound");
     assert_eq!(metrics.sum("b_total", &[("x", "1\"")]), 3.0);
     for (from, to) in [
@@ -196,6 +208,9 @@ fn the_reader_is_strict() {
         ("{le=\"+Inf\"} 2", "{le=\"+Inf\"} 0"),
         ("{le=\"+Inf\"}", "{le=\"inf\"}"),
         ("\na_seconds_bucket{le=\"+Inf\"} 2", ""),
+        ("c_count{x=\"2\"} 2", "c_count{x=\"2\"} 4"),
+        ("c_bucket{x=\"2\",le=\"1.0\"} 1", "c_bucket{x=\"2\",le=\"1.0\"} 3"),
+        ("c_bucket{x=\"1\",le=\"+Inf\"} 4\n", ""),
         ("# TYPE b counter\n", ""),
         ("# UNIT a_seconds seconds", "# UNIT a_seconds bytes"),
         ("1\\\"", "1\""),
