@@ -10,7 +10,7 @@
 --              its pools remember
 -- atomic     all of it
 
--- What groups are placed by, and the distribution among regions that they are part of, 0 where there is none: `map@distribution`.
+-- What all nodes must go by, and the distribution among regions that groups are part of, 0 where there is none: `map@distribution`.
 local function parts_of(map)
   local base, terms = string.match(map, '^(.*)@(%d+)$')
   return base or map, terms or '0'

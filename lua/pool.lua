@@ -9,7 +9,7 @@
 --            3 when cells may be dropped: a sorted set of their keys by wall clock, in microseconds
 -- arguments  1 what the caller was told of this server when it connected: the place
 --            2 the operation's id
---            3 the map that groups are placed by, and after an `@` the distribution among regions that they are part of, if they are
+--            3 the map: what all nodes must go by, and after an `@` the distribution among regions that groups are part of, if they are
 --            4 the generation that the caller knows, as `number:node:boot:call`
 --            5 the caller's wall clock when it sent the call, in microseconds
 --            6 and more: each function's own

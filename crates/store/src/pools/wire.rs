@@ -35,8 +35,7 @@ impl RedisPools {
     /// they keep for themselves. What nodes have taken that go by other terms is of another generation.
     #[must_use]
     pub fn new(redis: Redis, terms: u64) -> Self {
-        let map = format!("{}:{}", redis.placement().0, terms.wrapping_add(RULES));
-        Self { redis, map }
+        Self { redis, map: terms.wrapping_add(RULES).to_string() }
     }
 
     /// Where they are.

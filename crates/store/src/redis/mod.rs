@@ -2,9 +2,12 @@
 //! in which of its lives as a primary, it was meant for.**
 //!
 //! Cells are put into [`Group`]s. A group lies on one shard; here is known on which, and who its primary is. A call goes over
-//! a connection whose server was asked who it is, and takes what that said along as its first argument: a function compares,
-//! and so no state that another process lost, or that a copy of it never had, is taken for the present one. That is why there is no
-//! cluster client of a library underneath, which would hide who answered.
+//! a connection whose server was asked who it is, and takes what that said along as its first argument: a function compares it with
+//! the history that the server replicates, and with what is kept, and so no state that another process lost, or that a copy of it
+//! never had, is taken for the present one. That is why there is no cluster client of a library underneath, which would hide who answered.
+//!
+//! Which shards there are need not be the same for all who call, nor for good: a group that is looked for on another shard begins a
+//! generation there, as where a server was replaced and lives on.
 //!
 //! A call ends within its deadline and is never repeated, unless Redis said that it did not execute it. A server that does
 //! not answer is noticed in less than a second, given up, and its successor looked for; calls to others go on meanwhile. What the
@@ -61,7 +64,6 @@ pub struct Redis(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     prefix: String,
-    placement: Placement,
     map: Arc<ArcSwap<Map>>,
     keeper: AbortHandle,
 }
@@ -72,11 +74,6 @@ impl Drop for Handle {
     }
 }
 
-/// By what groups are placed: equal exactly where the same shards are configured. Where it differs from what it was, groups may be
-/// elsewhere, and those that are begin anew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement(pub u64);
-
 impl Redis {
     /// Begins to connect, on the current runtime. Whether anybody is there is told by [`Self::shards`] and by calls.
     ///
@@ -85,16 +82,11 @@ impl Redis {
     pub fn open(settings: Settings) -> Result<Self, SettingsError> {
         settings.check()?;
         let runtime = runtime::Handle::try_current().map_err(|_| SettingsError::Runtime)?;
-        let placement = Placement(match &settings.place {
-            Place::Cluster { .. } => 0,
-            Place::Shards { addresses } => ring::number(&topology::names(addresses)),
-            Place::Sentinel { shards, .. } => ring::number(shards),
-        });
         let prefix = settings.prefix.clone();
         let map = Arc::new(ArcSwap::from_pointee(Map::default()));
         let refresh = Arc::new(Notify::new());
         let keeper = runtime.spawn(keep(settings, Arc::clone(&map), refresh)).abort_handle();
-        Ok(Self(Arc::new(Handle { prefix, placement, map, keeper })))
+        Ok(Self(Arc::new(Handle { prefix, map, keeper })))
     }
 
     /// Calls a function once, with the keys `<prefix>:{<group>}:<suffix>`. Before the arguments it is given what its server said of
@@ -115,12 +107,6 @@ impl Redis {
             shard.ok_or_else(|| Missed::not_sent("nobody has told yet which shard serves its group"))?;
         let keys: Vec<String> = suffixes.iter().map(|suffix| group.key(&self.0.prefix, suffix)).collect();
         shard.call(&Call { function, keys: &keys, args, deadline }).await
-    }
-
-    /// By what groups are placed; zero in a cluster, which places them itself and takes what is in them along.
-    #[must_use]
-    pub fn placement(&self) -> Placement {
-        self.0.placement
     }
 
     /// The shards that are known now, in a fixed order.

@@ -3,7 +3,6 @@
 use std::hash::{Hash, Hasher};
 
 use hashring::HashRing;
-use siphasher::sip::SipHasher13;
 
 use super::group::Group;
 
@@ -48,19 +47,6 @@ pub(super) fn placed(names: &[String]) -> Vec<Option<usize>> {
     Group::all().map(|group| ring.get(&Key(group)).map(|point| point.shard)).collect()
 }
 
-/// A number that is equal exactly when the same shards are configured, in whatever order.
-pub(super) fn number(names: &[String]) -> u64 {
-    let mut sorted: Vec<&str> = names.iter().map(String::as_str).collect();
-    sorted.sort_unstable();
-    let mut hasher = SipHasher13::new();
-    for name in sorted {
-        hasher.write(name.as_bytes());
-        hasher.write(&[0xff]);
-    }
-    // Zero says that nothing of ours places groups.
-    hasher.finish().max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,8 +79,6 @@ mod tests {
         let reversed: Vec<String> = names.iter().rev().cloned().collect();
         let (one, other) = (placed(&names), placed(&reversed));
         assert!(one.iter().zip(&other).all(|(one, other)| *one == other.map(|shard| 4 - shard)));
-        assert_eq!(number(&names), number(&reversed));
-        assert_ne!(number(&names), number(&names[1..]));
     }
 
     /// What is in Redis was put there by this placement: it may not change with a compiler or a library.
@@ -103,11 +87,9 @@ mod tests {
         let placed = placed(&names(4));
         let first: Vec<usize> = placed.iter().take(12).flatten().copied().collect();
         assert_eq!(first, PLACED);
-        assert_eq!(number(&names(4)), NUMBER);
     }
 
     const PLACED: [usize; 12] = [2, 2, 1, 3, 3, 0, 1, 2, 3, 0, 1, 3];
-    const NUMBER: u64 = 5_692_632_387_148_226_272;
 
     #[test]
     fn nothing_is_placed_on_no_shard() {
