@@ -99,6 +99,30 @@ fn a_cell_that_holds_nothing_is_decided_as_its_limit_says() {
     }
 }
 
+/// Nobody asks any more, so most of what is held would go back; and the store is gone before anything was to be asked of it.
+#[test]
+fn nothing_is_given_back_to_a_store_that_is_gone() {
+    for spec in [window("w", 2_000, "5m"), bucket("b", "400/m", 2_000), sliding("s", 2_000, "5m")] {
+        let name = spec.name.clone();
+        let mut world = settled(2, &[spec]);
+        for _ in 0..300 {
+            world.pass(10 * MS);
+            ask(&mut world, 0, "k", 1);
+        }
+        let held = |world: &World| world.nodes[0].node.units_held().values().sum::<u64>();
+        let before = held(&world);
+        assert!(before >= 10, "{name}: {before}");
+        cut(&mut world, Way::CUT);
+        world.pass(30 * S);
+        // The last answers were counted after the last look.
+        assert!(held(&world) + 10 >= before, "{name}: {} of {before}", held(&world));
+        // When it is back, it has what nobody needs.
+        cut(&mut world, Way::GOOD);
+        world.pass(60 * S);
+        assert!(held(&world) <= before / 2, "{name}: {} of {before}", held(&world));
+    }
+}
+
 #[test]
 fn what_is_held_of_the_pool_is_spent_first() {
     let mut of_modes: Vec<usize> = Vec::new();

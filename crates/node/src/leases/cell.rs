@@ -23,6 +23,8 @@ const SOON_NS: u64 = 60_000_000;
 const IDLE_NS: u64 = 10_000_000_000;
 /// What is not used for so long goes back.
 const SPARE_NS: u64 = 1_000_000_000;
+/// What waits for the store's word is looked at again after so long.
+const WORD_NS: u64 = 50_000_000;
 /// What has an end is renewed so often.
 const RENEW_NS: u64 = 5_000_000_000;
 /// A pool that had nothing is asked again after so long, and twice as long each time, up to the second.
@@ -70,6 +72,8 @@ pub(super) struct Leased {
     pub(super) takings: Takings,
     /// Whether a call waits for the disk.
     pub(super) waits_for_disk: bool,
+    /// Whether something is to be given back when the store was heard.
+    pub(super) wants_word: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
     told: SmallVec<[(u64, Generation); 2]>,
     /// Windows, by their ends, of which a pool has said what of it is this node's since a version of the catalogue was last adopted.
@@ -148,6 +152,7 @@ impl Leased {
             window: 0,
             takings: Takings::default(),
             waits_for_disk: false,
+            wants_word: false,
             told: SmallVec::new(),
             heard: SmallVec::new(),
             under: Part::default(),
@@ -274,6 +279,9 @@ impl Leased {
     pub(super) fn look_after(&self) -> u64 {
         if self.waits_for_disk {
             return DISK_NS;
+        }
+        if self.wants_word {
+            return WORD_NS;
         }
         look_after(self.demand.events_milli(), self.in_vain == 0 && self.demand.events_milli() > 0)
     }

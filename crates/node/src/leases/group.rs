@@ -33,6 +33,8 @@ const BEGIN_NS_MAX: u64 = 500_000_000;
 /// Calls for so long, none of which was answered, and the store counts as lost: at least two that were given up one after the other
 /// ([`super::CALL_NS`]). One that is only slow, or moves to another server in less, is bridged by what is held.
 const LOST_AFTER_NS: u64 = 500_000_000;
+/// So long after a store's last word it may be lost.
+const QUIET_NS: u64 = 250_000_000;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
@@ -303,6 +305,11 @@ impl Group {
             self.retry_ns = self.retry_ns.min(now_ns);
         }
         self.silent_since_ns.is_some()
+    }
+
+    /// Whether nobody was heard for it lately: nobody may be there any more.
+    pub(super) const fn is_quiet(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.spoke_ns) > QUIET_NS
     }
 
     /// Whether nobody has answered for so long that the store counts as lost.

@@ -49,6 +49,8 @@ pub(super) struct Scene<'a> {
     pub(super) since: Generation,
     /// Whether the group's store is lost: what is given back then reaches nobody.
     pub(super) is_lost: bool,
+    /// Whether it has not been heard for so long that it may be lost. It is asked for a word before anything is given back.
+    pub(super) is_quiet: bool,
     /// Whether the node stops.
     pub(super) is_leaving: bool,
 }
@@ -226,7 +228,7 @@ struct Exchange {
 /// A call of a bucket or a sliding window, if one is to be made.
 fn ask_part(
     scene: &Scene<'_>,
-    leased: &Leased,
+    leased: &mut Leased,
     flow: Option<Flow>,
     (account, words, ground): (&mut Account, &mut Vec<u64>, &Ground<'_>),
     now: Now,
@@ -237,7 +239,7 @@ fn ask_part(
     let is_untold = held != Part::default() && !leased.was_told(0, generation);
     let mut flow = flow.or(is_untold.then_some(Flow { keeps: held, ..Flow::default() }))?;
     // What is given back to a lost store reaches nobody. What may not be held any more goes all the same.
-    if scene.is_lost && flow.keeps != held && !leased.must_shrink() {
+    if flow.keeps != held && !leased.must_shrink() && !scene.reaches_somebody(leased) {
         flow.keeps = held;
         if flow.wanted == Part::default() && !is_untold {
             return None;
@@ -264,7 +266,7 @@ fn ask_window(
     // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
     let is_open = time_left_ns > scene.clock_error_ns.saturating_mul(4);
     let stock = leased.window(seen, (&open, time_left_ns), now).filter(|_| is_open);
-    let stock = stock.filter(|stock| stock.returns == 0 || !scene.is_lost);
+    let stock = stock.filter(|stock| stock.returns == 0 || scene.reaches_somebody(leased));
     leased.waits_for_disk = false;
     let generation = scene.generation?;
     // What was taken in all, of which this process may have the later part.
@@ -377,6 +379,12 @@ pub(crate) fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
 }
 
 impl Scene<'_> {
+    /// Whether what is given back now reaches somebody, as far as can be known; if that is not known, it is to be asked for.
+    fn reaches_somebody(&self, leased: &mut Leased) -> bool {
+        leased.wants_word = self.is_quiet && !self.is_lost && !self.is_leaving;
+        !self.is_lost && !leased.wants_word
+    }
+
     fn name(&self, end_ns: u64) -> PoolName {
         PoolName { limit: self.limit, tag: self.key.1, end_ns }
     }

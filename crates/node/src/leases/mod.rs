@@ -537,6 +537,7 @@ impl Leases {
         let generation = may_call.then(|| group.generation());
         let (known, since) = (group.generation(), group.remembers_since());
         let (home, is_lost) = (&self.home, self.lost.contains(&number));
+        let is_quiet = group.is_quiet(now.steady_ns);
         let (clock_error_ns, drift_ppm) = (self.clock_error_ns, self.drift_ppm);
         let unsure_ns = self.unsure_ns;
         let scene = catalogue.id(key.0).map(|limit| Scene {
@@ -551,6 +552,7 @@ impl Leases {
             known,
             since,
             is_lost,
+            is_quiet,
             is_leaving: self.leaving.is_some(),
         });
         if !self.unknown.is_empty()
@@ -559,6 +561,7 @@ impl Leases {
         {
             leased.takings = takings;
         }
+        leased.wants_word = false;
         let visit = Visit { node, catalogue, key, now, which: None };
         let held = leased.held;
         let looked = scene.and_then(|scene| {
@@ -593,6 +596,9 @@ impl Leases {
         }
         if leased.is_dry(now) && !self.home.members.is_empty() && self.dry.len() < LOOKS_MAX {
             self.dry.insert(key);
+        }
+        if leased.wants_word && self.groups[usize::from(number)].may_be_watched() {
+            self.call_group((number, known), Question::Sweep(SWEEP_MAX), now);
         }
         self.wants_disk |= leased.waits_for_disk;
         leased.due_ns = now.steady_ns + leased.look_after();
