@@ -186,8 +186,17 @@ fn a_node_that_joins_takes_of_pools_that_nobody_has_called() {
     assert!(world.order(&all([1; 4])));
     world.pass(20 * S);
     cut(&mut world, &[2, 3]);
+    let calls = |world: &World| world.nodes[0].node.lease_counts().calls;
+    let idle = calls(&world);
+    world.pass(30 * S);
+    let idle = calls(&world) - idle;
+    let before = calls(&world);
     let joined = passes_in_all(&mut world, &[1], 2)[1];
     assert!(joined > 100, "{joined}");
+    // It is said once, however long it is asked for.
+    passes_in_all(&mut world, &[1], 28);
+    let said = (calls(&world) - before).saturating_sub(idle);
+    assert!(said <= 20, "{said} calls more than of a node that nobody asks, {idle}");
 }
 
 /// Who knew what its region has of a window leaves; who has joined since goes on by what it said.

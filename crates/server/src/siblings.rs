@@ -380,8 +380,8 @@ impl Home {
                     granting,
                     of = GROUPS,
                     shards = shards.join("; "),
-                    "this node owns nothing until every node of the region runs with the same `nodes`, `guard`, `key_file` \
-                     and `clock`, and reaches the store"
+                    "this node owns nothing until every node of the region runs with the same `redis`, `nodes`, `guard`, \
+                     `key_file` and `clock`, and reaches the store"
                 );
             }
         }

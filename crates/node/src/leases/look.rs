@@ -278,7 +278,8 @@ fn ask_window(
     drop(ends);
     // Who has joined since goes by what is said of the window.
     let is_said = may_say(ground) && ground.local.spares() && is_open;
-    let unsaid = (is_said && !leased.was_told(open_ns, generation)).then_some(open_ns);
+    let is_heard = !scene.is_lost && now.steady_ns >= leased.quiet_until_ns;
+    let unsaid = (is_said && is_heard && !leased.was_told(open_ns, generation)).then_some(open_ns);
     let untold = untold.or(unsaid).map(|end_ns| (account.taken_of(end_ns), Stock::default()));
     let later = || {
         let mut ends_ns =

@@ -90,6 +90,8 @@ pub(crate) struct Warm {
     pub(crate) is_called: bool,
     /// No more rights are asked for before this time.
     pub(crate) quiet_until_ns: u64,
+    /// Nothing is said to its pool before this time for who has joined since the window began.
+    pub(crate) says_after_ns: u64,
     /// Times that asking brought nothing, in a row.
     pub(crate) asked_in_vain: u32,
     /// The last cost that needs more units than there are without those that were borrowed for it alone; 0 where nobody
@@ -176,6 +178,7 @@ impl Warm {
             looked_ns: 0,
             is_called: false,
             quiet_until_ns: 0,
+            says_after_ns: 0,
             asked_in_vain: 0,
             short: 0,
             short_ns: 0,

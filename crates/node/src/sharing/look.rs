@@ -42,6 +42,8 @@ const ASK_NS_MAX: u64 = 4_000_000_000;
 /// What was asked for and must be taken of the region's pool first is there soon, or not at all.
 const POOL_NS: u64 = 20_000_000;
 const POOL_NS_MAX: u64 = 1_000_000_000;
+/// What a window's pool has is said for who has joined since it began, and again after so long: the pool may have forgotten.
+const SAY_NS: u64 = 60_000_000_000;
 /// Of what is to be lent and does not come from the pool at once, a part of so many is worth a loan.
 const PIECES: u64 = 4;
 /// Peers that are asked at once.
@@ -62,7 +64,7 @@ impl Sharing {
         let again = visit
             .at(owned, |ground, cell| self.look_at(&mut warm, (node, preference), key, ground, cell, now));
         self.tells.clear();
-        if std::mem::take(&mut self.wants_pool)
+        if (std::mem::take(&mut self.wants_pool) | std::mem::take(&mut self.says))
             && let Some(leases) = &node.leases
         {
             lock(leases).wake(key, now.steady_ns);
@@ -444,9 +446,14 @@ impl Sharing {
             warm.told = None;
         }
         account.want_for_others(Part { rate: 0, units: for_others });
+        self.wants_pool = for_others > 0;
         // Who has joined since the window began, and is asked now, goes by what is said to the pool.
-        let is_asked_elsewhere = stock.others.iter().any(|(_, stake)| stake.demand_milli > 0);
-        self.wants_pool = for_others > 0 || (ground.local.spares() && is_asked_elsewhere);
+        if ground.local.spares()
+            && now.steady_ns >= warm.says_after_ns
+            && stock.others.iter().any(|(_, stake)| stake.demand_milli > 0)
+        {
+            (self.says, warm.says_after_ns) = (true, now.steady_ns + SAY_NS);
+        }
         if node.leases.is_none() {
             account.set_low_water(stock.low_water());
         }

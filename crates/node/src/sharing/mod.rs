@@ -175,6 +175,8 @@ pub(crate) struct Sharing {
     told: BTreeMap<CellKey, u16>,
     /// Whether a look wants the region's pool to be asked.
     wants_pool: bool,
+    /// The same, where something is to be said to the pool once.
+    says: bool,
     /// Cells of which more is lent than stands, and so what is held of the region's pool; until when, on the steady clock, that may be
     /// renewed.
     backed: BTreeMap<CellKey, u64>,
@@ -263,6 +265,7 @@ impl Sharing {
             cells: Slots::default(),
             told: BTreeMap::new(),
             wants_pool: false,
+            says: false,
             backed: BTreeMap::new(),
             tells: Vec::new(),
             looks: BTreeSet::new(),
