@@ -82,6 +82,11 @@ impl Link {
         Ok((Arc::new(link), wire))
     }
 
+    /// Whether both were told the same of their server.
+    pub(super) fn was_told_as(&self, other: &Self) -> bool {
+        self.incarnation == other.incarnation
+    }
+
     /// How long ago we last knew that the server is who it was. A process that is held up for long knows nothing of what happened
     /// meanwhile, and finds its connections as they were.
     pub(super) fn doubt(&self, now: Instant) -> Duration {

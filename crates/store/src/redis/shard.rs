@@ -220,13 +220,13 @@ impl Shard {
             Err(Fault::Unready(why)) => {
                 self.standing().breaker.missed(now);
                 if why.starts_with("READONLY") {
-                    self.forget();
+                    self.forget(link);
                 }
                 self.refresh.notify_one();
                 Err(Missed::NotSent(Cow::Owned(why)))
             }
             Err(Fault::Changed) => {
-                self.forget();
+                self.forget(link);
                 Err(Missed::not_sent("its shard has another primary, or one that begins anew"))
             }
             Err(Fault::Broken(why)) => {
@@ -248,19 +248,25 @@ impl Shard {
         link.broke.notify_one();
     }
 
-    /// The server is not what our connections were told that it is: they are made again.
-    pub(super) fn forget(&self) {
+    /// The server is not what a connection was told that it is: all that were told the same are made again. Others were made since.
+    pub(super) fn forget(&self, of: &Link) {
         let mut standing = self.standing();
-        if !standing.is_open() {
-            return;
-        }
+        let mut is_news = false;
         for slot in &mut standing.slots {
-            if let Slot::Open(link) = slot {
+            if let Slot::Open(link) = slot
+                && link.was_told_as(of)
+            {
                 link.broke.notify_one();
                 *slot = Slot::Lost(Fault::Changed.to_string());
+                is_news = true;
             }
         }
-        standing.lost();
+        if !is_news {
+            return;
+        }
+        if !standing.is_open() {
+            standing.lost();
+        }
         drop(standing);
         let (shard, address) = (&self.name, &self.address);
         tracing::warn!(%shard, %address, "this Redis is not the primary any more that it was: asking again who is");

@@ -92,7 +92,7 @@ async fn watched(
                 continue;
             }
             Pong::Changed => {
-                shard.forget();
+                shard.forget(link);
                 return Slot::Lost(Fault::Changed.to_string());
             }
             Pong::Broken(why) => return Slot::Lost(why),
@@ -105,7 +105,7 @@ async fn watched(
                     shard.executed(link, link.executed().await);
                 }
                 Err(Fault::Changed) => {
-                    shard.forget();
+                    shard.forget(link);
                     return Slot::Lost(Fault::Changed.to_string());
                 }
                 // It did not answer: the next pings tell.
