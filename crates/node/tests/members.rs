@@ -477,6 +477,8 @@ fn history(seed: u64) {
             let mut weights = weights(&mut world);
             // Nodes leave, and those that left join again.
             weights.retain(|(place, _)| *place == 0 || world.below(6) > 0);
+            // So does the limit.
+            world.is_gone = world.below(4) == 0;
             world.order(&weights);
         }
         if world.below(forgets) == 0 {

@@ -153,6 +153,8 @@ pub(crate) fn writer(place: usize) -> Writer {
 
 pub(crate) struct World {
     pub(crate) specs: Vec<LimitSpec>,
+    /// Whether orders have no limits.
+    pub(crate) is_gone: bool,
     /// Limits that are in force no more, and were not long ago.
     pub(crate) retired: Vec<LimitSpec>,
     pub(crate) nodes: Vec<Place1>,
@@ -218,6 +220,7 @@ impl World {
     ) -> Self {
         let mut world = Self {
             specs: specs.to_vec(),
+            is_gone: false,
             retired: Vec::new(),
             nodes: Vec::new(),
             server: Server::new(),
@@ -556,13 +559,14 @@ impl World {
             let writer = writer(*place);
             (writer.region, Member { weight: *weight, writer, name: String::new() })
         };
+        let specs: &[LimitSpec] = if self.is_gone { &[] } else { &self.specs };
         let draft = Draft {
             members: weights.iter().map(member).collect(),
             fenced: Vec::new(),
             clock_error_ns: self.error_ns,
             drift_ppm: self.drift_ppm,
             key: CellKey(KEY.0),
-            limits: sharing::limits_to_bytes(&self.specs).expect("limits"),
+            limits: sharing::limits_to_bytes(specs).expect("limits"),
         };
         let at = &self.nodes[0];
         let version = at.node.propose(draft, now.wall_ns);
