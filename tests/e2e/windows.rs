@@ -5,12 +5,15 @@
 
 use std::{
     ops::RangeInclusive,
+    sync::OnceLock,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// A window of an hour or two with at least half an hour to go.
+/// A window of an hour or two with at least half an hour to go: the same for all tests, since another one would make another limit where a
+/// node's config is written again.
 pub(crate) fn long() -> String {
-    longest_to_go(3_600..=7_200)
+    static LONG: OnceLock<String> = OnceLock::new();
+    LONG.get_or_init(|| longest_to_go(3_600..=7_200)).clone()
 }
 
 /// A window below a minute, which a node does not journal, with at least 20 s to go.
