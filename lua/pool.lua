@@ -17,6 +17,7 @@
 --            2 what became of it: `done`, `stale`, `late`, `full` or `unknown`; after `unknown` follow the generation that is
 --              known here, how that is, and the one since which its pools remember; after `done` each function's own. It is 1 where
 --              it grants, and 2 more where it is a first: none has granted before it, and all nodes that have told in it are new
+-- errors     `CHANGED`: this is not the primary that the caller was told of; nothing was done
 -- atomic     all of it
 local POOL_MAX = 2 ^ 51
 local TIME_MAX = 2 ^ 52

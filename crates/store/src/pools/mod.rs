@@ -2,7 +2,8 @@
 //!
 //! Three ways to keep them pass one suite: in memory and in a journal ([`KeptPools`], on any [`crate::Store`]), which is what the rules say in
 //! as few words as possible; and in Redis ([`RedisPools`]), where the same rules are functions in `lua/`. Whatever is asked of one is
-//! answered alike by the others, call by call.
+//! answered alike by the others, call by call. Redis alone may lose a cell and keep its group: that is noticed when the cell is asked for,
+//! and then nothing is known of the group.
 
 mod carry;
 mod kept;

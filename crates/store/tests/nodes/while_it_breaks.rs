@@ -60,14 +60,12 @@ async fn servers_whose_walls_are_set_let_no_unit_too_many_pass() {
         let steps = [3_600, -7_200, 1, 86_400, -1, 0];
         for number in 0..24 {
             let server = &fleet.cluster.nodes[number % 6];
-            server.set_wall(steps[(number / 6 + number) % 6]);
+            let set = steps[(number / 6 + number) % 6];
+            server.set_wall(set);
             let seconds: u64 =
                 server.cli(&["--raw", "TIME"]).lines().next().expect("a time").parse().expect("seconds");
             let ahead = i128::from(seconds) - i128::from(fleet.clock.now().wall_ns / 1_000_000_000);
-            assert!(
-                (ahead - i128::from(steps[(number / 6 + number) % 6])).abs() <= 1,
-                "its wall is {ahead} s ahead"
-            );
+            assert!((ahead - i128::from(set)).abs() <= 1, "its wall is {ahead} s ahead, and not {set}");
             sleep(lasts / 24).await;
         }
     })
