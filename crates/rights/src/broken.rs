@@ -253,6 +253,8 @@ pub enum Broken {
     LeaseAssertedEarly,
     /// A node uses a generation before it is written down that it heard of it.
     LeaseForgetsGeneration,
+    /// A lease is renewed by an answer of a generation that does not grant.
+    LeaseRenewedUngranted,
     /// A node calls for more of a window before it is written down how much that may bring.
     LeaseTakesUnwritten,
     /// A node takes of windows that begin later than leases last.

@@ -568,13 +568,18 @@ impl World {
             }
             Message::GotBucket(call, exchanged) => {
                 node.heard.insert(0);
+                if !node.grants {
+                    return;
+                }
                 if let Some(change) = node.purse.answer(call, &exchanged, (TTL_NS, LATE_NS), now_us * 1_000) {
                     node.debt += u128::from(change.owe) * weight;
                 }
             }
             Message::GotSliding(call, units) => {
                 node.heard.insert(1);
-                node.sliding.answer(call, units, TTL_NS, now_us * 1_000);
+                if node.grants {
+                    node.sliding.answer(call, units, TTL_NS, now_us * 1_000);
+                }
             }
             Message::GotWindow(begins_us, taken) => {
                 node.heard.insert(begins_us);

@@ -703,11 +703,13 @@ impl Leases {
             // Of a generation that is over nothing is taken up.
             Said::Took(_) | Said::Exchanged(_) | Said::Slid(_) if is_current => {
                 leased.tell(end_ns, pending.generation);
-                leased.renewed_ns = pending.sent_ns;
                 self.take_up(node, &mut leased, &pending, said, now)
             }
             _ => None,
         };
+        if came.is_some() {
+            leased.renewed_ns = pending.sent_ns;
+        }
         match came {
             Some(units) => leased.came(units, wanted, now.steady_ns),
             None => leased.missed(now.steady_ns),
@@ -729,7 +731,12 @@ impl Leases {
         now: Now,
     ) -> Option<u64> {
         let (key, end_ns, _) = pending.about.cell()?;
-        let since = self.groups[usize::from(pending.group)].remembers_since();
+        let group = &self.groups[usize::from(pending.group)];
+        let since = group.remembers_since();
+        // While a generation does not grant, the one before it may go on granting to who has not heard of it, and takes leases back at
+        // their ends. Whoever is granted more need not be told that it grants.
+        let is_renewed =
+            |is_more: bool| is_more || group.grants() || broken(Broken::LeaseRenewedUngranted);
         let number = if let About::Part { number, .. } = pending.about { number } else { 0 };
         let catalogue = node.catalogue();
         let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
@@ -755,11 +762,16 @@ impl Leases {
                 }
                 Said::Exchanged(answer) => {
                     (leased.left, leased.fair) = (Some(answer.left), Some(answer.fair));
-                    account.exchanged(words, ground, (number, answer), (LEASE_NS, LATE_NS), now)
+                    let (held, part) = (account.pooled(), answer.part);
+                    is_renewed(part.rate > held.rate || part.units > held.units)
+                        .then(|| account.exchanged(words, ground, (number, answer), (LEASE_NS, LATE_NS), now))
+                        .flatten()
                 }
                 Said::Slid(answer) => {
                     leased.left = Some(answer.left);
-                    account.slid(words, ground, (number, answer.units), LEASE_NS, now)
+                    is_renewed(answer.units > account.pooled().units)
+                        .then(|| account.slid(words, ground, (number, answer.units), LEASE_NS, now))
+                        .flatten()
                 }
                 _ => None,
             };

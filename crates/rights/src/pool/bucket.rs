@@ -398,7 +398,7 @@ impl Purse {
         (self.call, Change::lose(back, back.units.saturating_sub(tokens)))
     }
 
-    /// The answer to a call, which counts from when the call was sent. Nothing if there was a later one; and what is granted by one that
+    /// The answer to a call of a generation that grants, which counts from when the call was sent. Nothing if there was a later one; and what is granted by one that
     /// comes more than `late_ns` after its call is not taken up, though what is kept goes on: a margin, which no history is known to need.
     pub fn answer(
         &mut self,

@@ -16,6 +16,8 @@
 //!   says that it is new ([`Assertion::is_new`]). Where nothing was kept when the first generation began, none has granted since, and *all*
 //!   nodes say so, the next that grants is a first ([`Known::is_first`]): no node of the region has ever held anything of the group that
 //!   it knows of; and of what nobody knows nobody can tell. When one of them is not new, what the others took before they began is not known.
+//! - While a generation does not grant, no lease is renewed: an answer of it is no answer to what is held, which ends when it would have. The
+//!   generation before it may go on elsewhere, for nodes that have not heard of this one, and takes back what is not renewed there.
 //! - Nodes that do not answer may be left out, each by name, by whoever is sure that they call no other process of the server meanwhile
 //!   ([`Group::assert_without`]). When all others have told, nothing is granted until all leases have ended that such a node may hold,
 //!   and all windows are burned that begin before that: nodes take of no window that begins later than a lease lasts from then.
@@ -30,7 +32,8 @@
 //!
 //! **Theorem 9.** In a generation that grants, every pool has down for every node at least what that may use. *Proof.* By the rules of the
 //! pools this is kept by each call as long as the pool remembers. After it forgot, nothing is granted by it before every node has told
-//! it what it holds, and from when a node did, the pool remembers that. What another process of the server grants meanwhile, to nodes
+//! it what it holds, and from when a node did, the pool remembers that. A node that hears of a later generation holds on to what the pool has
+//! down for it, no longer than that does, until the later one grants; and then that has it down. What another process of the server grants meanwhile, to nodes
 //! that do not know of this generation, they tell before this one grants: a node that has heard of a generation uses no earlier one,
 //! and says that it has told all only of what it held after that. A node that is left out calls nobody, by the word of whoever leaves it out,
 //! before it has heard of this generation or a later one; the windows that it took of are burned, its leases are over. ∎

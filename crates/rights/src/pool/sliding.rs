@@ -191,7 +191,7 @@ impl Purse {
         (self.call, self.units)
     }
 
-    /// The answer to a call, which counts from when the call was sent. Nothing if there was a later one, or it comes too late.
+    /// The answer to a call of a generation that grants, which counts from when the call was sent. Nothing if there was a later one, or it comes too late.
     pub fn answer(&mut self, call: u64, units: u64, ttl_ns: u64, now_ns: u64) -> bool {
         let sent_ns = self.sent_ns.filter(|_| call == self.call);
         let end_ns = sent_ns.map(|sent_ns| sent_ns.saturating_add(ttl_ns)).filter(|end_ns| now_ns < *end_ns);
