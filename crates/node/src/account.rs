@@ -10,6 +10,7 @@
 
 mod lease;
 mod offered;
+mod stop;
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, UNITS_MAX, Verdict, algorithm::State, window::Usage};
 use acequia_rights::{
@@ -190,13 +191,15 @@ impl Account {
     }
 
     /// At a node that shares its region's pools, whose cell was restored with these words: what earlier processes gave of a window they
-    /// had, and all of that counts as spent, what stands here and the rest in the pool.
-    pub(crate) fn count_given_before(&mut self, words: &[u64], ground: &Ground<'_>) {
+    /// had, and all of that counts as spent, what stands here and the rest in the pool; after a clean stop what they spent of the own
+    /// part is known, and what they gave counts in it ([`stop`]).
+    pub(crate) fn count_given_before(&mut self, words: &[u64], ground: &Ground<'_>, is_forgotten: bool) {
         if !matches!(ground.global, Algorithm::FixedWindow(_)) {
             return;
         }
         let (usage, open) = (Usage::of(words), self.open());
-        if usage.end_ns == open.end_ns && usage.used >= self.standing.units {
+        let counts = usage.used >= self.standing.units || !is_forgotten;
+        if usage.end_ns == open.end_ns && counts {
             let given = open.given().iter().fold(0, |sum: u64, (_, units)| sum.saturating_add(*units));
             self.windows_mut().given_before = (usage.end_ns, given);
             self.rebuild(ground);

@@ -422,21 +422,29 @@ impl Node {
     }
 
     /// The exact state of every cell, journalled or not: written on a clean stop, it loses nothing,
-    /// and gives back what was reserved and not used. Nothing may be charged after it.
+    /// and gives back what was reserved and not used. Nothing may be charged after it, and no pool be called.
     pub fn close(&self, now: Now, mut write: impl FnMut(Row)) {
         let catalogue = self.catalogue();
+        self.call_no_more();
         for (at, shard) in self.shards.iter().enumerate() {
-            let cells = shard.lock();
-            for cell in cells.table.iter() {
-                let tag = whole_tag(at, cell);
-                let local = catalogue.local(cell.limit, cell.numbers());
+            let mut cells = shard.lock();
+            let all: Vec<Cell> = cells.table.iter().copied().collect();
+            for cell in all {
+                let tag = whole_tag(at, &cell);
+                let numbers = (cell.limit, cell.numbers());
+                let local = catalogue.local(numbers.0, numbers.1);
                 let (Some(limit), Some(local)) = (catalogue.id(cell.limit), local) else { continue };
-                let words = cells.words(cell);
-                let state = match cells.account_of(cell) {
-                    Some(account) => Kept::new(&account.algorithm, words, now).with_pledge(account.pledge()),
-                    None => Kept::new(local.at(tag.salt()), words, now),
+                let words = cells.words(&cell);
+                let state = match cells.account_of(&cell) {
+                    Some(_) if self.leases.is_some() => {
+                        self.stopped(&catalogue, &mut cells, (&cell, tag.salt()), now)
+                    }
+                    Some(account) => {
+                        Some(Kept::new(&account.algorithm, words, now).with_pledge(account.pledge()))
+                    }
+                    None => Some(Kept::new(local.at(tag.salt()), words, now)),
                 };
-                write(Row { limit, tag, state: Some(state) });
+                write(Row { limit, tag, state });
             }
         }
         for (limit, most, words) in catalogue.all_forgotten(now) {
@@ -455,7 +463,9 @@ impl Node {
         // as new cells count what others spent in a shared one.
         let Some(crashed) = self.config.empty_handed else { return };
         let forgotten = |active: &&Active| {
-            !active.durable && catalogue.is_empty_handed(active.slot) && !active.limit.algorithm.has_rate()
+            !active.durable
+                && self.is_empty_handed_of(&catalogue, active.slot)
+                && !active.limit.algorithm.has_rate()
         };
         for active in catalogue.limits.iter().filter(forgotten) {
             for numbers in active.all_numbers() {
@@ -466,6 +476,24 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// What a clean stop leaves of a cell that has an account, where nodes share their region's pools.
+    fn stopped(
+        &self,
+        catalogue: &Catalogue,
+        cells: &mut Cells,
+        (cell, salt): (&Cell, u32),
+        now: Now,
+    ) -> Option<Kept> {
+        let (slot, numbers) = (cell.limit, cell.numbers());
+        let (global, local) = catalogue.global(slot, numbers).zip(catalogue.local(slot, numbers))?;
+        let ground = Ground { global, local, salt, which: None, in_force: catalogue.is_active(slot) };
+        let sessions = self.sessions();
+        cells.with_heap_cell(cell.heap_place()?, |cell| {
+            let HeapCell { account: Some(account), words, .. } = cell else { return None };
+            Some(account.stopped(words, &ground, now, &*sessions))
+        })
     }
 
     /// What soft limits have to tell since the last time this was asked, and how many warnings there was no room for, ever.
@@ -732,8 +760,8 @@ impl Node {
             let is_forgotten = lost.is_some();
             let mut account = Account::restored(&ground, kept.pledge(), now, is_forgotten);
             let words = account.algorithm.resize(live.local.at(salt), state.words(), now);
-            if is_forgotten && self.leases.is_some() {
-                account.count_given_before(words.words(), &ground);
+            if self.leases.is_some() {
+                account.count_given_before(words.words(), &ground, is_forgotten);
             }
             let mut cell = HeapCell::restored(words.words().to_vec());
             cell.forget_held();

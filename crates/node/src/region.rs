@@ -482,9 +482,13 @@ impl Node {
         let then = self.config.empty_handed.filter(|_| !broken(Broken::CrashForgetsSpent))?;
         let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
             || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
+        (recent && self.is_empty_handed_of(catalogue, slot)).then_some(then)
+    }
+
+    /// Whether a crash forgot what was spent of a limit, if there was one.
+    pub(crate) fn is_empty_handed_of(&self, catalogue: &Catalogue, slot: u16) -> bool {
         // Among regions a version may have been adopted, and served, that the disk never had.
-        let forgotten = catalogue.is_empty_handed(slot) || (self.is_shared() && !catalogue.is_durable(slot));
-        (recent && forgotten).then_some(then)
+        catalogue.is_empty_handed(slot) || (self.is_shared() && !catalogue.is_durable(slot))
     }
 
     /// A cell was lent of before this start: the sharing keeps an eye on it.

@@ -616,7 +616,7 @@ fn history(seed: u64) {
     let (forgets, rolls_back, crashes, ways, clocks, alone) =
         (often(), often(), often(), often(), often(), often().saturating_mul(5));
     let disks = if is_kept { often() } else { u64::MAX };
-    let (lost, replaced) = (often(), often());
+    let (lost, replaced, stops) = (often(), often(), often().saturating_mul(2));
     let mut snapshot = world.server.clone();
     for _ in 0..1_500 {
         let place = world.below(nodes as u64) as usize;
@@ -632,6 +632,9 @@ fn history(seed: u64) {
         }
         if world.below(crashes) == 0 {
             world.crash(place);
+        }
+        if world.below(stops) == 0 {
+            world.stop_at_random(place);
         }
         if world.below(lost) == 0 {
             world.lose_disk(place);

@@ -463,6 +463,7 @@ fn history(seed: u64) {
     // One of so many steps.
     let mut often = || [30, 100, 300, u64::MAX][world.below(4) as usize];
     let (orders, forgets, crashes, ways, cuts) = (often(), often(), often(), often(), often());
+    let stops = often().saturating_mul(2);
     // Where most is asked for, a while.
     let mut hot = 0;
     for _ in 0..1_500 {
@@ -492,6 +493,9 @@ fn history(seed: u64) {
         }
         if world.below(crashes) == 0 {
             world.crash(place);
+        }
+        if world.below(stops) == 0 {
+            world.stop_at_random(place);
         }
         if world.below(ways) == 0 {
             let ways = [Way::GOOD, Way::CUT, Way { delay_ns: (MS, 150 * MS), lost: 10 }];

@@ -292,8 +292,9 @@ impl Service {
         Ok((home, store))
     }
 
-    /// The same, of a node that shares its limits with others of its region, and where there are several with those. What earlier processes
-    /// of it spent of their guard shares is not known: of what is open now they count as spent.
+    /// The same, of a node that shares its limits with others of its region, and where there are several with those. What a process
+    /// that crashed spent of its guard shares is not known: of what is open now they count as spent. So do those of a process that went
+    /// by other terms: its shares were others.
     fn among(
         config: Config,
         home: siblings::Home,
@@ -312,19 +313,24 @@ impl Service {
         // Among regions cells are named by the catalogue's key, which is that of whoever makes the first one.
         let key = if member.is_some() { hash_key(Some(&*store), &chance)? } else { home.key };
         let is_new = member.map_or(home.is_new, |(_, was_here)| !was_here);
+        let went_by = store.value(siblings::TERMS)?;
+        let is_same = went_by.is_some_and(|bytes| bytes[..] == terms.to_be_bytes());
+        let stopped = is_same && store.value(STOPPED)?.is_some();
+        if !is_new && !stopped {
+            info!("the node did not stop cleanly: its guard shares of what is open count as spent");
+        }
         let node_config = NodeConfig {
             key,
             memory_bytes: config.memory_bytes,
             durable: false,
-            empty_handed: (!is_new).then_some(now),
+            empty_handed: (!is_new && !stopped).then_some(now),
             home: member.map(|(home, _)| home),
         };
         let node = Arc::new(Node::among(node_config, config.charges, home.place.clone()));
+        let mut reading = Reading::default();
         if member.is_some() {
-            let mut reading = Reading::default();
             let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
             node.resume_home(schedule, now, |id| reading.rows(&*store, id))?;
-            reading.done()?;
         } else if !is_new {
             let mut both = schedule.unwrap_or_default();
             let is_known = |both: &[Scheduled], limit: &Limit| both.iter().any(|s| s.limit.id == limit.id);
@@ -334,7 +340,7 @@ impl Service {
                 }
             }
             node.resume(both, now)?;
-            node.restore_all(now, |_| Vec::new());
+            node.restore_all(now, |id| reading.rows(&*store, id));
         }
         let taken = store.rows(TAKINGS)?;
         let writer = Some(Arc::new(Writer::new(Arc::clone(&node), Arc::clone(&store))));
@@ -343,8 +349,9 @@ impl Service {
         let names = names.among(home.names());
         let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
         if member.is_none() {
-            shared.node.apply(config.live.limits.clone(), now, |_| Vec::new())?;
+            shared.node.apply(config.live.limits.clone(), now, |id| reading.rows(&*store, id))?;
         }
+        reading.done()?;
         if !shared.node.restore_takings(taken, now) {
             home.doubt_takings(&*store)?;
         }
@@ -570,10 +577,6 @@ impl Service {
         let now = self.shared.clock.now();
         for shard in 0..SHARDS {
             self.shared.node.sweep(shard, now);
-        }
-        if self.terms.is_some() {
-            // Of what is shared through a store the next start takes all for spent that is open: it reads no rows.
-            return;
         }
         if let Err(fault) = writer.close(now, &[(STOPPED, Some(b"cleanly"))]) {
             error!(%fault, "stopped without writing the journal: the next start is as after a crash");

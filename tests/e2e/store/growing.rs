@@ -79,9 +79,10 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
         until_ready(&nodes);
         until_pools_grant(&nodes);
     }
-    // Nobody has lost what is left of the window but for guard shares, which count as spent after a start.
+    // Nobody has lost anything of the window: what was held went back, and what was spent of guard shares was written down.
     allowed += use_up(&nodes, ("w", "one"));
-    assert!((150..=200).contains(&allowed), "{allowed} of 200");
+    println!("{allowed} of 200 after two nodes were started again");
+    assert!((196..=200).contains(&allowed), "{allowed} of 200");
     let mut of_other = ask(&nodes, ("w", "four"), 10);
     nodes.push(Node::start_whole(&config(2, 3, scene)));
     is_done(&nodes[0], &["regions", "add", "eu-3", "--weight", "1", "--yes"]);
@@ -89,14 +90,15 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
     until_pools_grant(&nodes);
     let third = slice::from_ref(&nodes[2]);
     eventually("who is new has more than its guard share", || ask(third, ("b", "three"), 50) >= 40);
-    // Of windows that are open the pool goes on as it was, less guard shares that count as spent after a start; who is new has something of it.
+    // Of windows that are open the pool goes on as it was; who is new has something of it.
     let mut of_third = 0;
     eventually("who is new has something of a window that is open", || {
         of_third += ask(third, ("w", "four"), 10);
         of_third >= 20
     });
     of_other += of_third + use_up(&nodes, ("w", "four"));
-    assert!((150..=200).contains(&of_other), "{of_other} of 200");
+    println!("{of_other} of 200 after a node joined");
+    assert!((190..=200).contains(&of_other), "{of_other} of 200");
 
     // It is gone for good, and the pools are lost: by the word that it is gone they grant again, though files name it still.
     nodes[2].kill();

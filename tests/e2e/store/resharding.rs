@@ -120,8 +120,7 @@ fn a_store_has_one_shard_more_while_its_region_serves() {
         assert!(metric(node, "acequia_store_calls_total", &[("shard", &third)]) > 0.0, "it is not called");
     }
 
-    // Of what nobody had asked for all is there, but for guard shares, which count as spent after a start; of buckets that moved there is what
-    // they have got back.
+    // Of what nobody had asked for all is there; of buckets that moved there is what they have got back.
     let mut new = cells("new");
     ask(&mut new, &nodes, 1);
     let has_moved = |cell: &Cell| shard(&nodes[1], cell) == third;

@@ -87,6 +87,14 @@ impl Node {
         }
     }
 
+    /// Makes no call any more: what is left of cells is written down now, and what a later call gave back would be given twice.
+    pub(crate) fn call_no_more(&self) {
+        let Some(leases) = &self.leases else { return };
+        let mut leases = lock(leases);
+        leases.out.clear();
+        leases.begins_ns = u64::MAX;
+    }
+
     /// Whether all that could be given back is, since [`Node::leave_pools`].
     pub fn has_left_pools(&self) -> bool {
         let Some(leases) = &self.leases else { return true };

@@ -181,6 +181,8 @@ pub(crate) struct World {
     pub(crate) regions: Option<Regions>,
     /// What is granted of windows that have not begun is not heard of.
     pub(crate) loses_ahead: bool,
+    /// Nodes look at cells when these are due, and not at the next hundredth of a second.
+    pub(crate) is_prompt: bool,
 }
 
 impl World {
@@ -240,6 +242,7 @@ impl World {
             refused: Vec::new(),
             regions,
             loses_ahead: false,
+            is_prompt: false,
         };
         for number in 1..=nodes as u16 {
             let (node, asker) = world.started(number, nodes, 1, None);
@@ -298,7 +301,7 @@ impl World {
             let rows = |id| disk.map_or_else(Vec::new, |disk| rows_of(disk, id));
             node.resume_home(Vec::new(), now, rows).expect("its own disk");
             (0..nodes).for_each(|other| node.meet(writer(other)));
-        } else if crashed.is_some() {
+        } else if boot > 1 {
             let until = |specs, until_ns| {
                 let limits = scene::limits(specs).into_iter();
                 limits.map(move |limit| acequia_node::Scheduled { limit, from_ns: None, until_ns })
@@ -306,7 +309,8 @@ impl World {
             let retired = until(&self.retired, Some(now.wall_ns.saturating_sub(1)));
             let schedule = until(&self.specs, None).chain(retired).collect();
             node.resume(schedule, now).expect("the same limits");
-            node.restore_all(now, |_| Vec::new());
+            let disk = &self.nodes[place].rows;
+            node.restore_all(now, |id| rows_of(disk, id));
         }
         if self.regions.is_none() {
             scene::apply(&node, &self.specs, now);
@@ -322,15 +326,49 @@ impl World {
         self.nodes.get(place).map_or(began_us, |at| at.knows_from_us)
     }
 
-    /// A node loses its power, and comes back with nothing.
+    /// A node loses its power, and comes back with what is on its disk.
     pub(crate) fn crash(&mut self, place: usize) {
-        let boot = self.nodes[place].boot + 1;
-        let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), boot, Some(self.now(place)));
-        let at = &mut self.nodes[place];
-        (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
+        self.start(place, Some(self.now(place)));
     }
 
-    /// The same, and its disk is gone.
+    fn start(&mut self, place: usize, crashed: Option<Now>) {
+        let boot = self.nodes[place].boot + 1;
+        let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), boot, crashed);
+        let at = &mut self.nodes[place];
+        (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
+        // Before anything is asked.
+        self.write(place);
+    }
+
+    /// A node is stopped, gives back what it holds for so long, and comes back after a pause with what it has written down.
+    pub(crate) fn stop(&mut self, place: usize, (gives_ns, pause_ns): (u64, u64)) {
+        let is_cut = self.regions.as_mut().is_some_and(|regions| !regions.cut.insert(place));
+        self.nodes[place].node.leave_pools(self.now(place));
+        self.pass(gives_ns);
+        self.write(place);
+        let (at, now) = (&self.nodes[place], self.now(place));
+        let (node, is_disk_full) = (Arc::clone(&at.node), at.is_disk_full);
+        let disk = &mut self.nodes[place].rows;
+        if !is_disk_full {
+            node.close(now, |row| drop(disk.insert((row.limit, row.tag), row)));
+        }
+        self.nodes[place].is_hung = true;
+        self.pass(pause_ns);
+        self.nodes[place].is_hung = false;
+        if let Some(regions) = self.regions.as_mut().filter(|_| !is_cut) {
+            regions.cut.remove(&place);
+        }
+        self.start(place, is_disk_full.then(|| self.now(place)));
+    }
+
+    /// The same, for a while; it is in the middle of giving back when it ends, perhaps.
+    pub(crate) fn stop_at_random(&mut self, place: usize) {
+        let (gives_ns, pause_ns) =
+            (self.below(4) * self.below(300 * MS), self.below(2) * self.below(4_000 * MS));
+        self.stop(place, (gives_ns, pause_ns));
+    }
+
+    /// A node loses its power, and its disk is gone.
     pub(crate) fn lose_disk(&mut self, place: usize) {
         let now_us = self.now(place).wall_ns / 1_000;
         let at = &mut self.nodes[place];
@@ -464,8 +502,10 @@ impl World {
             if at.is_hung {
                 continue;
             }
-            if at.ticked_ns == 0 || self.true_ns >= at.ticked_ns + 10 * MS || at.node.calls() {
-                let now = self.now(place);
+            let now = self.now(place);
+            let due_ns = if self.is_prompt { at.node.leases_due_ns() } else { None };
+            let is_due = due_ns.is_some_and(|due_ns| due_ns <= now.steady_ns);
+            if at.ticked_ns == 0 || self.true_ns >= at.ticked_ns + 10 * MS || at.node.calls() || is_due {
                 if self.regions.is_some() {
                     let at = &self.nodes[place];
                     let adopted = at.node.tick(now, |id| Some(rows_of(&at.rows, id)));
