@@ -735,8 +735,7 @@ impl Leases {
         let since = group.remembers_since();
         // While a generation does not grant, the one before it may go on granting to who has not heard of it, and takes leases back at
         // their ends. Whoever is granted more need not be told that it grants.
-        let is_renewed =
-            |is_more: bool| is_more || group.grants() || broken(Broken::LeaseRenewedUngranted);
+        let is_renewed = |is_more: bool| is_more || group.grants() || broken(Broken::LeaseRenewedUngranted);
         let number = if let About::Part { number, .. } = pending.about { number } else { 0 };
         let catalogue = node.catalogue();
         let visit = Visit { node, catalogue: &catalogue, key, now, which: None };

@@ -3,9 +3,9 @@
 use crate::{
     bucket,
     scene::{MS, S},
-    settled, sliding,
+    settled,
     siblings::{Way, World},
-    window,
+    sliding, window,
 };
 
 #[test]
