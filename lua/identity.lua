@@ -9,6 +9,7 @@
 --            4 the microseconds beyond them
 --            5 the server's role: 'master' or 'slave'
 --            6 the id of the history that it replicates
+--            7 what it does when its memory is full: 'noeviction', or another policy
 -- atomic     reads only; all of it is of one moment
 redis.register_function{
   function_name = 'acequia_identity' .. version,
@@ -23,6 +24,7 @@ redis.register_function{
       tonumber(time[2]),
       string.match(replication, 'role:(%a+)'),
       string.match(replication, 'master_replid:(%x+)'),
+      string.match(redis.call('INFO', 'memory'), 'maxmemory_policy:([%w-]+)') or '',
     }
   end,
 }

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -15,7 +15,7 @@ use super::{
     answer::Fault,
     executed::Executed,
     library::{Function, LIBRARY},
-    server::Server,
+    server::{NO_EVICTION, Server},
     settings::Address,
     wire::{Access, Wire, ask, ask_text},
 };
@@ -36,6 +36,8 @@ pub(super) struct Link {
     opened: Instant,
     /// When the question was asked, in microseconds after `opened`, whose answer last showed that it is who it was.
     proved_us: AtomicU64,
+    /// Whether it evicted when it was last looked at.
+    evicted: AtomicBool,
     /// How often the library was loaded over this link.
     loads: AtomicU64,
     /// Held while it is.
@@ -49,6 +51,8 @@ pub(super) struct Link {
 pub(super) enum Pong {
     /// The server answered, after so long.
     Alive(Duration),
+    /// The same, and it evicts since it was last looked at, or does not any more: it must be looked at again.
+    Other(Duration),
     /// It is not what it was when we connected.
     Changed,
     /// Nothing came in time.
@@ -75,6 +79,7 @@ impl Link {
             timeout: access.timeout,
             opened,
             proved_us: AtomicU64::new(0),
+            evicted: AtomicBool::new(false),
             loads: AtomicU64::new(0),
             loading: Mutex::default(),
             broke: Notify::new(),
@@ -101,6 +106,7 @@ impl Link {
     /// It did not answer, or is another one.
     pub(super) async fn look(&self) -> Result<Option<String>, Fault> {
         let server = self.asked().await?;
+        self.evicted.store(server.evicts(), Ordering::Relaxed);
         if let Some(why) = server.unfit() {
             return Ok(Some(why));
         }
@@ -217,12 +223,13 @@ impl Link {
                 };
             }
         };
-        let Some([_, _, _, role, history]) = reply(&answer, operation) else {
+        let Some([_, _, _, role, history, policy]) = reply(&answer, operation) else {
             return Pong::Broken("an answer came to another question".to_owned());
         };
         if is(role, &self.server.role) && is(history, &self.server.history) {
             self.prove(begun);
-            Pong::Alive(begun.elapsed())
+            let is_as_it_was = is(policy, NO_EVICTION) != self.evicted.load(Ordering::Relaxed);
+            if is_as_it_was { Pong::Alive(begun.elapsed()) } else { Pong::Other(begun.elapsed()) }
         } else {
             Pong::Changed
         }

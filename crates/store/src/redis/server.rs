@@ -1,5 +1,8 @@
 //! Which server is at the other end, and whether it is fit to keep limits.
 
+/// What a server does that forgets nothing when its memory is full: it refuses.
+pub(super) const NO_EVICTION: &str = "noeviction";
+
 /// What a server says of itself in `INFO`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Server {
@@ -44,6 +47,11 @@ impl Server {
         format!("{}.{history}", self.run_id)
     }
 
+    /// Whether it may forget what was spent when its memory is full.
+    pub(super) fn evicts(&self) -> bool {
+        self.policy != NO_EVICTION
+    }
+
     /// Why limits must not be kept there, if there is a reason.
     pub(super) fn unfit(&self) -> Option<String> {
         let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
@@ -60,7 +68,7 @@ impl Server {
             return Some("it is a replica: only its primary may be called".to_owned());
         }
         // Without a bound it forgets nothing, until somebody sets one.
-        if self.policy != "noeviction" {
+        if self.evicts() {
             let policy = &self.policy;
             return Some(format!(
                 "it forgets what was spent when its memory is full (maxmemory-policy {policy}): set noeviction"

@@ -84,6 +84,10 @@ async fn watched(
                 shard.timed(round_trip);
                 (silent, rest) = (0, timings.ping_every);
             }
+            Pong::Other(round_trip) => {
+                shard.timed(round_trip);
+                (silent, rest, look_at) = (0, timings.ping_every, Instant::now());
+            }
             Pong::Silent => {
                 (silent, rest) = (silent + 1, Duration::ZERO);
                 if silent == SILENT_MAX {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use acequia_store::redis::{Function, Group, Missed, Redis, ShardState, ShardView};
+use acequia_store::redis::{Function, Group, Missed, Redis, Settings, ShardState, ShardView, Timings};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
@@ -141,7 +141,10 @@ async fn a_primary_that_was_a_replica_meanwhile_is_told_another_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_begins_to_evict_is_not_called_any_more() {
     let servers = [Server::start(&[]), Server::start(&[])];
-    let redis = opened(scene::shards(&servers)).await;
+    let settings = scene::shards(&servers);
+    // It is not looked at again before a ping says that it should be.
+    let timings = Timings { refresh_every: Duration::from_secs(300), ..settings.timings };
+    let redis = opened(Settings { timings, ..settings }).await;
     let ours = |number: &u16| {
         redis.shard(group(*number)).is_some_and(|view| view.address.to_string() == servers[0].address())
     };

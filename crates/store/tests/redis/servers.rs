@@ -30,6 +30,8 @@ pub(crate) struct Server {
     is_sentinel: bool,
     /// The library that gives it a wall clock of its own, where it has one.
     wall: Option<PathBuf>,
+    /// Whether it was started again: while it loads it gives way to all else, as it would on a machine of its own.
+    gives_way: bool,
     /// What `redis-cli` needs beside the port.
     pub(crate) cli_options: Vec<String>,
     child: Option<Child>,
@@ -54,6 +56,7 @@ impl Server {
             options: options.iter().map(ToString::to_string).collect(),
             is_sentinel,
             wall,
+            gives_way: false,
             cli_options: Vec::new(),
             child: None,
         };
@@ -147,6 +150,7 @@ impl Server {
     /// Starts it again on its port.
     pub(crate) fn restart(&mut self) {
         self.kill();
+        self.gives_way = true;
         let begun = Instant::now();
         loop {
             self.spawn();
@@ -166,7 +170,8 @@ impl Server {
     fn spawn(&mut self) {
         let (folder, port) = (self.folder.path().display().to_string(), self.port.to_string());
         let log = fs::File::create(self.folder.path().join("log")).expect("a log");
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new("nice");
+        command.args(["-n", if self.gives_way { "10" } else { "0" }, "redis-server"]);
         if self.is_sentinel {
             let config = self.options.join("\n").replace("{port}", &port).replace("{folder}", &folder);
             let file = self.folder.path().join("sentinel.conf");
