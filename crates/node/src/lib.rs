@@ -108,6 +108,8 @@ pub struct Config {
 #[derive(Debug)]
 pub struct Node {
     config: Config,
+    /// Whether rows of cells are true though there was a crash before: [`leases::Siblings::rows_hold`].
+    rows_hold: bool,
     shards: Box<[Shard]>,
     catalogue: Mutex<Arc<Catalogue>>,
     /// The catalogue's version, for askers to see that theirs is old.
@@ -230,6 +232,7 @@ impl Node {
         let memory = Memory { boot: 1, ..Memory::default() };
         let sharing = config.home.map(|home| Sharing::new(home, Versions::new(home.writer), memory, 0));
         Self {
+            rows_hold: false,
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             catalogue: Mutex::default(),
             version: AtomicU64::new(0),
@@ -424,7 +427,7 @@ impl Node {
     /// The exact state of every cell, journalled or not: written on a clean stop, it loses nothing,
     /// and gives back what was reserved and not used. Nothing may be charged after it, and no pool be called.
     pub fn close(&self, now: Now, mut write: impl FnMut(Row)) {
-        let catalogue = self.catalogue();
+        let (catalogue, now) = (self.catalogue(), self.not_before(now));
         self.call_no_more();
         for (at, shard) in self.shards.iter().enumerate() {
             let mut cells = shard.lock();
@@ -461,11 +464,10 @@ impl Node {
         }
         // What a crash forgot is not known yet: cells that are not there count as spent at that time,
         // as new cells count what others spent in a shared one.
-        let Some(crashed) = self.config.empty_handed else { return };
+        // Where nodes share pools the next process is told when that was.
+        let Some(crashed) = self.config.empty_handed.filter(|_| self.leases.is_none()) else { return };
         let forgotten = |active: &&Active| {
-            !active.durable
-                && self.is_empty_handed_of(&catalogue, active.slot)
-                && !active.limit.algorithm.has_rate()
+            !active.durable && catalogue.is_empty_handed(active.slot) && !active.limit.algorithm.has_rate()
         };
         for active in catalogue.limits.iter().filter(forgotten) {
             for numbers in active.all_numbers() {
@@ -675,7 +677,7 @@ impl Node {
             // Charged since a row was written, perhaps: the limit starts empty-handed instead, also where it comes back
             // only now.
             let lost = match self.config.empty_handed {
-                Some(then) if !durable && (crashed || self.is_shared()) => Some(then),
+                Some(then) if !durable && (crashed || self.is_shared()) && !self.rows_hold => Some(then),
                 _ => None,
             };
             let (forgotten, rows): (Vec<Row>, Vec<Row>) =

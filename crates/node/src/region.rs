@@ -338,8 +338,8 @@ impl Node {
         lock(&self.registry).slot_of(limit)
     }
 
-    pub(crate) const fn is_empty_handed(&self) -> bool {
-        self.config.empty_handed.is_some()
+    pub(crate) const fn empty_handed(&self) -> Option<Now> {
+        self.config.empty_handed
     }
 
     /// The wall never goes back behind this time while the process lives: what was forgotten of an earlier window is
@@ -482,13 +482,9 @@ impl Node {
         let then = self.config.empty_handed.filter(|_| !broken(Broken::CrashForgetsSpent))?;
         let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
             || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
-        (recent && self.is_empty_handed_of(catalogue, slot)).then_some(then)
-    }
-
-    /// Whether a crash forgot what was spent of a limit, if there was one.
-    pub(crate) fn is_empty_handed_of(&self, catalogue: &Catalogue, slot: u16) -> bool {
         // Among regions a version may have been adopted, and served, that the disk never had.
-        catalogue.is_empty_handed(slot) || (self.is_shared() && !catalogue.is_durable(slot))
+        let forgotten = catalogue.is_empty_handed(slot) || (self.is_shared() && !catalogue.is_durable(slot));
+        (recent && forgotten).then_some(then)
     }
 
     /// A cell was lent of before this start: the sharing keeps an eye on it.

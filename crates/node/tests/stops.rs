@@ -39,7 +39,7 @@ fn a_guard_share_is_what_it_was_before_a_stop() {
         }
         // Slots hold a little more back than was asked for; a bucket has earned less than a unit.
         assert!(!world.ask(0, "k", 1), "{spec:?}: {}", world.admitted(0, "k"));
-        // A crash forgets; so does the stop after it.
+        // A crash forgets; so does the stop after it, and what is elsewhere is found nevertheless.
         world.crash(0);
         world.stop(0, (S, S));
         assert!(!world.ask(0, "k", 1) && !world.ask(0, "another", 1), "{spec:?}");
@@ -145,4 +145,69 @@ fn stopped_and_crashed() {
 #[test]
 fn what_a_stop_has_written_is_true_once() {
     stopped_and_crashed();
+}
+
+/// One node has spent all of its guard share and crashes; then it is stopped, and started again, with limits that change.
+fn crashed_and_stopped(change: impl Fn(&mut World)) {
+    for spec in algorithms() {
+        let mut world = World::of_new(2, &[spec.clone()], GUARD);
+        world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+        while world.ask(0, "k", 1) {}
+        assert!(world.admitted(0, "k") >= SHARE * 4 / 5, "{spec:?}");
+        world.crash(0);
+        change(&mut world);
+        let before = world.admitted(0, "k");
+        for _ in 0..3 * SHARE {
+            world.ask(0, "k", 1);
+        }
+        let all = world.admitted(0, "k");
+        assert!(all <= before, "{spec:?}: {all}, and {before} was all");
+    }
+}
+
+#[test]
+fn what_a_crash_forgot_counts_as_spent_whatever_is_stopped_after_it() {
+    crashed_and_stopped(|world| world.stop(0, (S, S)));
+    // Two stops; and numbers that are lowered and raised again between them.
+    crashed_and_stopped(|world| {
+        world.stop(0, (S, S));
+        world.stop(0, (S, S));
+    });
+    crashed_and_stopped(|world| {
+        let specs = world.specs.clone();
+        let half = |spec: &LimitSpec| {
+            let mut spec = spec.clone();
+            spec.fixed_window.iter_mut().for_each(|window| window.limit /= 2);
+            spec.sliding_window.iter_mut().for_each(|window| window.limit /= 2);
+            spec.token_bucket.iter_mut().for_each(|bucket| bucket.burst /= 2);
+            spec
+        };
+        world.renumber(&specs.iter().map(half).collect::<Vec<_>>());
+        world.ask(0, "k", 1);
+        world.stop(0, (S, S));
+        world.renumber(&specs);
+    });
+    // The limit is not in force when the node stops.
+    crashed_and_stopped(|world| {
+        let specs = world.specs.clone();
+        world.renumber(&[]);
+        world.pass(S);
+        world.stop(0, (S, S));
+        world.renumber(&specs);
+    });
+}
+
+/// What a node has not asked for between a crash and a stop is denied by its guard share, and had of the pool.
+#[test]
+fn pools_are_open_to_who_was_stopped_after_a_crash() {
+    let mut world = World::of_new(2, &[window("l", 1_000, "1000s")], GUARD);
+    world.pass(S);
+    world.crash(0);
+    world.stop(0, (S, S));
+    world.pass(S);
+    (0..400).for_each(|_| {
+        world.ask_patiently(0, "k", 1);
+        world.pass(5 * MS);
+    });
+    assert!(world.admitted(0, "k") >= 350, "{}", world.admitted(0, "k"));
 }

@@ -34,6 +34,9 @@ use crate::{
 const KEY: &str = "hash_key";
 pub(crate) const SCHEDULE: &str = "schedule";
 const STOPPED: &str = "stopped";
+/// When a node among others of its region last began after a crash: steady clock and wall, in nanoseconds. What it did not write down since,
+/// when it stopped cleanly, counts as spent then.
+const CRASHED: &str = "crashed";
 
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +133,8 @@ pub struct Service {
     siblings: Option<(siblings::Home, Option<Way>)>,
     /// What the nodes of its region go by, where there are several.
     terms: Option<u64>,
+    /// When it began after a crash, among others of its region.
+    crashed: Option<Now>,
     /// When the certificates were written that are in use.
     certificates: Option<SystemTime>,
 }
@@ -244,7 +249,18 @@ impl Service {
             webhooks.replace(hooks);
         }
         let me = home.map(|(home, _)| home.writer);
-        Ok(Self { config, shared, store, chance, key, me, siblings: None, terms: None, certificates: None })
+        Ok(Self {
+            config,
+            shared,
+            store,
+            chance,
+            key,
+            me,
+            siblings: None,
+            terms: None,
+            crashed: None,
+            certificates: None,
+        })
     }
 
     /// The same of a config with a store that nodes share, and of pools that the caller brought in its place. Waits in the runtime
@@ -316,17 +332,24 @@ impl Service {
         let went_by = store.value(siblings::TERMS)?;
         let is_same = went_by.is_some_and(|bytes| bytes[..] == terms.to_be_bytes());
         let stopped = is_same && store.value(STOPPED)?.is_some();
-        if !is_new && !stopped {
-            info!("the node did not stop cleanly: its guard shares of what is open count as spent");
-        }
+        let crashed = match store.value(CRASHED)? {
+            _ if is_new => None,
+            Some(bytes) if stopped => Some(crash(&bytes, home.place.clock_error_ns, now)?),
+            None if stopped => None,
+            _ => {
+                info!("the node did not stop cleanly: its guard shares of what is open count as spent");
+                Some(now)
+            }
+        };
         let node_config = NodeConfig {
             key,
             memory_bytes: config.memory_bytes,
             durable: false,
-            empty_handed: (!is_new && !stopped).then_some(now),
+            empty_handed: crashed,
             home: member.map(|(home, _)| home),
         };
-        let node = Arc::new(Node::among(node_config, config.charges, home.place.clone()));
+        let place = acequia_node::leases::Siblings { rows_hold: stopped, ..home.place.clone() };
+        let node = Arc::new(Node::among(node_config, config.charges, place));
         let mut reading = Reading::default();
         if member.is_some() {
             let schedule = schedule.filter(|_| !is_new).unwrap_or_default();
@@ -360,6 +383,7 @@ impl Service {
             webhooks.replace(hooks);
         }
         let (siblings, terms) = (Some((home, way)), Some(terms));
+        let crashed = crashed.filter(|_| !stopped);
         Ok(Self {
             config,
             shared,
@@ -369,6 +393,7 @@ impl Service {
             me: member.map(|(home, _)| home.writer),
             siblings,
             terms,
+            crashed,
             certificates: None,
         })
     }
@@ -413,6 +438,10 @@ impl Service {
         values.extend(incarnation.as_ref().map(|bytes| (INCARNATION, Some(&bytes[..]))));
         let terms = self.terms.map(u64::to_be_bytes);
         values.extend(terms.as_ref().map(|bytes| (siblings::TERMS, Some(&bytes[..]))));
+        let crashed = self
+            .crashed
+            .map(|Now { steady_ns, wall_ns }| [steady_ns.to_be_bytes(), wall_ns.to_be_bytes()].concat());
+        values.extend(crashed.as_ref().map(|bytes| (CRASHED, Some(&bytes[..]))));
         writer.write(&[], &values)?;
         Ok(())
     }
@@ -615,6 +644,18 @@ impl Reading {
     fn done(self) -> Result<(), StartError> {
         self.fault.map_or(Ok(()), |fault| Err(fault.into()))
     }
+}
+
+/// The last start after a crash, as [`CRASHED`] has it, by the clocks of today: no longer ago than the walls say for sure, where they are
+/// wrong by `error_ns` at most.
+fn crash(bytes: &[u8], error_ns: u64, now: Now) -> Result<Now, StartError> {
+    let fault = || StartError::Value { what: CRASHED, cause: format!("{} bytes, not 16", bytes.len()) };
+    let (steady, wall) = bytes.split_first_chunk::<8>().ok_or_else(fault)?;
+    let wall = <[u8; 8]>::try_from(wall).map_err(|_| fault())?;
+    let (steady_ns, wall_ns) = (u64::from_be_bytes(*steady), u64::from_be_bytes(wall));
+    let surely_ns = now.wall_ns.saturating_sub(wall_ns).saturating_sub(2 * error_ns);
+    let ago_ns = now.steady_ns.saturating_sub(steady_ns).min(surely_ns);
+    Ok(Now { steady_ns: now.steady_ns - ago_ns, wall_ns })
 }
 
 fn hash_key(store: Option<&dyn Store>, chance: &Chance) -> Result<HashKey, StartError> {

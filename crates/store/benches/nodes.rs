@@ -152,6 +152,7 @@ fn node(clock: Clock) -> Arc<Node> {
         begun_us: 0,
         knows_from_us: None,
         is_new: true,
+        rows_hold: false,
         generations: Vec::new(),
     };
     let config = Config {

@@ -298,10 +298,10 @@ impl Sharing {
             let begun = |limit: &Limit| Scheduled { limit: limit.clone(), from_ns: None, until_ns: None };
             schedule = limits.iter().map(begun).collect();
         }
-        if node.is_empty_handed() {
+        if let Some(crashed) = node.empty_handed() {
             // What was spent before the crash, under an earlier version perhaps, is over by then.
             let is_kept = node.leases.is_none();
-            self.forgotten_until_ns = now.steady_ns.saturating_add(self.forgotten_ns(&limits, is_kept));
+            self.forgotten_until_ns = crashed.steady_ns.saturating_add(self.forgotten_ns(&limits, is_kept));
         }
         node.resume(schedule, now)?;
         node.restore_all(now, &mut rows);

@@ -143,9 +143,13 @@ pub(crate) fn apply(node: &Node, specs: &[LimitSpec], now: Now) {
 
 /// Asks for `cost` units of `key` in the domain `shop`.
 pub(crate) fn ask<'a>(asker: &'a mut Asker, key: &str, cost: u64, now: Now) -> &'a Answer {
+    ask_as(asker, key, cost, now, Ask::CHECK)
+}
+
+pub(crate) fn ask_as<'a>(asker: &'a mut Asker, key: &str, cost: u64, now: Now, ask: Ask) -> &'a Answer {
     let mut request = Request::new("shop", &[("key", key)]);
     request.cost = cost;
-    asker.check(&request, now, Ask::CHECK)
+    asker.check(&request, now, ask)
 }
 
 pub(crate) fn passes(asker: &mut Asker, key: &str, cost: u64, now: Now) -> bool {

@@ -9,7 +9,7 @@ use std::{
 
 use acequia_limits::{CellTag, Descriptor, LimitId, Now, limit::LimitSpec};
 use acequia_node::{
-    Asker, Config, Holding, Home, Keep, Node, Row, TAKINGS,
+    Ask, Asker, Config, Holding, Home, Keep, Node, Row, TAKINGS,
     leases::{CALL_NS, Call, GROUPS, Heard, PoolName, Question, Said, Siblings},
     sharing,
 };
@@ -23,7 +23,7 @@ use acequia_rights::{
 };
 
 use crate::scene::{
-    self, KEY, MS, ROOMY, START,
+    self, KEY, MS, ROOMY, S, START,
     ledger::{Ledger, Promise, Terms},
 };
 
@@ -110,6 +110,8 @@ pub(crate) struct Place1 {
     pub(crate) node: Arc<Node>,
     pub(crate) asker: Asker,
     boot: u32,
+    /// When it last began after a crash.
+    crashed: Option<Now>,
     /// What is on its disk: the generations that it has heard of, what it took of windows, and since when it has written that down.
     pub(crate) generations: Vec<Heard>,
     rows: BTreeMap<(LimitId, CellTag), Row>,
@@ -145,6 +147,8 @@ pub(crate) struct Regions {
     pub(crate) delay_ns: (u64, u64),
     /// Nodes that no frame comes from or goes to.
     pub(crate) cut: BTreeSet<usize>,
+    /// Frames from region to region, and their bytes.
+    pub(crate) crossed: (u64, u64),
 }
 
 pub(crate) fn writer(place: usize) -> Writer {
@@ -198,6 +202,7 @@ impl World {
             servers: (1..nodes.len()).map(|_| Server::new()).collect(),
             delay_ns: (MS, 20 * MS),
             cut: BTreeSet::new(),
+            crossed: (0, 0),
         };
         Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
     }
@@ -245,12 +250,13 @@ impl World {
             is_prompt: false,
         };
         for number in 1..=nodes as u16 {
-            let (node, asker) = world.started(number, nodes, 1, None);
+            let (node, asker) = world.started(number, nodes, 1, (None, false));
             let way = Way::GOOD;
             world.nodes.push(Place1 {
                 node,
                 asker,
                 boot: 1,
+                crashed: None,
                 generations: Vec::new(),
                 rows: BTreeMap::new(),
                 knows_from_us: if is_new { 0 } else { START.wall_ns / 1_000 },
@@ -266,7 +272,13 @@ impl World {
         world
     }
 
-    fn started(&self, number: u16, nodes: usize, boot: u32, crashed: Option<Now>) -> (Arc<Node>, Asker) {
+    fn started(
+        &self,
+        number: u16,
+        nodes: usize,
+        boot: u32,
+        (crashed, rows_hold): (Option<Now>, bool),
+    ) -> (Arc<Node>, Asker) {
         let place = usize::from(number) - 1;
         let is_mate = |other: &u16| {
             let of = self.regions.as_ref().map(|regions| &regions.of);
@@ -290,6 +302,7 @@ impl World {
             begun_us: now.wall_ns / 1_000,
             knows_from_us: self.is_kept.then(|| self.knows_from_us(place, now)),
             is_new: self.is_new,
+            rows_hold,
             generations: self.nodes.get(place).map_or_else(Vec::new, |at| at.generations.clone()),
         };
         let home = Home { writer: writer(place), loan_ttl_ns: sharing::LOAN_TTL_NS };
@@ -328,11 +341,13 @@ impl World {
 
     /// A node loses its power, and comes back with what is on its disk.
     pub(crate) fn crash(&mut self, place: usize) {
-        self.start(place, Some(self.now(place)));
+        self.nodes[place].crashed = Some(self.now(place));
+        self.start(place, false);
     }
 
-    fn start(&mut self, place: usize, crashed: Option<Now>) {
+    fn start(&mut self, place: usize, rows_hold: bool) {
         let boot = self.nodes[place].boot + 1;
+        let crashed = (self.nodes[place].crashed, rows_hold);
         let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), boot, crashed);
         let at = &mut self.nodes[place];
         (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
@@ -358,7 +373,10 @@ impl World {
         if let Some(regions) = self.regions.as_mut().filter(|_| !is_cut) {
             regions.cut.remove(&place);
         }
-        self.start(place, is_disk_full.then(|| self.now(place)));
+        if is_disk_full {
+            return self.crash(place);
+        }
+        self.start(place, true);
     }
 
     /// The same, for a while; it is in the middle of giving back when it ends, perhaps.
@@ -406,8 +424,35 @@ impl World {
     /// Asks for units of a key, of the limit that has the key's first letter for a name; says whether they are there. What
     /// passes is counted.
     pub(crate) fn ask(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        self.ask_as(place, key, cost, Ask::CHECK).0
+    }
+
+    /// The same, and where the node says that it may be worth it the caller waits for so long, and is asked about again when units came.
+    pub(crate) fn ask_and_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        let node = Arc::clone(&self.nodes[place].node);
+        let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK);
+        let until_ns = self.true_ns + patience_ns;
+        if is_allowed {
+            return true;
+        }
+        while self.true_ns < until_ns {
+            let news = node.news();
+            while self.true_ns < until_ns && node.news() == news {
+                self.pass((MS / 10).min(until_ns - self.true_ns));
+            }
+            if self.ask_as(place, key, cost, Ask::CHECK.again()).0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Gives how long the caller may wait, too.
+    fn ask_as(&mut self, place: usize, key: &str, cost: u64, ask: Ask) -> (bool, u64) {
         let now = self.now(place);
-        let answer = scene::ask(&mut self.nodes[place].asker, key, cost, now);
+        let node = Arc::clone(&self.nodes[place].node);
+        let answer = scene::ask_as(&mut self.nodes[place].asker, key, cost, now, ask);
+        let patience_ns = node.patience_ns(answer, &node.catalogue(), S, 0);
         let (is_allowed, limits) = (answer.allowed, answer.limits.clone());
         if is_allowed {
             let now = self.true_now();
@@ -420,7 +465,7 @@ impl World {
                 ledger.admit(&format!("{} {key} at node {place}", spec.name), limit.units, now);
             }
         }
-        is_allowed
+        (is_allowed, patience_ns)
     }
 
     /// Asks again until it passes, as a caller would that waits for pools at most; says whether it passed.
@@ -574,8 +619,12 @@ impl World {
     }
 
     fn send_frame(&mut self, from: usize, to: usize, frame: Vec<u8>) {
-        let Some(regions) = &self.regions else { return };
+        let Some(regions) = &mut self.regions else { return };
         let (least, most) = regions.delay_ns;
+        if regions.of[from] != regions.of[to] {
+            regions.crossed.0 += 1;
+            regions.crossed.1 += frame.len() as u64;
+        }
         if !regions.cut.contains(&from) && !regions.cut.contains(&to) {
             let at_ns = self.true_ns + least + self.below(most - least);
             self.sent += 1;
