@@ -23,6 +23,10 @@ const SOON_NS: u64 = 60_000_000;
 const IDLE_NS: u64 = 10_000_000_000;
 /// What is not used for so long goes back.
 const SPARE_NS: u64 = 1_000_000_000;
+/// A pool of which there are fewer units a node is *scarce*: what one holds and does not use the others miss. So nodes hold no unit of
+/// it that they would not use while it is full once, give back what is not used for so long, and else ask for each.
+const SCARCE: u64 = 8;
+const SCARCE_SPARE_NS: u64 = 100_000_000;
 /// What waits for the store's word is looked at again after so long.
 const WORD_NS: u64 = 50_000_000;
 /// What has an end is renewed so often.
@@ -104,6 +108,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// Whether what a node holds of the pool and does not use is missed by others.
+    const fn is_scarce(&self) -> bool {
+        self.pool.units < SCARCE * self.nodes && self.nodes > 1
+    }
+
     /// What of the pool this node would like to hold, to have so much besides what other regions have been lent and are to be given.
     fn beside_others(&self, own: Part) -> Part {
         let all = |own: u64, lent: u64, for_others: u64, standing: u64| {
@@ -371,15 +380,22 @@ impl Leased {
     /// A bucket, of which so much is held. The whole limit gives `rate_milli` units a second, in thousandths.
     pub(super) fn bucket(&mut self, seen: &Seen, held: Part, rate_milli: u64, now: Now) -> Option<Flow> {
         let liked = seen.beside_others(Part { rate: self.asked_rate(rate_milli), units: 0 });
-        let rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
-        let along = along(seen.pool, rate).max(liked.units);
+        let mut rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
+        let mut along = along(seen.pool, rate).max(liked.units);
+        let is_scarce = seen.is_scarce();
+        if is_scarce && u128::from(seen.pool.units) * u128::from(rate) < u128::from(seen.pool.rate) {
+            // Less than a unit goes along.
+            let of_others = seen.beside_others(Part::default());
+            (rate, along) = (of_others.rate, of_others.units);
+        }
         let needed = self.needed(seen);
         let has = held.units + seen.standing.units;
         let is_low = self.demand.events_milli() > 0 && seen.available < (has / 4).min(self.soon().max(1));
         if needed > 0 || is_low {
             self.tight_ns = now.steady_ns;
         }
-        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > SPARE_NS;
+        let spare_ns = if is_scarce { SCARCE_SPARE_NS } else { SPARE_NS };
+        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > spare_ns;
         let mut flow = Flow { keeps: held, ..Flow::default() };
         if self.is_idle(now) {
             flow.keeps = Part { rate: held.rate.min(liked.rate), units: held.units.min(liked.units) };
@@ -389,14 +405,20 @@ impl Leased {
             if held.rate > rate + rate / 8 {
                 flow.keeps.rate = rate;
             }
-            if is_spare && held.units > along + along / 2 + 1 {
+            if is_scarce {
+                let asks = needed > 0 && now.steady_ns >= self.quiet_until_ns;
+                let goes = asks || is_spare || seen.available == 0;
+                flow.keeps.units = if goes { held.units.min(along) } else { held.units };
+            } else if is_spare && held.units > along + along / 2 + 1 {
                 flow.keeps.units = along.max(held.units.saturating_sub(seen.available)).max(liked.units);
             }
-            flow.wanted.rate = liked.rate.saturating_sub(flow.keeps.rate);
+            let liked_rate = if is_scarce { rate } else { liked.rate };
+            flow.wanted.rate = liked_rate.saturating_sub(flow.keeps.rate);
             flow.wanted.units = along.saturating_sub(flow.keeps.units);
             if (needed > 0 || is_low) && now.steady_ns >= self.quiet_until_ns {
                 flow.needed = needed.max(1);
-                flow.wanted.units = flow.wanted.units.max(has).max(flow.needed);
+                let more = if is_scarce { 0 } else { has };
+                flow.wanted.units = flow.wanted.units.max(more).max(flow.needed);
             }
         }
         let grows = rate > held.rate + held.rate / 8 || flow.wanted.units > 0;
@@ -407,18 +429,28 @@ impl Leased {
 
     /// A sliding window, of which so many units are held.
     pub(super) fn sliding(&mut self, seen: &Seen, held: u64, window_ns: u64, now: Now) -> Option<Flow> {
-        let ahead = self.wanted_in(window_ns).saturating_add(u64::from(self.demand.events_milli() > 0));
+        let is_scarce = seen.is_scarce();
+        let some = u64::from(self.demand.events_milli() > 0);
+        let ahead = if is_scarce { 0 } else { self.wanted_in(window_ns).saturating_add(some) };
         let aim = seen.beside_others(Part { rate: 0, units: ahead }).units;
         let needed = self.needed(seen);
         if needed > 0 || aim > held {
             self.tight_ns = now.steady_ns;
         }
-        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > SPARE_NS.max(window_ns / 4);
+        let spare_ns = if is_scarce { SCARCE_SPARE_NS } else { SPARE_NS.max(window_ns / 4) };
+        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > spare_ns;
         let part = |units| Part { rate: 0, units };
         let mut flow = Flow { keeps: part(held), ..Flow::default() };
         if self.is_idle(now) {
             flow.keeps = part(held.min(aim));
             flow.wanted = part(aim - flow.keeps.units);
+        } else if is_scarce {
+            if needed > 0 && now.steady_ns >= self.quiet_until_ns {
+                (flow.wanted, flow.needed) = (part(aim.saturating_sub(held).max(needed)), needed);
+            } else if is_spare {
+                // What was used in the last window stays.
+                flow.keeps = part(held.saturating_sub(seen.available).max(aim.min(held)));
+            }
         } else if is_spare && held > aim + aim / 4 {
             flow.keeps = part(aim);
         } else if now.steady_ns >= self.quiet_until_ns {
