@@ -13,9 +13,9 @@ use siblings::{Way, World};
 
 /// Guard shares together, in percent.
 const GUARD: u8 = 10;
-/// A store is lost so long after it was asked last; cells that nobody asks for hear of it when their group is next looked at.
+/// A store is lost so long after it was asked last; and then soon for cells that nobody asks for.
 const LOST: u64 = S;
-const NOTICED: u64 = 6 * S;
+const NOTICED: u64 = 3 * S / 2;
 /// A store that is back has answered for every group by then.
 const FOUND: u64 = S;
 

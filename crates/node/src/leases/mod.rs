@@ -238,6 +238,8 @@ pub(crate) struct Leases {
     lost: BTreeSet<u16>,
     /// Of those, the ones to ask now, since another was found again.
     sought: BTreeSet<u16>,
+    /// Groups to ask at once, since another one was lost and may not be the only one; and when that last began: steady clock.
+    doubted: (BTreeSet<u16>, u64),
     /// Nodes that are left out, until when: steady clock.
     left_out: BTreeMap<u16, u64>,
     /// Since when it is known what was taken of windows: wall clock, in microseconds.
@@ -299,6 +301,7 @@ impl Leases {
             silent: BTreeSet::new(),
             lost: BTreeSet::new(),
             sought: BTreeSet::new(),
+            doubted: (BTreeSet::new(), 0),
             cells: BTreeMap::new(),
             held: Held::default(),
             leaving: None,
@@ -422,7 +425,8 @@ impl Leases {
         }
     }
 
-    /// Asks groups again for which nobody answered, until their store counts as lost: one call that was lost is no such thing. From then
+    /// Asks groups again for which nobody answered, until their store counts as lost: one call that was lost is no such thing. All others
+    /// are asked then, too: cells that nobody asks for shall not hear of it when they are. From then
     /// on they are asked as all others are, now and then, and at once when the first of them is found again.
     fn keep_silent(&mut self, node: &Node, now: Now) {
         for number in self.silent.clone() {
@@ -431,12 +435,25 @@ impl Leases {
                 self.silent.remove(&number);
                 self.lost.insert(number);
                 node.losses.set(number, true);
+                if now.steady_ns.saturating_sub(self.doubted.1) >= WATCH_NS {
+                    let others = (0..GROUPS).filter(|other| !self.lost.contains(other));
+                    self.doubted = (others.collect(), now.steady_ns);
+                }
             } else if group.may_be_asked_again(now.steady_ns) {
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
-        let sought: Vec<u16> = self.sought.iter().copied().collect();
         let mut asked = 0;
+        while asked < FIRST_MAX
+            && let Some(number) = self.doubted.0.pop_first()
+        {
+            let group = &self.groups[usize::from(number)];
+            if group.may_be_watched() && !self.silent.contains(&number) {
+                asked += 1;
+                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+            }
+        }
+        let sought: Vec<u16> = self.sought.iter().copied().collect();
         for number in sought {
             let group = &self.groups[usize::from(number)];
             if !self.lost.contains(&number) || !group.grants() {
