@@ -610,7 +610,7 @@ fn lent_and_ordered() {
 
 /// One node has lent nearly all that its region's pool has to another one, since the other one of its region hears of nobody.
 fn lent_by_one() -> World {
-    let mut world = shared(bucket("b", "100/s", 20), [1, 1, 9, 9]);
+    let mut world = shared(bucket("b", "100/s", 30), [1, 1, 9, 9]);
     cut(&mut world, &[3]);
     passes(&mut world, &[1], 40);
     world

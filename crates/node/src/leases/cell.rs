@@ -23,8 +23,8 @@ const SOON_NS: u64 = 60_000_000;
 const IDLE_NS: u64 = 10_000_000_000;
 /// What is not used for so long goes back.
 const SPARE_NS: u64 = 1_000_000_000;
-/// A pool of which there are fewer units a node is *scarce*: what one holds and does not use the others miss. So nodes hold no unit of
-/// it that they would not use while it is full once, give back what is not used for so long, and else ask for each.
+/// A pool of which there are fewer units a node, at once and in each second, is *scarce*: what one holds and does not use the others miss.
+/// So nodes hold no unit of it that they would not use while it is full once, give back what is not used for so long, and else ask for each.
 const SCARCE: u64 = 8;
 const SCARCE_SPARE_NS: u64 = 100_000_000;
 /// What waits for the store's word is looked at again after so long.
@@ -108,9 +108,10 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether what a node holds of the pool and does not use is missed by others.
-    const fn is_scarce(&self) -> bool {
-        self.pool.units < SCARCE * self.nodes && self.nodes > 1
+    /// Whether what a node holds of the pool and does not use is missed by others, of one that gives so many thousandths of a unit a second.
+    const fn is_scarce(&self, a_second_milli: u64) -> bool {
+        let few = SCARCE * self.nodes;
+        self.nodes > 1 && self.pool.units < few && a_second_milli < few * 1_000
     }
 
     /// What of the pool this node would like to hold, to have so much besides what other regions have been lent and are to be given.
@@ -382,7 +383,8 @@ impl Leased {
         let liked = seen.beside_others(Part { rate: self.asked_rate(rate_milli), units: 0 });
         let mut rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
         let mut along = along(seen.pool, rate).max(liked.units);
-        let is_scarce = seen.is_scarce();
+        let of_pool_milli = u128::from(rate_milli) * u128::from(seen.pool.rate) / u128::from(RATE_PARTS);
+        let is_scarce = seen.is_scarce(u64::try_from(of_pool_milli).unwrap_or(u64::MAX));
         if is_scarce && u128::from(seen.pool.units) * u128::from(rate) < u128::from(seen.pool.rate) {
             // Less than a unit goes along.
             let of_others = seen.beside_others(Part::default());
@@ -416,7 +418,10 @@ impl Leased {
             flow.wanted.rate = liked_rate.saturating_sub(flow.keeps.rate);
             flow.wanted.units = along.saturating_sub(flow.keeps.units);
             if (needed > 0 || is_low) && now.steady_ns >= self.quiet_until_ns {
-                flow.needed = needed.max(1);
+                // Of a scarce pool what goes back with the call counted as there.
+                let unspent = seen.available.saturating_sub(seen.standing.units);
+                let back = if is_scarce { (held.units - flow.keeps.units).min(unspent) } else { 0 };
+                flow.needed = needed.max(1) + back;
                 let more = if is_scarce { 0 } else { has };
                 flow.wanted.units = flow.wanted.units.max(more).max(flow.needed);
             }
@@ -429,7 +434,8 @@ impl Leased {
 
     /// A sliding window, of which so many units are held.
     pub(super) fn sliding(&mut self, seen: &Seen, held: u64, window_ns: u64, now: Now) -> Option<Flow> {
-        let is_scarce = seen.is_scarce();
+        let a_second_milli = u128::from(seen.pool.units) * 1_000_000_000_000 / u128::from(window_ns.max(1));
+        let is_scarce = seen.is_scarce(u64::try_from(a_second_milli).unwrap_or(u64::MAX));
         let some = u64::from(self.demand.events_milli() > 0);
         let ahead = if is_scarce { 0 } else { self.wanted_in(window_ns).saturating_add(some) };
         let aim = seen.beside_others(Part { rate: 0, units: ahead }).units;
@@ -445,7 +451,7 @@ impl Leased {
             flow.keeps = part(held.min(aim));
             flow.wanted = part(aim - flow.keeps.units);
         } else if is_scarce {
-            if needed > 0 && now.steady_ns >= self.quiet_until_ns {
+            if (needed > 0 || aim > held) && now.steady_ns >= self.quiet_until_ns {
                 (flow.wanted, flow.needed) = (part(aim.saturating_sub(held).max(needed)), needed);
             } else if is_spare {
                 // What was used in the last window stays.
