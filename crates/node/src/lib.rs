@@ -39,7 +39,7 @@ mod table;
 mod visit;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering},
@@ -108,8 +108,8 @@ pub struct Config {
 #[derive(Debug)]
 pub struct Node {
     config: Config,
-    /// Whether rows of cells are true though there was a crash before: [`leases::Siblings::rows_hold`].
-    rows_hold: bool,
+    /// Whose rows of cells are true though there was a crash before: [`leases::Siblings::rows_hold`].
+    rows_hold: BTreeSet<LimitId>,
     shards: Box<[Shard]>,
     catalogue: Mutex<Arc<Catalogue>>,
     /// The catalogue's version, for askers to see that theirs is old.
@@ -232,7 +232,7 @@ impl Node {
         let memory = Memory { boot: 1, ..Memory::default() };
         let sharing = config.home.map(|home| Sharing::new(home, Versions::new(home.writer), memory, 0));
         Self {
-            rows_hold: false,
+            rows_hold: BTreeSet::new(),
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             catalogue: Mutex::default(),
             version: AtomicU64::new(0),
@@ -330,6 +330,11 @@ impl Node {
     /// The limits in force, and when: what [`Node::resume`] needs after a restart.
     pub fn schedule(&self) -> Vec<Scheduled> {
         lock(&self.registry).schedule()
+    }
+
+    /// The limits that were in force at any time since the start: of these [`Node::close`] leaves what is true.
+    pub fn known_limits(&self) -> Vec<LimitId> {
+        lock(&self.registry).known().collect()
     }
 
     /// The limits in force.
@@ -677,7 +682,9 @@ impl Node {
             // Charged since a row was written, perhaps: the limit starts empty-handed instead, also where it comes back
             // only now.
             let lost = match self.config.empty_handed {
-                Some(then) if !durable && (crashed || self.is_shared()) && !self.rows_hold => Some(then),
+                Some(then) if !durable && (crashed || self.is_shared()) && !self.rows_hold.contains(id) => {
+                    Some(then)
+                }
                 _ => None,
             };
             let (forgotten, rows): (Vec<Row>, Vec<Row>) =

@@ -26,7 +26,7 @@ fn algorithms() -> [LimitSpec; 4] {
 #[test]
 fn a_guard_share_is_what_it_was_before_a_stop() {
     for spec in algorithms() {
-        let mut world = World::of_new(2, &[spec.clone()], GUARD);
+        let mut world = World::of_new(2, std::slice::from_ref(&spec), GUARD);
         world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
         for part in 1..=4 {
             let before = world.admitted(0, "k");
@@ -150,7 +150,7 @@ fn what_a_stop_has_written_is_true_once() {
 /// One node has spent all of its guard share and crashes; then it is stopped, and started again, with limits that change.
 fn crashed_and_stopped(change: impl Fn(&mut World)) {
     for spec in algorithms() {
-        let mut world = World::of_new(2, &[spec.clone()], GUARD);
+        let mut world = World::of_new(2, std::slice::from_ref(&spec), GUARD);
         world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
         while world.ask(0, "k", 1) {}
         assert!(world.admitted(0, "k") >= SHARE * 4 / 5, "{spec:?}");
@@ -184,6 +184,16 @@ fn what_a_crash_forgot_counts_as_spent_whatever_is_stopped_after_it() {
         };
         world.renumber(&specs.iter().map(half).collect::<Vec<_>>());
         world.ask(0, "k", 1);
+        world.stop(0, (S, S));
+        world.renumber(&specs);
+    });
+    // What was written of a limit that is gone when the node crashes is older than that.
+    crashed_and_stopped(|world| {
+        let specs = world.specs.clone();
+        world.stop(0, (S, S));
+        world.renumber(&[]);
+        world.pass(S);
+        world.crash(0);
         world.stop(0, (S, S));
         world.renumber(&specs);
     });

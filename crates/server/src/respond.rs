@@ -167,7 +167,7 @@ pub(crate) mod lost {
             begun_us: NOW.wall_ns / 1_000,
             knows_from_us: None,
             is_new: false,
-            rows_hold: false,
+            rows_hold: std::collections::BTreeSet::new(),
             generations: Vec::new(),
         };
         let key = HashKey([7; 16]);

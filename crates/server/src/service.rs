@@ -1,9 +1,9 @@
 //! A node from its config to its end, whatever it stands on: take over what was in force, put the config in force, reload,
 //! leave behind what a clean stop leaves.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::SystemTime};
+use std::{collections::BTreeSet, net::SocketAddr, path::Path, sync::Arc, time::SystemTime};
 
-use acequia_limits::{HashKey, Limit, LimitId, limit::LimitSpec};
+use acequia_limits::{HashKey, Limit, LimitId, Now, limit::LimitSpec};
 use acequia_mesh::{Event, Mesh, MeshError};
 use acequia_node::{
     CatalogueFault, Change, ChangeKind, Config as NodeConfig, Node, ResumeFault, Row, SHARDS, Scheduled,
@@ -37,6 +37,8 @@ const STOPPED: &str = "stopped";
 /// When a node among others of its region last began after a crash: steady clock and wall, in nanoseconds. What it did not write down since,
 /// when it stopped cleanly, counts as spent then.
 const CRASHED: &str = "crashed";
+/// The limits that such a node knew when it stopped cleanly, by their ids: of others the disk may have what is older than a crash.
+const KNEW: &str = "knew";
 
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -348,7 +350,11 @@ impl Service {
             empty_handed: crashed,
             home: member.map(|(home, _)| home),
         };
-        let place = acequia_node::leases::Siblings { rows_hold: stopped, ..home.place.clone() };
+        let rows_hold = match store.value(KNEW)? {
+            Some(bytes) if stopped => known(&bytes)?,
+            _ => BTreeSet::new(),
+        };
+        let place = acequia_node::leases::Siblings { rows_hold, ..home.place.clone() };
         let node = Arc::new(Node::among(node_config, config.charges, place));
         let mut reading = Reading::default();
         if member.is_some() {
@@ -607,7 +613,11 @@ impl Service {
         for shard in 0..SHARDS {
             self.shared.node.sweep(shard, now);
         }
-        if let Err(fault) = writer.close(now, &[(STOPPED, Some(b"cleanly"))]) {
+        let knew = self.shared.node.known_limits();
+        let knew: Vec<u8> = knew.iter().flat_map(|id| id.0.to_be_bytes()).collect();
+        let knew = self.terms.is_some().then_some((KNEW, Some(&knew[..])));
+        let values: Vec<_> = knew.into_iter().chain([(STOPPED, Some(&b"cleanly"[..]))]).collect();
+        if let Err(fault) = writer.close(now, &values) {
             error!(%fault, "stopped without writing the journal: the next start is as after a crash");
         }
     }
@@ -653,9 +663,24 @@ fn crash(bytes: &[u8], error_ns: u64, now: Now) -> Result<Now, StartError> {
     let (steady, wall) = bytes.split_first_chunk::<8>().ok_or_else(fault)?;
     let wall = <[u8; 8]>::try_from(wall).map_err(|_| fault())?;
     let (steady_ns, wall_ns) = (u64::from_be_bytes(*steady), u64::from_be_bytes(wall));
+    // The catalogue may allow walls to be wrong by a little more than the file does.
+    let error_ns = 2 * error_ns;
     let surely_ns = now.wall_ns.saturating_sub(wall_ns).saturating_sub(2 * error_ns);
     let ago_ns = now.steady_ns.saturating_sub(steady_ns).min(surely_ns);
+    // A wall that was far ahead then would have all that begins until then count as spent.
+    let wall_ns = wall_ns.min(now.wall_ns.saturating_add(2 * error_ns));
     Ok(Now { steady_ns: now.steady_ns - ago_ns, wall_ns })
+}
+
+/// What [`KNEW`] has.
+fn known(bytes: &[u8]) -> Result<BTreeSet<LimitId>, StartError> {
+    let (ids, rest) = bytes.as_chunks::<16>();
+    let fault = || StartError::Value { what: KNEW, cause: format!("{} bytes, not 16 each", bytes.len()) };
+    if rest.is_empty() {
+        Ok(ids.iter().map(|id| LimitId(u128::from_be_bytes(*id))).collect())
+    } else {
+        Err(fault())
+    }
 }
 
 fn hash_key(store: Option<&dyn Store>, chance: &Chance) -> Result<HashKey, StartError> {

@@ -275,7 +275,7 @@ impl Home {
             begun_us: now_us,
             knows_from_us: Some(knows_from_us),
             is_new: known.is_none() && generations.is_empty(),
-            rows_hold: false,
+            rows_hold: BTreeSet::new(),
             generations,
         };
         let mut redis = settings.redis.clone();

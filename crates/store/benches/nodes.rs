@@ -152,7 +152,7 @@ fn node(clock: Clock) -> Arc<Node> {
         begun_us: 0,
         knows_from_us: None,
         is_new: true,
-        rows_hold: false,
+        rows_hold: std::collections::BTreeSet::new(),
         generations: Vec::new(),
     };
     let config = Config {

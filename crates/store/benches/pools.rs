@@ -126,7 +126,6 @@ async fn begun(pools: &RedisPools, group: Group) -> Generation {
         nodes,
         knows_from_us: 0,
         is_new: false,
-        rows_hold: false,
         before: Generation::default(),
         wall_us: wall_us(),
         slack_us: 0,

@@ -102,6 +102,11 @@ impl Registry {
         Ok(())
     }
 
+    /// Those of which it ever made numbers.
+    pub(crate) fn known(&self) -> impl Iterator<Item = LimitId> + '_ {
+        self.by_id.iter().filter(|(id, _)| self.knows(**id)).map(|(id, _)| *id)
+    }
+
     /// Puts other limits in force, and says what that changes.
     pub(crate) fn apply(&mut self, limits: Vec<Limit>, now: Now) -> Result<Vec<Change>, CatalogueFault> {
         self.refuse(&limits)?;

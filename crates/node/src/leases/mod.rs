@@ -133,9 +133,9 @@ pub struct Siblings {
     pub knows_from_us: Option<u64>,
     /// Whether there is nothing on the node's disk. Then a region that has never granted anything grants all from the beginning.
     pub is_new: bool,
-    /// Whether what is on the disk of cells is true, though an earlier process crashed ([`crate::Config::empty_handed`] says when): a later one
-    /// has stopped cleanly, and written what it knew.
-    pub rows_hold: bool,
+    /// Limits of which what is on the disk of cells is true, though an earlier process crashed ([`crate::Config::empty_handed`] says when): the
+    /// last one stopped cleanly, and knew them ([`Node::known_limits`]). What is there of others may be older than the crash.
+    pub rows_hold: BTreeSet<LimitId>,
     /// The last generation of each group that earlier processes have heard of, as [`Node::unkept_generations`] gave it; of none where
     /// it is not there.
     pub generations: Vec<Heard>,
@@ -882,7 +882,7 @@ impl Node {
                 lock(&node.registry).set_terms(terms);
             }
         }
-        node.rows_hold = siblings.rows_hold;
+        node.rows_hold.clone_from(&siblings.rows_hold);
         let leases = Leases::new(siblings);
         node.places = Places::of(leases.who());
         node.leases = Some(Mutex::new(leases));

@@ -250,7 +250,7 @@ impl World {
             is_prompt: false,
         };
         for number in 1..=nodes as u16 {
-            let (node, asker) = world.started(number, nodes, 1, (None, false));
+            let (node, asker) = world.started(number, nodes, 1, (None, BTreeSet::new()));
             let way = Way::GOOD;
             world.nodes.push(Place1 {
                 node,
@@ -277,7 +277,7 @@ impl World {
         number: u16,
         nodes: usize,
         boot: u32,
-        (crashed, rows_hold): (Option<Now>, bool),
+        (crashed, rows_hold): (Option<Now>, BTreeSet<LimitId>),
     ) -> (Arc<Node>, Asker) {
         let place = usize::from(number) - 1;
         let is_mate = |other: &u16| {
@@ -342,10 +342,10 @@ impl World {
     /// A node loses its power, and comes back with what is on its disk.
     pub(crate) fn crash(&mut self, place: usize) {
         self.nodes[place].crashed = Some(self.now(place));
-        self.start(place, false);
+        self.start(place, BTreeSet::new());
     }
 
-    fn start(&mut self, place: usize, rows_hold: bool) {
+    fn start(&mut self, place: usize, rows_hold: BTreeSet<LimitId>) {
         let boot = self.nodes[place].boot + 1;
         let crashed = (self.nodes[place].crashed, rows_hold);
         let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), boot, crashed);
@@ -376,7 +376,7 @@ impl World {
         if is_disk_full {
             return self.crash(place);
         }
-        self.start(place, true);
+        self.start(place, node.known_limits().into_iter().collect());
     }
 
     /// The same, for a while; it is in the middle of giving back when it ends, perhaps.

@@ -213,7 +213,7 @@ impl Fleet {
             begun_us: now.wall_ns / 1_000,
             knows_from_us: None,
             is_new: false,
-            rows_hold: false,
+            rows_hold: std::collections::BTreeSet::new(),
             generations: heard.lock().expect("no panic").clone(),
         };
         let config = Config {
