@@ -200,7 +200,7 @@ impl Account {
         let (usage, open) = (Usage::of(words), self.open());
         let counts = usage.used >= self.standing.units || !is_forgotten;
         if usage.end_ns == open.end_ns && counts {
-            let given = open.given().iter().fold(0, |sum: u64, (_, units)| sum.saturating_add(*units));
+            let given = open.given_total();
             self.windows_mut().given_before = (usage.end_ns, given);
             self.rebuild(ground);
         }

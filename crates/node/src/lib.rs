@@ -22,6 +22,7 @@ mod account;
 mod asker;
 mod catalogue;
 mod charges;
+mod close;
 pub mod difference;
 mod explain;
 mod index;
@@ -332,11 +333,6 @@ impl Node {
         lock(&self.registry).schedule()
     }
 
-    /// The limits that were in force at any time since the start: of these [`Node::close`] leaves what is true.
-    pub fn known_limits(&self) -> Vec<LimitId> {
-        lock(&self.registry).known().collect()
-    }
-
     /// The limits in force.
     pub fn catalogue(&self) -> Arc<Catalogue> {
         Arc::clone(&lock(&self.catalogue))
@@ -427,80 +423,6 @@ impl Node {
         if at == 0 {
             self.sweep_overflow(&catalogue, now);
         }
-    }
-
-    /// The exact state of every cell, journalled or not: written on a clean stop, it loses nothing,
-    /// and gives back what was reserved and not used. Nothing may be charged after it, and no pool be called.
-    pub fn close(&self, now: Now, mut write: impl FnMut(Row)) {
-        let (catalogue, now) = (self.catalogue(), self.not_before(now));
-        self.call_no_more();
-        for (at, shard) in self.shards.iter().enumerate() {
-            let mut cells = shard.lock();
-            let all: Vec<Cell> = cells.table.iter().copied().collect();
-            for cell in all {
-                let tag = whole_tag(at, &cell);
-                let numbers = (cell.limit, cell.numbers());
-                let local = catalogue.local(numbers.0, numbers.1);
-                let (Some(limit), Some(local)) = (catalogue.id(cell.limit), local) else { continue };
-                let words = cells.words(&cell);
-                let state = match cells.account_of(&cell) {
-                    Some(_) if self.leases.is_some() => {
-                        self.stopped(&catalogue, &mut cells, (&cell, tag.salt()), now)
-                    }
-                    Some(account) => {
-                        Some(Kept::new(&account.algorithm, words, now).with_pledge(account.pledge()))
-                    }
-                    None => Some(Kept::new(local.at(tag.salt()), words, now)),
-                };
-                write(Row { limit, tag, state });
-            }
-        }
-        for (limit, most, words) in catalogue.all_forgotten(now) {
-            write(Row { limit, tag: FORGOTTEN, state: Some(Kept::new(most, &words, now)) });
-        }
-        let mut write = |slot: u16, numbers: u16, tag: CellTag, words: &[u64]| {
-            if let (Some(limit), Some(local)) = (catalogue.id(slot), catalogue.local(slot, numbers)) {
-                write(Row { limit, tag, state: Some(Kept::new(local.least(), words, now)) });
-            }
-        };
-        let shared = lock(&self.overflow);
-        for (key, cell) in shared.iter() {
-            write(key.slot, key.numbers, overflow_tag(key.numbers), &cell.words);
-        }
-        // What a crash forgot is not known yet: cells that are not there count as spent at that time,
-        // as new cells count what others spent in a shared one.
-        // Where nodes share pools the next process is told when that was.
-        let Some(crashed) = self.config.empty_handed.filter(|_| self.leases.is_none()) else { return };
-        let forgotten = |active: &&Active| {
-            !active.durable && catalogue.is_empty_handed(active.slot) && !active.limit.algorithm.has_rate()
-        };
-        for active in catalogue.limits.iter().filter(forgotten) {
-            for numbers in active.all_numbers() {
-                if !shared.contains_key(&OverflowKey { slot: active.slot, numbers }) {
-                    let Some(local) = catalogue.local(active.slot, numbers) else { continue };
-                    let spent = self.spent(local.least(), crashed, None);
-                    write(active.slot, numbers, overflow_tag(numbers), spent.words());
-                }
-            }
-        }
-    }
-
-    /// What a clean stop leaves of a cell that has an account, where nodes share their region's pools.
-    fn stopped(
-        &self,
-        catalogue: &Catalogue,
-        cells: &mut Cells,
-        (cell, salt): (&Cell, u32),
-        now: Now,
-    ) -> Option<Kept> {
-        let (slot, numbers) = (cell.limit, cell.numbers());
-        let (global, local) = catalogue.global(slot, numbers).zip(catalogue.local(slot, numbers))?;
-        let ground = Ground { global, local, salt, which: None, in_force: catalogue.is_active(slot) };
-        let sessions = self.sessions();
-        cells.with_heap_cell(cell.heap_place()?, |cell| {
-            let HeapCell { account: Some(account), words, .. } = cell else { return None };
-            Some(account.stopped(words, &ground, now, &*sessions))
-        })
     }
 
     /// What soft limits have to tell since the last time this was asked, and how many warnings there was no room for, ever.

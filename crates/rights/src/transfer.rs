@@ -58,6 +58,11 @@ impl Transfers {
         &self.given
     }
 
+    /// What was given to all of them.
+    pub fn given_total(&self) -> u64 {
+        sum(&self.given)
+    }
+
     /// What was received from each region, cumulative, by region.
     pub fn received(&self) -> &[(Region, u64)] {
         &self.received

@@ -5,11 +5,12 @@
 //! and not given back, `R` received, `G` given away and `used` spent, `S + T + R - G - used` are left. The next process begins
 //! with `T = 0` and counts `G` among what it has, as was done with what processes before this one gave, `B`
 //! ([`Account::count_given_before`]): so it owes `used + G - B - T`, and where that is less than nothing, nothing.
+//! `R` is kept on the disk only beside what was given; where nothing was, it is lost, which is the safe side.
 //! Units that a call was about to give back count as given back when the call was made, whether or not it arrives.
 
 use acequia_limits::{Algorithm, Now, Part, window::Usage};
 use acequia_rights::{
-    Sessions,
+    Sessions, Transfers,
     broken::{Broken, broken},
 };
 
@@ -31,9 +32,7 @@ impl Account {
             return Kept::new(&self.algorithm, words, now).with_pledge(self.pledge());
         };
         let Usage { end_ns, used, ahead } = Usage::of(words);
-        let given = self.transfers_of(end_ns).map_or(0, |transfers| {
-            transfers.given().iter().fold(0, |sum: u64, (_, units)| sum.saturating_add(*units))
-        });
+        let given = self.transfers_of(end_ns).map_or(0, Transfers::given_total);
         let (before_ns, before) = self.windows().given_before;
         let before = if before_ns == end_ns { before } else { 0 };
         let of_pool = |end_ns| {

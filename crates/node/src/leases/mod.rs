@@ -29,6 +29,7 @@ mod places;
 mod takings;
 mod terms;
 mod view;
+mod watch;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -41,14 +42,14 @@ use acequia_rights::{
     broken::{Broken, broken},
     pool::{
         AGREEMENT, Generation, Refused, Taker,
-        group::{Assertion, Begin, Known},
+        group::{Assertion, Known},
         slack_us,
     },
 };
 
 use self::{
     cell::Leased,
-    group::{Group, Need},
+    group::Group,
     held::Held,
     look::{Scene, is_unsure, look_at},
     mates::Mates,
@@ -402,115 +403,6 @@ impl Leases {
             self.pending.first_key_value().filter(|(_, p)| p.sent_ns < lost_ns).map(|(id, _)| *id)
         {
             self.answer(node, id, &Said::Nothing, now);
-        }
-    }
-
-    /// Notes a call to which nobody answered, or that somebody did.
-    fn note_silence(&mut self, node: &Node, pending: &Pending, is_answered: bool, now: Now) {
-        let number = pending.group;
-        let group = &mut self.groups[usize::from(number)];
-        if !is_answered {
-            if group.is_silent(pending.sent_ns, now.steady_ns) && !self.lost.contains(&number) {
-                self.silent.insert(number);
-            }
-            return;
-        }
-        group.speaks(now.steady_ns);
-        self.silent.remove(&number);
-        if self.lost.remove(&number) {
-            node.losses.set(number, false);
-            if self.sought.is_empty() {
-                self.sought.clone_from(&self.lost);
-            }
-        }
-    }
-
-    /// Asks groups again for which nobody answered, until their store counts as lost: one call that was lost is no such thing. All others
-    /// are asked then, too: cells that nobody asks for shall not hear of it when they are. From then
-    /// on they are asked as all others are, now and then, and at once when the first of them is found again.
-    fn keep_silent(&mut self, node: &Node, now: Now) {
-        for number in self.silent.clone() {
-            let group = &self.groups[usize::from(number)];
-            if group.is_lost(now.steady_ns) {
-                self.silent.remove(&number);
-                self.lost.insert(number);
-                node.losses.set(number, true);
-                if now.steady_ns.saturating_sub(self.doubted.1) >= WATCH_NS {
-                    let others = (0..GROUPS).filter(|other| !self.lost.contains(other));
-                    self.doubted = (others.collect(), now.steady_ns);
-                }
-            } else if group.may_be_asked_again(now.steady_ns) {
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
-            }
-        }
-        let mut asked = 0;
-        while asked < FIRST_MAX
-            && let Some(number) = self.doubted.0.pop_first()
-        {
-            let group = &self.groups[usize::from(number)];
-            if group.may_be_watched() && !self.silent.contains(&number) {
-                asked += 1;
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
-            }
-        }
-        let sought: Vec<u16> = self.sought.iter().copied().collect();
-        for number in sought {
-            let group = &self.groups[usize::from(number)];
-            if !self.lost.contains(&number) || !group.grants() {
-                self.sought.remove(&number);
-            } else if group.may_be_watched() && asked < FIRST_MAX {
-                asked += 1;
-                self.sought.remove(&number);
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
-            }
-        }
-    }
-
-    /// Begins generations, and says that all was told.
-    fn keep_groups(&mut self, now: Now) {
-        self.watch_groups(now);
-        let unsettled: Vec<u16> = self.unsettled.iter().copied().collect();
-        let absent = self.absent(now);
-        let mut first = 0;
-        for number in unsettled {
-            let group = &self.groups[usize::from(number)];
-            if group.grants() {
-                self.unsettled.remove(&number);
-                continue;
-            }
-            let generation = group.generation();
-            let question = match group.need(now.steady_ns) {
-                None => continue,
-                Some(Need::Begin(..)) if first >= FIRST_MAX => continue,
-                Some(Need::Begin(heard, goes_on)) => {
-                    Question::Begin(Begin { heard, by: self.taker(), goes_on })
-                }
-                Some(Need::Assert(_)) => Question::Assert(self.assertion(group, now), absent.clone()),
-            };
-            first += usize::from(matches!(question, Question::Begin(_)));
-            self.call_group((number, generation), question, now);
-        }
-    }
-
-    /// Asks groups that grant how they are, one after the other.
-    fn watch_groups(&mut self, now: Now) {
-        let each_ns = WATCH_NS / u64::from(GROUPS);
-        let (mut number, since_ns) = self.watched;
-        let mut at_ns = since_ns.max(now.steady_ns.saturating_sub(WATCH_NS));
-        while at_ns + each_ns <= now.steady_ns {
-            at_ns += each_ns;
-            number = (number + 1) % GROUPS;
-            let group = &self.groups[usize::from(number)];
-            if group.may_be_watched() {
-                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
-            }
-        }
-        self.watched = (number, at_ns);
-    }
-
-    fn call_group(&mut self, (number, generation): (u16, Generation), question: Question, now: Now) {
-        if let Some(id) = self.call((number, generation), About::Group, question, now) {
-            self.groups[usize::from(number)].calls(id);
         }
     }
 
