@@ -118,3 +118,26 @@ fn what_few_units_there_are_is_found_at_every_node() {
         }
     }
 }
+
+/// A request for two units, at a node that holds one of them: what goes back with its call comes with the answer, so it passes when it
+/// is asked again.
+#[test]
+fn what_needs_two_units_of_a_scarce_pool_has_them() {
+    for cell in 0..4 {
+        let mut world = World::new(10, &[bucket("l", "20/s", 20)], 10, 1);
+        world.is_prompt = true;
+        world.pass(60 * S);
+        let key = format!("l{cell}");
+        world.ask(0, &key, 2);
+        world.pass(5 * MS);
+        // Of what came for that another request takes one.
+        world.ask(0, &key, 1);
+        let calls = world.calls;
+        let tries = (0..25).take_while(|_| {
+            world.pass(20 * MS);
+            !world.ask(0, &key, 2)
+        });
+        let tries = tries.count();
+        assert!(tries <= 3 && world.calls <= calls + 8, "{tries} tries, {} calls", world.calls - calls);
+    }
+}
