@@ -78,6 +78,19 @@ impl Usage {
         }
     }
 
+    /// What owes no less than either, of two cells whose windows may end at different times.
+    #[must_use]
+    pub fn join(self, other: Self) -> Self {
+        let (used, ahead) = (self.used.max(other.used), self.ahead.max(other.ahead));
+        let end_ns = self.end_ns.max(other.end_ns);
+        if self.end_ns == other.end_ns {
+            return Self { end_ns, used, ahead };
+        }
+        // What one has in a window the other may have in the next.
+        let most = used.max(ahead);
+        Self { end_ns, used: most, ahead: most }
+    }
+
     /// The words of a state with a margin.
     pub const fn words(self) -> [u64; 3] {
         [self.end_ns, self.used, self.ahead]

@@ -9,7 +9,7 @@ use acequia_limits::{
     Now, Reason, Request,
     limit::{LimitSpec, NoWait},
 };
-use acequia_node::{Ask, Asker, MEMORY_BYTES_MIN, Node, SHARDS};
+use acequia_node::{Ask, Asker, Config, MEMORY_BYTES_MIN, Node, SHARDS};
 use proptest::{collection::vec, prelude::*, sample::select};
 use scene::{
     HOUR, MINUTE, MS, S, START,
@@ -299,6 +299,49 @@ fn an_override_that_is_added_does_not_forget_what_its_keys_spent_before() {
     scene::apply(&node, &[with_override(scene::window("w", 30, "1h"), "31", None)], START);
     let more = scene::drain(&mut node.asker(), &key, START);
     assert!(20 + more <= 31, "20 and then {more}");
+}
+
+/// Each key spent six units, and the node crashed. It began again with numbers that gave as much, or three; whichever it has then.
+#[test]
+fn what_a_crash_forgot_is_not_given_back_through_a_shared_cell() {
+    let bucket = |units| scene::bucket("b", "60/h", units);
+    let window = |units| scene::staggered("w", units, "1m");
+    let log = |units| scene::sliding("s", units, "1m");
+    let slots = |units| scene::slots("s", units, "1m", 4);
+    let specs: [&dyn Fn(u64) -> LimitSpec; 4] = [&bucket, &window, &log, &slots];
+    for spec in specs {
+        for units in [3, 6] {
+            let config = Config {
+                key: scene::KEY,
+                memory_bytes: MEMORY_BYTES_MIN,
+                durable: false,
+                empty_handed: Some(START),
+                home: None,
+            };
+            let crashed = scene::small_node(&[spec(6)], false, START);
+            let node = Arc::new(Node::new(config));
+            node.resume(crashed.schedule(), START).expect("a schedule that fits");
+            scene::apply(&node, &[spec(units)], START);
+            // By now of each some has come back, or all to others.
+            let now = START.later(if spec(units).token_bucket.is_some() { 5 * MINUTE } else { 40 * S });
+            if spec(units).sliding_window.is_none() {
+                scene::flood(&node, "flood", now);
+                assert!(node.usage().overflowing > 0, "{:?}", spec(units));
+            }
+            scene::apply(&node, &[spec(6)], now);
+            let mut asker = node.asker();
+            let hourly = if spec(units).token_bucket.is_some() { 60 } else { 0 };
+            for key in 0..400 {
+                let key = format!("key-{key}");
+                let peek = scene::ask_as(&mut asker, &key, 1, now, Ask::PEEK);
+                let promise = Promise::of(&spec(6), peek.limits[0].tag);
+                let mut ledger = Ledger::new(promise, Terms { limit: 6, hourly }, START);
+                ledger.admit(&key, 6, START);
+                let passed = scene::drain(&mut asker, &key, now);
+                ledger.admit(&key, passed, now);
+            }
+        }
+    }
 }
 
 #[test]

@@ -14,7 +14,9 @@ use std::{
     sync::{Arc, MutexGuard, atomic::Ordering},
 };
 
-use acequia_limits::{Algorithm, CellTag, Mode, Now, Reason, Request, Verdict, algorithm::State};
+use acequia_limits::{
+    Algorithm, CellTag, Mode, Now, Reason, Request, Verdict, algorithm::State, window::Usage,
+};
 use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
@@ -439,11 +441,11 @@ impl<'a> Check<'a, '_> {
             } else {
                 let words = cells.words(cells.table.at(place));
                 let state = self.carry(hit, numbers, words);
-                let (algorithm, salt) = (self.algorithm(hit), hit.tag.salt());
-                let (numbers, algorithm) = ((active.slot, hit.numbers), (algorithm, salt));
-                let state =
-                    self.node.not_less_than_forgotten(self.catalogue, numbers, algorithm, self.now, state);
-                cells.rewrite(place, hit.numbers, state);
+                cells.rewrite(
+                    place,
+                    hit.numbers,
+                    self.not_less_than_forgotten(hit, self.algorithm(hit), state),
+                );
             }
         }
         if active.durable && cells.table.at(place).heap_place().is_none() {
@@ -485,6 +487,44 @@ impl<'a> Check<'a, '_> {
         self.node.initial(self.catalogue, numbers, self.algorithm(hit), hit.tag.salt(), self.now)
     }
 
+    /// The state of a cell beside one that new cells share: what that says, and whatever a restart forgot of its own. What is shared was
+    /// made for another one, which may have had fewer units, or a window that began after the restart.
+    #[cold]
+    fn state_beside(&self, hit: &Hit, shared: &HeapCell) -> State {
+        let algorithm = self.algorithm(hit);
+        let state = match algorithm.is_inline() {
+            true => State::Inline([shared.words[0], shared.words[1]]),
+            false => State::Heap(shared.words.clone()),
+        };
+        match algorithm {
+            // A shared bucket began with all that its own numbers may have owed, and goes on by those.
+            _ if hit.place == Place::Shared && algorithm.has_rate() => state,
+            Algorithm::FixedWindow(window) => {
+                let (own, shared) = (Usage::of(self.initial(hit).words()), Usage::of(state.words()));
+                // What is over owes nothing, and would be said to be open.
+                let is_open = !window.is_idle(own, self.now.wall_ns);
+                let all = if is_open { own.join(shared) } else { shared };
+                if algorithm.is_inline() {
+                    State::Inline([all.end_ns, all.used])
+                } else {
+                    State::Heap(all.words().to_vec())
+                }
+            }
+            _ => self.not_less_than_forgotten(hit, algorithm, state),
+        }
+    }
+
+    fn not_less_than_forgotten(&self, hit: &Hit, algorithm: &Algorithm, state: State) -> State {
+        let numbers = (self.limit(hit).slot, hit.numbers);
+        self.node.not_less_than_forgotten(
+            self.catalogue,
+            numbers,
+            (algorithm, hit.tag.salt()),
+            self.now,
+            state,
+        )
+    }
+
     /// Whether the cell is taken to owe something that a restart forgot.
     fn is_forgotten(&self, hit: &Hit) -> bool {
         let numbers = (self.limit(hit).slot, hit.numbers);
@@ -504,6 +544,8 @@ impl<'a> Check<'a, '_> {
             for old in heirs {
                 if let Some(cell) = shared.remove(&old) {
                     let state = self.carry(hit, old.numbers, &cell.words);
+                    let least = self.local(self.limit(hit), hit.numbers).least();
+                    let state = self.not_less_than_forgotten(hit, least, state);
                     shared.insert(key, HeapCell::new(state.words().to_vec()));
                 }
             }

@@ -80,8 +80,7 @@ impl Check<'_, '_> {
                 let usage = shared.and_then(|shared| self.shared_cell(hit, shared));
                 over = if usage.is_some() { Reason::Overflow } else { over };
                 let initial = match usage {
-                    Some(cell) if algorithm.is_inline() => State::Inline([cell.words[0], cell.words[1]]),
-                    Some(cell) => State::Heap(cell.words.clone()),
+                    Some(cell) => self.state_beside(hit, cell),
                     None => self.initial(hit),
                 };
                 let units = hit.units.saturating_add(before);
