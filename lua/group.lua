@@ -32,7 +32,7 @@ register('acequia_group' .. version, function(keys, arguments)
     return how_it_is(keys, arguments, 'unknown')
   end
   if not is_here or number_of(group.generation) < heard then
-    local goes_on = is_here and arguments[7] == '1'
+    local goes_on = is_here and arguments[7] == '1' and has_mark(keys)
     local before = goes_on and (group.grants and group.generation or group.before) or NEVER
     -- A first: nothing was kept when its first one began, and none has granted before this one.
     group.first = number_of(group.generation) == 0 or (goes_on and not group.grants and group.first == true)
@@ -40,6 +40,7 @@ register('acequia_group' .. version, function(keys, arguments)
     group.generation = string.format('%.0f:%s', above, arguments[6])
     if before == NEVER then
       group.since = group.generation
+      redis.call('ZADD', keys[3], '+inf', MARK)
     end
     group.before, group.unsure, group.doubts = before, {}, { fresh = 0, burned = 0 }
     group.place, group.grants, group.asserted = arguments[1], false, {}

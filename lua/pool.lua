@@ -6,7 +6,8 @@
 -- All functions of pools are called alike:
 -- keys       1 the group's record
 --            2 the cell, where there is one
---            3 when cells may be dropped: a sorted set of their keys by wall clock, in microseconds
+--            3 when cells may be dropped: a sorted set of their keys by wall clock, in microseconds; and a mark that it is the one that
+--              was there when the group's pools began to remember
 -- arguments  1 what the caller was told of this server when it connected: the place
 --            2 the operation's id
 --            3 the map: what all nodes must go by, and after an `@` the distribution among regions that groups are part of, if they are
@@ -25,6 +26,8 @@ local WEIGHT_MAX = 2 ^ 50
 local NODES_MAX = 64
 local RATE_PARTS = 2 ^ 20
 local NEVER = '0:0:0:0'
+-- In the set of when cells may be dropped, for good. No cell has this key.
+local MARK = '-'
 
 -- Of Lua's own libraries nothing is there while functions are loaded: only when they run.
 local function min(...)
@@ -113,11 +116,16 @@ local function cell_of(keys, group, new)
   return new, not cell
 end
 
+-- Whether all cells are known by when they may be dropped, that were there since the group's pools remember: the set is the one it was.
+local function has_mark(keys)
+  return redis.call('ZSCORE', keys[3], MARK) ~= false
+end
+
 -- The same of a pool. One that is not there, though it is known when it may be dropped, was lost, by an eviction or by hand, and so may
--- others have been: nothing is known of its group any more.
+-- others have been: nothing is known of its group any more. Nor is it where that set was lost, too.
 local function pool_of(keys, group, new)
   local cell, is_absent = cell_of(keys, group, new)
-  if is_absent and redis.call('ZSCORE', keys[3], keys[2]) then
+  if is_absent and (redis.call('ZSCORE', keys[3], keys[2]) or not has_mark(keys)) then
     redis.call('ZREM', keys[3], keys[2])
     group.place = ''
     redis.call('SET', keys[1], cmsgpack.pack(group))

@@ -35,6 +35,37 @@ async fn a_cell_that_was_deleted_is_unknown_and_so_is_its_group() {
     assert!(matches!(full, Answer::Done(got) if got.part.units == 10), "{full:?}");
 }
 
+/// What a server evicts, or somebody deletes, is any of a group's keys: as long as its record is there, the others are missed.
+#[tokio::test(flavor = "multi_thread")]
+async fn whichever_keys_of_a_group_are_deleted_its_pools_are_unknown() {
+    let servers = [Server::start(&[])];
+    let redis = RedisPools::new(opened(shards(&servers)).await, 0);
+    let mut generation = begun(&redis, START_US).await;
+    let (mut call, mut later) = (0, START_US);
+    for lost in [&["*:b", "*:due"][..], &["*:due", "*:b"], &["*:b"], &["*:due"]] {
+        // A bucket of ten a second fills.
+        (call, later) = (call + 1, later + 10_000_000);
+        let whole = ask(&redis, generation, call, later).await;
+        assert!(matches!(whole, Answer::Done(got) if got.part.units == 10), "{whole:?}");
+        for pattern in lost {
+            let key = servers[0].cli(&["--raw", "KEYS", pattern]);
+            assert_eq!(servers[0].cli(&["DEL", key.trim()]).trim(), "1", "{pattern}: {key}");
+        }
+        call += 1;
+        let after = ask(&redis, generation, call, later).await;
+        if lost.iter().any(|pattern| *pattern == "*:b") {
+            assert!(matches!(after, Answer::Unknown(_)), "{lost:?}: {after:?}");
+            generation = begun(&redis, later).await;
+        } else {
+            // The cell is there, and says what was spent of it.
+            assert!(
+                matches!(after, Answer::Done(got) if got.owed == 10 || got.part.units <= 10),
+                "{after:?}"
+            );
+        }
+    }
+}
+
 /// It is the same process, on the same connection, and nobody has looked meanwhile; what was kept of the group came back with the copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_took_its_successors_state_grants_nothing_by_that() {
