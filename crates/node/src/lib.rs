@@ -288,9 +288,13 @@ impl Node {
         rows: impl FnMut(LimitId) -> Vec<Row>,
     ) -> Result<Vec<Change>, CatalogueFault> {
         // Whoever looks at cells of pools goes by one catalogue all the while.
-        let _held = self.leases.as_ref().map(lock);
+        let mut held = self.leases.as_ref().map(lock);
         let (changes, taken) = self.apply_limits(limits, now, rows)?;
         self.take_from_disk(taken);
+        if let Some(leases) = &mut held {
+            // Of what was lowered nobody goes on with more than its part, whether or not the store is there to hear of it.
+            leases.shrink_all(self, &self.catalogue(), self.not_before(now));
+        }
         Ok(changes)
     }
 

@@ -334,3 +334,32 @@ fn a_node_without_a_store_denies_as_ever() {
         assert_eq!(scene::ask(&mut asker, "k", 1, now).reason, Reason::OverLimit);
     }
 }
+
+/// What each node holds of a pool may be as much as the whole of the lowered limit. With no store to hear of it, they keep as much less
+/// of it at once, and together no more than there is.
+#[test]
+fn a_limit_that_is_lowered_without_the_store_is_lowered() {
+    for (large, small) in [
+        (sliding("s", 1_000, "1s"), sliding("s", 100, "1s")),
+        (bucket("b", "1000/s", 1_000), bucket("b", "100/s", 100)),
+    ] {
+        let mut world = settled(3, std::slice::from_ref(&large));
+        let key = large.name.clone();
+        for _ in 0..400 {
+            for place in 0..3 {
+                world.ask(place, &key, 5);
+            }
+            world.pass(25 * MS);
+        }
+        cut(&mut world, Way::CUT);
+        world.pass(1_500 * MS);
+        world.renumber(std::slice::from_ref(&small));
+        // By the numbers of today: it was not asked for lately.
+        world.forget_counts();
+        let mut passed = 0;
+        for _ in 0..300 {
+            passed += (0..3).filter(|place| world.ask(*place, &key, 1)).count();
+        }
+        assert!(passed >= 60, "{key}: {passed} of 100");
+    }
+}

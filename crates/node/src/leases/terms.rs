@@ -101,7 +101,7 @@ impl Leases {
     }
 
     /// Where limits were lowered, keeps as much less of what was taken of their pools.
-    fn shrink_all(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
+    pub(crate) fn shrink_all(&mut self, node: &Node, catalogue: &Catalogue, now: Now) {
         for (key, leased) in &mut self.cells {
             Visit { node, catalogue, key: *key, now, which: None }.at(false, |ground, cell| {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
