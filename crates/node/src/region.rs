@@ -371,6 +371,11 @@ impl Node {
         self.owns_nothing.store(code, Ordering::Release);
     }
 
+    /// Whether there is a cell, with an account or without.
+    pub(crate) fn has_cell(&self, (slot, tag): CellKey) -> bool {
+        self.shards[crate::shard_of(tag)].lock().table.find(tag, slot).is_some()
+    }
+
     pub(crate) fn has_room_for_accounts(&self, cells: &mut Cells, now: Now) -> bool {
         let catalogue = self.catalogue();
         cells.make_room(1, self.shard_bytes_max(), now.steady_ns, |cell, heap| {

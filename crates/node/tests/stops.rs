@@ -4,6 +4,7 @@ mod scene;
 mod siblings;
 
 use acequia_limits::limit::LimitSpec;
+use acequia_node::MEMORY_BYTES_MIN;
 use scene::{MS, S, bucket, sliding, slots, window};
 use siblings::{Way, World};
 
@@ -220,4 +221,42 @@ fn pools_are_open_to_who_was_stopped_after_a_crash() {
         world.pass(5 * MS);
     });
     assert!(world.admitted(0, "k") >= 350, "{}", world.admitted(0, "k"));
+}
+
+/// A node comes back with less memory than its cells need, and with units of a window that an earlier process took on its disk: others, and
+/// all other cells of the group, do not wait for what it has no room to tell.
+#[test]
+fn a_node_without_room_for_what_it_took_before_keeps_nobody_waiting() {
+    let by = |name: &str, spec| LimitSpec { when: scene::fields(&[("key", &[&format!("{name}*")])]), ..spec };
+    let specs = [by("k", window("w", 1_000, "1000s")), by("f", bucket("b", "1000/s", 1_000))];
+    let mut world = World::kept(2, &specs, GUARD, 1);
+    // Windows that nobody knew of are over.
+    world.pass(1_010 * S);
+    let mut passed = 0;
+    for _ in 0..4 * SHARE {
+        passed += u64::from(world.ask(0, "k", 1));
+        world.pass(MS);
+    }
+    assert!(passed > 2 * SHARE, "{passed}: some is of the pool");
+    world.memory_bytes = MEMORY_BYTES_MIN;
+    world.crash(0);
+    world.nodes[0].is_hung = true;
+    world.pass(2 * S);
+    scene::flood(&world.nodes[0].node, "f", world.now(0));
+    world.nodes[0].is_hung = false;
+    for _ in 0..40 {
+        world.pass(500 * MS);
+        scene::flood(&world.nodes[0].node, "f", world.now(0));
+    }
+    world.expect_granting("though there is no room for one cell");
+    // What the first process took is spent still, in a generation that has to be told, too.
+    world.server.restart(None);
+    for _ in 0..20 {
+        world.pass(500 * MS);
+        scene::flood(&world.nodes[0].node, "f", world.now(0));
+    }
+    world.expect_granting("anew");
+    while world.ask(1, "k", 1) {
+        world.pass(50 * MS);
+    }
 }

@@ -27,6 +27,8 @@ const SPARE_NS: u64 = 1_000_000_000;
 /// So nodes hold no unit of it that they would not use while it is full once, give back what is not used for so long, and else ask for each.
 const SCARCE: u64 = 8;
 const SCARCE_SPARE_NS: u64 = 100_000_000;
+/// A cell of which earlier processes took is found room for, or it is given up.
+const ROOM_NS: u64 = 10_000_000_000;
 /// What waits for the store's word is looked at again after so long.
 const WORD_NS: u64 = 50_000_000;
 /// What has an end is renewed so often.
@@ -283,6 +285,11 @@ impl Leased {
     /// Whether nobody has asked for it for long.
     pub(super) fn is_idle(&self, now: Now) -> bool {
         now.steady_ns.saturating_sub(self.busy_ns) > IDLE_NS
+    }
+
+    /// Whether there has been no room for it for long, since it was to be looked at for the first time.
+    pub(super) const fn is_out_of_room(&self, now: Now) -> bool {
+        self.looked_ns == 0 && self.pending.is_none() && now.steady_ns.saturating_sub(self.busy_ns) > ROOM_NS
     }
 
     /// When to look again, of what has no end.

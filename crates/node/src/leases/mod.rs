@@ -488,6 +488,12 @@ impl Leases {
             }
             // There is no room for it now, or its numbers are just changing: it may hold units.
             None => {
+                leased.takings.forget(self.over_ns(now));
+                if leased.is_out_of_room(now) && !node.has_cell(key) {
+                    self.know_nothing_of(node, catalogue, key, leased);
+                    self.left(&key);
+                    return self.groups[usize::from(number)].forget(key);
+                }
                 leased.due_ns = now.steady_ns + LATER_NS;
                 self.looks.insert((leased.due_ns, key));
                 self.cells.insert(key, leased);
@@ -548,6 +554,19 @@ impl Leases {
             self.knows_from_us = knows_from_us;
         }
         reads_all
+    }
+
+    /// A cell that there is no room for holds nothing of this process. What earlier ones took of its windows no pool is told, as of a limit
+    /// that is not in force: so a generation that does not know it counts all that began before this process as spent, and waits for
+    /// nobody because of it.
+    fn know_nothing_of(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, leased: Leased) {
+        let Some(limit) = catalogue.id(key.0) else { return };
+        if leased.takings.has_before() {
+            self.knows_from_us = self.home.begun_us;
+            self.unknown.insert((limit, key.1), leased.takings);
+        } else if leased.takings.has_row() {
+            node.push_row(takings::removed(limit, key.1));
+        }
     }
 
     /// Windows that ended by this time are over by every wall.

@@ -169,6 +169,8 @@ pub(crate) struct World {
     error_ns: u64,
     drift_ppm: u32,
     percent: u8,
+    /// For the cells of nodes that start.
+    pub(crate) memory_bytes: usize,
     /// There is nothing on the disk of a node that starts.
     pub(crate) is_new: bool,
     /// Nodes write down what they take of windows.
@@ -236,6 +238,7 @@ impl World {
             error_ns: 10 * MS,
             drift_ppm: 1_000,
             percent,
+            memory_bytes: ROOMY,
             is_new,
             is_kept,
             messages: BTreeMap::new(),
@@ -307,7 +310,8 @@ impl World {
         };
         let home = Home { writer: writer(place), loan_ttl_ns: sharing::LOAN_TTL_NS };
         let home = self.regions.as_ref().map(|_| home);
-        let config = Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: crashed, home };
+        let config =
+            Config { key: KEY, memory_bytes: self.memory_bytes, durable: false, empty_handed: crashed, home };
         let node = Arc::new(Node::among(config, Keep::default(), siblings));
         if self.regions.is_some() {
             let disk = self.nodes.get(place).map(|at| &at.rows);
