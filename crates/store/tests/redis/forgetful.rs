@@ -53,7 +53,7 @@ async fn whichever_keys_of_a_group_are_deleted_its_pools_are_unknown() {
         }
         call += 1;
         let after = ask(&redis, generation, call, later).await;
-        if lost.iter().any(|pattern| *pattern == "*:b") {
+        if lost.contains(&"*:b") {
             assert!(matches!(after, Answer::Unknown(_)), "{lost:?}: {after:?}");
             generation = begun(&redis, later).await;
         } else {
