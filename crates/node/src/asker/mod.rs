@@ -441,11 +441,8 @@ impl<'a> Check<'a, '_> {
             } else {
                 let words = cells.words(cells.table.at(place));
                 let state = self.carry(hit, numbers, words);
-                cells.rewrite(
-                    place,
-                    hit.numbers,
-                    self.not_less_than_forgotten(hit, self.algorithm(hit), state),
-                );
+                let state = self.not_less_than_forgotten(hit, self.algorithm(hit), state);
+                cells.rewrite(place, hit.numbers, state);
             }
         }
         if active.durable && cells.table.at(place).heap_place().is_none() {

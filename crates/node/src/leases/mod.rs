@@ -560,11 +560,11 @@ impl Leases {
     /// that is not in force: so a generation that does not know it counts all that began before this process as spent, and waits for
     /// nobody because of it.
     fn know_nothing_of(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, leased: Leased) {
-        let Some(limit) = catalogue.id(key.0) else { return };
-        if leased.takings.has_before() {
+        let (limit, takings) = (catalogue.id(key.0), leased.takings);
+        if takings.has_before() {
             self.knows_from_us = self.home.begun_us;
-            self.unknown.insert((limit, key.1), leased.takings);
-        } else if leased.takings.has_row() {
+            self.unknown.extend(limit.map(|limit| ((limit, key.1), takings)));
+        } else if let Some(limit) = limit.filter(|_| takings.has_row()) {
             node.push_row(takings::removed(limit, key.1));
         }
     }
