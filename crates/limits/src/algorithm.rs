@@ -593,6 +593,30 @@ impl Algorithm {
         }
     }
 
+    /// A state that owes no less than either of two, now or later: what one cell owes that stands for both.
+    pub fn join(&self, a: &[u64], b: &[u64], now: Now) -> State {
+        match self {
+            Self::TokenBucket(_) | Self::LeakyBucket(_) => State::Inline(split(tat(a).max(tat(b)))),
+            Self::FixedWindow(window) => {
+                let (a, b) = (Usage::of(a), Usage::of(b));
+                // What is over owes nothing, and would be said to be open.
+                self.state_of(match (window.is_idle(a, now.wall_ns), window.is_idle(b, now.wall_ns)) {
+                    (true, _) => b,
+                    (_, true) => a,
+                    _ => a.join(b),
+                })
+            }
+            Self::SlidingApproximate(pair) => State::Inline(pair.join(inline(a), inline(b))),
+            Self::SlidingLog(_) | Self::SlidingSlots(_) => {
+                let mut state = Vec::new();
+                for (steady_ns, units) in joined(&self.charges(a, now), &self.charges(b, now)) {
+                    self.charge_heap(&mut state, Now { steady_ns, ..now }, units, 0);
+                }
+                State::Heap(state)
+            }
+        }
+    }
+
     /// Units to reserve on disk ahead of use: a restart wastes at most this much of a cell.
     pub fn chunk(&self) -> u64 {
         /// One part in so many: at most 1.6 % of a limit is wasted by a crash.
@@ -659,6 +683,28 @@ impl Algorithm {
 /// Whether a wait of so many nanoseconds will never end.
 pub const fn is_never(ns: u64) -> bool {
     ns == NEVER
+}
+
+/// Charges, oldest first, of which at any time as many units are still to leave the window as of whichever of two histories has more.
+fn joined(a: &[(u64, u64)], b: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let each = |charges: &[(u64, u64)], is_first: bool| -> Vec<(u64, u64, bool)> {
+        charges.iter().map(|(at, units)| (*at, *units, is_first)).collect()
+    };
+    let mut all = [each(a, true), each(b, false)].concat();
+    all.sort_unstable_by(|a, b| b.cmp(a));
+    let (mut since, mut counted) = ((0, 0), 0);
+    let mut charges = Vec::new();
+    for (at, units, is_first) in all {
+        let sum = if is_first { &mut since.0 } else { &mut since.1 };
+        *sum += units;
+        let most = since.0.max(since.1);
+        if most > counted {
+            charges.push((at, most - counted));
+            counted = most;
+        }
+    }
+    charges.reverse();
+    charges
 }
 
 fn inline(words: &[u64]) -> Inline {

@@ -359,6 +359,15 @@ impl SlidingApproximate {
         self.counters(state, steady_ns) == (0, 0)
     }
 
+    /// The state that owes no less than either, as of the later one's window.
+    #[must_use]
+    pub fn join(&self, a: [u64; 2], b: [u64; 2]) -> [u64; 2] {
+        let number = a[0].max(b[0]);
+        let at_ns = number.saturating_mul(self.window_ns);
+        let ((older, current), (olders, currents)) = (self.counters(a, at_ns), self.counters(b, at_ns));
+        [number, older.max(olders) << 32 | current.max(currents)]
+    }
+
     fn counters(&self, [number, packed]: [u64; 2], steady_ns: u64) -> (u64, u64) {
         let (older, current) = (packed >> 32, packed & u64::from(u32::MAX));
         match (steady_ns / self.window_ns).checked_sub(number) {

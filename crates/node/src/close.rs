@@ -1,13 +1,17 @@
 //! What a clean stop leaves behind: the exact state of every cell, and of which limits that is.
 
-use acequia_limits::{CellTag, LimitId, Now};
+use std::collections::BTreeMap;
+
+use acequia_limits::{LimitId, Now, algorithm::State};
 
 use crate::{
-    Active, Catalogue, Node, OverflowKey, Row,
+    Active, Catalogue, Node, Row,
     account::Ground,
-    journal::{FORGOTTEN, HeapCell, overflow_tag},
+    journal::{FORGOTTEN, HeapCell},
     kept::Kept,
+    local::Local,
     lock,
+    overflow::OverflowKey,
     shard::Cells,
     table::Cell,
     whole_tag,
@@ -43,30 +47,38 @@ impl Node {
         for (limit, most, words) in catalogue.all_forgotten(now) {
             write(Row { limit, tag: FORGOTTEN, state: Some(Kept::new(most, &words, now)) });
         }
-        let mut write = |slot: u16, numbers: u16, tag: CellTag, words: &[u64]| {
-            if let (Some(limit), Some(local)) = (catalogue.id(slot), catalogue.local(slot, numbers)) {
-                write(Row { limit, tag, state: Some(Kept::new(local.least(), words, now)) });
+        let mut write = |key: OverflowKey, words: &[u64]| {
+            if let Some(local) = catalogue.local(key.slot, key.numbers) {
+                key.row(&catalogue, Some(Kept::new(local.least(), words, now))).map(&mut write);
             }
         };
-        let shared = lock(&self.overflow);
-        for (key, cell) in shared.iter() {
-            write(key.slot, key.numbers, overflow_tag(key.numbers), &cell.words);
-        }
         // What a crash forgot is not known yet: cells that are not there count as spent at that time,
         // as new cells count what others spent in a shared one.
         // Where nodes share pools the next process is told when that was.
-        let Some(crashed) = self.config.empty_handed.filter(|_| self.leases.is_none()) else { return };
-        let forgotten = |active: &&Active| {
-            !active.durable && catalogue.is_empty_handed(active.slot) && !active.limit.algorithm.has_rate()
-        };
-        for active in catalogue.limits.iter().filter(forgotten) {
-            for numbers in active.all_numbers() {
-                if !shared.contains_key(&OverflowKey { slot: active.slot, numbers }) {
+        let mut spent: BTreeMap<OverflowKey, State> = BTreeMap::new();
+        if let Some(crashed) = self.config.empty_handed.filter(|_| self.leases.is_none()) {
+            let forgotten = |active: &&Active| {
+                !active.durable
+                    && catalogue.is_empty_handed(active.slot)
+                    && !active.limit.algorithm.has_rate()
+            };
+            for active in catalogue.limits.iter().filter(forgotten) {
+                for numbers in active.all_numbers() {
                     let Some(local) = catalogue.local(active.slot, numbers) else { continue };
-                    let spent = self.spent(local.least(), crashed, None);
-                    write(active.slot, numbers, overflow_tag(numbers), spent.words());
+                    let key = OverflowKey { slot: active.slot, numbers };
+                    spent.insert(key, self.spent(local.least(), crashed, None));
                 }
             }
+        }
+        for (key, cell) in lock(&self.overflow).iter() {
+            let least = catalogue.local(key.slot, key.numbers).map(Local::least);
+            match spent.remove(key).zip(least) {
+                None => write(*key, &cell.words),
+                Some((spent, least)) => write(*key, least.join(&cell.words, spent.words(), now).words()),
+            }
+        }
+        for (key, spent) in spent {
+            write(key, spent.words());
         }
     }
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use acequia_rights::{Held, Lent, Mark, Region, Sessions, Writer};
 
 use crate::{
-    Active, Catalogue, LimitAnswer, Node, OverflowKey, journal::HeapCell, journal_tag, lock, shard_of,
-    sharing::CellKey,
+    Active, Catalogue, LimitAnswer, Node, journal::HeapCell, journal_tag, lock, overflow::OverflowKey,
+    shard_of, sharing::CellKey,
 };
 
 /// What a region has of one cell. Nothing changes by looking.

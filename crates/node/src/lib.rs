@@ -31,6 +31,7 @@ pub mod journal;
 mod kept;
 pub mod leases;
 mod local;
+mod overflow;
 mod patience;
 mod preference;
 mod region;
@@ -57,10 +58,11 @@ use crate::{
     account::{Account, Ground},
     catalogue::{Live, Registry, Terms, Unwritten},
     charges::Charges,
-    journal::{FORGOTTEN, HeapCell, Progress, is_overflow, overflow_tag},
+    journal::{FORGOTTEN, HeapCell, Progress, is_overflow},
     kept::Pledge,
     leases::{Leases, Losses, Places},
     local::Guard,
+    overflow::Overflow,
     patience::Elsewhere,
     shard::{Cells, HeapCells, NewCell, Shard},
     sharing::{Carried, CellKey, Memory, Sharing},
@@ -117,7 +119,7 @@ pub struct Node {
     version: AtomicU64,
     registry: Mutex<Registry>,
     /// The cells that stand in for new ones when memory is full. Locked after any shard.
-    overflow: Mutex<BTreeMap<OverflowKey, HeapCell>>,
+    overflow: Mutex<Overflow>,
     overflowing: AtomicBool,
     /// Rows for the journal, in the order of the changes. Locked after any shard.
     rows: Mutex<Vec<Row>>,
@@ -167,13 +169,6 @@ struct Warnings {
 
 /// The most warnings that wait to be taken: whoever tells them looks every second or so.
 const WARNINGS_WAITING_MAX: usize = 4_096;
-
-/// Whose new cells share one: those of a limit under one set of numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct OverflowKey {
-    slot: u16,
-    numbers: u16,
-}
 
 /// A limit whose cells are read from the journal.
 #[derive(Clone, Copy, Debug)]
@@ -272,7 +267,7 @@ impl Node {
     pub fn resume(&self, schedule: Vec<Scheduled>, now: Now) -> Result<(), CatalogueFault> {
         let mut registry = lock(&self.registry);
         registry.resume(schedule, now)?;
-        self.publish(&registry);
+        self.publish(&registry, now);
         Ok(())
     }
 
@@ -310,7 +305,7 @@ impl Node {
             limits.iter().map(|limit| limit.id).filter(|id| !registry.knows(*id)).collect();
         let changes = registry.apply(limits, now)?;
         let taken = self.restore(&mut registry, &unknown, now, false, &mut rows);
-        self.publish(&registry);
+        self.publish(&registry, now);
         let unwritten = registry.take_unwritten();
         drop(registry);
         self.write_cells(unwritten, now);
@@ -326,7 +321,7 @@ impl Node {
         let ids: Vec<LimitId> = registry.active().iter().map(|active| active.limit.id).collect();
         let crashed = self.config.empty_handed.is_some();
         let taken = self.restore(&mut registry, &ids, now, crashed, &mut rows);
-        self.publish(&registry);
+        self.publish(&registry, now);
         drop(registry);
         self.take_from_disk(taken);
         self.restore_charges(now, rows(journal::CHARGES));
@@ -370,12 +365,6 @@ impl Node {
         if !broken(Broken::StoppedTwice) {
             lock(&self.rows).extend(taken);
         }
-    }
-
-    fn publish(&self, registry: &Registry) {
-        let version = self.version.load(Ordering::Acquire) + 1;
-        *lock(&self.catalogue) = Arc::new(registry.catalogue(version));
-        self.version.store(version, Ordering::Release);
     }
 
     /// Every batch up to this one is on disk, and stays there.
@@ -533,26 +522,6 @@ impl Node {
             state.forget_held();
             state.ask_as_is(batch);
         });
-    }
-
-    /// As [`Node::write_cell`], of the cells that new ones share.
-    fn write_shared(&self, catalogue: &Catalogue, slots: &[u16], overdrawn: &[u16], now: Now) {
-        let mut shared = lock(&self.overflow);
-        for (key, cell) in shared.iter_mut().filter(|(key, _)| slots.contains(&key.slot)) {
-            let Some(local) = catalogue.local(key.slot, key.numbers) else { continue };
-            let algorithm = local.least();
-            let is_presumed = algorithm.has_rate()
-                && algorithm.owed(&cell.words, now) <= presumed(catalogue, overdrawn, key.slot, 0);
-            if is_presumed || algorithm.is_idle(&cell.words, now) {
-                continue;
-            }
-            if let Some(limit) = catalogue.id(key.slot) {
-                let kept = Some(Kept::new(algorithm, &cell.words, now));
-                let batch = self.push_row(Row { limit, tag: overflow_tag(key.numbers), state: kept });
-                cell.forget_held();
-                cell.ask_as_is(batch);
-            }
-        }
     }
 
     /// The time as this node goes by it: the wall corrected, and never behind what was left.
@@ -737,55 +706,6 @@ impl Node {
         } else if !broken(Broken::ForgottenUnwritten) {
             registry.learn_forgotten(slot, &written, words.words(), now);
         }
-    }
-
-    /// The cells that new ones shared stand for every set of numbers that the limit has now: a row
-    /// does not say whose keys were in it.
-    fn restore_shared(
-        &self,
-        slot: u16,
-        all: &[(u16, Algorithm)],
-        shared: &[Kept],
-        presumed: Option<&Registry>,
-        (error_ns, now): (Option<u64>, Now),
-    ) {
-        for (numbers, algorithm) in all {
-            let mut joined: Option<State> = None;
-            for kept in shared {
-                let Some(old) = kept.algorithm(algorithm) else { continue };
-                let state = algorithm.convert_sometime(&old, kept.state(&old, error_ns, now).words(), now);
-                joined = Some(match joined {
-                    None => state,
-                    Some(first) if algorithm.covers(first.words(), state.words(), now) => first,
-                    Some(first) if algorithm.covers(state.words(), first.words(), now) => state,
-                    Some(_) => self.spent(algorithm, now, None),
-                });
-            }
-            let more = |state| match presumed {
-                Some(registry) => more_than_forgotten(registry, (slot, *numbers), state, now).ok(),
-                None => Some(state),
-            };
-            if let Some(state) = joined.and_then(more) {
-                let cell = HeapCell::restored(state.words().to_vec());
-                lock(&self.overflow).insert(OverflowKey { slot, numbers: *numbers }, cell);
-                self.overflowing.store(true, Ordering::Release);
-            }
-        }
-    }
-
-    fn sweep_overflow(&self, catalogue: &Catalogue, now: Now) {
-        let mut shared = lock(&self.overflow);
-        shared.retain(|key, cell| {
-            let idle = catalogue.is_idle_shared(key.slot, key.numbers, &cell.words, now);
-            if idle
-                && !cell.is_unwritten()
-                && let Some(limit) = catalogue.id(key.slot)
-            {
-                lock(&self.rows).push(Row { limit, tag: overflow_tag(key.numbers), state: None });
-            }
-            !idle
-        });
-        self.overflowing.store(!shared.is_empty(), Ordering::Release);
     }
 }
 

@@ -316,7 +316,7 @@ impl Node {
         let mut registry = lock(&self.registry);
         let changed = registry.share(terms, now).unwrap_or(false);
         if changed {
-            self.publish(&registry);
+            self.publish(&registry, now);
         }
         let unwritten = registry.take_unwritten();
         drop(registry);

@@ -245,7 +245,8 @@ fn staggered_windows_that_share_a_cell_end_when_the_last_of_them_does() {
 }
 
 fn with_override(base: LimitSpec, limit: &str, until: Option<Now>) -> LimitSpec {
-    let mut fields = scene::fields(&[("key", &["big-*"]), ("limit", &[limit])]);
+    let units = if base.token_bucket.is_some() { "burst" } else { "limit" };
+    let mut fields = scene::fields(&[("key", &["big-*"]), (units, &[limit])]);
     if let Some(until) = until {
         fields.extend(scene::fields(&[("until", &[&scene::instant(until.wall_ns)])]));
     }
@@ -254,6 +255,10 @@ fn with_override(base: LimitSpec, limit: &str, until: Option<Now>) -> LimitSpec 
 
 /// A key with an override that has spent `wanted` through the cell that new keys share.
 fn spend_shared(node: &Arc<Node>, wanted: u64, now: Now) -> String {
+    spend_shared_by(node, "big", wanted, now)
+}
+
+fn spend_shared_by(node: &Arc<Node>, name: &str, wanted: u64, now: Now) -> String {
     let mut asker = node.asker();
     // Before it is charged for the first time, a shared cell does not say that it is shared: so a
     // key is used whose shard has no room.
@@ -262,7 +267,7 @@ fn spend_shared(node: &Arc<Node>, wanted: u64, now: Now) -> String {
         let before = scene::drain(&mut asker, key, now);
         (node.usage().cells == cells && before == wanted).then(|| key.clone())
     };
-    (0..2_000).map(|key| format!("big-{key}")).find_map(|key| full(&key)).expect("a key without a cell")
+    (0..2_000).map(|key| format!("{name}-{key}")).find_map(|key| full(&key)).expect("a key without a cell")
 }
 
 #[test]
@@ -299,6 +304,125 @@ fn an_override_that_is_added_does_not_forget_what_its_keys_spent_before() {
     scene::apply(&node, &[with_override(scene::window("w", 30, "1h"), "31", None)], START);
     let more = scene::drain(&mut node.asker(), &key, START);
     assert!(20 + more <= 31, "20 and then {more}");
+}
+
+#[test]
+fn of_several_cells_that_new_keys_shared_the_one_that_owes_most_counts() {
+    let with = |limit, big| with_override(scene::window("w", limit, "1h"), big, None);
+    let node = scene::small_node(&[with(2, "3")], false, START);
+    scene::flood(&node, "flood", START);
+    scene::apply(&node, &[with(202, "52")], START);
+    let plain = spend_shared_by(&node, "plain", 200, START);
+    spend_shared(&node, 50, START);
+    scene::apply(&node, &[with(203, "52")], START);
+    let more = scene::drain(&mut node.asker(), &plain, START);
+    assert!(200 + more <= 203, "200 and then {more}");
+}
+
+#[test]
+fn an_override_that_is_added_does_not_forget_what_its_keys_spent_though_others_ask_first() {
+    let plain = || scene::window("w", 30, "1h");
+    let node = scene::small_node(&[scene::window("w", 10, "1h")], false, START);
+    scene::flood(&node, "flood", START);
+    scene::apply(&node, &[plain()], START);
+    let key = spend_shared(&node, 20, START);
+    scene::apply(&node, &[with_override(plain(), "31", None)], START);
+    for other in 0..100 {
+        scene::passes(&mut node.asker(), &format!("other-{other}"), 1, START);
+    }
+    let more = scene::drain(&mut node.asker(), &key, START);
+    assert!(20 + more <= 31, "20 and then {more}");
+}
+
+#[test]
+fn an_override_that_ends_does_not_forget_what_its_keys_spent_though_others_share_a_cell() {
+    let until = START.later(MINUTE);
+    let with = |limit| with_override(scene::window("w", limit, "1h"), "20", Some(until));
+    let node = scene::small_node(&[with(10)], false, START);
+    scene::flood(&node, "flood", START);
+    scene::apply(&node, &[with(29)], START);
+    let key = spend_shared(&node, 10, START);
+    // The others have a cell of their own, which owes as much and one unit more.
+    for other in 0..100 {
+        scene::passes(&mut node.asker(), &format!("other-{other}"), 1, START);
+    }
+    let more = scene::drain(&mut node.asker(), &key, until);
+    assert!(20 + more <= 29, "20 and then {more}");
+}
+
+#[derive(Clone, Debug)]
+enum Turn {
+    Ask { key: usize, cost: u64 },
+    Wait(u64),
+    Reload { own: u64, big: Option<(u64, bool)> },
+}
+
+fn turn() -> impl Strategy<Value = Turn> {
+    let big = prop::option::of((1..30_u64, any::<bool>()));
+    prop_oneof![
+        12 => (0..2_usize, 1..4_u64).prop_map(|(key, cost)| Turn::Ask { key, cost }),
+        1 => select(&[MS, S, 11 * S][..]).prop_map(Turn::Wait),
+        2 => (1..30_u64, big).prop_map(|(own, big)| Turn::Reload { own, big }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A key is given no more than the most that it may have had by any of its numbers, in a time in which nothing comes back.
+    #[test]
+    fn whatever_numbers_come_and_go_keys_without_room_have_no_more(
+        kind in 0..4_usize,
+        durable in any::<bool>(),
+        turns in vec(turn(), 1..80),
+    ) {
+        let spec = |units: u64| match kind {
+            0 => scene::window("w", units, "1000h"),
+            1 => scene::staggered("w", units, "1000h"),
+            2 => scene::bucket("b", "120/h", units),
+            _ => scene::slots("s", units, "1000h", 4),
+        };
+        let mut now = START;
+        // Who floods is not denied before there is no room anywhere, and that is all over when the others come.
+        let node = scene::small_node(&[spec(1_000_000)], durable, now);
+        scene::flood(&node, "flood", now);
+        let (mut asker, mut journal) = (node.asker(), scene::Journal::default());
+        let left = scene::ask_as(&mut asker, "plain-1", 1, now, Ask::PEEK).limits[0].verdict.remaining;
+        let spec = |units: u64| spec(1_000_000 - left + units);
+        // What a key may have, and has been given: the first may have an override.
+        let (mut most, mut given) = ([0_u64; 2], [0_u64; 2]);
+        let mut numbers = (left, None);
+        for turn in &turns {
+            match turn {
+                Turn::Wait(ns) => now = now.later(*ns),
+                Turn::Reload { own, big } => {
+                    numbers = (*own, big.map(|(limit, ends)| (limit, ends.then(|| now.later(5 * S)))));
+                    let base = spec(*own);
+                    let spec = match numbers.1 {
+                        Some((limit, until)) => with_override(base, &(1_000_000 - left + limit).to_string(), until),
+                        None => base,
+                    };
+                    scene::apply(&node, &[spec], now);
+                }
+                Turn::Ask { key, cost } => {
+                    let is_big = *key == 0;
+                    let lasts = |until: Option<Now>| until.is_none_or(|until| now.wall_ns < until.wall_ns);
+                    let units = match numbers.1 {
+                        Some((limit, until)) if is_big && lasts(until) => limit,
+                        _ => numbers.0,
+                    };
+                    most[*key] = most[*key].max(units);
+                    let name = format!("{}-{key}", if is_big { "big" } else { "plain" });
+                    if scene::passes(&mut asker, &name, *cost, now) {
+                        given[*key] += cost;
+                    }
+                    let back = if kind == 2 { 1 + (now.wall_ns - START.wall_ns) / (30 * S) } else { 0 };
+                    prop_assert!(given[*key] <= most[*key] + back, "{}: {:?} of {:?}", name, given, most);
+                }
+            }
+            journal.flush(&node);
+        }
+    }
 }
 
 /// Each key spent six units, and the node crashed. It began again with numbers that gave as much, or three; whichever it has then.

@@ -161,3 +161,16 @@ fn buckets_give_their_burst_and_their_rate_to_all_threads_together() {
     assert!(race.node.usage().bytes as usize <= MEMORY_BYTES_MIN * 5 / 4, "{:?}", race.node.usage());
     assert!(lasted_ns < HOUR);
 }
+
+#[test]
+fn keys_without_room_have_no_more_together_while_their_numbers_change() {
+    let with = |limit| vec![scene::window("w", limit, "1h")];
+    // Whoever floods is not denied, so there is no room left anywhere.
+    let race = Race::new(&with(1_000_000));
+    scene::flood(&race.node, "flood", START);
+    let turns: Vec<Vec<LimitSpec>> = (0..50).map(|turn| with(20_000 - turn)).collect();
+    let race = race.run(MS / 100, &turns);
+    let total: u64 = race.hot.iter().chain(&race.cold).map(|n| n.load(Ordering::Acquire)).sum();
+    assert!(total <= 20_000, "{total} of 20000");
+    assert!(total > 5_000, "{total}");
+}

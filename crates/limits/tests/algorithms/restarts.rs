@@ -40,6 +40,33 @@ fn check_idle(history: &History) -> TestCaseResult {
     Ok(())
 }
 
+for_every_algorithm!(one_cell_that_stands_for_two_owes_no_less_than_either, 96, super::check_join);
+
+fn check_join(history: &History) -> TestCaseResult {
+    let (mut one, mut other) = (Walk::new(history), Walk::new(history));
+    for (number, step) in history.steps.iter().enumerate() {
+        let cost = one.arrive(step);
+        other.now = one.now;
+        if number % 3 == 0 {
+            one.ask(cost)
+        } else {
+            other.ask(cost)
+        };
+        let (algorithm, salt) = (&one.algorithm, one.salt);
+        let (a, b) = (one.state.words(), other.state.words());
+        let both = algorithm.join(a, b, one.now);
+        prop_assert!(algorithm.is_sound(both.words()));
+        let left = |words: &[u64], now: Now| algorithm.available(words, now, salt);
+        for later in instants(algorithm, a, b, one.now, salt).into_iter().chain([0]) {
+            let now = one.now.later(later);
+            prop_assert!(left(both.words(), now) <= left(a, now).min(left(b, now)), "{:?} later", later);
+            let twice = algorithm.join(a, a, one.now);
+            prop_assert_eq!(left(twice.words(), now), left(a, now));
+        }
+    }
+    Ok(())
+}
+
 for_every_algorithm!(a_successor_begins_when_all_is_back, 64, super::check_succession);
 
 fn check_succession(history: &History) -> TestCaseResult {

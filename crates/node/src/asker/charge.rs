@@ -5,15 +5,16 @@ use std::sync::atomic::Ordering;
 use acequia_limits::{Algorithm, CellTag, Charge, Mode, algorithm::State};
 
 use super::{
-    Check, Shared,
+    Check,
     answer::{Answer, denied_only_by},
     hit::{Called, Hit, Place},
 };
 use crate::{
-    Active, Kept, OverflowKey, Row,
+    Active, Kept, Row,
     journal::{HeapCell, overflow_tag},
     journal_tag,
     kept::Pledge,
+    overflow::{Overflow, OverflowKey},
     shard::{Cells, NewCell},
 };
 
@@ -41,7 +42,7 @@ impl Check<'_, '_> {
         state: Option<State>,
         left: u64,
         cells: &mut Cells,
-        shared: Option<&mut Shared>,
+        shared: Option<&mut Overflow>,
     ) -> u64 {
         let (algorithm, salt, active) = (self.algorithm(hit), hit.tag.salt(), self.limit(hit));
         if self.is_leased(algorithm) {

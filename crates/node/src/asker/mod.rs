@@ -9,14 +9,9 @@ mod probe;
 mod recorded;
 mod soft;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, MutexGuard, atomic::Ordering},
-};
+use std::sync::{Arc, MutexGuard, atomic::Ordering};
 
-use acequia_limits::{
-    Algorithm, CellTag, Mode, Now, Reason, Request, Verdict, algorithm::State, window::Usage,
-};
+use acequia_limits::{Algorithm, CellTag, Mode, Now, Reason, Request, Verdict, algorithm::State};
 use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
@@ -30,12 +25,13 @@ use self::{
     hit::{Called, Hit, Place},
 };
 use crate::{
-    Active, Catalogue, Node, OverflowKey,
+    Active, Catalogue, Node,
     account::{Account, Ground},
     journal::HeapCell,
     journal_tag,
     local::Local,
     lock,
+    overflow::{Overflow, OverflowKey},
     shard::{Cells, NewCell},
     shard_of,
     visit::Visit,
@@ -122,26 +118,25 @@ impl Asker {
 
     /// The same at a time that is as the node goes by it.
     #[inline(always)]
-    fn check_at(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
+    fn check_at(&mut self, request: &Request<'_>, mut now: Now, ask: Ask) -> &Answer {
         loop {
             self.load_catalogue();
             let check = Check { node: &self.node, catalogue: &self.catalogue, request, now, ask };
             match check.answer(&mut self.hits, &mut self.answer) {
                 Ok(()) => return &self.answer,
-                // Nothing has been changed, and the newer catalogue is there to be loaded.
-                Err(Stale) => std::hint::spin_loop(),
+                // Nothing has been changed, and the newer catalogue is there to be loaded, or a later time to be gone by.
+                Err(Stale) => now.wall_ns = now.wall_ns.max(self.node.wall_high_ns()),
             }
         }
     }
 }
 
-/// A cell was already carried over to numbers newer than this thread's catalogue.
+/// A cell was already carried over to numbers newer than this thread's catalogue, or than its clock.
 #[derive(Debug)]
 struct Stale;
 
 /// The shards of a request, locked in the order of their numbers.
 type Guards<'a> = SmallVec<[(usize, MutexGuard<'a, Cells>); HITS_INLINE]>;
-type Shared = BTreeMap<OverflowKey, HeapCell>;
 
 /// One question.
 struct Check<'a, 'r> {
@@ -185,7 +180,7 @@ impl<'a> Check<'a, '_> {
         if !self.find(hit, &mut cells)? && self.ask.charge {
             self.make_room(std::slice::from_mut(hit), shard, 1, &mut cells);
         }
-        let mut shared = self.lock_shared(std::slice::from_ref(hit));
+        let mut shared = self.lock_shared(std::slice::from_ref(hit))?;
         let state = self.probe(hit, 0, &mut cells, shared.as_deref_mut(), answer);
         let hit = &*hit;
         decide_one(answer, self.catalogue);
@@ -292,7 +287,7 @@ impl<'a> Check<'a, '_> {
     ) -> Result<(), Stale> {
         let mut guards = self.lock_shards(hits);
         self.locate(hits, &mut guards)?;
-        let mut shared = self.lock_shared(hits);
+        let mut shared = self.lock_shared(hits)?;
         let mut states: SmallVec<[Option<State>; HITS_INLINE]> = SmallVec::new();
         let mut number = 0;
         while number < hits.len() {
@@ -358,14 +353,27 @@ impl<'a> Check<'a, '_> {
 
     /// The shared cells, if one of these hits may be in them.
     #[inline]
-    fn lock_shared(&self, hits: &[Hit]) -> Option<MutexGuard<'a, Shared>> {
+    fn lock_shared(&self, hits: &[Hit]) -> Result<Option<MutexGuard<'a, Overflow>>, Stale> {
         let crowded = || self.node.overflowing.load(Ordering::Acquire);
         let shares = |hit: &Hit| match hit.place {
             Place::At(_) => false,
             Place::Absent => !hit.exempt && crowded(),
             Place::Shared => true,
         };
-        hits.iter().any(shares).then(|| lock(&self.node.overflow))
+        if hits.iter().any(shares) { self.lock_overflow(hits).map(Some) } else { Ok(None) }
+    }
+
+    /// The shared cells, unless they were carried over to numbers that this thread does not know, or to those after an override
+    /// that its clock says has not ended.
+    #[cold]
+    fn lock_overflow(&self, hits: &[Hit]) -> Result<MutexGuard<'a, Overflow>, Stale> {
+        let shared = lock(&self.node.overflow);
+        let left = Now { wall_ns: self.node.wall_high_ns(), ..self.now };
+        let has_ended = |hit: &Hit| self.catalogue.is_over(self.limit(hit).slot, hit.numbers, left);
+        if self.node.version.load(Ordering::Acquire) != self.catalogue.version || hits.iter().any(has_ended) {
+            return Err(Stale);
+        }
+        Ok(shared)
     }
 
     /// Finds each hit's cell, and makes room for those that have none.
@@ -496,17 +504,7 @@ impl<'a> Check<'a, '_> {
         match algorithm {
             // A shared bucket began with all that its own numbers may have owed, and goes on by those.
             _ if hit.place == Place::Shared && algorithm.has_rate() => state,
-            Algorithm::FixedWindow(window) => {
-                let (own, shared) = (Usage::of(self.initial(hit).words()), Usage::of(state.words()));
-                // What is over owes nothing, and would be said to be open.
-                let is_open = !window.is_idle(own, self.now.wall_ns);
-                let all = if is_open { own.join(shared) } else { shared };
-                if algorithm.is_inline() {
-                    State::Inline([all.end_ns, all.used])
-                } else {
-                    State::Heap(all.words().to_vec())
-                }
-            }
+            Algorithm::FixedWindow(_) => algorithm.join(self.initial(hit).words(), state.words(), self.now),
             _ => self.not_less_than_forgotten(hit, algorithm, state),
         }
     }
@@ -529,25 +527,16 @@ impl<'a> Check<'a, '_> {
     }
 
     /// The cell that new cells of the hit's limit share, if it has been charged.
-    fn shared_cell<'s>(&self, hit: &Hit, shared: &'s mut Shared) -> Option<&'s HeapCell> {
+    fn shared_cell<'s>(&self, hit: &Hit, shared: &'s mut Overflow) -> Option<&'s HeapCell> {
         let slot = self.limit(hit).slot;
-        let key = OverflowKey { slot, numbers: hit.numbers };
-        if !shared.contains_key(&key) {
-            let heirs: SmallVec<[OverflowKey; 4]> = shared
-                .range(OverflowKey { slot, numbers: 0 }..=OverflowKey { slot, numbers: u16::MAX })
-                .map(|(key, _)| *key)
-                .filter(|key| self.catalogue.is_over(slot, key.numbers, self.now))
-                .collect();
-            for old in heirs {
-                if let Some(cell) = shared.remove(&old) {
-                    let state = self.carry(hit, old.numbers, &cell.words);
-                    let least = self.local(self.limit(hit), hit.numbers).least();
-                    let state = self.not_less_than_forgotten(hit, least, state);
-                    shared.insert(key, HeapCell::new(state.words().to_vec()));
-                }
-            }
+        let ended = |numbers: &u16| {
+            self.catalogue.is_over(slot, *numbers, self.now)
+                && shared.contains_key(&OverflowKey { slot, numbers: *numbers })
+        };
+        if self.limit(hit).expiring.iter().any(ended) {
+            self.node.end_overrides(self.catalogue, shared, slot, self.now);
         }
-        shared.get(&key)
+        shared.get(&OverflowKey { slot, numbers: hit.numbers })
     }
 
     fn limit(&self, hit: &Hit) -> &'a Active {

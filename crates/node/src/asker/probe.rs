@@ -10,11 +10,11 @@ use acequia_limits::{
 };
 
 use super::{
-    Check, Shared,
+    Check,
     answer::{Answer, JOURNAL_RETRY_NS, LimitAnswer, Outcome, denied, is_short},
     hit::{Called, Hit, Place},
 };
-use crate::{Active, account::Account, shard::Cells};
+use crate::{Active, account::Account, overflow::Overflow, shard::Cells};
 
 /// A denial says no longer wait than this where a region has not what is its own, or never had any: loans end, and rights
 /// are asked for anew, in about this time.
@@ -51,7 +51,7 @@ impl Check<'_, '_> {
         hit: &mut Hit,
         before: u64,
         cells: &mut Cells,
-        shared: Option<&mut Shared>,
+        shared: Option<&mut Overflow>,
         answer: &mut Answer,
     ) -> Option<State> {
         let algorithm = self.algorithm(hit);

@@ -78,6 +78,8 @@ pub struct Active {
     pub(crate) numbers: u16,
     /// Those that follow in the order of [`Limit::number_sets`].
     pub(crate) other_numbers: Vec<u16>,
+    /// Those of them that end by themselves.
+    pub(crate) expiring: Vec<u16>,
     /// Its own numbers, as this region enforces them.
     pub(crate) local: Local,
     /// Whether nobody decides while the store of the region's nodes is lost. Never where they share none.
@@ -182,6 +184,15 @@ struct Numbers {
     until_ns: Option<u64>,
 }
 
+impl Numbers {
+    /// When an override ended by itself, if it has.
+    fn expired(&self, now: Now) -> Option<Now> {
+        let until_ns = self.until_ns.filter(|until_ns| now.wall_ns >= *until_ns)?;
+        let ago_ns = now.wall_ns - until_ns;
+        Some(Now { steady_ns: now.steady_ns.saturating_sub(ago_ns), wall_ns: until_ns })
+    }
+}
+
 /// A limit and when it is in force: what a node must remember over a restart.
 #[derive(Clone, Debug)]
 pub struct Scheduled {
@@ -284,6 +295,36 @@ impl Catalogue {
     /// the cell really has, so together they are no more than all of it.
     pub(crate) fn newest_numbers(&self, slot: u16, salt: u32) -> Option<u16> {
         self.least_of_today(slot, salt, None)
+    }
+
+    /// The numbers that keys may have of which nothing is known but that they had these, which are over: those of the same role, where
+    /// there are any.
+    pub(crate) fn heirs(&self, slot: u16, numbers: u16, now: Now) -> Vec<u16> {
+        let Some(list) = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers) else {
+            return Vec::new();
+        };
+        let role = list.get(usize::from(numbers)).and_then(|old| old.role.as_deref());
+        let live = (0..list.len() as u16).filter(|n| !self.is_over(slot, *n, now));
+        let (same, others): (Vec<u16>, Vec<u16>) =
+            live.partition(|n| list[usize::from(*n)].role.as_deref() == role);
+        if same.is_empty() { others } else { same }
+    }
+
+    /// What a cell that new ones share owes under those numbers after it, when its own are over. Where they may have been over at either of two times
+    /// the larger debt counts.
+    pub(crate) fn carry_shared(
+        &self,
+        slot: u16,
+        (from, to): (u16, u16),
+        words: &[u64],
+        now: Now,
+    ) -> Option<State> {
+        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let (old, new) = (list.get(usize::from(from))?, list.get(usize::from(to))?);
+        let (written, least) = (old.local.least(), new.local.least());
+        let over = old.ended.into_iter().chain(old.expired(now));
+        let states = over.map(|then| least.convert(written, words, then.min(now)));
+        states.reduce(|a, b| least.join(a.words(), b.words(), now))
     }
 
     /// The numbers that a cell has today, as far as can be said without its descriptor, and whether that is a guess: those of the
@@ -440,10 +481,7 @@ impl Catalogue {
         let (mut at, mut words, mut since) = (from, words.to_vec(), Now::at(0));
         loop {
             let old = &list[usize::from(at)];
-            let until = old.until_ns.filter(|until| now.wall_ns >= *until).map(|until| {
-                let ago = now.wall_ns - until;
-                Now { steady_ns: now.steady_ns.saturating_sub(ago), wall_ns: until }
-            });
+            let until = old.expired(now);
             let (then, generation) = match (old.ended, until) {
                 (Some(ended), Some(until)) if until.wall_ns < ended.wall_ns => (until, old.generation),
                 (Some(ended), _) => (ended, old.generation + 1),
@@ -511,10 +549,7 @@ impl Catalogue {
         if !idle || !self.is_over(slot, numbers, now) {
             return idle;
         }
-        let until = own.until_ns.filter(|until| now.wall_ns >= *until).map(|until| {
-            let ago = now.wall_ns - until;
-            Now { steady_ns: now.steady_ns.saturating_sub(ago), wall_ns: until }
-        });
+        let until = own.expired(now);
         let over = match (own.ended, until) {
             (Some(ended), Some(until)) => ended.min(until),
             (Some(then), None) | (None, Some(then)) => then,

@@ -483,6 +483,8 @@ impl Registry {
         }
         *kept = durable;
         let tagger = Tagger::new(&self.key, limit.id);
+        let ends = |numbers: &&u16| list[usize::from(**numbers)].until_ns.is_some();
+        let expiring = used.iter().filter(ends).copied().collect();
         let has_store = self.sharing.as_ref().is_some_and(|terms| terms.guard.is_some());
         let closes = has_store && limit.spec.on_store_loss == OnStoreLoss::Closed;
         Ok(Active {
@@ -495,6 +497,7 @@ impl Registry {
             tagger,
             numbers: used[0],
             other_numbers: used[1..].to_vec(),
+            expiring,
             local,
             closes,
             opened: Arc::clone(&self.slots[usize::from(slot)].opened),
