@@ -16,7 +16,10 @@ use acequia_limits::{
     classes::ClassesSpec,
     limit::{BySpec, LimitSpec},
 };
-use acequia_node::{Ask, leases::GROUPS};
+use acequia_node::{
+    Ask,
+    leases::{Call, GROUPS, Question},
+};
 use scene::{MS, S, approximate, bucket, sliding, slots, window};
 use siblings::{Way, World};
 
@@ -351,6 +354,56 @@ fn what_was_taken_of_a_larger_pool_goes_back_when_the_limit_is_lowered() {
         world.forget_counts();
         demand(&mut world, 60);
         assert!(world.admitted(0, "k") > 60, "something passes");
+    }
+}
+
+#[test]
+fn an_answer_that_was_under_way_when_a_limit_was_lowered_brings_no_more_than_there_is_now() {
+    lowered_under_way();
+}
+
+fn lowered_under_way() {
+    let numbers = [
+        (window("l", 1_000, "1s"), window("l", 20, "1s")),
+        (bucket("l", "1000/s", 1_000), bucket("l", "20/s", 20)),
+        (sliding("l", 1_000, "1s"), sliding("l", 20, "1s")),
+    ];
+    for (before, after) in numbers {
+        for moment in 0..6 {
+            let mut world = settled(2, before.clone());
+            world.is_prompt = true;
+            world.nodes.iter_mut().for_each(|at| at.way.delay_ns = (7 * MS, 9 * MS));
+            let demand = |world: &mut World, ms: u64| {
+                for number in 0..ms / 2 {
+                    world.ask((number % 2) as usize, "k", 1);
+                    world.pass(2 * MS);
+                }
+            };
+            demand(&mut world, 2_000 + moment * 53);
+            // A call has just left that may bring something, of windows a later one.
+            let brings = |call: &Call| match &call.question {
+                Question::Take(name, take) => {
+                    take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 1_050 * MS
+                }
+                Question::Exchange(_, exchange, _) => exchange.wanted.units > 0,
+                Question::Slide(_, slide) => slide.wanted > 0,
+                _ => false,
+            };
+            for _ in 0..5_000 {
+                if world.is_under_way(brings) {
+                    break;
+                }
+                demand(&mut world, 2);
+            }
+            world.renumber(std::slice::from_ref(&after));
+            // What is on its way comes, and then nothing any more: what a node holds it goes on with.
+            world.pass(10 * MS);
+            world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+            // What began under the old numbers is over.
+            world.pass(1_100 * MS);
+            world.forget_counts();
+            demand(&mut world, 14_000);
+        }
     }
 }
 
@@ -759,6 +812,7 @@ fn every_rule_is_needed() {
         Broken::LeaseTrustsStrangers,
         Broken::LeaseNewTwice,
         Broken::LeaseRenewedUngranted,
+        Broken::LeaseTakesUpMore,
         Broken::LeaseGuardTwice,
         Broken::LeaseTakenBackEarly,
         Broken::PoolTrustsTheDead,
@@ -778,6 +832,7 @@ fn every_rule_is_needed() {
             Broken::LeaseTrustsStrangers => |_| replaced::begun_again(false, World::lose_disk),
             Broken::LeaseNewTwice => |_| disks::lost(),
             Broken::LeaseRenewedUngranted => |_| replaced::renewed_elsewhere(),
+            Broken::LeaseTakesUpMore => |_| lowered_under_way(),
             Broken::PoolNewToOne => |_| disks::lost_where_all_was_begun(),
             Broken::LeaseTakesUnwritten => |_| unwritten(),
             Broken::LeaseForgetsTakings => |_| assert!(restarted() > 0),

@@ -108,7 +108,7 @@ pub(super) fn look_at(
                     reserved: 0,
                     keep_us: scene.keep_us(LEASE_NS),
                 };
-                let about = About::Part { key: scene.key, number, wanted };
+                let about = About::Part { key: scene.key, number, wanted, pool };
                 Some((about, Question::Exchange(name, exchange, terms)))
             })
         }
@@ -128,7 +128,7 @@ pub(super) fn look_at(
                         total: pool.units,
                         slack_us: slack_us(scene.clock_error_ns, LATE_NS),
                     };
-                    let about = About::Part { key: scene.key, number, wanted };
+                    let about = About::Part { key: scene.key, number, wanted, pool };
                     (about, Question::Slide(name, slide))
                 },
             )
@@ -342,7 +342,8 @@ fn ask_window(
         begins_us: begins_ns / 1_000,
         drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
     };
-    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0 };
+    let later_units = seen.later_pool;
+    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0, later_units };
     Some((about, Question::Take(scene.name(end_ns), take)))
 }
 

@@ -36,7 +36,7 @@ use std::{
     sync::Mutex,
 };
 
-use acequia_limits::{CellTag, LimitId, Now};
+use acequia_limits::{CellTag, LimitId, Now, Part};
 use acequia_rights::{
     Region,
     broken::{Broken, broken},
@@ -58,8 +58,8 @@ use self::{
 };
 
 use crate::{
-    Catalogue, Config, Keep, KeptAt, Node, Row, catalogue::Terms, journal::HeapCell, local::Guard, lock,
-    sharing::CellKey, visit::Visit,
+    Catalogue, Config, Keep, KeptAt, Node, Row, account::Ground, catalogue::Terms, journal::HeapCell,
+    local::Guard, lock, sharing::CellKey, visit::Visit,
 };
 
 pub use self::{
@@ -185,17 +185,20 @@ struct Pending {
 #[derive(Clone, Copy, Debug)]
 enum About {
     Group,
-    /// What a cell holds with an end, by the number of its purse's call, and whether it wanted more.
+    /// What a cell holds with an end, by the number of its purse's call, and whether it wanted more; and what its pool had by this
+    /// node's numbers.
     Part {
         key: CellKey,
         number: u64,
         wanted: bool,
+        pool: Part,
     },
-    /// A cell's window, by its end.
+    /// A cell's window, by its end; and what the pools of windows had that had not begun.
     Window {
         key: CellKey,
         end_ns: u64,
         wanted: bool,
+        later_units: u64,
     },
 }
 
@@ -205,7 +208,23 @@ impl About {
         match *self {
             Self::Group => None,
             Self::Part { key, wanted, .. } => Some((key, 0, wanted)),
-            Self::Window { key, end_ns, wanted } => Some((key, end_ns, wanted)),
+            Self::Window { key, end_ns, wanted, .. } => Some((key, end_ns, wanted)),
+        }
+    }
+
+    /// Whether it was asked by numbers that gave the pool more than there is now. Of the window that is open, by its end, that is
+    /// what it was.
+    fn is_of_more(&self, ground: &Ground<'_>, open_ns: u64) -> bool {
+        let pool_of = |end_ns| ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default();
+        match *self {
+            Self::Group => false,
+            Self::Part { pool, .. } => {
+                let now = pool_of(0);
+                now.units < pool.units || now.rate < pool.rate
+            }
+            Self::Window { end_ns, later_units, .. } => {
+                end_ns > open_ns && pool_of(u64::MAX).units < later_units
+            }
         }
     }
 }
@@ -673,6 +692,9 @@ impl Leases {
         let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
         let came = visit.at(false, |ground, cell| {
             let is_unsure = is_unsure(self.unsure_ns, ground, end_ns);
+            // The limit was lowered while the call was under way; what was taken of the window that is open stays.
+            let is_of_more =
+                |open_ns| pending.about.is_of_more(ground, open_ns) && !broken(Broken::LeaseTakesUpMore);
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
             account.settle(words, ground, now, &*node.sessions());
             let units = match said {
@@ -682,15 +704,16 @@ impl Leases {
                     leased.left = Some(took.left);
                     let before = leased.takings.before(end_ns, since);
                     let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
-                    if leased.hears_of(end_ns) || !is_unsure {
+                    if (leased.hears_of(end_ns) || !is_unsure) && !is_of_more(account.window()) {
                         Some(came)
                     } else {
-                        // It was granted by what the region had before.
+                        // It was granted by what the region, or the limit, had before.
                         account.return_to_pool(ground, end_ns, came, came);
                         leased.untell(end_ns);
                         Some(0)
                     }
                 }
+                Said::Exchanged(_) | Said::Slid(_) if is_of_more(0) => None,
                 Said::Exchanged(answer) => {
                     (leased.left, leased.fair) = (Some(answer.left), Some(answer.fair));
                     let (held, part) = (account.pooled(), answer.part);

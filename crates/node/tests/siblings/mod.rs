@@ -719,6 +719,11 @@ impl World {
         }
     }
 
+    /// Whether such a call is on its way to a server.
+    pub(crate) fn is_under_way(&self, is_such: impl Fn(&Call) -> bool) -> bool {
+        self.messages.values().any(|message| matches!(message, Message::Call(_, _, _, call) if is_such(call)))
+    }
+
     /// Counts anew what passes from now on, by the numbers of today.
     pub(crate) fn forget_counts(&mut self) {
         self.ledgers.clear();
