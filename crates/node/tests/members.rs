@@ -616,6 +616,23 @@ fn lent_by_one() -> World {
     world
 }
 
+/// Who has lent it dies then, and its region's server forgets all. The operator says that it is stopped for good; who holds what is lent does not hear of
+/// that, and goes on until it ends.
+fn lent_by_one_that_is_gone() {
+    for wait in 0..5 {
+        let mut world = lent_by_one();
+        passes(&mut world, &[1], 1);
+        world.pass(wait * 200 * MS);
+        world.nodes[2].is_hung = true;
+        world.regions.as_mut().expect("regions").servers[0].restart(None);
+        cut(&mut world, &[1, 2]);
+        assert!(world.order_without(&[(0, 1), (1, 1), (3, 9)], &[2]));
+        passes(&mut world, &[1, 3], 8);
+        cut(&mut world, &[2]);
+        passes(&mut world, &[1, 3], 20);
+    }
+}
+
 /// Shares change then, and the other one would like to have the rest, while who holds what is lent hears of nothing.
 fn lent_by_one_and_ordered() {
     for later in 0..8 {
@@ -794,6 +811,7 @@ fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
     lent_and_ordered();
     lent_by_one_and_ordered();
     lent_by_one_that_crashes();
+    lent_by_one_that_is_gone();
     lent_and_crashed();
 }
 
@@ -801,7 +819,7 @@ fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
 #[test]
 fn every_rule_is_needed() {
     use acequia_rights::broken::{Broken, break_rule};
-    let stories: [(Broken, fn()); 14] = [
+    let stories: [(Broken, fn()); 15] = [
         (Broken::LeaseHearsUncounted, joined_at_a_server_that_was_replaced),
         (Broken::LeaseTakesUpWhatWasLess, granted_and_unheard),
         (Broken::OpenSharesLast, hung_when_a_window_ends),
@@ -816,6 +834,7 @@ fn every_rule_is_needed() {
         (Broken::LeaseRenewsToTheEnd, lent_and_cut),
         (Broken::LeaseLendsForLonger, lent_at_the_end),
         (Broken::LeaseForgetsLoans, lent_by_one_that_crashes),
+        (Broken::LeaseForgetsLoansOfGone, lent_by_one_that_is_gone),
     ];
     std::panic::set_hook(Box::new(|_| ()));
     let found = stories.map(|(rule, story)| {

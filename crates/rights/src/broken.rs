@@ -255,6 +255,8 @@ pub enum Broken {
     LeaseForgetsGeneration,
     /// A lease is renewed by an answer of a generation that does not grant.
     LeaseRenewedUngranted,
+    /// Pools that have forgotten grant while loans may be out of a node that was evicted.
+    LeaseForgetsLoansOfGone,
     /// What a pool granted by a larger limit is taken up when the limit has been lowered.
     LeaseTakesUpMore,
     /// What a node that stops gave back of a window's pool counts as spent of that, and not of its own part.

@@ -139,6 +139,11 @@ impl Group {
         self.before
     }
 
+    /// Whether its pools know nothing from before this generation.
+    pub(super) fn remembers_nothing(&self) -> bool {
+        self.since == self.generation
+    }
+
     /// Whether its pools can be called.
     pub(super) fn is_heard(&self) -> bool {
         self.stage != Stage::Unheard && self.may_be_used()

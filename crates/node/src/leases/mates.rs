@@ -59,8 +59,9 @@ impl Mates {
         self.kept.gone_us
     }
 
-    /// The catalogue has these. What those took that it does not have any more may be of windows that begin before `over_us`.
-    pub(super) fn follow(&mut self, members: &BTreeSet<Region>, over_us: u64) {
+    /// The catalogue has these. What those took that it does not have any more may be of windows that begin before `over_us`. Says whether there
+    /// are any.
+    pub(super) fn follow(&mut self, members: &BTreeSet<Region>, over_us: u64) -> bool {
         let mut nodes = self.all();
         nodes.retain(|_, region| members.contains(region));
         let mut kept = Kept { nodes, gone_us: self.kept.gone_us };
@@ -70,6 +71,7 @@ impl Mates {
         }
         self.is_unwritten |= kept != self.kept;
         (self.kept, self.is_bound) = (kept, true);
+        is_gone
     }
 
     /// What an earlier process kept. Says whether it can be read.

@@ -287,6 +287,8 @@ pub(crate) struct Leases {
     next: u64,
     /// No pool is called before: steady clock. Loans of an earlier process may be out that rest on what it held.
     begins_ns: u64,
+    /// Until then those of a node that is gone may be out: steady clock.
+    loans_end_ns: u64,
     /// When a pool answered last, and when one did not: steady clock.
     answered_ns: u64,
     missed_ns: u64,
@@ -331,6 +333,7 @@ impl Leases {
             pending: BTreeMap::new(),
             next: 0,
             begins_ns: 0,
+            loans_end_ns: 0,
             answered_ns: 0,
             missed_ns: 0,
             counts: LeaseCounts::default(),

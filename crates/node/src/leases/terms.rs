@@ -28,7 +28,7 @@ use crate::{
     Catalogue, Node,
     account::{Account, Ground, Taken},
     journal::HeapCell,
-    sharing::CellKey,
+    sharing::{CellKey, LOAN_TTL_NS},
     visit::Visit,
 };
 
@@ -85,7 +85,16 @@ impl Leases {
     /// Of all regions' nodes these may have something of what is shared.
     pub(crate) fn follow(&mut self, members: &BTreeSet<Region>, now: Now) {
         let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
-        self.mates.follow(members, (now.wall_ns / 1_000).saturating_add(over_us));
+        if self.mates.follow(members, (now.wall_ns / 1_000).saturating_add(over_us)) {
+            let loans_us = keep_us(LOAN_TTL_NS, self.drift_ppm, self.clock_error_ns);
+            self.loans_end_ns = now.steady_ns.saturating_add(loans_us.saturating_mul(1_000));
+        }
+    }
+
+    /// Whether a node of the region has gone whose loans may be held elsewhere yet, by who has not heard of it. Pools know what they rest on; but those that
+    /// have forgotten shall not grant that to anybody before.
+    pub(super) fn awaits_loans(&self, now: Now) -> bool {
+        now.steady_ns < self.loans_end_ns && !broken(Broken::LeaseForgetsLoansOfGone)
     }
 
     /// All others count this node from now on.

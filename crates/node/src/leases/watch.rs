@@ -84,6 +84,7 @@ impl Leases {
             let question = match group.need(now.steady_ns) {
                 None => continue,
                 Some(Need::Begin(..)) if first >= FIRST_MAX => continue,
+                Some(Need::Assert(_)) if group.remembers_nothing() && self.awaits_loans(now) => continue,
                 Some(Need::Begin(heard, goes_on)) => {
                     Question::Begin(Begin { heard, by: self.taker(), goes_on })
                 }

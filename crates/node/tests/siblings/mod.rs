@@ -19,7 +19,7 @@ use acequia_rights::{
         Bucket, Group, Sliding, Window,
         group::{Known, Place},
     },
-    versions::{CellKey, Draft, Member},
+    versions::{CellKey, Draft, Fence, Member},
 };
 
 use crate::scene::{
@@ -647,6 +647,11 @@ impl World {
 
     /// The first node orders that these have shares of the limits that there are, of so much weight each; says whether it could.
     pub(crate) fn order(&mut self, weights: &[(usize, u32)]) -> bool {
+        self.order_without(weights, &[])
+    }
+
+    /// The same, where the operator says that some have been stopped for good.
+    pub(crate) fn order_without(&mut self, weights: &[(usize, u32)], stopped: &[usize]) -> bool {
         let now = self.now(0);
         let member = |(place, weight): &(usize, u32)| {
             let writer = writer(*place);
@@ -655,7 +660,10 @@ impl World {
         let specs: &[LimitSpec] = if self.is_gone { &[] } else { &self.specs };
         let draft = Draft {
             members: weights.iter().map(member).collect(),
-            fenced: Vec::new(),
+            fenced: stopped
+                .iter()
+                .map(|place| Fence { writer: writer(*place), wall_ns: now.wall_ns })
+                .collect(),
             clock_error_ns: self.error_ns,
             drift_ppm: self.drift_ppm,
             key: CellKey(KEY.0),
