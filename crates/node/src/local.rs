@@ -37,7 +37,8 @@ enum Shared {
     Parts(Arc<[Region]>),
 }
 
-/// The least limit of which a node keeps a unit whatever the percentage, unless that is 0; among regions, the least part. While the
+/// The least limit of which a node keeps a unit whatever the percentage, unless that is 0; among regions, the least part, from
+/// [`UNIT_FROM_PERCENT`] on. While the
 /// store answers, that unit is found only by whom chance sends to the one node that has it, until others ask that for it: of a limit
 /// of one unit most are denied at first, of two a quarter. So all of those are in the pool, where every node finds them. From here on nobody
 /// is worse off for it (`a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store`), and with the store gone something passes.
@@ -83,7 +84,10 @@ impl Guard {
         part.max(least)
     }
 
-    /// The part of the rate that goes along with what a node keeps of a part, if it keeps a unit.
+    /// The part of the rate that a node keeps, whether or not it keeps a unit. Who has none uses it by a unit of the pool.
+    ///
+    /// It goes by nothing that files may say otherwise of a bucket of the same rate: if a pool had the rate of nodes that keep no unit of a small burst,
+    /// and one of them kept a unit by a file that says a larger one, they would have that rate twice for as long as their files differ.
     fn kept_rate(&self, rate: u32) -> u32 {
         // At most the whole.
         let part = (u64::from(rate) * self.percent / 100) as u32;
@@ -156,12 +160,11 @@ impl Shares {
         all
     }
 
-    /// The part of the rate that goes along with units: with none no more than there must be where nodes share it.
-    fn rate(&self, units: u64) -> u32 {
+    /// The part of the rate that goes along with units.
+    fn rate(&self) -> u32 {
         let of_terms = || self.terms.iter().map(|split| split.rate(self.region)).min().unwrap_or(0);
         match &self.guard {
             None => of_terms(),
-            Some(_) if units == 0 => RATE_MIN,
             Some(guard) => match &guard.of {
                 Shared::Limit { split, .. } => guard.kept_rate(RATE_PARTS / split.regions().len() as u32),
                 Shared::Parts(_) => guard.kept_rate(of_terms()),
@@ -176,11 +179,8 @@ impl Shares {
         let kept_of = |units| if broken(Broken::LeaseGuardTwice) { 0 } else { guard.kept(units) };
         Some(match &guard.of {
             Shared::Limit { split, .. } => {
-                let (kept, nodes) = (guard.kept(total), split.regions().len() as u64);
-                // As many nodes have a unit, in every cell.
-                let with_units = kept.min(nodes);
-                let rates = with_units * u64::from(self.rate(1)) + (nodes - with_units) * u64::from(RATE_MIN);
                 // Each is at most a node's part of the whole.
+                let rates = split.regions().len() as u64 * u64::from(self.rate());
                 Part {
                     rate: rate(u64::from(RATE_PARTS).saturating_sub(rates)),
                     units: total - kept_of(total),
@@ -249,12 +249,12 @@ impl Local {
     /// A region's numbers.
     pub(crate) fn shared(algorithm: &Algorithm, shares: &Arc<Shares>) -> Self {
         let total = algorithm.budget();
-        let rate = if algorithm.has_rate() { shares.rate(1) } else { 0 };
+        let rate = if algorithm.has_rate() { shares.rate() } else { 0 };
         let local = Self { shares: Some(Arc::clone(shares)), total, rate, variants: Arc::new([]) };
         let all = shares.distinct(total);
         let made = |units: u64| {
             // A meter needs a rate; one of a region without any holds no unit anyway.
-            let rate = if algorithm.has_rate() { local.rate_with(units).max(RATE_MIN) } else { 0 };
+            let rate = if algorithm.has_rate() { rate.max(RATE_MIN) } else { 0 };
             let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
             (units, shares.piece(algorithm, part))
         };
@@ -343,8 +343,7 @@ impl Local {
 
     /// The standing part of a cell.
     pub(crate) fn part(&self, salt: u32) -> Part {
-        let units = self.units(salt);
-        Part { rate: self.rate_with(units), units }
+        Part { rate: self.rate, units: self.units(salt) }
     }
 
     /// Whether a cell has any unit of its own.
@@ -394,14 +393,6 @@ impl Local {
     fn units(&self, salt: u32) -> u64 {
         self.shares.as_deref().map_or(self.total, |shares| shares.units(self.total, salt))
     }
-
-    /// The rate that goes along with so many units of the own part.
-    fn rate_with(&self, units: u64) -> u32 {
-        match self.shares.as_deref() {
-            Some(shares) if self.rate > 0 => shares.rate(units),
-            _ => self.rate,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -445,7 +436,7 @@ mod tests {
             let pool = guards[0].pool(&[], total, true, salt).expect("a pool");
             let kept: Vec<u64> = guards.iter().map(|guard| guard.units(total, salt)).collect();
             prop_assert_eq!(kept.iter().sum::<u64>() + pool.units, total);
-            let rates: u64 = kept.iter().map(|units| u64::from(guards[0].rate(*units))).sum();
+            let rates: u64 = guards.iter().map(|guard| u64::from(guard.rate())).sum();
             prop_assert!(rates + u64::from(pool.rate) <= u64::from(RATE_PARTS));
             // As the operator says, and alike.
             let part = u128::from(total) * u128::from(percent) / 100;
@@ -481,7 +472,7 @@ mod tests {
                         let own = of_node.units(total, salt);
                         prop_assert!(of_node.distinct(total).contains(&own));
                         *units += u128::from(own);
-                        *rates += u64::from(of_node.rate(own));
+                        *rates += u64::from(of_node.rate());
                         prop_assert!(pool.is_none() || pool == of_node.pool(&of_node.terms, total, true, salt));
                         pool = of_node.pool(&of_node.terms, total, true, salt);
                     }

@@ -407,6 +407,31 @@ fn lowered_under_way() {
     }
 }
 
+/// Files are not changed on all nodes at once. Of one rate no more comes back than that, whatever they say of the burst: neither where those with
+/// the larger one ask for as much as their guard shares give, nor where all ask for all.
+#[test]
+fn while_files_say_otherwise_of_a_burst_no_more_than_the_rate_comes_back() {
+    for (small, large, every) in [(3, 400, 350), (3, 40, 350), (12, 40, 350), (3, 400, 1), (12, 40, 1)] {
+        let mut world = settled(4, bucket("b", "60/s", small));
+        for place in 1..4 {
+            scene::apply(&world.nodes[place].node, &[bucket("b", "60/s", large)], world.now(place));
+        }
+        world.pass(S);
+        let mut passed = 0;
+        for number in 0..30_000 {
+            for place in 0..4 {
+                let now = world.now(place);
+                let asks = place == 0 || number % every == 0;
+                passed += usize::from(asks && scene::passes(&mut world.nodes[place].asker, "k", 1, now));
+            }
+            world.pass(2 * MS);
+        }
+        // A minute's, and what was there; clocks drift.
+        let most = large as usize + 3_600 * 1_001 / 1_000 + 1;
+        assert!(passed <= most, "{passed} of {most} of a burst of {small} or {large}");
+    }
+}
+
 /// Classes of consumers draw from what the nodes hold of one pool as they do from one bucket.
 #[test]
 fn classes_leave_others_what_is_theirs_of_a_pool_that_nodes_share() {
