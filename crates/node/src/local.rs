@@ -47,6 +47,12 @@ enum Shared {
 /// they keep, and put into pools, no more than the largest. A node that kept a unit because no other has enough would break that.
 const GUARDED_FROM: u64 = 4;
 
+/// Among regions a node keeps one unit of few only if it keeps so much of all, in percent. That unit comes back by as much of the rate: were it less, what
+/// was spent of it would count for longer than a distribution of shares does.
+const UNIT_FROM_PERCENT: u64 = 10;
+/// One unit at that part of the rate takes as long as so many at the whole; parts of rates are rounded down.
+const UNITS_AS_LONG: u64 = 100 / UNIT_FROM_PERCENT + 1;
+
 /// What a node keeps of any rate at least, in parts: a bucket that gives nothing back is none, and what it gives back must be somebody's.
 const RATE_MIN: u32 = 1;
 
@@ -80,7 +86,11 @@ impl Guard {
     fn kept(&self, total: u64) -> u64 {
         // At most the total.
         let part = (u128::from(total) * u128::from(self.percent) / 100) as u64;
-        let least = u64::from(self.percent > 0 && total >= GUARDED_FROM);
+        let is_enough = match self.of {
+            Shared::Limit { .. } => self.percent > 0,
+            Shared::Parts(_) => self.percent >= UNIT_FROM_PERCENT,
+        };
+        let least = u64::from(is_enough && total >= GUARDED_FROM);
         part.max(least)
     }
 
@@ -227,6 +237,18 @@ impl Shares {
             && same(&self.terms, &others.terms)
             && same(&self.later, &others.later)
     }
+}
+
+/// How long what was spent under any of these numbers of a bucket may count, where regions share all of its rate: the most units that there were, at the
+/// slowest rate; and what a node somewhere keeps of them for itself, which may be one unit of few, at its small part of the rate.
+pub(crate) fn drains_ns(all: &[&Algorithm]) -> u64 {
+    let most = all.iter().map(|algorithm| algorithm.budget()).max().unwrap_or(0);
+    let most = if most >= GUARDED_FROM { most.max(UNITS_AS_LONG) } else { most };
+    let slowest = |algorithm: &&Algorithm| {
+        let whole = u128::from(algorithm.horizon_ns()) * u128::from(most);
+        u64::try_from(whole.div_ceil(u128::from(algorithm.budget().max(1)))).unwrap_or(u64::MAX)
+    };
+    all.iter().map(slowest).max().unwrap_or(0)
 }
 
 /// A limit's numbers in one region.
@@ -484,6 +506,28 @@ mod tests {
             }
             prop_assert_eq!((of_chains[0].0, of_chains[1].0), (u128::from(total), u128::from(total)));
             prop_assert!(of_chains[2].0 <= u128::from(total));
+        }
+
+        /// Until a distribution counts no more, all has come back that was spent by it, of what a node keeps for itself too: whoever then has its units
+        /// has them without that debt.
+        #[test]
+        fn what_is_kept_comes_back_while_its_distribution_counts(
+            total in 1..300_u64, percent in 0..=100_u8, weights in prop::collection::vec(1..=9_u32, 1..=6), salt: u32,
+        ) {
+            let bucket = meter(total);
+            let named: Vec<(Region, u32)> = (1..).map(Region).zip(weights).collect();
+            let split = Arc::new(Split::new(&named).expect("weights"));
+            let least_rate = named.iter().map(|(member, _)| split.rate(*member)).min().expect("one");
+            let counts_ns = u128::from(drains_ns(&[&bucket])) * u128::from(RATE_PARTS) / u128::from(least_rate);
+            let guard = Guard::of_parts(named.iter().map(|(member, _)| *member), percent);
+            for (member, _) in &named {
+                let local = local(&bucket, shares(*member, vec![Arc::clone(&split)], Some(guard.clone())));
+                let kept = local.at(salt);
+                // Parts are whole: of a share of few units one may be more than its part of the rate goes along with.
+                let whole = kept.budget().saturating_sub(1).max(1);
+                let back_ns = u128::from(kept.horizon_ns()) * u128::from(whole) / u128::from(kept.budget().max(1));
+                prop_assert!(kept.budget() == 0 || back_ns <= counts_ns, "{} and {}", back_ns, counts_ns);
+            }
         }
 
         /// A cell's numbers are those of its part, and what refills without a unit is nobody's to spend.

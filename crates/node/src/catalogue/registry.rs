@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     index::Index,
-    local::{Local, Shares},
+    local::{Local, Shares, drains_ns},
     preference::Preference,
 };
 
@@ -176,8 +176,7 @@ impl Registry {
         Ok(self.active.iter().map(|active| active.numbers).ne(before))
     }
 
-    /// How long what was spent under any numbers that this process knows of may count: the most units that there
-    /// were, at the slowest rate.
+    /// How long what was spent under any numbers that this process knows of may count ([`drains_ns`]).
     pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
         let Some(slot) = self.by_id.get(&limit.id) else { return 0 };
         let all = self.slots[usize::from(*slot)].numbers.iter().map(|numbers| &numbers.algorithm);
@@ -186,12 +185,7 @@ impl Registry {
         if broken(Broken::DrainAsOfNow) || !limit.algorithm.has_rate() {
             return 0;
         }
-        let most = all.iter().map(|algorithm| algorithm.budget()).max().unwrap_or(0);
-        let slowest = |algorithm: &&Algorithm| {
-            let whole = u128::from(algorithm.horizon_ns()) * u128::from(most);
-            u64::try_from(whole.div_ceil(u128::from(algorithm.budget()))).unwrap_or(u64::MAX)
-        };
-        all.iter().map(slowest).max().unwrap_or(0)
+        drains_ns(&all)
     }
 
     /// How this region shares one limit now.
