@@ -162,7 +162,9 @@ register('acequia_bucket' .. version, function(keys, arguments)
     return { arguments[2], 'late' }
   end
   local now = max(cell.at, wall)
-  local record, why = record_of(cell, node, boot, call)
+  local record, why = record_of(cell, node, boot, call, function(lease)
+    return not is_held(lease) and is_past(lease.ends, cell, group, terms.slack)
+  end)
   if not record then
     return { arguments[2], why }
   end

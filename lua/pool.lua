@@ -145,8 +145,13 @@ local function write(keys, cell, due)
   redis.call('SET', keys[2], cmsgpack.pack(cell))
 end
 
--- A node's record in a cell, if a call of it may count: else why not.
-local function record_of(cell, node, boot, call)
+-- Whether a lease ended so long ago that every call before the last one of its node would be late.
+local function is_past(ends, cell, group, slack)
+  return cell.at > ends + slack and cell.at > group.fresh
+end
+
+-- A node's record in a cell, if a call of it may count: else why not. Where there are too many, those that are over make room.
+local function record_of(cell, node, boot, call, is_over)
   local record = cell.nodes[node]
   if record then
     if boot < record.boot or (boot == record.boot and call <= record.call) then
@@ -154,12 +159,20 @@ local function record_of(cell, node, boot, call)
     end
     return record
   end
-  local count = 0
-  for _ in pairs(cell.nodes) do
+  local count, over = 0, {}
+  for name, other in pairs(cell.nodes) do
     count = count + 1
+    if is_over(other) then
+      over[#over + 1] = name
+    end
   end
   if count >= NODES_MAX then
-    return nil, 'full'
+    if #over == 0 then
+      return nil, 'full'
+    end
+    for _, name in ipairs(over) do
+      cell.nodes[name] = nil
+    end
   end
   return { boot = 0, call = 0 }
 end

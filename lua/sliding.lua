@@ -49,7 +49,9 @@ register('acequia_sliding' .. version, function(keys, arguments)
   if is_late(cell, group, wall, slack) then
     return { arguments[2], 'late' }
   end
-  local record, why = record_of(cell, node, boot, call)
+  local record, why = record_of(cell, node, boot, call, function(lease)
+    return lease.units == 0 and is_past(lease.ends, cell, group, slack)
+  end)
   if not record then
     return { arguments[2], why }
   end

@@ -31,7 +31,9 @@ register('acequia_window' .. version, function(keys, arguments)
     return how_it_is(keys, arguments, 'unknown')
   end
   -- Numbers that only grow need no number of the call.
-  local record, why = record_of(cell, node, boot, 1)
+  local record, why = record_of(cell, node, boot, 1, function(taken)
+    return taken.taken == taken.returned
+  end)
   if not record then
     return { arguments[2], why }
   end

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use acequia_limits::{Part, RATE_PARTS, meter::Meter};
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, time_at};
+use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, is_past, time_at};
 use crate::{
     broken::{Broken, broken},
     loan::Change,
@@ -171,7 +171,12 @@ impl Bucket {
             return Err(Refused::Stale);
         }
         if known.boot == 0 && self.nodes.len() >= NODES_MAX {
-            return Err(Refused::TooManyNodes);
+            let is_over =
+                |lease: &Lease| !lease.is_held() && is_past(lease.end_us, self.at_us, ground, terms.slack_us);
+            self.nodes.retain(|_, lease| !is_over(lease));
+            if self.nodes.len() >= NODES_MAX {
+                return Err(Refused::TooManyNodes);
+            }
         }
         self.settle(now_us, terms, ground);
         let known = self.nodes.get(&node).copied().unwrap_or_default();

@@ -126,6 +126,11 @@ pub const fn slack_us(clock_error_ns: u64, late_ns: u64) -> u64 {
     clock_error_ns.saturating_mul(2).saturating_add(late_ns).div_ceil(1_000)
 }
 
+/// Whether a lease ended so long ago that every call before the last one of its node would be late: then its record need not tell which that was.
+const fn is_past(end_us: u64, at_us: u64, ground: &Ground, slack_us: u64) -> bool {
+    at_us > end_us.saturating_add(slack_us) && at_us > ground.fresh_us
+}
+
 /// A pool's time at a call: the caller's wall, never back.
 ///
 /// A wall that is behind it by more than the slack is one of a call that was under way too long to be of use, or contradicts one that was

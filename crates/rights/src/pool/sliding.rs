@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, time_at};
+use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, is_past, time_at};
 use crate::broken::{Broken, broken};
 
 /// What lingers is counted in so many pieces of the time that it does, each until the end of its piece.
@@ -86,7 +86,12 @@ impl Sliding {
             return Err(Refused::Stale);
         }
         if known.boot == 0 && self.nodes.len() >= NODES_MAX {
-            return Err(Refused::TooManyNodes);
+            let is_over =
+                |lease: &Lease| lease.units == 0 && is_past(lease.end_us, self.at_us, ground, ask.slack_us);
+            self.nodes.retain(|_, lease| !is_over(lease));
+            if self.nodes.len() >= NODES_MAX {
+                return Err(Refused::TooManyNodes);
+            }
         }
         self.settle(now_us);
         let known = self.nodes.get(&node).copied().unwrap_or_default();

@@ -104,7 +104,11 @@ impl Window {
             return Err(Refused::Stale);
         }
         if known.boot == 0 && self.nodes.len() >= NODES_MAX {
-            return Err(Refused::TooManyNodes);
+            // An older call of such a node has down for it what it had then, and that is nobody's to spend.
+            self.nodes.retain(|_, taken| taken.taken > taken.returned);
+            if self.nodes.len() >= NODES_MAX {
+                return Err(Refused::TooManyNodes);
+            }
         }
         let mut record = Taken { boot, ..known };
         // A process that knows what those before it took goes on with their numbers.

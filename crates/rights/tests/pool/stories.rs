@@ -81,6 +81,33 @@ pub(super) fn two_walls_at_one_instant() -> u64 {
     tokens + second.part.units - second.owed
 }
 
+/// Nodes come and go under names of their own, one after the other: a hundred of them take of a pool, and give all back.
+#[test]
+fn nodes_that_are_gone_make_room_for_others_in_a_pool() {
+    let mut pool = Pool::new();
+    let unit = Part { rate: 0, units: 1 };
+    for node in 1..=100 {
+        let now = u64::from(node) * 100 * MS;
+        pool.call(node, now, (NOTHING, 0), unit).expect("room");
+        pool.call(node, now, (NOTHING, 1), NOTHING).expect("room");
+    }
+    // While any call before the last one of a node might count, it is known.
+    let mut pool = Pool::new();
+    for node in 1..=64 {
+        pool.call(node, 0, (NOTHING, 0), NOTHING).expect("room");
+    }
+    let slack = 2 * ERROR_US;
+    // Each counts on what it was granted for a second.
+    for (after_us, is_room) in
+        [(1_000 * MS, false), (1_000 * MS + slack, false), (1_000 * MS + 2 * slack, true)]
+    {
+        pool.call(1, after_us, (NOTHING, 0), NOTHING).expect("it is known");
+        let came = pool.call(99, after_us, (NOTHING, 0), unit);
+        assert_eq!(came.is_ok(), is_room, "{after_us} us later");
+        assert!(is_room || came == Err(Refused::TooManyNodes));
+    }
+}
+
 #[test]
 fn two_walls_do_not_make_time() {
     assert_eq!(two_walls_at_one_instant(), UNITS);

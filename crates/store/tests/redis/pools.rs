@@ -91,6 +91,8 @@ struct Caller {
     before: [Generation; 2],
     /// Limits of buckets, each with a whole and the part in the pool.
     terms: Vec<bucket::Terms>,
+    /// Whether there are more nodes than a pool has records of, and one cell of each kind.
+    is_crowded: bool,
 }
 
 impl Caller {
@@ -114,6 +116,7 @@ impl Caller {
             generations: Default::default(),
             before: Default::default(),
             terms,
+            is_crowded: seed % 4 == 2,
         }
     }
 
@@ -122,14 +125,17 @@ impl Caller {
         self.wall_us += self.random.below(wait_us + 1);
         let late_us = [0, 0, 0, 15_000, 40_000, 10_000_000][self.random.below(6) as usize];
         let wall_us = self.wall_us - self.random.below(late_us + 1);
-        let place = self.random.below(2) as usize;
+        let place = if self.is_crowded { 0 } else { self.random.below(2) as usize };
         self.calls += 1;
         let call = self.calls - self.random.below(3).min(self.calls - 1);
+        let (nodes, cells) = if self.is_crowded { (90, 1) } else { (3, 3) };
         let taker =
-            Taker { node: 1 + self.random.below(3) as u16, boot: 1 + self.random.below(3) as u32, call };
+            Taker { node: 1 + self.random.below(nodes) as u16, boot: 1 + self.random.below(3) as u32, call };
         let generation = self.generations[place];
-        let cell = self.random.below(3);
-        let (cell, call) = match self.random.below(60) {
+        let cell = self.random.below(cells);
+        // Where there are many nodes pools remember for long.
+        let least = if self.is_crowded && self.calls > 20 && self.random.below(30) > 0 { 3 } else { 0 };
+        let (cell, call) = match self.random.below(60).max(least) {
             0 => {
                 let heard = self.random.below(generation.number + 2);
                 let goes_on = self.random.below(2) == 0;
