@@ -46,6 +46,52 @@ fn moving(nodes: u64, a_second: u64) -> Cost {
     Cost { frames: frames / SECONDS, bytes: bytes / SECONDS, passed: 1_000 * passed / asked }
 }
 
+/// A cell of so many a second. So much of it is asked for, in percent: nine of ten in one region after the other, for 20 s each, or alike
+/// in all; at all nodes of a region alike. Gives what passed of a thousand requests, and frames a second from region to region.
+fn few(nodes: u64, (units, load_percent): (u64, u64), is_moving: bool) -> (u64, u64) {
+    const CELLS: u64 = 4;
+    const SECONDS: u64 = 60;
+    let mut world = three(nodes as usize, bucket("b", &format!("{units}/s"), units));
+    world.is_prompt = true;
+    world.pass(30 * S);
+    world.regions.as_mut().expect("regions").crossed = (0, 0);
+    let a_second = units * CELLS * load_percent / 100;
+    let mut passed = 0;
+    for number in 0..SECONDS * a_second {
+        let hot = number / (20 * a_second);
+        let region = if !is_moving || world.below(10) == 0 { world.below(3) } else { hot };
+        let place = region * nodes + world.below(nodes);
+        let key = format!("b{}", world.below(CELLS));
+        passed += u64::from(world.ask_or_wait(place as usize, &key, 1));
+        let pause_ns = world.below(2 * S / a_second);
+        world.pass(pause_ns);
+    }
+    world.pass(S);
+    let asked = SECONDS * a_second;
+    let counts = world.nodes.iter().map(|at| at.node.draw_counts());
+    let counts =
+        counts.fold([0; 4], |[a, b, c, d], of| [a + of.asked, b + of.charged, c + of.used, d + of.wasted]);
+    println!(
+        "  {nodes} nodes, {units}/s at {load_percent} %: {asked} asked; draws {counts:?}; {} late",
+        world.passed_late
+    );
+    let frames = world.regions.as_ref().expect("regions").crossed.0 / SECONDS;
+    (1_000 * (passed + world.passed_late) / asked, frames)
+}
+
+#[test]
+fn what_few_units_there_are_are_found_by_all_nodes_of_all_regions() {
+    println!(
+        "three regions share four cells of so many a second; passed of 1000, with 1, 2 and 4 nodes a region (frames/s)"
+    );
+    for units in [20, 60] {
+        for (load, is_moving) in [(50, true), (50, false), (100, true), (100, false)] {
+            let all = [1, 2, 4].map(|nodes| few(nodes, (units, load), is_moving));
+            println!("{units:<5} {load:<4} {is_moving:<6} {all:?}");
+        }
+    }
+}
+
 /// A row has one writer, so what is told is told once, by the node whose it is. More nodes make more rows, and links between them.
 #[test]
 fn what_rows_of_nodes_cost() {
