@@ -56,7 +56,7 @@ const HELD_OF_PEER_MAX: usize = 256;
 const HELD_OF_CELL_MAX: usize = 32;
 /// Of a cell whose guard node had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
 const VAIN_NS: u64 = 4_000_000;
-const VAIN_NS_MAX: u64 = 64_000_000;
+const VAIN_NS_MAX: u64 = 32_000_000;
 /// Cells that are remembered because their guard node had nothing.
 const VAIN_MAX: usize = 16_384;
 

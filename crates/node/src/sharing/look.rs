@@ -231,6 +231,11 @@ impl Sharing {
             }
             let standing = self.standing_of(peer.writer, ground, now);
             let mut seat = warm.seat(peer.writer.region, standing, resource, now.steady_ns, peer.round_ns());
+            let is_less = Rough::new(resource.weigh(standing)) > Rough::new(seat.standing);
+            if is_less && seat.want == 0 && seat.short == 0 {
+                // Another node of its region speaks for it.
+                continue;
+            }
             seat.class = preference.class(seat.region);
             seat.floor = preference.floor(seat.standing);
             others.push(seat);

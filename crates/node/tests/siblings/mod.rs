@@ -646,7 +646,11 @@ impl World {
         let nodes = self.nodes.len() as u64;
         for _ in 0..self.below(24) {
             let (place, cost) = (self.below(nodes) as usize, self.below(20) / 18 * self.below(20));
-            self.ask(place, "k", 1 + cost);
+            if self.below(2) == 0 {
+                self.ask_or_wait(place, "k", 1 + cost)
+            } else {
+                self.ask(place, "k", 1 + cost)
+            };
         }
         let pause = [MS, 10 * MS, 100 * MS, 100 * MS][self.below(4) as usize];
         let pause = self.below(pause);
