@@ -41,7 +41,7 @@ use crate::{Active, Answer, Catalogue, Node, Outcome, journal_tag, lock, sharing
 pub const DRAW_NS: u64 = 50_000_000;
 /// How long a request waits for what is drawn, unless its limit says how long it waits: the guard node may have to ask the region's pool
 /// first, and all three are near.
-pub(crate) const WAIT_NS: u64 = 6_000_000;
+pub const DRAW_WAIT_NS: u64 = 6_000_000;
 /// The guard node charges no later than so long before whoever drew gives up: the answer takes time, too.
 const BACK_NS: u64 = 1_500_000;
 /// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second: then what

@@ -75,7 +75,7 @@ pub use crate::{
         ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve,
         Settled, SharedAnswer,
     },
-    draws::{DRAW_NS, Draw, DrawCounts},
+    draws::{DRAW_NS, DRAW_WAIT_NS, Draw, DrawCounts},
     explain::Unmatched,
     inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
     journal::{CHARGES, Row, TAKINGS, WALL},

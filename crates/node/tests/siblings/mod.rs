@@ -405,6 +405,8 @@ impl World {
     /// A node is stopped, gives back what it holds for so long, and comes back after a pause with what it has written down.
     pub(crate) fn stop(&mut self, place: usize, (gives_ns, pause_ns): (u64, u64)) {
         let is_cut = self.regions.as_mut().is_some_and(|regions| !regions.cut.insert(place));
+        // Nobody is answered any more.
+        self.waiting.retain(|waiting| waiting.place != place);
         self.nodes[place].node.leave_pools(self.now(place));
         self.pass(gives_ns);
         self.write(place);
