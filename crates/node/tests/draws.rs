@@ -131,7 +131,7 @@ fn history(seed: u64) {
         regions.near_ns = near;
         if !regions.cut.is_empty() {
             regions.cut.clear();
-        } else if seed % 4 == 0 {
+        } else if seed.is_multiple_of(4) {
             regions.cut.insert(place);
         }
         match world.below(24) {

@@ -73,29 +73,29 @@ fn few(seed: u64, nodes: u64, (units, load_percent): (u64, u64), is_moving: bool
     }
     world.pass(S);
     let asked = SECONDS * a_second;
-    let counts = world.nodes.iter().map(|at| at.node.draw_counts());
-    let counts =
-        counts.fold([0; 4], |[a, b, c, d], of| [a + of.asked, b + of.charged, c + of.used, d + of.wasted]);
-    println!(
-        "  {nodes} nodes, {units}/s at {load_percent} %: {asked} asked; draws {counts:?}; {} late",
-        world.passed_late
-    );
     let frames = world.regions.as_ref().expect("regions").crossed.0 / SECONDS;
     (1_000 * (passed + world.passed_late) / asked, frames)
 }
 
+/// Where nodes draw of one another, a region of several passes nearly what one of one node does.
 #[test]
-fn what_few_units_there_are_are_found_by_all_nodes_of_all_regions() {
+fn what_few_units_there_are_is_found_by_all_nodes_of_all_regions() {
     println!(
-        "three regions share four cells of so many a second; passed of 1000, with 1, 2 and 4 nodes a region (frames/s)"
+        "three regions share four cells, of which all or half is asked for, nine tenths in one region after the other or alike in all"
     );
+    println!("units/s  asked %  where    passed of 1000, and frames/s, with 1, 2 and 4 nodes a region");
     for units in [20, 60] {
-        for (load, is_moving) in [(50, true), (50, false), (100, true), (100, false)] {
+        for (load_percent, is_moving, less) in
+            [(50, true, 40), (50, false, 30), (100, true, 90), (100, false, 80)]
+        {
             let all = [1, 2, 4].map(|nodes| {
-                let all = [1, 2].map(|seed| few(seed, nodes, (units, load), is_moving));
-                all.iter().fold((0, 0), |sum, of| (sum.0 + of.0 / 2, sum.1 + of.1 / 2))
+                let [a, b] = [1, 2].map(|seed| few(seed, nodes, (units, load_percent), is_moving));
+                (u64::midpoint(a.0, b.0), u64::midpoint(a.1, b.1))
             });
-            println!("{units:<5} {load:<4} {is_moving:<6} {all:?}");
+            let place = if is_moving { "moving" } else { "alike" };
+            println!("{units:<8} {load_percent:<8} {place:<8} {all:?}");
+            let [(one, _), rest @ ..] = all;
+            assert!(rest.iter().all(|(passed, _)| passed + less >= one), "{units}/s: {all:?}");
         }
     }
 }

@@ -648,7 +648,7 @@ impl World {
         let nodes = self.nodes.len() as u64;
         for _ in 0..self.below(24) {
             let (place, cost) = (self.below(nodes) as usize, self.below(20) / 18 * self.below(20));
-            if self.below(2) == 0 {
+            if self.regions.is_some() && self.below(2) == 0 {
                 self.ask_or_wait(place, "k", 1 + cost)
             } else {
                 self.ask(place, "k", 1 + cost)
