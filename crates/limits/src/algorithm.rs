@@ -191,6 +191,27 @@ impl Algorithm {
         matches!(self, Self::TokenBucket(_) | Self::LeakyBucket(_))
     }
 
+    /// Whether states mean the same under both, which may differ in their units.
+    pub fn means_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::TokenBucket(own) | Self::LeakyBucket(own),
+                Self::TokenBucket(other) | Self::LeakyBucket(other),
+            ) => own.has_rate_of(other),
+            (Self::FixedWindow(own), Self::FixedWindow(other)) => {
+                (own.margin_ns, own.left_ns, &own.edges) == (other.margin_ns, other.left_ns, &other.edges)
+            }
+            (Self::SlidingLog(own), Self::SlidingLog(other)) => own.window_ns == other.window_ns,
+            (Self::SlidingSlots(own), Self::SlidingSlots(other)) => {
+                (own.window_ns, own.slots) == (other.window_ns, other.slots)
+            }
+            (Self::SlidingApproximate(own), Self::SlidingApproximate(other)) => {
+                own.window_ns == other.window_ns
+            }
+            _ => false,
+        }
+    }
+
     /// Whether a bucket gives units back more slowly than another. No other algorithm does.
     pub fn is_slower(&self, other: &Self) -> bool {
         match (self, other) {
@@ -551,7 +572,14 @@ impl Algorithm {
                 State::Inline([number.min(now.steady_ns / pair.window_ns), counts])
             }
             Self::SlidingSlots(_) if now.steady_ns >= written_ns => State::Heap(words.to_vec()),
-            Self::FixedWindow(_) | Self::SlidingSlots(_) => self.convert(self, words, now),
+            Self::SlidingSlots(slots) => {
+                let mut state = Vec::new();
+                for (at_ns, units) in self.charges(words, now) {
+                    slots.charge(&mut state, at_ns.min(now.steady_ns), units);
+                }
+                State::Heap(state)
+            }
+            Self::FixedWindow(_) => self.convert(self, words, now),
         }
     }
 
@@ -667,14 +695,17 @@ impl Algorithm {
     }
 
     /// The charges that a sliding state still holds: steady time and units, oldest first, each at
-    /// the latest time it may have happened.
+    /// the latest time it may have happened: by `now`, unless a state is of later than that.
     fn charges(&self, words: &[u64], now: Now) -> Vec<(u64, u64)> {
         match self {
             Self::SlidingLog(_) => words.chunks_exact(2).map(|charge| (charge[0], charge[1])).collect(),
-            Self::SlidingSlots(slots) => slots
-                .live(words, now.steady_ns)
-                .map(|(slot, units)| (((slot + 1) * slots.slot_ns() - 1).min(now.steady_ns), units))
-                .collect(),
+            Self::SlidingSlots(slots) => {
+                let latest_ns = |slot: u64| {
+                    let begins_ns = slot * slots.slot_ns();
+                    (begins_ns + slots.slot_ns() - 1).min(now.steady_ns.max(begins_ns))
+                };
+                slots.live(words, now.steady_ns).map(|(slot, units)| (latest_ns(slot), units)).collect()
+            }
             _ => Vec::new(),
         }
     }

@@ -110,6 +110,11 @@ impl Meter {
         u64::try_from(u128::from(self.n) * MILLI_NS / u128::from(self.p)).unwrap_or(u64::MAX)
     }
 
+    /// Whether the rate is another one's.
+    pub fn has_rate_of(&self, other: &Self) -> bool {
+        (self.n, self.p) == (other.n, other.p)
+    }
+
     /// Whether the rate is below another one's.
     pub fn is_slower(&self, other: &Self) -> bool {
         // Below 2^116.

@@ -596,16 +596,18 @@ impl Node {
             // Only of a bucket more may be owed than is presumed.
             let is_presumed = lost.is_some() && (!like.has_rate() || broken(Broken::OverdrawnUnwritten));
             let limit = Restored { slot, like: &like, durable, lost, all: &all, error_ns, now };
-            let mut shared: Vec<Kept> = Vec::new();
+            let mut shared: Vec<(CellTag, Kept)> = Vec::new();
+            // Whether the disk goes on having those.
+            let mut is_shared_kept = durable;
             for Row { tag, state, .. } in rows {
                 let Some(kept) = state else { continue };
                 let is_pledged = kept.is_pledged();
                 let is_overdrawn = if is_presumed && (is_overflow(tag) || kept.pledge().is_empty()) {
                     false
                 } else if is_overflow(tag) {
-                    let is_overdrawn = limit.is_overdrawn_shared(&kept);
-                    shared.push(kept);
-                    is_overdrawn
+                    is_shared_kept |= limit.is_overdrawn_shared(&kept);
+                    shared.push((tag, kept));
+                    continue;
                 } else {
                     self.restore_cell(registry, &limit, (*id, tag), &kept)
                 };
@@ -616,7 +618,10 @@ impl Node {
             let all: Vec<(u16, Algorithm)> =
                 all.iter().map(|live| (live.numbers, live.local.least().clone())).collect();
             let presumed = lost.map(|_| &*registry);
-            self.restore_shared(slot, &all, &shared, presumed, (error_ns, now));
+            self.restore_shared((*id, slot), &all, &shared, (presumed, is_shared_kept), (error_ns, now));
+            if !is_shared_kept {
+                taken.extend(shared.iter().map(|(tag, _)| Row { limit: *id, tag: *tag, state: None }));
+            }
         }
         taken
     }

@@ -12,13 +12,14 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use acequia_limits::{Algorithm, Now, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, LimitId, Now, algorithm::State};
 
 use crate::{
     Catalogue, Node, Row,
     catalogue::Registry,
-    journal::{HeapCell, overflow_tag},
+    journal::{HeapCell, overflow_tag, wall_row},
     kept::Kept,
+    local::Local,
     lock, more_than_forgotten, presumed,
 };
 
@@ -41,52 +42,51 @@ pub(crate) type Overflow = BTreeMap<OverflowKey, HeapCell>;
 
 impl Node {
     /// Limits are as the registry says from now on. The shared cells have their numbers in the same step: a thread that looks at
-    /// those sees first whether its catalogue is this one.
+    /// those sees first whether its catalogue is this one, and goes by no clock that reads less than this one.
     pub(crate) fn publish(&self, registry: &Registry, now: Now) {
         let version = self.version.load(Ordering::Acquire) + 1;
-        let catalogue = Arc::new(registry.catalogue(version));
+        let (before, catalogue) = (self.catalogue(), Arc::new(registry.catalogue(version)));
+        let now = self.not_before(now);
         let mut shared = lock(&self.overflow);
-        self.carry_shared(&catalogue, &mut shared, None, self.not_before(now));
+        if !shared.is_empty() {
+            self.leave_behind(now);
+            // What ended by itself went on under the numbers that there were then.
+            self.carry_shared(&before, &mut shared, None, now);
+            self.carry_shared(&catalogue, &mut shared, None, now);
+        }
         *lock(&self.catalogue) = catalogue;
         self.version.store(version, Ordering::Release);
     }
 
-    /// Carries the shared cells of numbers that are over to all that there are now, those of one slot or of any.
-    pub(crate) fn carry_shared(
-        &self,
-        catalogue: &Catalogue,
-        shared: &mut Overflow,
-        slot: Option<u16>,
-        now: Now,
-    ) {
-        let of = |key: &OverflowKey| slot.is_none_or(|slot| key.slot == slot);
-        let is_over = |key: &OverflowKey| of(key) && catalogue.is_over(key.slot, key.numbers, now);
-        let over: Vec<OverflowKey> = shared.keys().copied().filter(is_over).collect();
-        let mut written: BTreeSet<OverflowKey> = BTreeSet::new();
-        let mut gone = Vec::new();
-        for old in over {
-            let Some(cell) = shared.remove(&old) else { continue };
-            for numbers in catalogue.heirs(old.slot, old.numbers, now) {
-                let heir = OverflowKey { slot: old.slot, numbers };
-                let Some(state) = self.carried(catalogue, (old, heir), &cell.words, now) else { continue };
-                match shared.get_mut(&heir) {
-                    None => drop(shared.insert(heir, HeapCell::new(state.words().to_vec()))),
-                    Some(there) => {
-                        let Some(local) = catalogue.local(heir.slot, numbers) else { continue };
-                        let all = local.least().join(&there.words, state.words(), now);
-                        there.rewrite(all.words().to_vec());
-                        if !there.is_unwritten() {
-                            written.insert(heir);
-                        }
-                    }
-                }
+    /// Where overrides of a limit have ended, their keys are other cells' from now on.
+    #[cold]
+    pub(crate) fn end_overrides(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: u16, now: Now) {
+        // For other threads too, which may have looked at the clock before.
+        self.leave_behind(now);
+        self.carry_shared(catalogue, shared, Some(slot), now);
+    }
+
+    /// Carries the shared cells of numbers that are over to all that there were next, those of one slot or of any: the earliest first.
+    fn carry_shared(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: Option<u16>, now: Now) {
+        let over_at = |key: &OverflowKey| {
+            let is_its = slot.is_none_or(|slot| key.slot == slot);
+            catalogue.over_at(key.slot, key.numbers, now).filter(|_| is_its)
+        };
+        let (mut written, mut gone) = (BTreeSet::new(), Vec::new());
+        loop {
+            let all = shared.keys().filter_map(|key| Some((over_at(key)?, key.slot)));
+            let Some((then, slot)) = all.min_by_key(|(then, slot)| (then.wall_ns, *slot)) else { break };
+            let of_slot = OverflowKey { slot, numbers: 0 }..=OverflowKey { slot, numbers: u16::MAX };
+            let olds: Vec<OverflowKey> = shared.range(of_slot).map(|(key, _)| *key).collect();
+            let mut cells = Vec::new();
+            for old in olds.into_iter().filter(|old| over_at(old) == Some(then)) {
+                let Some(cell) = shared.remove(&old) else { continue };
                 if !cell.is_unwritten() {
-                    written.insert(heir);
+                    gone.extend(old.row(catalogue, None));
                 }
+                cells.push((old.numbers, cell));
             }
-            if !cell.is_unwritten() {
-                gone.extend(old.row(catalogue, None));
-            }
+            self.carry_all(catalogue, shared, (slot, cells), (then, now), &mut written);
         }
         for key in written {
             if let (Some(cell), Some(local)) = (shared.get_mut(&key), catalogue.local(key.slot, key.numbers))
@@ -98,46 +98,89 @@ impl Node {
         lock(&self.rows).append(&mut gone);
     }
 
-    /// What a shared cell owes as one of the numbers that come after.
-    fn carried(
+    /// Carries cells of one slot, which were over then, to each set of numbers that their keys may have had next.
+    fn carry_all(
         &self,
         catalogue: &Catalogue,
-        (old, heir): (OverflowKey, OverflowKey),
-        words: &[u64],
-        now: Now,
-    ) -> Option<State> {
-        let least = catalogue.local(heir.slot, heir.numbers)?.least();
-        let state = catalogue.carry_shared(heir.slot, (old.numbers, heir.numbers), words, now)?;
-        // What a crash forgot of each key is counted when the key is charged, but of buckets.
-        Some(match least.has_rate() {
-            true => {
-                self.not_less_than_forgotten(catalogue, (heir.slot, heir.numbers), (least, 0), now, state)
+        shared: &mut Overflow,
+        (slot, cells): (u16, Vec<(u16, HeapCell)>),
+        (then, now): (Now, Now),
+        written: &mut BTreeSet<OverflowKey>,
+    ) {
+        let least = |numbers: u16| catalogue.local(slot, numbers).map(Local::least);
+        let is_written = cells.iter().any(|(_, cell)| !cell.is_unwritten());
+        // There may be a thousand of both, and nearly all mean the same by the same words.
+        let mut olds: Vec<(u16, State)> = Vec::new();
+        for (numbers, cell) in &cells {
+            let Some(own) = least(*numbers) else { continue };
+            let state = State::Heap(cell.words.clone());
+            let same = olds.iter_mut().find(|(other, _)| {
+                catalogue.is_of_one_role(slot, *other, *numbers)
+                    && least(*other).is_some_and(|other| other.means_as(own))
+            });
+            match same {
+                Some((_, all)) => *all = own.join(all.words(), &cell.words, now),
+                None => olds.push((*numbers, state)),
             }
-            false => state,
-        })
+        }
+        for (old, state) in &olds {
+            let mut made: Vec<(&Algorithm, State)> = Vec::new();
+            for numbers in catalogue.heirs(slot, *old, then) {
+                let (Some(own), Some(written_under)) = (least(numbers), least(*old)) else { continue };
+                let state = match made.iter().find(|(other, _)| other.means_as(own)) {
+                    Some((_, state)) => state.clone(),
+                    None => {
+                        let at = [then, now].map(|at| own.convert(written_under, state.words(), at));
+                        let state = own.join(at[0].words(), at[1].words(), now);
+                        made.push((own, state.clone()));
+                        state
+                    }
+                };
+                let key = OverflowKey { slot, numbers };
+                let there = shared.remove(&key);
+                let (is_there, was_written) =
+                    (there.is_some(), there.as_ref().is_some_and(|cell| !cell.is_unwritten()));
+                let mut cell = there.unwrap_or_default();
+                let words = if is_there { own.join(&cell.words, state.words(), now) } else { state };
+                cell.rewrite(self.and_forgotten(catalogue, key, own, words, now).words().to_vec());
+                shared.insert(key, cell);
+                if was_written || is_written {
+                    written.insert(key);
+                }
+            }
+        }
     }
 
-    /// Where an override of a limit has ended, its keys are other cells' from now on.
-    #[cold]
-    pub(crate) fn end_overrides(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: u16, now: Now) {
-        self.carry_shared(catalogue, shared, Some(slot), now);
-        // For other threads too, which may have looked at the clock before.
-        self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
+    /// And whatever a crash forgot of a bucket: of others that is counted when a key is charged.
+    fn and_forgotten(
+        &self,
+        catalogue: &Catalogue,
+        OverflowKey { slot, numbers }: OverflowKey,
+        least: &Algorithm,
+        state: State,
+        now: Now,
+    ) -> State {
+        match least.has_rate() {
+            true => self.not_less_than_forgotten(catalogue, (slot, numbers), (least, 0), now, state),
+            false => state,
+        }
     }
 
     /// The cells that new ones shared stand for every set of numbers that the limit has now: a row
-    /// does not say whose keys were in it.
+    /// does not say whose keys were in it. Where the disk goes on having them (`is_kept`) each has a row of its own from now on, since numbers
+    /// are counted anew by each process.
     pub(crate) fn restore_shared(
         &self,
-        slot: u16,
+        (limit, slot): (LimitId, u16),
         all: &[(u16, Algorithm)],
-        shared: &[Kept],
-        presumed: Option<&Registry>,
+        shared: &[(CellTag, Kept)],
+        (presumed, is_kept): (Option<&Registry>, bool),
         (error_ns, now): (Option<u64>, Now),
     ) {
+        let mut rows = Vec::new();
         for (numbers, algorithm) in all {
             let mut joined: Option<State> = None;
-            for kept in shared {
+            for (_, kept) in shared {
                 let Some(old) = kept.algorithm(algorithm) else { continue };
                 let state = algorithm.convert_sometime(&old, kept.state(&old, error_ns, now).words(), now);
                 joined = Some(match joined {
@@ -150,10 +193,20 @@ impl Node {
                 None => Some(state),
             };
             if let Some(state) = joined.and_then(more) {
-                let cell = HeapCell::restored(state.words().to_vec());
+                let mut cell = HeapCell::new(state.words().to_vec());
+                if is_kept {
+                    let tag = overflow_tag(*numbers);
+                    let state = Some(Kept::new(algorithm, &cell.words, now));
+                    cell.ask_as_is(self.push_row(Row { limit, tag, state }));
+                    rows.push(tag);
+                }
                 lock(&self.overflow).insert(OverflowKey { slot, numbers: *numbers }, cell);
                 self.overflowing.store(true, Ordering::Release);
             }
+        }
+        if is_kept {
+            let gone = shared.iter().map(|(tag, _)| *tag).filter(|tag| !rows.contains(tag));
+            lock(&self.rows).extend(gone.map(|tag| Row { limit, tag, state: None }));
         }
     }
 
@@ -179,13 +232,22 @@ impl Node {
     /// Forgets the shared cells that are idle, in memory and in the journal.
     pub(crate) fn sweep_overflow(&self, catalogue: &Catalogue, now: Now) {
         let mut shared = lock(&self.overflow);
+        let before = shared.len();
+        let mut rows = Vec::new();
         shared.retain(|key, cell| {
             let idle = catalogue.is_idle_shared(key.slot, key.numbers, &cell.words, now);
             if idle && !cell.is_unwritten() {
-                lock(&self.rows).extend(key.row(catalogue, None));
+                rows.extend(key.row(catalogue, None));
             }
             !idle
         });
+        if shared.len() < before {
+            self.leave_behind(now);
+        }
+        if !rows.is_empty() {
+            rows.push(wall_row(now.wall_ns));
+            lock(&self.rows).append(&mut rows);
+        }
         self.overflowing.store(!shared.is_empty(), Ordering::Release);
     }
 }

@@ -377,11 +377,15 @@ impl Node {
     }
 
     pub(crate) fn has_room_for_accounts(&self, cells: &mut Cells, now: Now) -> bool {
-        let catalogue = self.catalogue();
-        cells.make_room(1, self.shard_bytes_max(), now.steady_ns, |cell, heap| {
+        let (catalogue, evicted) = (self.catalogue(), cells.evicted);
+        let has_room = cells.make_room(1, self.shard_bytes_max(), now.steady_ns, |cell, heap| {
             let idle = || catalogue.is_idle(cell.limit, cell.numbers(), cell.salt(), heap.words(cell), now);
             heap.is_unwritten(cell) && !heap.is_shared(cell) && idle()
-        }) && !self.overflowing.load(Ordering::Acquire)
+        });
+        if cells.evicted > evicted {
+            self.leave_behind(now);
+        }
+        has_room && !self.overflowing.load(Ordering::Acquire)
     }
 
     /// The state of a cell that was never charged since the start.

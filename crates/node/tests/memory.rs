@@ -350,6 +350,102 @@ fn an_override_that_ends_does_not_forget_what_its_keys_spent_though_others_share
     assert!(20 + more <= 29, "20 and then {more}");
 }
 
+/// A thread may have looked at its clock a moment before an override ended that another one, or a reload, has found to be over.
+#[test]
+fn no_clock_is_gone_by_that_reads_less_than_when_an_override_ended() {
+    let (until, before) = (START.later(MINUTE), START.later(MINUTE - 1));
+    let with = |limit| with_override(scene::window("w", limit, "1h"), "20", Some(until));
+    let full = || {
+        let node = scene::small_node(&[with(10)], false, START);
+        scene::flood(&node, "flood", START);
+        scene::apply(&node, &[with(29)], START);
+        node
+    };
+    // A reload ends it.
+    let node = full();
+    let key = spend_shared(&node, 10, START);
+    scene::apply(&node, &[with(29), scene::window("v", 5_000, "1h")], until);
+    let more = scene::drain(&mut node.asker(), &key, before) + scene::drain(&mut node.asker(), &key, until);
+    assert!(20 + more <= 29, "20 and then {more}");
+    // Another thread finds it, when nobody has spent by it.
+    let node = full();
+    let key = (0..2_000)
+        .map(|key| format!("big-{key}"))
+        .find(|key| {
+            let cells = node.usage().cells;
+            scene::drain(&mut node.asker(), key, until) > 0 && node.usage().cells == cells
+        })
+        .expect("a key without a cell");
+    let spent = 19;
+    let more = scene::drain(&mut node.asker(), &key, before);
+    assert!(spent + more <= 29, "{spent} and then {more}");
+}
+
+#[test]
+fn a_window_that_was_shared_and_forgotten_is_not_opened_again() {
+    // Nothing is forgotten but what is shared.
+    let node = scene::small_node(&[scene::window("d", 100_000, "1000h")], true, START);
+    let (mut journal, edge) = (scene::Journal::default(), START.later(HOUR - START.wall_ns % HOUR));
+    scene::flood(&node, "flood", edge.later(1));
+    scene::apply(&node, &[scene::window("w", 100_000, "1h")], edge.later(1));
+    journal.flush(&node);
+    let (end, before) = (edge.later(HOUR), edge.later(HOUR - 1));
+    let key = (0..2_000)
+        .map(|key| format!("key-{key}"))
+        .find(|key| {
+            let cells = node.usage().cells;
+            scene::drain(&mut node.asker(), key, before) > 1 && node.usage().cells == cells
+        })
+        .expect("a key without a cell");
+    scene::sweep_all(&node, end);
+    let mut asker = node.asker();
+    let answer = scene::ask(&mut asker, &key, 100_000, before);
+    assert!(!answer.allowed || answer.limits[0].verdict.reset_after_ns > MINUTE, "{answer:?}");
+    journal.flush(&node);
+    assert!(!journal.rows(acequia_node::WALL).is_empty(), "nor by the next process");
+}
+
+/// Numbers are counted anew by each process, and so are the names by which the disk has shared cells.
+#[test]
+fn what_new_keys_spent_together_is_on_the_disk_through_two_crashes() {
+    let bucket = |burst| scene::bucket("b", "1/h", burst);
+    let spec = || {
+        let fields = scene::fields(&[("key", &["big-*"]), ("rate", &["6000/m"])]);
+        LimitSpec { overrides: vec![fields], ..bucket(9_000) }
+    };
+    let node = scene::small_node(&[bucket(8_999)], true, START);
+    let mut disk = scene::Journal::default();
+    scene::apply(&node, &[spec()], START);
+    scene::flood(&node, "flood", START);
+    // There is one shared cell, and what is left of it is spent.
+    let key = "plain".to_owned();
+    assert!(scene::drain(&mut node.asker(), &key, START) > 1_000);
+    disk.flush(&node);
+    let mut node = node;
+    for seconds in [1, 3_000, 3_001] {
+        let now = START.later(seconds * S);
+        let config = Config {
+            key: scene::KEY,
+            memory_bytes: MEMORY_BYTES_MIN,
+            durable: true,
+            empty_handed: Some(now),
+            home: None,
+        };
+        let next = Arc::new(Node::new(config));
+        next.resume(node.schedule(), now).expect("a schedule that fits");
+        next.restore_all(now, |id| disk.rows(id));
+        next.apply(scene::limits(&[spec()]), now, |id| disk.rows(id)).expect("limits that fit");
+        disk.flush(&next);
+        // By the override's rate all is back by and by, and swept.
+        scene::sweep_all(&next, START.later((seconds + 2_000) * S));
+        scene::passes(&mut next.asker(), "big-1", 1, now);
+        disk.flush(&next);
+        node = next;
+    }
+    let more = scene::drain(&mut node.asker(), &key, START.later(3_001 * S));
+    assert!(more <= 1, "one an hour, and not {more}");
+}
+
 #[derive(Clone, Debug)]
 enum Turn {
     Ask { key: usize, cost: u64 },

@@ -1,7 +1,13 @@
 //! A node from its config to its end, whatever it stands on: take over what was in force, put the config in force, reload,
 //! leave behind what a clean stop leaves.
 
-use std::{collections::BTreeSet, net::SocketAddr, path::Path, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+    time::SystemTime,
+};
 
 use acequia_limits::{HashKey, Limit, LimitId, Now, limit::LimitSpec};
 use acequia_mesh::{Event, Mesh, MeshError};
@@ -515,16 +521,20 @@ impl Service {
                 writer.write(&[], &[(SCHEDULE, Some(&schedule_bytes(&both)?))])?;
             }
         }
-        let changes = node.apply(live.limits.clone(), now, |id| {
-            store.map_or_else(Vec::new, |store| reading.rows(store, id))
-        })?;
-        let written = reading.done().and_then(|()| match &self.shared.writer {
-            Some(writer) => {
-                let schedule = schedule_bytes(&node.schedule())?;
-                Ok(writer.write(&[], &[(SCHEDULE, Some(&schedule))])?)
-            }
+        // Before anything is in force: a limit that was known once is not read again.
+        let known: BTreeSet<LimitId> = node.known_limits().into_iter().collect();
+        let unknown = live.limits.iter().map(|limit| limit.id).filter(|id| !known.contains(id));
+        let mut rows: BTreeMap<LimitId, Vec<Row>> = match store {
+            Some(store) => unknown.map(|id| (id, reading.rows(store, id))).collect(),
+            None => BTreeMap::new(),
+        };
+        reading.done()?;
+        let changes = node.apply(live.limits.clone(), now, |id| rows.remove(&id).unwrap_or_default())?;
+        let written: Result<(), StartError> = match &self.shared.writer {
+            Some(writer) => schedule_bytes(&node.schedule())
+                .and_then(|schedule| Ok(writer.write(&[], &[(SCHEDULE, Some(&schedule))])?)),
             None => Ok(()),
-        });
+        };
         if let Err(fault) = written {
             // What a restart would not know of must not be in force. The old limits were, so they can be.
             node.apply(self.config.live.limits.clone(), now, |_| Vec::new())?;

@@ -432,6 +432,8 @@ impl<'a> Check<'a, '_> {
                 hit.place = Place::At(place);
                 Ok(true)
             }
+            // It may just have been forgotten, by a clock that reads more.
+            None if self.now.wall_ns < self.node.wall_high_ns() => Err(Stale),
             None => Ok(false),
         }
     }
@@ -439,13 +441,16 @@ impl<'a> Check<'a, '_> {
     /// Makes room in a shard for cells of these hits that are not there yet. It may move cells, and
     /// forget idle ones, so the places of the shard's hits are found anew.
     fn make_room(&self, hits: &mut [Hit], shard: usize, more: usize, cells: &mut Cells) {
-        let bytes_max = self.node.shard_bytes_max();
+        let (bytes_max, evicted) = (self.node.shard_bytes_max(), cells.evicted);
         // A cell in the journal is forgotten by `Node::sweep` alone, which writes that down.
         let roomy = cells.make_room(more, bytes_max, self.now.steady_ns, |cell, heap| {
             let idle =
                 |salt| self.catalogue.is_idle(cell.limit, cell.numbers(), salt, heap.words(cell), self.now);
             heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt())
         });
+        if cells.evicted > evicted {
+            self.node.leave_behind(self.now);
+        }
         for hit in hits.iter_mut().filter(|hit| !hit.exempt && shard_of(hit.tag) == shard) {
             hit.place = match cells.table.find(hit.tag, self.limit(hit).slot) {
                 Some(place) => Place::At(place),
@@ -555,9 +560,11 @@ impl<'a> Check<'a, '_> {
     /// The cell that new cells of the hit's limit share, if it has been charged.
     fn shared_cell<'s>(&self, hit: &Hit, shared: &'s mut Overflow) -> Option<&'s HeapCell> {
         let slot = self.limit(hit).slot;
+        let left = Now { wall_ns: self.node.wall_high_ns(), ..self.now };
         let ended = |numbers: &u16| {
             self.catalogue.is_over(slot, *numbers, self.now)
-                && shared.contains_key(&OverflowKey { slot, numbers: *numbers })
+                && (shared.contains_key(&OverflowKey { slot, numbers: *numbers })
+                    || !self.catalogue.is_over(slot, *numbers, left))
         };
         if self.limit(hit).expiring.iter().any(ended) {
             self.node.end_overrides(self.catalogue, shared, slot, self.now);

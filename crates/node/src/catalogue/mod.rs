@@ -297,34 +297,30 @@ impl Catalogue {
         self.least_of_today(slot, salt, None)
     }
 
-    /// The numbers that keys may have of which nothing is known but that they had these, which are over: those of the same role, where
+    /// When numbers were replaced, or those of an override ended, if they were.
+    pub(crate) fn over_at(&self, slot: u16, numbers: u16, now: Now) -> Option<Now> {
+        let own = self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?;
+        let over = own.ended.into_iter().chain(own.expired(now));
+        over.min_by_key(|then| then.wall_ns).map(|then| then.min(now))
+    }
+
+    /// Whether two sets of numbers are of the same cells, where classes have their own.
+    pub(crate) fn is_of_one_role(&self, slot: u16, one: u16, other: u16) -> bool {
+        let role = |numbers: u16| {
+            self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.role.as_deref()
+        };
+        role(one) == role(other)
+    }
+
+    /// The numbers that keys may have had at a time, of which nothing is known but that they had these before, which were over then: those of the same role, where
     /// there are any.
-    pub(crate) fn heirs(&self, slot: u16, numbers: u16, now: Now) -> Vec<u16> {
+    pub(crate) fn heirs(&self, slot: u16, numbers: u16, then: Now) -> Vec<u16> {
         let Some(list) = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers) else {
             return Vec::new();
         };
-        let role = list.get(usize::from(numbers)).and_then(|old| old.role.as_deref());
-        let live = (0..list.len() as u16).filter(|n| !self.is_over(slot, *n, now));
-        let (same, others): (Vec<u16>, Vec<u16>) =
-            live.partition(|n| list[usize::from(*n)].role.as_deref() == role);
+        let live = (0..list.len() as u16).filter(|n| !self.is_over(slot, *n, then));
+        let (same, others): (Vec<u16>, Vec<u16>) = live.partition(|n| self.is_of_one_role(slot, *n, numbers));
         if same.is_empty() { others } else { same }
-    }
-
-    /// What a cell that new ones share owes under those numbers after it, when its own are over. Where they may have been over at either of two times
-    /// the larger debt counts.
-    pub(crate) fn carry_shared(
-        &self,
-        slot: u16,
-        (from, to): (u16, u16),
-        words: &[u64],
-        now: Now,
-    ) -> Option<State> {
-        let list = &self.slots.get(usize::from(slot))?.numbers;
-        let (old, new) = (list.get(usize::from(from))?, list.get(usize::from(to))?);
-        let (written, least) = (old.local.least(), new.local.least());
-        let over = old.ended.into_iter().chain(old.expired(now));
-        let states = over.map(|then| least.convert(written, words, then.min(now)));
-        states.reduce(|a, b| least.join(a.words(), b.words(), now))
     }
 
     /// The numbers that a cell has today, as far as can be said without its descriptor, and whether that is a guess: those of the
