@@ -337,8 +337,6 @@ impl Limit {
             hope_ns: 0,
             class: self.class,
             is_charged: false,
-            drawn_of: None,
-            is_drawn: false,
             numbers: 0,
         }
     }
