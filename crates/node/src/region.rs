@@ -104,7 +104,7 @@ impl Node {
         };
         if let Some(leases) = &self.leases
             && let Some(bytes) = read(MATES, &mut rows)
-            && !lock(leases).restore_mates(&bytes)
+            && !lock(leases).restore_mates(&bytes, now)
         {
             return Err(ResumeFault::Unreadable("who the nodes of the region are"));
         }

@@ -619,7 +619,7 @@ fn lent_by_one() -> World {
 /// Who has lent it dies then, and its region's server forgets all. The operator says that it is stopped for good; who holds what is lent does not hear of
 /// that, and goes on until it ends.
 fn lent_by_one_that_is_gone() {
-    for wait in 0..5 {
+    for (wait, crashes) in (0..5).flat_map(|wait| [(wait, false), (wait, true)]) {
         let mut world = lent_by_one();
         passes(&mut world, &[1], 1);
         world.pass(wait * 200 * MS);
@@ -627,6 +627,11 @@ fn lent_by_one_that_is_gone() {
         world.regions.as_mut().expect("regions").servers[0].restart(None);
         cut(&mut world, &[1, 2]);
         assert!(world.order_without(&[(0, 1), (1, 1), (3, 9)], &[2]));
+        if crashes {
+            // It has heard that the other one is gone.
+            world.pass(200 * MS);
+            world.crash(3);
+        }
         passes(&mut world, &[1, 3], 8);
         cut(&mut world, &[2]);
         passes(&mut world, &[1, 3], 20);

@@ -439,8 +439,12 @@ impl Leases {
     }
 
     /// What an earlier process knew of who there was.
-    pub(crate) fn restore_mates(&mut self, bytes: &[u8]) -> bool {
-        self.mates.restore(bytes)
+    pub(crate) fn restore_mates(&mut self, bytes: &[u8], now: Now) -> bool {
+        let is_read = self.mates.restore(bytes);
+        if self.mates.gone_us() > now.wall_ns / 1_000 {
+            self.await_loans(now);
+        }
+        is_read
     }
 
     /// What must be written down of that, after the version of the catalogue that it follows from.

@@ -86,9 +86,14 @@ impl Leases {
     pub(crate) fn follow(&mut self, members: &BTreeSet<Region>, now: Now) {
         let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
         if self.mates.follow(members, (now.wall_ns / 1_000).saturating_add(over_us)) {
-            let loans_us = keep_us(LOAN_TTL_NS, self.drift_ppm, self.clock_error_ns);
-            self.loans_end_ns = now.steady_ns.saturating_add(loans_us.saturating_mul(1_000));
+            self.await_loans(now);
         }
+    }
+
+    /// A node of the region is gone, lately.
+    pub(super) fn await_loans(&mut self, now: Now) {
+        let loans_us = keep_us(LOAN_TTL_NS, self.drift_ppm, self.clock_error_ns);
+        self.loans_end_ns = now.steady_ns.saturating_add(loans_us.saturating_mul(1_000));
     }
 
     /// Whether a node of the region has gone whose loans may be held elsewhere yet, by who has not heard of it. Pools know what they rest on; but those that
