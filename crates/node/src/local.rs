@@ -47,8 +47,8 @@ enum Shared {
 /// they keep, and put into pools, no more than the largest. A node that kept a unit because no other has enough would break that.
 const GUARDED_FROM: u64 = 4;
 
-/// Among regions a node keeps one unit of few only if it keeps so much of all, in percent. That unit comes back by as much of the rate: were it less, what
-/// was spent of it would count for longer than a distribution of shares does.
+/// Among regions a node keeps one unit of few only if it keeps so much of all, in percent. That unit comes back by as much of the rate:
+/// were it less, what was spent of it would count for longer than a distribution of shares does.
 const UNIT_FROM_PERCENT: u64 = 10;
 /// One unit at that part of the rate takes as long as so many at the whole; parts of rates are rounded down.
 const UNITS_AS_LONG: u64 = 100 / UNIT_FROM_PERCENT + 1;
@@ -96,8 +96,9 @@ impl Guard {
 
     /// The part of the rate that a node keeps, whether or not it keeps a unit. Who has none uses it by a unit of the pool.
     ///
-    /// It goes by nothing that files may say otherwise of a bucket of the same rate: if a pool had the rate of nodes that keep no unit of a small burst,
-    /// and one of them kept a unit by a file that says a larger one, they would have that rate twice for as long as their files differ.
+    /// It goes by nothing that files may say otherwise of a bucket of the same rate: if a pool had the rate of nodes that keep no unit
+    /// of a small burst, and one of them kept a unit by a file that says a larger one, they would have that rate twice for as long as
+    /// their files differ.
     fn kept_rate(&self, rate: u32) -> u32 {
         // At most the whole.
         let part = (u64::from(rate) * self.percent / 100) as u32;
@@ -170,7 +171,7 @@ impl Shares {
         all
     }
 
-    /// The part of the rate that goes along with units.
+    /// The part of the rate that is this node's, whatever units it has of a cell.
     fn rate(&self) -> u32 {
         let of_terms = || self.terms.iter().map(|split| split.rate(self.region)).min().unwrap_or(0);
         match &self.guard {
@@ -239,8 +240,9 @@ impl Shares {
     }
 }
 
-/// How long what was spent under any of these numbers of a bucket may count, where regions share all of its rate: the most units that there were, at the
-/// slowest rate; and what a node somewhere keeps of them for itself, which may be one unit of few, at its small part of the rate.
+/// How long, in nanoseconds, what was spent under any of these numbers of a bucket may count, where regions share all of its rate: the
+/// most units that there were, at the slowest rate; and what a node somewhere keeps of them for itself, which may be one unit of few, at
+/// its small part of the rate.
 pub(crate) fn drains_ns(all: &[&Algorithm]) -> u64 {
     let most = all.iter().map(|algorithm| algorithm.budget()).max().unwrap_or(0);
     let most = if most >= GUARDED_FROM { most.max(UNITS_AS_LONG) } else { most };

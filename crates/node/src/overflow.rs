@@ -1,8 +1,8 @@
 //! The cells that new ones share when memory is full: one for each set of a limit's numbers.
 //!
 //! **A shared cell owes no less than any key whose numbers are that set's, of all that was charged in shared cells.** Whose keys were in
-//! one is not known, and with other numbers a key may come to any other cell: an override is added, removed, or ends. So when numbers begin, each set of them gets a cell
-//! that owes as much as whichever of those before owes most.
+//! one is not known, and with other numbers a key may come to any other cell: an override is added, removed, or ends. So when numbers
+//! begin, each set of them gets a cell that owes as much as whichever of those before owes most.
 //!
 //! Shared cells are always under the numbers of the catalogue that is published, but for overrides that end by themselves: those are
 //! carried over by who first finds one that has ended, and from then on no thread goes by a clock that reads less.
@@ -137,16 +137,15 @@ impl Node {
                     }
                 };
                 let key = OverflowKey { slot, numbers };
-                let there = shared.remove(&key);
-                let (is_there, was_written) =
-                    (there.is_some(), there.as_ref().is_some_and(|cell| !cell.is_unwritten()));
-                let mut cell = there.unwrap_or_default();
-                let words = if is_there { own.join(&cell.words, state.words(), now) } else { state };
-                cell.rewrite(self.and_forgotten(catalogue, key, own, words, now).words().to_vec());
-                shared.insert(key, cell);
-                if was_written || is_written {
+                let all = match shared.get(&key) {
+                    Some(there) => own.join(&there.words, state.words(), now),
+                    None => state,
+                };
+                let cell = shared.entry(key).or_default();
+                if is_written || !cell.is_unwritten() {
                     written.insert(key);
                 }
+                cell.rewrite(self.and_forgotten(catalogue, key, own, all, now).words().to_vec());
             }
         }
     }
@@ -166,9 +165,8 @@ impl Node {
         }
     }
 
-    /// The cells that new ones shared stand for every set of numbers that the limit has now: a row
-    /// does not say whose keys were in it. Where the disk goes on having them (`is_kept`) each has a row of its own from now on, since numbers
-    /// are counted anew by each process.
+    /// The cells that new ones shared stand for every set of numbers that the limit has now: a row does not say whose keys were in it.
+    /// Where the disk goes on having them (`is_kept`) each has a row of its own from now on, since numbers are counted anew by each process.
     pub(crate) fn restore_shared(
         &self,
         (limit, slot): (LimitId, u16),

@@ -253,21 +253,33 @@ fn with_override(base: LimitSpec, limit: &str, until: Option<Now>) -> LimitSpec 
     LimitSpec { overrides: vec![fields], ..base }
 }
 
+/// A hundred keys without an override, of which most find no room.
+fn ask_for_others(node: &Arc<Node>) {
+    for other in 0..100 {
+        scene::passes(&mut node.asker(), &format!("other-{other}"), 1, START);
+    }
+}
+
+/// A key that has no room and was given as much as is wanted through the cell that new keys share.
+fn shared_by(node: &Arc<Node>, name: &str, now: Now, is_wanted: impl Fn(u64) -> bool) -> String {
+    let mut asker = node.asker();
+    // Before it is charged for the first time, a shared cell does not say that it is shared: so a
+    // key is used whose shard has no room.
+    let mut full = |key: &String| {
+        let cells = node.usage().cells;
+        let given = scene::drain(&mut asker, key, now);
+        (node.usage().cells == cells && is_wanted(given)).then(|| key.clone())
+    };
+    (0..2_000).map(|key| format!("{name}-{key}")).find_map(|key| full(&key)).expect("a key without a cell")
+}
+
 /// A key with an override that has spent `wanted` through the cell that new keys share.
 fn spend_shared(node: &Arc<Node>, wanted: u64, now: Now) -> String {
     spend_shared_by(node, "big", wanted, now)
 }
 
 fn spend_shared_by(node: &Arc<Node>, name: &str, wanted: u64, now: Now) -> String {
-    let mut asker = node.asker();
-    // Before it is charged for the first time, a shared cell does not say that it is shared: so a
-    // key is used whose shard has no room.
-    let mut full = |key: &String| {
-        let cells = node.usage().cells;
-        let before = scene::drain(&mut asker, key, now);
-        (node.usage().cells == cells && before == wanted).then(|| key.clone())
-    };
-    (0..2_000).map(|key| format!("{name}-{key}")).find_map(|key| full(&key)).expect("a key without a cell")
+    shared_by(node, name, now, |given| given == wanted)
 }
 
 #[test]
@@ -327,9 +339,7 @@ fn an_override_that_is_added_does_not_forget_what_its_keys_spent_though_others_a
     scene::apply(&node, &[plain()], START);
     let key = spend_shared(&node, 20, START);
     scene::apply(&node, &[with_override(plain(), "31", None)], START);
-    for other in 0..100 {
-        scene::passes(&mut node.asker(), &format!("other-{other}"), 1, START);
-    }
+    ask_for_others(&node);
     let more = scene::drain(&mut node.asker(), &key, START);
     assert!(20 + more <= 31, "20 and then {more}");
 }
@@ -343,9 +353,7 @@ fn an_override_that_ends_does_not_forget_what_its_keys_spent_though_others_share
     scene::apply(&node, &[with(29)], START);
     let key = spend_shared(&node, 10, START);
     // The others have a cell of their own, which owes as much and one unit more.
-    for other in 0..100 {
-        scene::passes(&mut node.asker(), &format!("other-{other}"), 1, START);
-    }
+    ask_for_others(&node);
     let more = scene::drain(&mut node.asker(), &key, until);
     assert!(20 + more <= 29, "20 and then {more}");
 }
@@ -369,13 +377,7 @@ fn no_clock_is_gone_by_that_reads_less_than_when_an_override_ended() {
     assert!(20 + more <= 29, "20 and then {more}");
     // Another thread finds it, when nobody has spent by it.
     let node = full();
-    let key = (0..2_000)
-        .map(|key| format!("big-{key}"))
-        .find(|key| {
-            let cells = node.usage().cells;
-            scene::drain(&mut node.asker(), key, until) > 0 && node.usage().cells == cells
-        })
-        .expect("a key without a cell");
+    let key = shared_by(&node, "big", until, |given| given > 0);
     let spent = 19;
     let more = scene::drain(&mut node.asker(), &key, before);
     assert!(spent + more <= 29, "{spent} and then {more}");
@@ -390,13 +392,7 @@ fn a_window_that_was_shared_and_forgotten_is_not_opened_again() {
     scene::apply(&node, &[scene::window("w", 100_000, "1h")], edge.later(1));
     journal.flush(&node);
     let (end, before) = (edge.later(HOUR), edge.later(HOUR - 1));
-    let key = (0..2_000)
-        .map(|key| format!("key-{key}"))
-        .find(|key| {
-            let cells = node.usage().cells;
-            scene::drain(&mut node.asker(), key, before) > 1 && node.usage().cells == cells
-        })
-        .expect("a key without a cell");
+    let key = shared_by(&node, "key", before, |given| given > 1);
     scene::sweep_all(&node, end);
     let mut asker = node.asker();
     let answer = scene::ask(&mut asker, &key, 100_000, before);

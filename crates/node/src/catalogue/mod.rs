@@ -312,8 +312,8 @@ impl Catalogue {
         role(one) == role(other)
     }
 
-    /// The numbers that keys may have had at a time, of which nothing is known but that they had these before, which were over then: those of the same role, where
-    /// there are any.
+    /// The numbers that keys may have had at a time, of which nothing is known but that they had these before, which were over then:
+    /// those of the same role, where there are any.
     pub(crate) fn heirs(&self, slot: u16, numbers: u16, then: Now) -> Vec<u16> {
         let Some(list) = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers) else {
             return Vec::new();

@@ -11,9 +11,10 @@ use acequia_rights::{
 use smallvec::SmallVec;
 
 use super::{
-    About, LATE_NS, LEASE_NS, PoolName, Question, Siblings,
+    LATE_NS, LEASE_NS, PoolName, Question, Siblings,
     cell::{AHEAD_NS, Flow, Leased, Seen, Stock, share_of},
     held::held_of,
+    pending::About,
     takings::{self, Record},
 };
 use crate::{
@@ -186,8 +187,9 @@ fn write_takings(scene: &Scene<'_>, leased: &mut Leased, account: &Account, node
     }
 }
 
-/// Where the pool has become smaller, so does what is held of it, in proportion: then all nodes together hold no more than it has. Of
-/// the window that is open what was taken stays: it counts by the largest numbers that were in force in it.
+/// Where the pool has become smaller, so does what is held of it, in proportion: then all nodes together hold no more than it has, if they
+/// hear of it at once. Of a sliding window, and of a bucket's units, those that hear of it later may take meanwhile what the first gave
+/// back, and keep their proportion of that. Of the window that is open what was taken stays: it counts by the largest numbers that were in force in it.
 fn shrink(
     scene: &Scene<'_>,
     leased: &mut Leased,

@@ -25,6 +25,7 @@ mod leave;
 mod look;
 mod loss;
 mod mates;
+mod pending;
 mod places;
 mod takings;
 mod terms;
@@ -36,7 +37,7 @@ use std::{
     sync::Mutex,
 };
 
-use acequia_limits::{CellTag, LimitId, Now, Part};
+use acequia_limits::{CellTag, LimitId, Now};
 use acequia_rights::{
     Region,
     broken::{Broken, broken},
@@ -53,13 +54,14 @@ use self::{
     held::Held,
     look::{Scene, is_unsure, look_at},
     mates::Mates,
+    pending::{About, Pending},
     places::Who,
     takings::{Record, Takings},
 };
 
 use crate::{
-    Catalogue, Config, Keep, KeptAt, Node, Row, account::Ground, catalogue::Terms, journal::HeapCell,
-    local::Guard, lock, sharing::CellKey, visit::Visit,
+    Catalogue, Config, Keep, KeptAt, Node, Row, catalogue::Terms, journal::HeapCell, local::Guard, lock,
+    sharing::CellKey, visit::Visit,
 };
 
 pub use self::{
@@ -169,64 +171,6 @@ pub struct LeaseCounts {
     pub guard_allowed: u64,
     /// And how often they denied.
     pub guard_denied: u64,
-}
-
-/// What was asked, and is not answered.
-#[derive(Clone, Copy, Debug)]
-struct Pending {
-    /// How many versions of the catalogue had been adopted.
-    adopted: u64,
-    group: u16,
-    generation: Generation,
-    sent_ns: u64,
-    about: About,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum About {
-    Group,
-    /// What a cell holds with an end, by the number of its purse's call, and whether it wanted more; and what its pool had by this
-    /// node's numbers.
-    Part {
-        key: CellKey,
-        number: u64,
-        wanted: bool,
-        pool: Part,
-    },
-    /// A cell's window, by its end; and what the pools of windows had that had not begun.
-    Window {
-        key: CellKey,
-        end_ns: u64,
-        wanted: bool,
-        later_units: u64,
-    },
-}
-
-impl About {
-    /// The cell, and its window.
-    const fn cell(&self) -> Option<(CellKey, u64, bool)> {
-        match *self {
-            Self::Group => None,
-            Self::Part { key, wanted, .. } => Some((key, 0, wanted)),
-            Self::Window { key, end_ns, wanted, .. } => Some((key, end_ns, wanted)),
-        }
-    }
-
-    /// Whether it was asked by numbers that gave the pool more than there is now. Of the window that is open, by its end, that is
-    /// what it was.
-    fn is_of_more(&self, ground: &Ground<'_>, open_ns: u64) -> bool {
-        let pool_of = |end_ns| ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default();
-        match *self {
-            Self::Group => false,
-            Self::Part { pool, .. } => {
-                let now = pool_of(0);
-                now.units < pool.units || now.rate < pool.rate
-            }
-            Self::Window { end_ns, later_units, .. } => {
-                end_ns > open_ns && pool_of(u64::MAX).units < later_units
-            }
-        }
-    }
 }
 
 /// A node's dealings with the pools of its region.

@@ -96,8 +96,8 @@ impl Leases {
         self.loans_end_ns = now.steady_ns.saturating_add(loans_us.saturating_mul(1_000));
     }
 
-    /// Whether a node of the region has gone whose loans may be held elsewhere yet, by who has not heard of it. Pools know what they rest on; but those that
-    /// have forgotten shall not grant that to anybody before.
+    /// Whether a node of the region has gone whose loans may be held elsewhere yet, by who has not heard of it. Pools know what they
+    /// rest on; but those that have forgotten shall not grant that to anybody before.
     pub(super) fn awaits_loans(&self, now: Now) -> bool {
         now.steady_ns < self.loans_end_ns && !broken(Broken::LeaseForgetsLoansOfGone)
     }

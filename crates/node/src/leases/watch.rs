@@ -3,7 +3,11 @@
 use acequia_limits::Now;
 use acequia_rights::pool::{Generation, group::Begin};
 
-use super::{About, FIRST_MAX, GROUPS, Leases, Pending, Question, SWEEP_MAX, WATCH_NS, group::Need};
+use super::{
+    FIRST_MAX, GROUPS, Leases, Question, SWEEP_MAX, WATCH_NS,
+    group::Need,
+    pending::{About, Pending},
+};
 use crate::Node;
 
 impl Leases {

@@ -1,0 +1,130 @@
+//! Limits are lowered, while nodes hold of larger pools, or calls are under way; and files that differ.
+
+use acequia_node::leases::{Call, Question};
+
+use crate::{
+    bucket, scene,
+    scene::{MS, S},
+    settled,
+    siblings::{Way, World},
+    sliding, window,
+};
+
+#[test]
+fn what_was_taken_of_a_larger_pool_goes_back_when_the_limit_is_lowered() {
+    let numbers = [
+        (window("l", 1_000, "10s"), window("l", 20, "10s")),
+        (bucket("l", "100/s", 1_000), bucket("l", "100/s", 20)),
+        (sliding("l", 1_000, "10s"), sliding("l", 20, "10s")),
+    ];
+    for (before, after) in numbers {
+        let mut world = settled(3, before);
+        let demand = |world: &mut World, seconds: u64| {
+            for number in 0..seconds * 150 {
+                world.ask((number % 3) as usize, "k", 1);
+                world.pass(S / 150);
+            }
+        };
+        demand(&mut world, 15);
+        world.renumber(&[after]);
+        // What began under the old numbers is over, and what was held of them is back.
+        demand(&mut world, 25);
+        world.forget_counts();
+        demand(&mut world, 60);
+        assert!(world.admitted(0, "k") > 60, "something passes");
+    }
+}
+
+#[test]
+fn an_answer_that_was_under_way_when_a_limit_was_lowered_brings_no_more_than_there_is_now() {
+    under_way();
+}
+
+pub(crate) fn under_way() {
+    let numbers = [
+        (window("l", 1_000, "1s"), window("l", 20, "1s")),
+        (bucket("l", "1000/s", 1_000), bucket("l", "20/s", 20)),
+        (sliding("l", 1_000, "1s"), sliding("l", 20, "1s")),
+    ];
+    for (before, after) in numbers {
+        for moment in 0..6 {
+            let mut world = settled(2, before.clone());
+            world.is_prompt = true;
+            world.nodes.iter_mut().for_each(|at| at.way.delay_ns = (7 * MS, 9 * MS));
+            let demand = |world: &mut World, ms: u64| {
+                for number in 0..ms / 2 {
+                    world.ask((number % 2) as usize, "k", 1);
+                    world.pass(2 * MS);
+                }
+            };
+            demand(&mut world, 2_000 + moment * 53);
+            // A call has just left that may bring something, of windows a later one.
+            let brings = |call: &Call| match &call.question {
+                Question::Take(name, take) => {
+                    take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 1_050 * MS
+                }
+                Question::Exchange(_, exchange, _) => exchange.wanted.units > 0,
+                Question::Slide(_, slide) => slide.wanted > 0,
+                _ => false,
+            };
+            for _ in 0..5_000 {
+                if world.is_under_way(brings) {
+                    break;
+                }
+                demand(&mut world, 2);
+            }
+            world.renumber(std::slice::from_ref(&after));
+            // What is on its way comes, and then nothing any more: what a node holds it goes on with.
+            world.pass(10 * MS);
+            world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+            // What began under the old numbers is over.
+            world.pass(1_100 * MS);
+            world.forget_counts();
+            demand(&mut world, 14_000);
+        }
+    }
+}
+
+/// Files are not changed on all nodes at once. Of one rate no more comes back than that, whatever they say of the burst: neither where those with
+/// the larger one ask for as much as their guard shares give, nor where all ask for all.
+#[test]
+fn while_files_say_otherwise_of_a_burst_no_more_than_the_rate_comes_back() {
+    for (small, large, every) in [(3, 400, 350), (3, 40, 350), (12, 40, 350), (3, 400, 1), (12, 40, 1)] {
+        let mut world = settled(4, bucket("b", "60/s", small));
+        for place in 1..4 {
+            scene::apply(&world.nodes[place].node, &[bucket("b", "60/s", large)], world.now(place));
+        }
+        world.pass(S);
+        let mut passed = 0;
+        for number in 0..30_000 {
+            for place in 0..4 {
+                let now = world.now(place);
+                let asks = place == 0 || number % every == 0;
+                passed += usize::from(asks && scene::passes(&mut world.nodes[place].asker, "k", 1, now));
+            }
+            world.pass(2 * MS);
+        }
+        // A minute's, and what was there; clocks drift.
+        let most = large as usize + 3_600 * 1_001 / 1_000 + 1;
+        assert!(passed <= most, "{passed} of {most} of a burst of {small} or {large}");
+    }
+}
+
+#[test]
+fn a_node_that_is_cut_off_shrinks_with_its_limit() {
+    let mut world = settled(3, sliding("l", 1_000, "10s"));
+    for number in 0..1_500 {
+        world.ask((number % 3) as usize, "k", 1);
+        world.pass(10 * MS);
+    }
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world.renumber(&[sliding("l", 20, "10s")]);
+    // What was admitted under the old numbers has left the window.
+    world.pass(11 * S);
+    world.forget_counts();
+    for number in 0..600 {
+        world.ask((number % 3) as usize, "k", 1);
+        world.pass(100 * MS);
+    }
+    assert!(world.admitted(0, "k") > 0, "something passes");
+}
