@@ -593,7 +593,8 @@ fn history(seed: u64) {
         if world.below(stops) == 0 {
             world.stop_at_random(place);
         }
-        if world.below(lost) == 0 {
+        // One keeps its disk: where all are lost, and what the server has, the region is a new one.
+        if world.below(lost) == 0 && place > 0 {
             world.lose_disk(place);
         }
         if world.below(replaced) == 0 {
