@@ -19,6 +19,16 @@ local function lent(cell)
   return rate, units
 end
 
+-- The same in proportion, of a pool that has so much.
+local function lent_of(cell, terms)
+  local rate, units = 0, 0
+  for _, lease in pairs(cell.nodes) do
+    rate = min(rate + in_proportion(lease.rate, terms.rate, lease.of_rate or terms.rate), POOL_MAX)
+    units = min(units + in_proportion(lease.units, terms.units, lease.of_units or terms.units), POOL_MAX)
+  end
+  return rate, units
+end
+
 -- What parts of the rate give in a time, in ticks: at least what they do.
 local function gives_in(terms, rate, us)
   return min(quotient_up(us, terms.step) * (terms.gives * rate), WEIGHT_MAX)
@@ -88,7 +98,7 @@ local function settle(cell, terms, group, now)
   if (cell.fresh or 0) > 0 then
     -- What is not lent of the units that there are, and those that come later by which there are more.
     if cell.unknown == 0 then
-      local _, units = lent(cell)
+      local _, units = lent_of(cell, terms)
       cell.debt = max(cell.debt, min(less(terms.units, units) * terms.weight, WEIGHT_MAX))
       cell.idle = 0
     else
@@ -179,7 +189,7 @@ register('acequia_bucket' .. version, function(keys, arguments)
   owe_late(cell, terms, slower)
   cell.nodes[node] = nil
 
-  local lent_rate, lent_units = lent(cell)
+  local lent_rate, lent_units = lent_of(cell, terms)
   local spare_rate = less(terms.rate, lent_rate + rate)
   local spare_units = less(terms.units, lent_units + units)
   local unsure = gives_in(terms, terms.rate, less(terms.slack, cell.idle))
@@ -209,6 +219,8 @@ register('acequia_bucket' .. version, function(keys, arguments)
     call = call,
     rate = rate,
     units = units,
+    of_rate = terms.rate,
+    of_units = terms.units,
     ends = min(cell.at + keep, TIME_MAX),
     wanted = liked,
   }

@@ -50,15 +50,19 @@ register('acequia_window' .. version, function(keys, arguments)
   record.taken = max(record.taken, min(said_taken, POOL_MAX))
   record.returned = max(record.returned, min(said_returned, record.taken))
 
-  local out, nodes = cell.spent, 0
-  for _, other in pairs(cell.nodes) do
-    out, nodes = min(out + other.taken - other.returned, POOL_MAX), nodes + 1
-  end
   local how = tonumber(arguments[16])
   if how == 1 then
     cell.said = total
   elseif how == 2 then
     total = min(cell.said or 0, total)
+  end
+  record.total = total
+  local out, nodes = cell.spent, 0
+  for _, other in pairs(cell.nodes) do
+    local units = other.taken - other.returned
+    -- Before the window begins, in proportion.
+    units = how == 0 and in_proportion(units, total, other.total or total) or units
+    out, nodes = min(out + units, POOL_MAX), nodes + 1
   end
   local left = less(begins < group.burned and 0 or total, out)
   local free = less(left, reserved)

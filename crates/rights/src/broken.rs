@@ -201,6 +201,8 @@ pub enum Broken {
     PoolOwesNothing,
     /// A call that comes after a later one counts.
     PoolHearsOlderCalls,
+    /// What others hold of a larger or a smaller pool counts as so many units of this one.
+    PoolCountsUnitsAlike,
     /// What an earlier process of a node held comes back unspent.
     PoolTrustsTheDead,
     /// A pool grants before all nodes have told what they hold.

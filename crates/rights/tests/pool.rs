@@ -7,6 +7,8 @@ mod names;
 mod random;
 #[path = "pool/stories.rs"]
 mod stories;
+#[path = "pool/totals.rs"]
+mod totals;
 #[path = "pool/windows.rs"]
 mod windows;
 
@@ -680,7 +682,8 @@ fn every_rule_is_needed() {
         Broken::PurseKeepsWhatItGave,
     ];
     type Story = (Broken, fn() -> u64, u64);
-    let stories: [Story; 10] = [
+    let stories: [Story; 11] = [
+        (Broken::PoolCountsUnitsAlike, totals::counted_in_parts, 0),
         (Broken::PoolGoesOnUnwitnessed, stories::two_without_disks, 0),
         (Broken::PoolForgetsBeyond, stories::owed_of_fewer_and_of_more, 0),
         (Broken::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),

@@ -1,5 +1,6 @@
 //! Limits are lowered, while nodes hold of larger pools, or calls are under way; and files that differ.
 
+use acequia_limits::limit::LimitSpec;
 use acequia_node::leases::{Call, Question};
 
 use crate::{
@@ -82,6 +83,80 @@ pub(crate) fn under_way() {
             world.forget_counts();
             demand(&mut world, 14_000);
         }
+    }
+}
+
+/// Numbers before and after, of every way to count; and how many units pass in ten seconds, then.
+fn larger_and_smaller() -> [([LimitSpec; 2], u64); 4] {
+    [
+        ([sliding("l", 1_000, "1s"), sliding("l", 100, "1s")], 1_000),
+        ([sliding("l", 1_000, "10s"), sliding("l", 100, "10s")], 100),
+        ([bucket("l", "100/s", 1_000), bucket("l", "100/s", 100)], 1_000),
+        ([window("l", 1_000, "1s"), window("l", 100, "1s")], 1_000),
+    ]
+}
+
+#[test]
+fn a_limit_may_be_lowered_on_one_node_after_the_other() {
+    one_after_the_other();
+}
+
+/// Those that have heard of less keep as large a part of it, and the others cannot have what they give back: they would keep their part of
+/// that.
+pub(crate) fn one_after_the_other() {
+    let apart = |numbers: ([LimitSpec; 2], u64)| [(numbers.clone(), S / 2), (numbers, 5 * S)];
+    for (([before, after], passes), apart_ns) in larger_and_smaller().into_iter().flat_map(apart) {
+        let mut world = settled(4, before);
+        saturate(&mut world, 10 * S);
+        for place in 0..4 {
+            lower(&mut world, place, &after);
+            saturate(&mut world, apart_ns);
+        }
+        // All have heard of it: when nothing from before counts any more, it holds.
+        saturate(&mut world, 11 * S);
+        world.specs = vec![after];
+        world.forget_counts();
+        saturate(&mut world, 30 * S);
+        let passed = world.admitted(0, "k");
+        assert!(passed > passes * 3 * 9 / 10, "{passed} passed");
+    }
+}
+
+#[test]
+fn a_limit_may_be_raised_on_one_node_and_put_back() {
+    for ([large, small], _) in larger_and_smaller() {
+        let mut world = settled(4, small.clone());
+        saturate(&mut world, 10 * S);
+        world.specs = vec![large.clone()];
+        world.forget_counts();
+        for place in [0, 2] {
+            lower(&mut world, place, &large);
+            saturate(&mut world, 10 * S);
+        }
+        for place in [2, 0] {
+            lower(&mut world, place, &small);
+            saturate(&mut world, S / 2);
+        }
+        saturate(&mut world, 11 * S);
+        world.specs = vec![small];
+        world.forget_counts();
+        saturate(&mut world, 30 * S);
+    }
+}
+
+/// One node reads other numbers.
+fn lower(world: &mut World, place: usize, spec: &LimitSpec) {
+    scene::apply(&world.nodes[place].node, std::slice::from_ref(spec), world.now(place));
+}
+
+/// Every node is asked for more than all of it.
+fn saturate(world: &mut World, for_ns: u64) {
+    let until_ns = world.true_ns + for_ns;
+    while world.true_ns < until_ns {
+        for place in 0..world.nodes.len() {
+            world.ask(place, "k", 1);
+        }
+        world.pass(S / 500);
     }
 }
 

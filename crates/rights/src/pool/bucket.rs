@@ -21,7 +21,9 @@ use std::collections::BTreeMap;
 use acequia_limits::{Part, RATE_PARTS, meter::Meter};
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, is_past, time_at};
+use super::{
+    Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
+};
 use crate::{
     broken::{Broken, broken},
     loan::Change,
@@ -121,6 +123,8 @@ pub struct Bucket {
     /// What a tick is: weight, gives, step.
     terms: (u64, u64, u64),
     nodes: BTreeMap<u16, Lease>,
+    /// What each node's part is a part of, as it said last. The last field: records of before it was kept lack its end only.
+    wholes: BTreeMap<u16, Part>,
 }
 
 /// A call.
@@ -190,8 +194,8 @@ impl Bucket {
         self.owe_late(slower, terms);
         self.nodes.remove(&node);
 
-        let (lent_rate, lent_units) = self.lent();
-        let spare_rate = u64::from(terms.part.rate).saturating_sub(lent_rate + rate);
+        let (lent_rate, lent_units) = self.lent_of(terms.part);
+        let spare_rate = u64::from(terms.part.rate).saturating_sub(lent_rate.saturating_add(rate));
         let spare_units = terms.part.units.saturating_sub(lent_units.saturating_add(units));
         let level = self.level(spare_units, terms);
         let liked = (rate + u64::from(ask.wanted.rate)).min(u64::from(RATE_PARTS));
@@ -212,6 +216,8 @@ impl Bucket {
         }
         let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
         self.nodes.insert(node, Lease { boot, call, rate, units, end_us, wanted: liked });
+        self.wholes.insert(node, terms.part);
+        self.wholes.retain(|node, _| self.nodes.contains_key(node));
         let part = Part { rate: u32::try_from(rate).unwrap_or(RATE_PARTS), units };
         Ok(Exchanged { part, owed, left, fair: u32::try_from(fair).unwrap_or(RATE_PARTS) })
     }
@@ -269,7 +275,7 @@ impl Bucket {
     fn owe_unknown(&mut self, terms: &Terms) {
         let units = terms.part.units;
         if self.unknown == 0 {
-            let rest = units.saturating_sub(self.lent().1).saturating_mul(terms.weight);
+            let rest = units.saturating_sub(self.lent_of(terms.part).1).saturating_mul(terms.weight);
             (self.debt, self.idle_us) = (self.debt.max(rest.min(WEIGHT_MAX)), 0);
         } else {
             self.owe(units.saturating_sub(self.unknown), terms);
@@ -323,6 +329,17 @@ impl Bucket {
         sum(self.nodes.values())
     }
 
+    /// The same in proportion ([`super`]), of a pool that has so much.
+    fn lent_of(&self, whole: Part) -> (u64, u64) {
+        let part = |(node, lease): (&u16, &Lease)| {
+            let of = self.wholes.get(node).copied().unwrap_or(whole);
+            let rate = in_proportion(lease.rate, whole.rate.into(), of.rate.into());
+            Lease { rate, units: in_proportion(lease.units, whole.units, of.units), ..*lease }
+        };
+        let parts: Vec<Lease> = self.nodes.iter().map(part).collect();
+        sum(parts.iter())
+    }
+
     /// Parts of the rate come back that may have drained elsewhere until the slack ago.
     fn owe_late(&mut self, rate: u64, terms: &Terms) {
         if !broken(Broken::PoolDrainsEarly) {
@@ -359,7 +376,8 @@ impl Bucket {
 
 /// Of the rate and of the units.
 fn sum<'a>(leases: impl Iterator<Item = &'a Lease>) -> (u64, u64) {
-    leases.fold((0, 0), |(rate, units), lease| (rate + lease.rate, (units + lease.units).min(POOL_MAX)))
+    let add = |sum: u64, more: u64| (sum + more).min(POOL_MAX);
+    leases.fold((0, 0), |(rate, units), lease| (add(rate, lease.rate), add(units, lease.units)))
 }
 
 /// What a node holds of a pool, as it knows itself. It stays on the safe side of what the pool has down for it.

@@ -7,6 +7,8 @@
 //! forgotten, nothing is granted before every node has said its own numbers, which are at least those that it may use; and a
 //! window that began before somebody knows what an earlier process of his took is burned ([`super::group`]). ∎
 //!
+//! Before a window begins, what others have taken counts in proportion to their totals ([`super`]).
+//!
 //! **Who came later.** A node that joins a region while a window is open does not know what its region has of that: it takes
 //! of what another node said that it could have taken itself, when it was in the window ([`Total`]). So no more is taken than one of
 //! those who have a share of it could have, and given away.
@@ -15,7 +17,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, Taker};
+use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, Taker, in_proportion};
 use crate::broken::{Broken, broken};
 
 /// Of what is left, a node may take one part in so many at once, divided by the nodes that take, unless it needs more: so little is
@@ -37,8 +39,10 @@ pub struct Window {
     /// What processes took that are gone.
     spent: u64,
     nodes: BTreeMap<u16, Taken>,
-    /// Units in the pool, as they were said last while it was open. The last field: records of before it was kept lack its end only.
+    /// Units in the pool, as they were said last while it was open.
     said: u64,
+    /// What each node's units are a part of, as it said last. The last two fields: records of before they were kept lack their ends only.
+    totals: BTreeMap<u16, u64>,
 }
 
 /// Units that the region has put into the pool of a window: at most [`POOL_MAX`].
@@ -130,8 +134,13 @@ impl Window {
             }
             Total::AsSaid(most) => self.said.min(most),
         };
-        let total = if is_burned { 0 } else { total };
-        let left = total.saturating_sub(self.out());
+        self.totals.insert(node, total);
+        self.totals.retain(|node, _| self.nodes.contains_key(node));
+        let is_ahead = matches!(take.total, Total::Ahead(_));
+        let left = match is_burned {
+            true => 0,
+            false => total.saturating_sub(if is_ahead { self.out_of(total) } else { self.out() }),
+        };
         let free = left.saturating_sub(take.reserved);
         // What was granted before, and not heard of, counts.
         let ahead = record.taken.saturating_sub(take.taken);
@@ -149,9 +158,16 @@ impl Window {
 
     /// Units that are taken and did not come back.
     pub fn out(&self) -> u64 {
-        let held =
-            self.nodes.values().fold(0_u64, |sum, taken| sum.saturating_add(taken.taken - taken.returned));
-        held.saturating_add(self.spent).min(POOL_MAX)
+        let held = self.nodes.values().map(|taken| taken.taken - taken.returned);
+        held.fold(self.spent, u64::saturating_add).min(POOL_MAX)
+    }
+
+    /// The same, in proportion, of a pool that has so many.
+    fn out_of(&self, total: u64) -> u64 {
+        let of = |node| self.totals.get(node).copied().unwrap_or(total);
+        let held = self.nodes.iter();
+        let held = held.map(|(node, taken)| in_proportion(taken.taken - taken.returned, total, of(node)));
+        held.fold(self.spent, u64::saturating_add).min(POOL_MAX)
     }
 }
 
