@@ -9,6 +9,7 @@
 //! ([`acequia_rights::loan`]).
 
 mod lease;
+mod less;
 mod offered;
 mod stop;
 
@@ -25,7 +26,8 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 pub(crate) use self::{
-    lease::{Kept as KeptOfPool, Taken},
+    lease::{AHEAD_NS, Kept as KeptOfPool, Taken},
+    less::{begins_ns, charged},
     offered::{Looker, Offered},
 };
 use crate::{kept::Pledge, local::Local};
@@ -113,6 +115,11 @@ struct Windows {
     for_others: Part,
     /// What may be held of the pool at most, where more is until loans are back.
     most: Option<Part>,
+    /// What the pool had in all when what is held was taken, or lowered last; of windows, what those that had not begun had.
+    under: Part,
+    /// When there was less of it, of windows with edges; and whether what the pool was told and has said is of before.
+    less: Option<less::Less>,
+    is_less_untold: bool,
     /// Of a window, by its end, what earlier processes gave away: of what they had, which all counts as spent.
     given_before: (u64, u64),
     /// The most units that stood here since an earlier process: all of them count as spent by it.
@@ -146,6 +153,9 @@ static NO_WINDOWS: Windows = Windows {
     within_reach: None,
     for_others: Part { rate: 0, units: 0 },
     most: None,
+    under: Part { rate: 0, units: 0 },
+    less: None,
+    is_less_untold: false,
     given_before: (0, 0),
     stood: 0,
     restored_until_ns: 0,

@@ -12,6 +12,10 @@ use acequia_rights::{
 
 use super::{Account, Ground};
 
+/// Of windows that begin within so long something may be taken: what is held when a pool cannot be reached lasts so long, where there is
+/// enough of it.
+pub(crate) const AHEAD_NS: u64 = 70_000_000_000;
+
 /// A part with an end.
 #[derive(Debug)]
 pub(super) enum Lease {

@@ -11,12 +11,10 @@ use smallvec::SmallVec;
 
 use super::takings::Takings;
 use crate::{
-    account::{Offered, Taken},
+    account::{AHEAD_NS, Account, Offered, Taken},
     sharing::{Demand, look_after, units_in},
 };
 
-/// What is held when a pool cannot be reached lasts so long, where there is enough of it: demand is met beforehand for so long.
-pub(super) const AHEAD_NS: u64 = 70_000_000_000;
 /// Demand is met for so long, at least, by what is held when the next call is made.
 const SOON_NS: u64 = 60_000_000;
 /// A cell that nobody asked for, for so long, gives everything back.
@@ -84,9 +82,9 @@ pub(super) struct Leased {
     told: SmallVec<[(u64, Generation); 2]>,
     /// Windows, by their ends, of which a pool has said what of it is this node's since a version of the catalogue was last adopted.
     heard: SmallVec<[u64; 2]>,
-    /// What the pool had in all when what is held was taken.
+    /// What the pool has in all.
     under: Part,
-    /// What may be held at most since that became less, until no more is.
+    /// What may be held of it at most, where that is less than what is.
     most: Option<Part>,
 }
 
@@ -177,24 +175,19 @@ impl Leased {
         Self { takings, ..Self::new(now_ns) }
     }
 
-    /// What the pool has now. Where that is less than when what is `held` was taken, gives what it was then, once.
-    pub(super) fn shrunk(&mut self, pool: Part, held: Part) -> Option<Part> {
-        let under = std::mem::replace(&mut self.under, pool);
-        if pool.units >= under.units && pool.rate >= under.rate {
-            return None;
+    /// Goes by what its pool has, and by how much of it may be held. Where there is less than before, nothing that the pool was told, or
+    /// has said, counts any more.
+    pub(super) fn follow(&mut self, account: &mut Account, pool: Part) {
+        (self.under, self.most) = (pool, account.most_of_pool());
+        if account.take_less() {
+            self.tells_anew();
         }
-        let held = self.most.unwrap_or(held);
-        let rate = share_of(held.rate.into(), pool.rate.into(), under.rate.into());
-        let units = share_of(held.units, pool.units, under.units);
-        // No more than it was.
-        self.most = Some(Part { rate: rate as u32, units });
-        Some(under)
     }
 
-    /// The same of windows, by what the pools of later ones have: that of the open one is what it is.
-    pub(super) const fn shrunk_later(&mut self, units: u64) -> Option<u64> {
-        let under = std::mem::replace(&mut self.under.units, units);
-        if units < under { Some(under) } else { None }
+    /// What the pool was told, or has said, is of before.
+    pub(super) fn tells_anew(&mut self) {
+        self.told.clear();
+        self.hears_anew();
     }
 
     /// What is held is as much as may be, or soon is, of a pool that has so much in all, and that does not know.
@@ -234,11 +227,6 @@ impl Leased {
         let rate = keeps.rate.min(most.rate.max(kept.rate));
         let keeps = Part { rate, units: keeps.units.min(most.units.max(kept.units)) };
         (keeps != held || self.is_renewal_due(held, now)).then_some(Flow { keeps, ..Flow::default() })
-    }
-
-    /// What may be held at most, where that became less.
-    pub(super) fn most(&self) -> Part {
-        self.most.unwrap_or(self.under)
     }
 
     /// Whether less may be held than is.
@@ -510,15 +498,6 @@ impl Leased {
         let parts = (milli * u128::from(RATE_PARTS)).div_ceil(u128::from(rate_milli.max(1)));
         u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS)
     }
-}
-
-/// So much of what was a part of `old`, of `new`: rounded down.
-pub(super) fn share_of(part: u64, new: u64, old: u64) -> u64 {
-    if new >= old {
-        return part;
-    }
-    // No more than the part.
-    (u128::from(part) * u128::from(new) / u128::from(old)) as u64
 }
 
 /// Units of a pool that go along with a part of its rate.

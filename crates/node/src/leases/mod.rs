@@ -70,7 +70,6 @@ pub use self::{
     group::Heard,
     view::PoolView,
 };
-pub(crate) use look::begins_ns;
 pub(crate) use loss::Losses;
 pub(crate) use places::Places;
 
@@ -642,12 +641,15 @@ impl Leases {
         let catalogue = node.catalogue();
         let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
         let came = visit.at(false, |ground, cell| {
-            let is_unsure = is_unsure(self.unsure_ns, ground, end_ns);
-            // The limit was lowered while the call was under way; what was taken of the window that is open stays.
-            let is_of_more =
-                |open_ns| pending.about.is_of_more(ground, open_ns) && !broken(Broken::LeaseTakesUpMore);
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
             account.settle(words, ground, now, &*node.sessions());
+            account.keep_part(words, ground, now.wall_ns, now);
+            if account.take_less() {
+                leased.tells_anew();
+            }
+            let is_unsure = is_unsure(self.unsure_ns, (account, ground), end_ns, self.clock_error_ns);
+            // The limit was lowered while the call was under way; what was taken of a window that was open stays.
+            let is_of_more = pending.about.is_of_more(account, ground) && !broken(Broken::LeaseTakesUpMore);
             let units = match said {
                 // Near its end others may have left the window, and tell nobody any more what they took of it.
                 Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
@@ -655,7 +657,7 @@ impl Leases {
                     leased.left = Some(took.left);
                     let before = leased.takings.before(end_ns, since);
                     let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
-                    if (leased.hears_of(end_ns) || !is_unsure) && !is_of_more(account.window()) {
+                    if (leased.hears_of(end_ns) || !is_unsure) && !is_of_more {
                         Some(came)
                     } else {
                         // It was granted by what the region, or the limit, had before.
@@ -664,7 +666,7 @@ impl Leases {
                         Some(0)
                     }
                 }
-                Said::Exchanged(_) | Said::Slid(_) if is_of_more(0) => None,
+                Said::Exchanged(_) | Said::Slid(_) if is_of_more => None,
                 Said::Exchanged(answer) => {
                     (leased.left, leased.fair) = (Some(answer.left), Some(answer.fair));
                     let (held, part) = (account.pooled(), answer.part);
@@ -680,6 +682,7 @@ impl Leases {
                 }
                 _ => None,
             };
+            account.goes_by_pool(ground);
             if units.is_some_and(|units| units > 0) {
                 account.hope_anew();
             }

@@ -1,9 +1,12 @@
 //! Calls of pools that are not answered: what each was about, and by which numbers it was made.
 
-use acequia_limits::Part;
+use acequia_limits::{Algorithm, Part};
 use acequia_rights::pool::Generation;
 
-use crate::{account::Ground, sharing::CellKey};
+use crate::{
+    account::{Account, Ground},
+    sharing::CellKey,
+};
 
 /// What was asked, and is not answered.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +49,8 @@ impl About {
         }
     }
 
-    /// Whether it was asked by numbers that gave the pool more than there is now. Of the window that is open, by its end, that is
-    /// what it was.
-    pub(super) fn is_of_more(&self, ground: &Ground<'_>, open_ns: u64) -> bool {
+    /// Whether it was asked by numbers that gave the pool more than there is now. A window that was open then has what it had.
+    pub(super) fn is_of_more(&self, account: &Account, ground: &Ground<'_>) -> bool {
         let pool_of = |end_ns| ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default();
         match *self {
             Self::Group => false,
@@ -57,7 +59,9 @@ impl About {
                 now.units < pool.units || now.rate < pool.rate
             }
             Self::Window { end_ns, later_units, .. } => {
-                end_ns > open_ns && pool_of(u64::MAX).units < later_units
+                let is_later = |window| account.is_later(window, end_ns, ground.salt);
+                pool_of(u64::MAX).units < later_units
+                    && matches!(ground.global, Algorithm::FixedWindow(window) if is_later(window))
             }
         }
     }

@@ -19,14 +19,10 @@ use acequia_rights::{
     pool::keep_us,
 };
 
-use super::{
-    LEASE_NS, Leases,
-    cell::{AHEAD_NS, Leased},
-    look::{begins_ns, charged},
-};
+use super::{LEASE_NS, Leases, cell::Leased, look::unsure_until_ns};
 use crate::{
     Catalogue, Node,
-    account::{Account, Ground, Taken},
+    account::{Account, Ground, Taken, begins_ns, charged},
     journal::HeapCell,
     sharing::{CellKey, LOAN_TTL_NS},
     visit::Visit,
@@ -52,8 +48,7 @@ impl Leases {
         if self.adopted > 0 {
             let (from_ns, to_ns) = self.unsure_ns;
             let from_ns = if to_ns > now.wall_ns { from_ns } else { now.wall_ns };
-            let ahead_ns = AHEAD_NS.saturating_add(self.clock_error_ns.saturating_mul(4));
-            self.unsure_ns = (from_ns, now.wall_ns.saturating_add(ahead_ns));
+            self.unsure_ns = (from_ns, unsure_until_ns(now.wall_ns, self.clock_error_ns));
         }
         self.adopted += 1;
         self.cells.values_mut().for_each(Leased::hears_anew);
@@ -120,15 +115,10 @@ impl Leases {
             Visit { node, catalogue, key: *key, now, which: None }.at(false, |ground, cell| {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
                 account.settle(words, ground, now, &*node.sessions());
-                let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
-                match ground.global {
-                    // Others may go by what was said of it before.
-                    Algorithm::FixedWindow(_) if ground.local.spares() => leased.untell(account.window()),
-                    Algorithm::FixedWindow(_) => {}
-                    _ if leased.shrunk(pool, account.pooled()).is_some() => {
-                        account.cut_pool(words, ground, leased.most(), now);
-                    }
-                    _ => {}
+                account.keep_part(words, ground, now.wall_ns, now);
+                // Others may go by what was said of it before.
+                if ground.local.spares() {
+                    leased.untell(account.window());
                 }
                 cell.forget_held_if_renumbered();
             });
@@ -152,6 +142,7 @@ impl Leases {
                 Algorithm::FixedWindow(_) => cut_windows((account, words), ground, nodes, now),
                 _ => account.cut_pool(words, ground, even, now),
             }
+            account.goes_by_pool(ground);
             let most = account.most_of_pool();
             cell.forget_held_if_renumbered();
             let later =

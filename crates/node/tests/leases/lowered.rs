@@ -86,6 +86,33 @@ pub(crate) fn under_way() {
     }
 }
 
+#[test]
+fn an_answer_that_was_lost_before_a_limit_was_lowered_brings_no_more_than_there_is_now() {
+    lost_before();
+}
+
+/// Half of all answers are lost; the first that comes after the limit was lowered says what was granted in all.
+pub(crate) fn lost_before() {
+    for moment in 0..40 {
+        let mut world = settled(2, window("l", 1_000, "1s"));
+        let demand = |world: &mut World, ms: u64| {
+            for number in 0..ms / 2 {
+                world.ask((number % 2) as usize, "k", 1);
+                world.pass(2 * MS);
+            }
+        };
+        world.nodes.iter_mut().for_each(|at| at.way = Way { delay_ns: (MS, 2 * MS), lost: 50 });
+        demand(&mut world, 2_000 + moment * 53);
+        world.renumber(&[window("l", 20, "1s")]);
+        world.nodes.iter_mut().for_each(|at| at.way = Way::GOOD);
+        // What began under the old numbers is over.
+        world.pass(1_100 * MS);
+        world.forget_counts();
+        demand(&mut world, 14_000);
+        assert!(world.admitted(0, "k") > 100, "{} passed", world.admitted(0, "k"));
+    }
+}
+
 /// Numbers before and after, of every way to count; and how many units pass in ten seconds, then.
 fn larger_and_smaller() -> [([LimitSpec; 2], u64); 4] {
     [
@@ -141,6 +168,56 @@ fn a_limit_may_be_raised_on_one_node_and_put_back() {
         world.specs = vec![small];
         world.forget_counts();
         saturate(&mut world, 30 * S);
+    }
+}
+
+#[test]
+fn an_override_ends_when_it_says() {
+    ends_by_itself();
+}
+
+/// An override ends by itself, at a window's edge: nobody goes on with what was taken by it, of that window or those after, nor of a part
+/// with an end; whether or not the store can be reached then.
+pub(crate) fn ends_by_itself() {
+    let numbers =
+        [window("l", 20, "10s"), window("l", 20, "1s"), sliding("l", 20, "1s"), bucket("l", "20/s", 20)];
+    for (base, is_cut) in numbers.into_iter().flat_map(|base| [(base.clone(), false), (base, true)]) {
+        let until_ns = scene::START.wall_ns + 90 * S;
+        let units = if base.token_bucket.is_some() { "burst" } else { "limit" };
+        let until = scene::instant(until_ns);
+        let mut ends = base;
+        ends.overrides =
+            vec![scene::fields(&[("key", &["k"]), (units, &["1000"]), ("until", &[until.as_str()])])];
+        if let Some(bucket) = &ends.token_bucket {
+            let rate = bucket.rate.clone();
+            ends.overrides[0].extend(scene::fields(&[("rate", &[rate.as_str()])]));
+        }
+        let mut world = settled(4, ends.clone());
+        demand(&mut world, 30 * S - MS);
+        assert!(world.admitted(0, "k") > 100, "{} passed under the override", world.admitted(0, "k"));
+        if is_cut {
+            world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+        }
+        if ends.fixed_window.is_none() {
+            // What was used under it has left the window, or is there again.
+            demand(&mut world, S + S / 10);
+        } else {
+            // Whoever is asked first finds that it has ended, and that another window is open.
+            world.true_ns += 20 * MS;
+        }
+        world.forget_counts();
+        demand(&mut world, 30 * S);
+    }
+}
+
+/// Every node is asked for some.
+fn demand(world: &mut World, for_ns: u64) {
+    let until_ns = world.true_ns + for_ns;
+    while world.true_ns < until_ns {
+        for place in 0..world.nodes.len() {
+            world.ask(place, "k", 1);
+        }
+        world.pass((S / 15).min(until_ns - world.true_ns));
     }
 }
 

@@ -41,8 +41,9 @@ pub struct Window {
     nodes: BTreeMap<u16, Taken>,
     /// Units in the pool, as they were said last while it was open.
     said: u64,
-    /// What each node's units are a part of, as it said last. The last two fields: records of before they were kept lack their ends only.
-    totals: BTreeMap<u16, u64>,
+    /// What each node's units are a part of, as it said last, and in which call. The last two fields: records of before they were kept lack
+    /// their ends only.
+    totals: BTreeMap<u16, (u64, u64)>,
 }
 
 /// Units that the region has put into the pool of a window: at most [`POOL_MAX`].
@@ -60,7 +61,8 @@ pub enum Total {
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Take {
-    /// Who calls. The number of the call is of no meaning here: numbers that only grow need none.
+    /// Who calls. A call that comes after a later one is heard, since its numbers only grow; but it is granted nothing: it may
+    /// have been made when there was more.
     pub taker: Taker,
     /// Units that this process knows to have taken from this window, in all, with those that the processes before it took if it
     /// knows of all of them.
@@ -96,7 +98,7 @@ impl Window {
     /// # Errors
     /// The call does nothing.
     pub fn take(&mut self, take: &Take, ground: &Ground) -> Result<Took, Refused> {
-        let Taker { node, boot, .. } = take.taker;
+        let Taker { node, boot, call } = take.taker;
         if ground.wall_us >= take.drops_us {
             return Err(Refused::Late);
         }
@@ -134,7 +136,11 @@ impl Window {
             }
             Total::AsSaid(most) => self.said.min(most),
         };
-        self.totals.insert(node, total);
+        let last = self.totals.get(&node).filter(|_| boot == known.boot).map_or(0, |(_, call)| *call);
+        let is_newest = call > last || broken(Broken::PoolGrantsOlderCalls);
+        if is_newest {
+            self.totals.insert(node, (total, call));
+        }
         self.totals.retain(|node, _| self.nodes.contains_key(node));
         let is_ahead = matches!(take.total, Total::Ahead(_));
         let left = match is_burned {
@@ -147,7 +153,8 @@ impl Window {
         let wanted = take.wanted.saturating_sub(ahead);
         let needed = take.needed.saturating_sub(ahead);
         let mut granted = 0;
-        if (ground.grants || broken(Broken::PoolGrantsUntold)) && needed <= free {
+        let may_grant = is_newest && (ground.grants || broken(Broken::PoolGrantsUntold));
+        if may_grant && needed <= free {
             let part = left / (PART * self.nodes.len() as u64);
             granted = wanted.min(needed.max(part)).min(free);
         }
@@ -164,7 +171,7 @@ impl Window {
 
     /// The same, in proportion, of a pool that has so many.
     fn out_of(&self, total: u64) -> u64 {
-        let of = |node| self.totals.get(node).copied().unwrap_or(total);
+        let of = |node| self.totals.get(node).map_or(total, |(total, _)| *total);
         let held = self.nodes.iter();
         let held = held.map(|(node, taken)| in_proportion(taken.taken - taken.returned, total, of(node)));
         held.fold(self.spent, u64::saturating_add).min(POOL_MAX)
