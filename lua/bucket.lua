@@ -98,7 +98,10 @@ local function settle(cell, terms, group, now)
   if (cell.fresh or 0) > 0 then
     -- What is not lent of the units that there are, and those that come later by which there are more.
     if cell.unknown == 0 then
-      local _, units = lent_of(cell, terms)
+      -- No more than is lent can be elsewhere, and no more than is a part of these.
+      local _, all = lent(cell)
+      local _, part = lent_of(cell, terms)
+      local units = min(all, part)
       cell.debt = max(cell.debt, min(less(terms.units, units) * terms.weight, WEIGHT_MAX))
       cell.idle = 0
     else
@@ -141,7 +144,9 @@ local function over(cell, terms, group)
       latest = max(latest, lease.ends)
     end
   end
-  local ticks = cell.debt + 2 * terms.units * terms.weight + gives_in(terms, terms.rate, terms.slack)
+  local _, units = lent(cell)
+  local owed = 2 * min(max(units, terms.units) * terms.weight, WEIGHT_MAX)
+  local ticks = cell.debt + owed + gives_in(terms, terms.rate, terms.slack)
   local refill = quotient_up(ticks, terms.gives * terms.rate) * terms.step
   return min(latest + refill + 2 * terms.slack, TIME_MAX)
 end

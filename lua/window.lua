@@ -31,7 +31,7 @@ register('acequia_window' .. version, function(keys, arguments)
   if not cell then
     return how_it_is(keys, arguments, 'unknown')
   end
-  -- Numbers that only grow need no number of the call.
+  -- What is said needs no number of the call: it only grows.
   local record, why = record_of(cell, node, boot, 1, function(taken)
     return taken.taken == taken.returned
   end)
@@ -52,12 +52,12 @@ register('acequia_window' .. version, function(keys, arguments)
   record.returned = max(record.returned, min(said_returned, record.taken))
 
   local call, how = tonumber(arguments[16]), tonumber(arguments[17])
+  local is_newest = call > (record.last or 0)
   if how == 1 then
-    cell.said = total
+    cell.said = is_newest and total or cell.said
   elseif how == 2 then
     total = min(cell.said or 0, total)
   end
-  local is_newest = call > (record.last or 0)
   if is_newest then
     record.total, record.last = total, call
   end

@@ -2,11 +2,12 @@
 //!
 //! As soon as a node goes by smaller numbers it keeps as large a part of the smaller pool, rounded down: together all keep no more than
 //! there is, since what nodes hold are parts of one pool, whatever total each goes by ([`acequia_rights::pool`]). The rest is cut at
-//! once, in the step that brings the cell to its new numbers, and the pool hears of it with the next call.
+//! once, in the step that brings the cell to its new numbers, but for what is lent, and the pool hears with the next call what of it was
+//! not used.
 //!
 //! Of a window that began before, everything stays: it counts by the largest numbers that were in force in it. Of one that begins with the
-//! new numbers or after them a pool may have granted more by the old ones, and not been heard: the first that it says of such a window
-//! is taken for that, and goes back.
+//! new numbers or after them a pool may have granted more by the old ones, and not been heard: what an answer brings goes back, until
+//! it is one to a call of today (`Leased` in `leases/cell.rs`).
 
 use acequia_limits::{
     Algorithm, Now, Part,
@@ -14,61 +15,50 @@ use acequia_limits::{
 };
 use acequia_rights::broken::{Broken, broken};
 
-use super::{AHEAD_NS, Account, Ground};
+use super::{Account, Ground};
 
 /// Longer than any window.
 const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 
-/// When there was less of a pool, last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Less {
-    /// Since when that is so, and when the cell was brought to it: wall clock.
-    pub(crate) since_ns: u64,
-    pub(crate) at_ns: u64,
-    /// The same of one before, if what was taken then may be heard of yet.
-    pub(crate) unsure_from_ns: u64,
-}
-
 impl Account {
     /// Goes by what the pool has now. Where that is less than when what is held of it was taken, keeps as large a part of that. The numbers
-    /// changed at `since_ns`, by the wall clock. Says whether there is less.
-    pub(crate) fn keep_part(
-        &mut self,
-        words: &mut Vec<u64>,
-        ground: &Ground<'_>,
-        since_ns: u64,
-        now: Now,
-    ) -> bool {
-        let Some(windows) = &mut self.windows else { return false };
+    /// changed at `since_ns`, by the wall clock.
+    pub(crate) fn keep_part(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, since_ns: u64, now: Now) {
+        let Some(windows) = &mut self.windows else { return };
         let pool = pool_of(ground);
         let under = std::mem::replace(&mut windows.under, pool);
+        windows.is_told_of_other |= pool != under;
         if pool.units >= under.units && pool.rate >= under.rate {
-            return false;
+            return;
         }
-        windows.is_less_untold = true;
-        let Algorithm::FixedWindow(window) = ground.global else {
-            let held = self.windows().most.unwrap_or(self.pooled());
-            let rate = share_of(held.rate.into(), pool.rate.into(), under.rate.into());
-            let units = share_of(held.units, pool.units, under.units);
-            if !broken(Broken::LeaseLendsBeyondLess) {
-                // No more than it was.
-                self.bound_pool(words, ground, Part { rate: rate as u32, units }, now);
-            }
-            return true;
-        };
-        let is_near = |less: &Less| less.at_ns.saturating_add(2 * AHEAD_NS) > now.wall_ns;
-        let before = windows.less.filter(is_near).map_or(since_ns, |less| less.unsure_from_ns);
-        windows.less = Some(Less { since_ns, at_ns: now.wall_ns, unsure_from_ns: before.min(since_ns) });
+        if let Algorithm::FixedWindow(window) = ground.global {
+            windows.less_since_ns = Some(since_ns);
+            return self.keep_part_of_later((window, words), ground, (pool.units, under.units));
+        }
+        let (held, most) = (self.pooled(), self.windows().most.unwrap_or(self.pooled()));
+        let rate = share_of(held.rate.min(most.rate).into(), pool.rate.into(), under.rate.into());
+        let units = share_of(held.units.min(most.units), pool.units, under.units);
+        if !broken(Broken::LeaseLendsBeyondLess) {
+            // No more than it was.
+            self.bound_pool(words, ground, Part { rate: rate as u32, units }, now);
+        }
+    }
+
+    /// The same of windows that count by these numbers, of which the pools have so many units now, and had.
+    fn keep_part_of_later(
+        &mut self,
+        (window, words): (&FixedWindow, &[u64]),
+        ground: &Ground<'_>,
+        (units, under): (u64, u64),
+    ) {
         for taken in self.taken().to_vec() {
-            if !self.is_later(window, taken.end_ns, ground.salt) {
-                continue;
+            if self.is_later(window, taken.end_ns, ground.salt) {
+                let held = taken.units();
+                // In the margin of its beginning a window may have been charged already.
+                let keeps = share_of(held, units, under).max(charged(words, ground, taken.end_ns));
+                self.return_to_pool(ground, taken.end_ns, held.saturating_sub(keeps), held);
             }
-            let held = taken.units();
-            // In the margin of its beginning a window may have been charged already.
-            let keeps = share_of(held, pool.units, under.units).max(charged(words, ground, taken.end_ns));
-            self.return_to_pool(ground, taken.end_ns, held.saturating_sub(keeps), held);
         }
-        true
     }
 
     /// What is held is as much as may be of what the pool has now.
@@ -78,20 +68,16 @@ impl Account {
         }
     }
 
-    /// When there was less, where windows have edges and that is so.
-    pub(crate) fn less(&self) -> Option<Less> {
-        self.windows().less
+    /// Whether the pool has something else than when this was last asked: what it was told is of before.
+    pub(crate) fn take_told_of_other(&mut self) -> bool {
+        self.windows.as_mut().is_some_and(|windows| std::mem::take(&mut windows.is_told_of_other))
     }
 
-    /// Whether there is less than when this was last asked: nothing that the pool was told, or has said, holds of later windows.
-    pub(crate) fn take_less(&mut self) -> bool {
-        self.windows.as_mut().is_some_and(|windows| std::mem::take(&mut windows.is_less_untold))
-    }
-
-    /// Whether of a window, by its end, there is what the numbers of today say: not of the one that was open when there was more.
+    /// Whether a window, by its end, counts by the numbers of today, though there was more: not if it was open then.
     pub(crate) fn is_later(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
-        let begins_with = |less: Less| begins_ns(window, end_ns, salt) >= less.since_ns;
-        end_ns > self.window() || self.less().is_some_and(begins_with) && !broken(Broken::LeaseShrinksLate)
+        let begins_with = |since_ns: u64| begins_ns(window, end_ns, salt) >= since_ns;
+        end_ns > self.window()
+            || self.windows().less_since_ns.is_some_and(begins_with) && !broken(Broken::LeaseShrinksLate)
     }
 }
 

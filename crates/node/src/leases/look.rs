@@ -9,14 +9,14 @@ use smallvec::SmallVec;
 
 use super::{
     LATE_NS, LEASE_NS, PoolName, Question, Siblings,
-    cell::{Flow, Leased, Seen, Stock},
+    cell::{AHEAD_NS, Flow, Leased, Seen, Stock},
     held::held_of,
     pending::About,
     takings::{self, Record},
 };
 use crate::{
     Node,
-    account::{AHEAD_NS, Account, Ground, KeptOfPool, Looker, Taken, begins_ns},
+    account::{Account, Ground, KeptOfPool, Looker, Taken, begins_ns},
     journal::HeapCell,
     sharing::CellKey,
 };
@@ -61,7 +61,9 @@ pub(super) fn look_at(
 ) -> (bool, Option<(About, Question)>) {
     leased.held = 0;
     let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
-    leased.takings.forget(now.wall_ns.saturating_sub(scene.clock_error_ns.saturating_mul(4)));
+    let over_ns = now.wall_ns.saturating_sub(scene.clock_error_ns.saturating_mul(4));
+    leased.takings.forget(over_ns);
+    leased.forget_unanswered(over_ns);
     let Some(pool) = ground.local.pool(ground.global, ground.salt) else {
         return (leased.takings.has_before(), None);
     };
@@ -82,7 +84,7 @@ pub(super) fn look_at(
         kept: account.kept_of_pool(words, ground, now),
     };
     leased.observe(&seen, now);
-    leased.follow(account, pool);
+    leased.follow(account, ground, pool);
     account.set_low_water(leased.low_water());
     let ask = match ground.global {
         Algorithm::FixedWindow(_) => {
@@ -136,6 +138,7 @@ pub(super) fn look_at(
         && leased.pending.is_none()
         && ask.is_none()
         && !leased.takings.has_before()
+        && leased.unanswered().next().is_none()
         && account.is_empty(now);
     let can_call = scene.generation.is_some() || leased.pending.is_some();
     let within_reach = match can_call && !scene.is_lost {
@@ -240,6 +243,8 @@ fn ask_window(
     let mut ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
     let untold = ends.find(|end_ns| all_taken(leased, *end_ns) > 0 && !leased.was_told(*end_ns, generation));
     drop(ends);
+    let may_ask = now.steady_ns >= leased.quiet_until_ns;
+    let untold = untold.or_else(|| leased.unanswered().next().filter(|_| may_ask));
     // Who has joined since goes by what is said of the window.
     let is_said = may_say(ground) && ground.local.spares() && is_open;
     let is_heard = !scene.is_lost && now.steady_ns >= leased.quiet_until_ns;
@@ -266,8 +271,8 @@ fn ask_window(
         false => stock.map(|stock| (open, stock)).or(later),
     };
     if let Some((taken, stock)) = &mut more
-        && is_unsure(scene.unsure_ns, (account, ground), taken.end_ns, scene.clock_error_ns)
-        && !leased.has_heard_of(taken.end_ns)
+        && (is_unsure(scene.unsure_ns, ground, taken.end_ns) && !leased.has_heard_of(taken.end_ns)
+            || leased.may_be_of_more(taken.end_ns))
     {
         // What was granted before is heard of first.
         (stock.wanted, stock.needed) = (0, 0);
@@ -306,8 +311,10 @@ fn ask_window(
         begins_us: begins_ns / 1_000,
         drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
     };
-    let later_units = seen.later_pool;
-    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0, later_units };
+    if stock.wanted > 0 {
+        leased.asks_of(end_ns);
+    }
+    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0 };
     Some((about, Question::Take(scene.name(end_ns), take)))
 }
 
@@ -317,25 +324,10 @@ fn may_say(ground: &Ground<'_>) -> bool {
     (ground.in_force && !ground.local.owns_nothing()) || broken(Broken::LeaseSaysWhatIsOver)
 }
 
-/// Whether a pool may have granted of a window, by its end, by what the region or the limit had before: it begins between two times, or soon
-/// after there was less.
-pub(super) fn is_unsure(
-    between_ns: (u64, u64),
-    (account, ground): (&Account, &Ground<'_>),
-    end_ns: u64,
-    clock_error_ns: u64,
-) -> bool {
+/// Whether a window begins between two times.
+pub(super) fn is_unsure((from_ns, to_ns): (u64, u64), ground: &Ground<'_>, end_ns: u64) -> bool {
     let Algorithm::FixedWindow(window) = ground.global else { return false };
-    let begins_in = |(from_ns, to_ns): (u64, u64)| {
-        end_ns > from_ns && (from_ns..to_ns).contains(&begins_ns(window, end_ns, ground.salt))
-    };
-    let less = account.less().map(|less| (less.unsure_from_ns, unsure_until_ns(less.at_ns, clock_error_ns)));
-    begins_in(between_ns) || less.is_some_and(begins_in)
-}
-
-/// Until when windows begin of which something may have been taken at a time: wall clock.
-pub(super) const fn unsure_until_ns(at_ns: u64, clock_error_ns: u64) -> u64 {
-    at_ns.saturating_add(AHEAD_NS).saturating_add(clock_error_ns.saturating_mul(4))
+    end_ns > from_ns && (from_ns..to_ns).contains(&begins_ns(window, end_ns, ground.salt))
 }
 
 impl Scene<'_> {

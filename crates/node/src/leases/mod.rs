@@ -383,7 +383,8 @@ impl Leases {
 
     /// What an earlier process knew of who there was.
     pub(crate) fn restore_mates(&mut self, bytes: &[u8], now: Now) -> bool {
-        let is_read = self.mates.restore(bytes);
+        // A catalogue may say that clocks are worse: by no more than a minute.
+        let is_read = self.mates.restore(bytes, self.over_us(now).saturating_add(60_000_000));
         if self.mates.gone_us() > now.wall_ns / 1_000 {
             self.await_loans(now);
         }
@@ -644,12 +645,11 @@ impl Leases {
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
             account.settle(words, ground, now, &*node.sessions());
             account.keep_part(words, ground, now.wall_ns, now);
-            if account.take_less() {
-                leased.tells_anew();
-            }
-            let is_unsure = is_unsure(self.unsure_ns, (account, ground), end_ns, self.clock_error_ns);
-            // The limit was lowered while the call was under way; what was taken of a window that was open stays.
-            let is_of_more = pending.about.is_of_more(account, ground) && !broken(Broken::LeaseTakesUpMore);
+            let pool = ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or_default();
+            leased.follow(account, ground, pool);
+            let is_unsure = is_unsure(self.unsure_ns, ground, end_ns);
+            // The limit was lowered while the call was under way.
+            let is_of_more = pending.about.is_of_more(ground) && !broken(Broken::LeaseTakesUpMore);
             let units = match said {
                 // Near its end others may have left the window, and tell nobody any more what they took of it.
                 Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
@@ -657,6 +657,8 @@ impl Leases {
                     leased.left = Some(took.left);
                     let before = leased.takings.before(end_ns, since);
                     let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
+                    // What was taken of a window that was open then stays.
+                    let is_of_more = leased.is_answered(end_ns);
                     if (leased.hears_of(end_ns) || !is_unsure) && !is_of_more {
                         Some(came)
                     } else {

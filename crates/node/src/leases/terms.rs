@@ -19,7 +19,10 @@ use acequia_rights::{
     pool::keep_us,
 };
 
-use super::{LEASE_NS, Leases, cell::Leased, look::unsure_until_ns};
+use super::{
+    LEASE_NS, Leases,
+    cell::{AHEAD_NS, Leased},
+};
 use crate::{
     Catalogue, Node,
     account::{Account, Ground, Taken, begins_ns, charged},
@@ -48,7 +51,8 @@ impl Leases {
         if self.adopted > 0 {
             let (from_ns, to_ns) = self.unsure_ns;
             let from_ns = if to_ns > now.wall_ns { from_ns } else { now.wall_ns };
-            self.unsure_ns = (from_ns, unsure_until_ns(now.wall_ns, self.clock_error_ns));
+            let ahead_ns = AHEAD_NS.saturating_add(self.clock_error_ns.saturating_mul(4));
+            self.unsure_ns = (from_ns, now.wall_ns.saturating_add(ahead_ns));
         }
         self.adopted += 1;
         self.cells.values_mut().for_each(Leased::hears_anew);
@@ -79,10 +83,15 @@ impl Leases {
 
     /// Of all regions' nodes these may have something of what is shared.
     pub(crate) fn follow(&mut self, members: &BTreeSet<Region>, now: Now) {
-        let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
-        if self.mates.follow(members, (now.wall_ns / 1_000).saturating_add(over_us)) {
+        if self.mates.follow(members, self.over_us(now)) {
             self.await_loans(now);
         }
+    }
+
+    /// Whoever has gone by now took of no window that begins later: wall clock, in microseconds.
+    pub(super) fn over_us(&self, now: Now) -> u64 {
+        let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
+        (now.wall_ns / 1_000).saturating_add(over_us)
     }
 
     /// A node of the region is gone, lately.

@@ -11,7 +11,8 @@
 //! counts as lower by what the whole rate gives in it; what was drained too soon is not granted before it would have drained in truth.
 //! *Parts that come back* begin to drain in the pool at the time of the call, which may be 2ε before the holder's last; so they bring
 //! what their rate gives in the slack as debt. *What is taken back* from a process that is gone, at a lease's end, or in an answer that
-//! was lost, is owed whole. ∎
+//! was lost, is owed whole. ∎ Where nodes go by different numbers, what others hold counts in proportion ([`super`]), and the units are the
+//! largest that somebody goes by.
 //!
 //! Numbers: a unit weighs `weight` *ticks*; a part of the rate gives `gives` ticks in `step_us` microseconds, which is no more than the limit
 //! says ([`Terms::of`]). All are integers, and no product that counts is above 2^53.
@@ -230,7 +231,8 @@ impl Bucket {
         let ends = self.nodes.values().filter(|lease| lease.is_held()).map(|lease| lease.end_us);
         let latest_us = ends.fold(self.at_us.max(ground.fresh_us), u64::max);
         let rate = u64::from(terms.part.rate);
-        let owed = 2 * terms.part.units.saturating_mul(terms.weight).min(WEIGHT_MAX);
+        let units = terms.part.units.max(self.lent().1);
+        let owed = 2 * units.saturating_mul(terms.weight).min(WEIGHT_MAX);
         let ticks = self.debt + owed + terms.gives_in(rate, terms.slack_us);
         let refill_us = ticks.div_ceil(terms.gives * rate).saturating_mul(terms.step_us);
         latest_us.saturating_add(refill_us).saturating_add(2 * terms.slack_us).min(TIME_MAX)
@@ -275,7 +277,9 @@ impl Bucket {
     fn owe_unknown(&mut self, terms: &Terms) {
         let units = terms.part.units;
         if self.unknown == 0 {
-            let rest = units.saturating_sub(self.lent_of(terms.part).1).saturating_mul(terms.weight);
+            // No more than is lent can be elsewhere, and no more than is a part of these.
+            let lent = self.lent().1.min(self.lent_of(terms.part).1);
+            let rest = units.saturating_sub(lent).saturating_mul(terms.weight);
             (self.debt, self.idle_us) = (self.debt.max(rest.min(WEIGHT_MAX)), 0);
         } else {
             self.owe(units.saturating_sub(self.unknown), terms);

@@ -13,7 +13,7 @@
 //! 2. **Calls say everything.** A call says what the node holds (*keeps*), and asks for more. The pool takes back what the node does
 //!    not keep, and adds what it grants, in one step. A node lowers what it holds *before* it calls, and raises it when the answer
 //!    comes: so at every instant it holds at most what the pool has down for it, whether calls or answers are lost, late or repeated. A
-//!    call that comes after a later one of the same process does nothing ([`Taker::call`]). Nothing has to be tried again to be
+//!    call that comes after a later one of the same process does nothing ([`Taker::call`]); of a window it is granted nothing. Nothing has to be tried again to be
 //!    right: the next call tells the truth.
 //! 3. **A pool that may have forgotten forgets all**, and grants nothing until every node has said again what it holds ([`group`]).
 //!    Of a bucket and of a sliding window all the rest counts as spent at that instant.
@@ -24,7 +24,7 @@
 //! total, are one pool at most: `Σ units / total <= 1`. Nobody can be told that there is less before he reads it; then he keeps as large a part
 //! of the smaller pool, rounded down, and as soon as all have read it they hold no more than that together. Were units counted alike,
 //! those that still go by more would take what the first gives back, and keep their part of that: `1 + 1/2 + 1/3 + ...` times the total.
-//! And where there is more, who has read it has more at once. Of a window that is open units count as units: they may be used, and
+//! And where there is more, who has read it may have some of it before the others have. Of a window that is open units count as units: they may be used, and
 //! are a part of nothing.
 //!
 //! # Clocks

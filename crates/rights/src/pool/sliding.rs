@@ -6,7 +6,8 @@
 //! window after it; so long it *lingers* ([`Exchange::lingers_us`]: the window, stretched by the drift bound, and 2ε, since the pool may
 //! count 2ε too much). So what is granted, is held, or lingers is at most the units. ∎
 //!
-//! Where nodes go by different totals, what others hold counts in proportion ([`super`]); what lingers are units that were used.
+//! Where nodes go by different totals, what others hold counts in proportion ([`super`]), and the units are the largest that somebody goes
+//! by; what lingers are units that were used.
 
 use std::collections::BTreeMap;
 

@@ -7,7 +7,8 @@
 //! forgotten, nothing is granted before every node has said its own numbers, which are at least those that it may use; and a
 //! window that began before somebody knows what an earlier process of his took is burned ([`super::group`]). ∎
 //!
-//! Before a window begins, what others have taken counts in proportion to their totals ([`super`]).
+//! Before a window begins, what others have taken counts in proportion to their totals ([`super`]): where those differ, the total is the
+//! largest that somebody goes by.
 //!
 //! **Who came later.** A node that joins a region while a window is open does not know what its region has of that: it takes
 //! of what another node said that it could have taken itself, when it was in the window ([`Total`]). So no more is taken than one of
@@ -127,17 +128,18 @@ impl Window {
         record.returned = record.returned.max(take.returned.min(record.taken));
         self.nodes.insert(node, record);
 
+        let last = self.totals.get(&node).filter(|_| boot == known.boot).map_or(0, |(_, call)| *call);
+        let is_newest = call > last || broken(Broken::PoolGrantsOlderCalls);
         let is_burned = take.begins_us < ground.burned_us && !broken(Broken::PoolBurnsNothing);
         let total = match take.total {
             Total::Ahead(units) if !broken(Broken::PoolRemembersAhead) => units.min(POOL_MAX),
             Total::Ahead(units) | Total::Open(units) => {
-                self.said = units.min(POOL_MAX);
-                self.said
+                let units = units.min(POOL_MAX);
+                self.said = if is_newest { units } else { self.said };
+                units
             }
             Total::AsSaid(most) => self.said.min(most),
         };
-        let last = self.totals.get(&node).filter(|_| boot == known.boot).map_or(0, |(_, call)| *call);
-        let is_newest = call > last || broken(Broken::PoolGrantsOlderCalls);
         if is_newest {
             self.totals.insert(node, (total, call));
         }
