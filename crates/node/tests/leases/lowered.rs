@@ -113,6 +113,66 @@ pub(crate) fn lost_before() {
     }
 }
 
+/// A node asks for some of the next window, and does not hear that it was granted; nobody asks it for anything for so long that it would
+/// drop a cell that holds nothing; then the limit is lowered, and the window opens.
+#[test]
+fn what_was_asked_for_and_not_heard_of_is_not_forgotten_where_nobody_asks() {
+    for lowers_twice in [false, true] {
+        let mut world = settled(2, window("l", 1_000, "60s"));
+        let is_ahead = |call: &Call| match &call.question {
+            Question::Take(name, take) => take.wanted > 0 && name.end_ns > call.wall_us * 1_000 + 60 * S,
+            _ => false,
+        };
+        let first = (0..400_000).find(|step| {
+            if step % 2_000 == 0 {
+                world.ask(0, "k", 1);
+            }
+            world.pass(MS / 10);
+            world.is_under_way(is_ahead)
+        });
+        assert!(first.is_some(), "something is asked for ahead");
+        // The call is there; its answer is lost.
+        world.nodes[0].way = Way::CUT;
+        world.pass(15 * S);
+        world.renumber(&[window("l", 40, "60s")]);
+        let open_ns = (world.true_ns / (60 * S) + 1) * 60 * S;
+        world.pass(open_ns + S - world.true_ns);
+        if lowers_twice {
+            world.pass(10 * S);
+            world.renumber(&[window("l", 39, "60s")]);
+        }
+        world.nodes[0].way = Way::GOOD;
+        world.forget_counts();
+        for number in 0..2_000 {
+            world.ask(number % 2, "k", 1);
+            world.pass(5 * MS);
+        }
+        assert!(world.admitted(0, "k") >= 30, "{} passed", world.admitted(0, "k"));
+    }
+}
+
+/// What is cut of a sliding window's part and was not used may be held anew at once.
+#[test]
+fn what_is_cut_and_was_not_used_is_not_missed() {
+    let mut world = settled(2, sliding("l", 1_000, "20s"));
+    // One holds half of it, and uses little.
+    for _ in 0..100 {
+        world.ask(0, "k", 1);
+        world.pass(50 * MS);
+    }
+    let held = world.holding(0, "k").effective.units;
+    assert!((400..600).contains(&held), "{held} held");
+    world.renumber(&[sliding("l", 400, "20s")]);
+    world.forget_counts();
+    world.pass(S);
+    for _ in 0..100 {
+        world.ask_patiently(1, "k", 1);
+        world.pass(10 * MS);
+    }
+    let all: u64 = [0, 1].map(|place| world.holding(place, "k").effective.units).iter().sum();
+    assert!((360..=400).contains(&all), "both hold {all} of 400");
+}
+
 /// Numbers before and after, of every way to count; and how many units pass in ten seconds, then.
 fn larger_and_smaller() -> [([LimitSpec; 2], u64); 4] {
     [
