@@ -826,7 +826,7 @@ fn every_rule_is_needed() {
     use acequia_rights::broken::{Broken, break_rule};
     let stories: [(Broken, fn()); 15] = [
         (Broken::LeaseHearsUncounted, joined_at_a_server_that_was_replaced),
-        (Broken::LeaseTakesUpWhatWasLess, granted_and_unheard),
+        (Broken::LeaseTakesUpMore, granted_and_unheard),
         (Broken::OpenSharesLast, hung_when_a_window_ends),
         (Broken::LeaseForgetsWhoLeft, left_and_forgotten),
         (Broken::LeaseSaysWhatIsOver, said_of_a_limit_that_was_gone),

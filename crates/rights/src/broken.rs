@@ -217,7 +217,8 @@ pub enum Broken {
     PoolBurnsNoAbsent,
     /// A pool that forgot begins full.
     PoolBeginsFull,
-    /// Whoever goes by an earlier distribution among regions than a group's pools are part of makes them part of that again.
+    /// Whoever goes by an earlier distribution among regions than a group's pools are part of makes them part of that again, and what others
+    /// hold counts in units of his.
     PoolHearsOldTerms,
     /// A generation that goes on trusts what the pools know though nobody has used them who knows of nothing later.
     PoolGoesOnUnwitnessed,
@@ -271,13 +272,11 @@ pub enum Broken {
     LeaseTakesUnwritten,
     /// A node takes of windows that begin later than leases last.
     LeaseTakesAnyTime,
-    /// What was granted of a later window while the region had more of it is taken up when it is heard of.
-    LeaseTakesUpWhatWasLess,
     /// Others go by what a node says of a window whose numbers nobody makes anew.
     LeaseSaysWhatIsOver,
     /// What a node took of windows that is none of the region's any more counts as nothing after the pools were lost.
     LeaseForgetsWhoLeft,
-    /// Nodes go on with the pools that there are when those become part of another distribution among regions.
+    /// Nodes go on with all that they hold of the pools that there are when those become part of another distribution among regions.
     LeaseOutlivesTerms,
     /// What a node took of a window's pool and gave to another region it may use as well.
     LeaseGivesTwice,

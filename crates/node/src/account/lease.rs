@@ -188,7 +188,9 @@ impl Account {
 
     /// No more may be held than so much: where more is, that is cut, what is lent as soon as it is back, and nothing is lent meanwhile.
     pub(crate) fn bound_pool(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, most: Part, now: Now) {
-        self.windows_mut().most = Some(most);
+        if !broken(Broken::LeaseConformsWhileLent) {
+            self.windows_mut().most = Some(most);
+        }
         self.note_cut();
         self.cut_what_is_back(words, ground, now);
     }

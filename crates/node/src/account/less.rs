@@ -28,7 +28,7 @@ impl Account {
         let pool = pool_of(ground);
         let under = std::mem::replace(&mut windows.under, pool);
         windows.is_told_of_other |= pool != under;
-        if pool.units >= under.units && pool.rate >= under.rate {
+        if pool.units >= under.units && pool.rate >= under.rate || broken(Broken::LeaseOutlivesTerms) {
             return;
         }
         if let Algorithm::FixedWindow(window) = ground.global {

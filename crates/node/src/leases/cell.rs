@@ -84,8 +84,6 @@ pub(super) struct Leased {
     told: SmallVec<[(u64, Generation); 2]>,
     /// Windows, by their ends, of which something was asked for and nothing heard since; and whether there was more then.
     unanswered: SmallVec<[(u64, bool); 2]>,
-    /// Windows, by their ends, of which a pool has said what of it is this node's since a version of the catalogue was last adopted.
-    heard: SmallVec<[u64; 2]>,
     /// What the pool has in all.
     under: Part,
     /// What may be held of it at most, where that is less than what is.
@@ -169,7 +167,6 @@ impl Leased {
             wants_word: false,
             told: SmallVec::new(),
             unanswered: SmallVec::new(),
-            heard: SmallVec::new(),
             under: Part::default(),
             most: None,
         }
@@ -188,12 +185,15 @@ impl Leased {
             return;
         }
         self.told.clear();
-        if let Algorithm::FixedWindow(window) = ground.global
-            && !broken(Broken::LeaseTakesUpMore)
-        {
-            for (end_ns, is_of_more) in &mut self.unanswered {
-                *is_of_more |= account.is_later(window, *end_ns, ground.salt);
-            }
+        if let Algorithm::FixedWindow(window) = ground.global {
+            self.distrust(|end_ns| account.is_later(window, end_ns, ground.salt));
+        }
+    }
+
+    /// What was asked for of such windows, and not heard of, was granted when there was more.
+    pub(super) fn distrust(&mut self, is_such: impl Fn(u64) -> bool) {
+        if !broken(Broken::LeaseTakesUpMore) {
+            self.unanswered.iter_mut().for_each(|(end_ns, is_of_more)| *is_of_more |= is_such(*end_ns));
         }
     }
 
@@ -234,25 +234,6 @@ impl Leased {
     pub(super) fn goes_by(&mut self, pool: Part, most: Option<Part>) {
         (self.under, self.most, self.left, self.fair) = (pool, most, None, None);
         self.told.clear();
-    }
-
-    /// What was granted before and not heard of may come with the next answers.
-    pub(super) fn hears_anew(&mut self) {
-        self.heard.clear();
-    }
-
-    /// Whether a pool has said what of a window is this node's; from now on it has.
-    pub(super) fn hears_of(&mut self, end_ns: u64) -> bool {
-        let has_heard = self.has_heard_of(end_ns);
-        if !has_heard {
-            self.heard.retain(|window| *window >= self.window);
-            self.heard.push(end_ns);
-        }
-        has_heard
-    }
-
-    pub(super) fn has_heard_of(&self, end_ns: u64) -> bool {
-        self.heard.contains(&end_ns) || broken(Broken::LeaseTakesUpWhatWasLess)
     }
 
     /// Keeps to what may be held, and asks for no more while that is less than what is. What cannot be given back now is `kept`, and not

@@ -32,8 +32,6 @@ pub(super) struct Scene<'a> {
     /// How far walls may be from true time, in nanoseconds, and how far steady clocks may drift, in parts per million.
     pub(super) clock_error_ns: u64,
     pub(super) drift_ppm: u32,
-    /// What was granted of windows that begin between these times may be more than the region has of them now: wall clock.
-    pub(super) unsure_ns: (u64, u64),
     /// Who calls, if it does.
     pub(super) taker: Taker,
     pub(super) limit: LimitId,
@@ -271,8 +269,7 @@ fn ask_window(
         false => stock.map(|stock| (open, stock)).or(later),
     };
     if let Some((taken, stock)) = &mut more
-        && (is_unsure(scene.unsure_ns, ground, taken.end_ns) && !leased.has_heard_of(taken.end_ns)
-            || leased.may_be_of_more(taken.end_ns))
+        && leased.may_be_of_more(taken.end_ns)
     {
         // What was granted before is heard of first.
         (stock.wanted, stock.needed) = (0, 0);
@@ -322,12 +319,6 @@ fn ask_window(
 /// does not know what others have.
 fn may_say(ground: &Ground<'_>) -> bool {
     (ground.in_force && !ground.local.owns_nothing()) || broken(Broken::LeaseSaysWhatIsOver)
-}
-
-/// Whether a window begins between two times.
-pub(super) fn is_unsure((from_ns, to_ns): (u64, u64), ground: &Ground<'_>, end_ns: u64) -> bool {
-    let Algorithm::FixedWindow(window) = ground.global else { return false };
-    end_ns > from_ns && (from_ns..to_ns).contains(&begins_ns(window, end_ns, ground.salt))
 }
 
 impl Scene<'_> {

@@ -52,7 +52,7 @@ use self::{
     cell::Leased,
     group::Group,
     held::Held,
-    look::{Scene, is_unsure, look_at},
+    look::{Scene, look_at},
     mates::Mates,
     pending::{About, Pending},
     places::Who,
@@ -178,10 +178,8 @@ pub(crate) struct Leases {
     home: Siblings,
     /// The distribution among regions that the pools are part of: 0 where there is none.
     terms: u64,
-    /// How many versions of the catalogue were adopted. What was granted before the last one of windows that begin between these times
-    /// is not for use: wall clock, nanoseconds.
+    /// How many versions of the catalogue were adopted.
     adopted: u64,
-    unsure_ns: (u64, u64),
     /// No call leaves before this batch is on the disk: the version by which it is made is.
     after_batch: u64,
     /// What is promised of clocks: as in [`Siblings`], or by the catalogue, whichever is worse.
@@ -254,7 +252,6 @@ impl Leases {
             wants_disk: false,
             terms: home.terms,
             adopted: 0,
-            unsure_ns: (0, 0),
             after_batch: 0,
             clock_error_ns: home.clock_error_ns,
             drift_ppm: home.drift_ppm,
@@ -421,12 +418,10 @@ impl Leases {
         let (home, is_lost) = (&self.home, self.lost.contains(&number));
         let is_quiet = group.is_quiet(now.steady_ns);
         let (clock_error_ns, drift_ppm) = (self.clock_error_ns, self.drift_ppm);
-        let unsure_ns = self.unsure_ns;
         let scene = catalogue.id(key.0).map(|limit| Scene {
             home,
             clock_error_ns,
             drift_ppm,
-            unsure_ns,
             taker,
             limit,
             key,
@@ -647,7 +642,6 @@ impl Leases {
             account.keep_part(words, ground, now.wall_ns, now);
             let pool = ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or_default();
             leased.follow(account, ground, pool);
-            let is_unsure = is_unsure(self.unsure_ns, ground, end_ns);
             // The limit was lowered while the call was under way.
             let is_of_more = pending.about.is_of_more(ground) && !broken(Broken::LeaseTakesUpMore);
             let units = match said {
@@ -658,14 +652,13 @@ impl Leases {
                     let before = leased.takings.before(end_ns, since);
                     let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
                     // What was taken of a window that was open then stays.
-                    let is_of_more = leased.is_answered(end_ns);
-                    if (leased.hears_of(end_ns) || !is_unsure) && !is_of_more {
-                        Some(came)
-                    } else {
+                    if leased.is_answered(end_ns) {
                         // It was granted by what the region, or the limit, had before.
                         account.return_to_pool(ground, end_ns, came, came);
                         leased.untell(end_ns);
                         Some(0)
+                    } else {
+                        Some(came)
                     }
                 }
                 Said::Exchanged(_) | Said::Slid(_) if is_of_more => None,

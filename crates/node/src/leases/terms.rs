@@ -19,10 +19,7 @@ use acequia_rights::{
     pool::keep_us,
 };
 
-use super::{
-    LEASE_NS, Leases,
-    cell::{AHEAD_NS, Leased},
-};
+use super::{LEASE_NS, Leases};
 use crate::{
     Catalogue, Node,
     account::{Account, Ground, Taken, begins_ns, charged},
@@ -47,15 +44,7 @@ impl Leases {
         self.clock_error_ns = self.home.clock_error_ns.max(clock_error_ns);
         self.drift_ppm = self.home.drift_ppm.max(drift_ppm);
         let terms = number_of(term);
-        // What an earlier version granted of windows ahead, and was not heard of, may be heard of yet.
-        if self.adopted > 0 {
-            let (from_ns, to_ns) = self.unsure_ns;
-            let from_ns = if to_ns > now.wall_ns { from_ns } else { now.wall_ns };
-            let ahead_ns = AHEAD_NS.saturating_add(self.clock_error_ns.saturating_mul(4));
-            self.unsure_ns = (from_ns, now.wall_ns.saturating_add(ahead_ns));
-        }
         self.adopted += 1;
-        self.cells.values_mut().for_each(Leased::hears_anew);
         if broken(Broken::LeaseOutlivesTerms) {
             return;
         }
@@ -140,7 +129,12 @@ impl Leases {
     /// Keeps an even part of a pool, at most; nothing of one whose limit is not in force.
     fn cut(&mut self, node: &Node, catalogue: &Catalogue, key: CellKey, now: Now) {
         let nodes = self.most_nodes();
+        let Some(leased) = self.cells.get_mut(&key) else { return };
         let cut = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
+            if let Algorithm::FixedWindow(window) = ground.global {
+                // What an earlier version granted of windows ahead, and was not heard of, may be heard of yet.
+                leased.distrust(|end_ns| begins_ns(window, end_ns, ground.salt) >= now.wall_ns);
+            }
             // A limit that was removed may come back.
             let pool = ground.local.pool(ground.global, ground.salt).filter(|_| ground.in_force);
             let pool = pool.unwrap_or_default();
@@ -158,10 +152,8 @@ impl Leases {
                 ground.local.pool_of(ground.global, ground.salt, u64::MAX).filter(|_| ground.in_force);
             (Part { units: later.unwrap_or_default().units, ..pool }, most)
         });
-        if let Some(leased) = self.cells.get_mut(&key) {
-            let (pool, most) = cut.unwrap_or_default();
-            leased.goes_by(pool, most);
-        }
+        let (pool, most) = cut.unwrap_or_default();
+        leased.goes_by(pool, most);
     }
 }
 
@@ -172,9 +164,10 @@ fn cut_windows((account, words): (&mut Account, &[u64]), ground: &Ground<'_>, no
     let pool = |end_ns| ground.local.pool_of(ground.global, ground.salt, end_ns).filter(|_| ground.in_force);
     for Taken { end_ns, taken, returned } in account.taken().to_vec() {
         let held = taken - returned;
-        if begins_ns(window, end_ns, ground.salt) > now.wall_ns && charged(words, ground, end_ns) == 0 {
+        if begins_ns(window, end_ns, ground.salt) > now.wall_ns {
             let even = pool(end_ns).unwrap_or_default().units / nodes;
-            account.return_to_pool(ground, end_ns, held.saturating_sub(even), held);
+            let keeps = even.max(charged(words, ground, end_ns));
+            account.return_to_pool(ground, end_ns, held.saturating_sub(keeps), held);
         }
     }
 }

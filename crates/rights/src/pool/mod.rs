@@ -145,7 +145,8 @@ const fn is_past(end_us: u64, at_us: u64, ground: &Ground, slack_us: u64) -> boo
 
 /// What units are of a pool that has `total`, which are held of one that has `of`: as large a part, rounded up.
 fn in_proportion(units: u64, total: u64, of: u64) -> u64 {
-    if units == 0 || total == of || broken(Broken::PoolCountsUnitsAlike) {
+    let counts_alike = broken(Broken::PoolCountsUnitsAlike) || broken(Broken::PoolHearsOldTerms);
+    if units == 0 || total == of || counts_alike {
         return units;
     }
     let product = u128::from(units) * u128::from(total);
