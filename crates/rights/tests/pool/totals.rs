@@ -150,6 +150,7 @@ fn beyond(kind: Kind) -> u64 {
 }
 
 /// The same of every kind, the least.
+#[cfg(feature = "broken")]
 pub(super) fn counted_in_parts() -> u64 {
     [Kind::Bucket, Kind::Sliding, Kind::Ahead].map(beyond).into_iter().min().unwrap_or(0)
 }
