@@ -124,10 +124,11 @@ impl Visit<'_> {
         let old = self.catalogue.global(slot, from).zip(self.catalogue.local(slot, from));
         let before = old.map(|(global, local)| Ground { global, local, ..*ground });
         let (grounds, times) = ((before.as_ref(), ground), (began, self.now));
+        let free = before.as_ref().map(|before| account.free_of_pool(words, before, self.now));
         account.renumber(words, grounds, times, &*self.node.sessions());
         if !broken(Broken::LeaseShrinksLate) {
             let since_ns = self.catalogue.over_at(slot, from, self.now).unwrap_or(self.now).wall_ns;
-            account.keep_part(words, ground, since_ns, self.now);
+            account.keep_part(words, ground, (since_ns, free), self.now);
         }
         let local = ground.local.at(salt);
         match (local, before) {

@@ -186,13 +186,27 @@ impl Account {
         Part { rate: keeps.rate.max(lent.rate), units: keeps.units.max(lent.units) }
     }
 
-    /// No more may be held than so much: where more is, that is cut, what is lent as soon as it is back, and nothing is lent meanwhile.
-    pub(crate) fn bound_pool(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, most: Part, now: Now) {
+    /// No more may be held than so much: where more is, that is cut, what is lent as soon as it is back, and nothing is lent meanwhile. Of what is
+    /// held so many units were `free`.
+    pub(super) fn bound_pool(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (most, free): (Part, u64),
+        now: Now,
+    ) {
         if !broken(Broken::LeaseConformsWhileLent) {
             self.windows_mut().most = Some(most);
         }
         self.note_cut();
-        self.cut_what_is_back(words, ground, now);
+        self.cut_to_most(words, ground, free, now);
+    }
+
+    /// Units of what is held of the pool that are not spent, and could be given back.
+    pub(crate) fn free_of_pool(&self, words: &[u64], ground: &Ground<'_>, now: Now) -> u64 {
+        let free = self.unused(words, ground, now);
+        // The own part's tokens stay.
+        if self.algorithm.has_rate() { free.saturating_sub(self.standing.units) } else { free }
     }
 
     /// What of it may be used or lent: what may not be held any more is not, but where it is lent already.
@@ -209,11 +223,17 @@ impl Account {
 
     /// Cuts what may not be held any more, as far as it is not lent.
     pub(super) fn cut_what_is_back(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, now: Now) {
+        if self.windows().most.is_some() {
+            self.cut_to_most(words, ground, self.free_of_pool(words, ground, now), now);
+        }
+    }
+
+    fn cut_to_most(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, free: u64, now: Now) {
         let Some(most) = self.windows().most else { return };
         if self.usable_pool() == self.pooled() {
             return self.note_cut();
         }
-        self.cut_to(words, ground, (most, true), now);
+        self.cut_to(words, ground, (most, Some(free)), now);
     }
 
     /// What cannot be given back now: what is lent, and of a sliding window what was used.
@@ -253,14 +273,18 @@ impl Account {
     /// Keeps at most so much of a bucket's or a sliding window's pool, and gives nothing back: nobody is told of it. What is lent is
     /// kept until it is back. What was asked for before is not taken up.
     pub(crate) fn cut_pool(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, most: Part, now: Now) {
-        self.cut_to(words, ground, (most, false), now);
+        self.cut_to(words, ground, (most, None), now);
     }
 
-    /// The same; what of it was not spent is told with the next call, or never.
-    fn cut_to(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, (most, is_told): (Part, bool), now: Now) {
+    /// The same; what of it was free is told with the next call, if that is to be told.
+    fn cut_to(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (most, free): (Part, Option<u64>),
+        now: Now,
+    ) {
         let held = self.pooled();
-        let available = if is_told { self.unused(words, ground, now) } else { 0 };
-        let own_units = self.standing.units;
         let keeps = Part { rate: held.rate.min(most.rate), units: held.units.min(most.units) };
         if keeps != held && !broken(Broken::LeaseConformsWhileLent) {
             self.windows_mut().most = Some(most);
@@ -268,20 +292,17 @@ impl Account {
         let keeps = self.not_lent_twice(keeps);
         let keeps = Part { rate: held.rate.min(keeps.rate), units: held.units.min(keeps.units) };
         let back = held.units - keeps.units;
+        let unspent = back.min(free.unwrap_or(0));
         let windows = self.windows_mut();
-        let (unspent, change) = match &mut windows.lease {
-            Some(Lease::Bucket(purse)) => {
-                // The own part's tokens stay.
-                let unspent = back.min(available.saturating_sub(own_units));
-                (unspent, purse.ask(keeps, unspent, now.steady_ns).1)
-            }
+        let change = match &mut windows.lease {
+            Some(Lease::Bucket(purse)) => purse.ask(keeps, unspent, now.steady_ns).1,
             Some(Lease::Sliding(purse)) => {
                 purse.ask(back, now.steady_ns);
-                (back.min(available), Change::default())
+                Change::default()
             }
             None => return,
         };
-        windows.cut_unspent = if is_told { windows.cut_unspent.saturating_add(unspent) } else { 0 };
+        windows.cut_unspent = if free.is_some() { windows.cut_unspent.saturating_add(unspent) } else { 0 };
         self.apply(words, ground, change, now);
         self.note_cut();
     }

@@ -22,25 +22,34 @@ const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 
 impl Account {
     /// Goes by what the pool has now. Where that is less than when what is held of it was taken, keeps as large a part of that. The numbers
-    /// changed at `since_ns`, by the wall clock.
-    pub(crate) fn keep_part(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, since_ns: u64, now: Now) {
+    /// changed at `since_ns`, by the wall clock; by those of before so many units of what is held were `free`.
+    pub(crate) fn keep_part(
+        &mut self,
+        words: &mut Vec<u64>,
+        ground: &Ground<'_>,
+        (since_ns, free): (u64, Option<u64>),
+        now: Now,
+    ) {
         let Some(windows) = &mut self.windows else { return };
         let pool = pool_of(ground);
         let under = std::mem::replace(&mut windows.under, pool);
+        // Until somebody has looked at what was asked for before, the first time counts at which there was less.
+        let unseen_ns = windows.less_since_ns.filter(|_| windows.is_told_of_other);
         windows.is_told_of_other |= pool != under;
         if pool.units >= under.units && pool.rate >= under.rate || broken(Broken::LeaseOutlivesTerms) {
             return;
         }
         if let Algorithm::FixedWindow(window) = ground.global {
-            windows.less_since_ns = Some(since_ns);
+            windows.less_since_ns = Some(unseen_ns.map_or(since_ns, |unseen_ns| unseen_ns.min(since_ns)));
             return self.keep_part_of_later((window, words), ground, (pool.units, under.units));
         }
         let (held, most) = (self.pooled(), self.windows().most.unwrap_or(self.pooled()));
         let rate = share_of(held.rate.min(most.rate).into(), pool.rate.into(), under.rate.into());
         let units = share_of(held.units.min(most.units), pool.units, under.units);
         if !broken(Broken::LeaseLendsBeyondLess) {
+            let free = free.unwrap_or_else(|| self.free_of_pool(words, ground, now));
             // No more than it was.
-            self.bound_pool(words, ground, Part { rate: rate as u32, units }, now);
+            self.bound_pool(words, ground, (Part { rate: rate as u32, units }, free), now);
         }
     }
 

@@ -82,6 +82,8 @@ pub(super) struct Leased {
     pub(super) wants_word: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
     told: SmallVec<[(u64, Generation); 2]>,
+    /// Whether the call that is under way says what is held now.
+    says_now: bool,
     /// Windows, by their ends, of which something was asked for and nothing heard since; and whether there was more then.
     unanswered: SmallVec<[(u64, bool); 2]>,
     /// What the pool has in all.
@@ -166,6 +168,7 @@ impl Leased {
             waits_for_disk: false,
             wants_word: false,
             told: SmallVec::new(),
+            says_now: false,
             unanswered: SmallVec::new(),
             under: Part::default(),
             most: None,
@@ -185,6 +188,7 @@ impl Leased {
             return;
         }
         self.told.clear();
+        self.says_now = false;
         if let Algorithm::FixedWindow(window) = ground.global {
             self.distrust(|end_ns| account.is_later(window, end_ns, ground.salt));
         }
@@ -216,7 +220,7 @@ impl Leased {
         self.unanswered.retain(|(window, _)| *window > over_ns);
     }
 
-    /// Windows of which it is not known what was granted.
+    /// Windows of which it is not known what was granted: by their ends.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = u64> {
         self.unanswered.iter().map(|(window, _)| *window)
     }
@@ -260,10 +264,17 @@ impl Leased {
         self.told.retain(|(window, _)| *window != end_ns);
     }
 
-    /// The pool knows what is held, in a generation.
+    /// A call is made, which says what is held; none, if there is no room for it.
+    pub(super) const fn calls(&mut self, id: Option<u64>) {
+        (self.pending, self.says_now) = (id, id.is_some());
+    }
+
+    /// The pool knows what the last call said, in a generation.
     pub(super) fn tell(&mut self, end_ns: u64, generation: Generation) {
         self.told.retain(|(window, _)| *window != end_ns && *window >= self.window);
-        self.told.push((end_ns, generation));
+        if self.says_now {
+            self.told.push((end_ns, generation));
+        }
     }
 
     pub(super) fn was_told(&self, end_ns: u64, generation: Generation) -> bool {

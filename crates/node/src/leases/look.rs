@@ -66,7 +66,7 @@ pub(super) fn look_at(
         return (leased.takings.has_before(), None);
     };
     account.settle(words, ground, now, &*node.sessions());
-    account.keep_part(words, ground, now.wall_ns, now);
+    account.keep_part(words, ground, (now.wall_ns, None), now);
     // Of a window that began since numbers were made there may be less.
     let pool = ground.local.pool_of(ground.global, ground.salt, account.window()).unwrap_or(pool);
     let seen = Seen {
@@ -241,8 +241,12 @@ fn ask_window(
     let mut ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
     let untold = ends.find(|end_ns| all_taken(leased, *end_ns) > 0 && !leased.was_told(*end_ns, generation));
     drop(ends);
-    let may_ask = now.steady_ns >= leased.quiet_until_ns;
-    let untold = untold.or_else(|| leased.unanswered().next().filter(|_| may_ask));
+    // Of one that is about to end nothing is taken up any more.
+    let may_ask = |end_ns: &u64| {
+        let left_ns = end_ns.saturating_sub(now.wall_ns);
+        now.steady_ns >= leased.quiet_until_ns && left_ns > scene.clock_error_ns.saturating_mul(4)
+    };
+    let untold = untold.or_else(|| leased.unanswered().find(may_ask));
     // Who has joined since goes by what is said of the window.
     let is_said = may_say(ground) && ground.local.spares() && is_open;
     let is_heard = !scene.is_lost && now.steady_ns >= leased.quiet_until_ns;

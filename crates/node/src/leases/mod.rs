@@ -472,7 +472,7 @@ impl Leases {
             group.told(key);
         }
         if let (Some((about, question)), Some(generation)) = (ask, generation) {
-            leased.pending = self.call((number, generation), about, question, now);
+            leased.calls(self.call((number, generation), about, question, now));
         }
         if leased.pending.is_none() {
             self.left(&key);
@@ -639,7 +639,7 @@ impl Leases {
         let came = visit.at(false, |ground, cell| {
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
             account.settle(words, ground, now, &*node.sessions());
-            account.keep_part(words, ground, now.wall_ns, now);
+            account.keep_part(words, ground, (now.wall_ns, None), now);
             let pool = ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or_default();
             leased.follow(account, ground, pool);
             // The limit was lowered while the call was under way.

@@ -113,7 +113,7 @@ impl Leases {
             Visit { node, catalogue, key: *key, now, which: None }.at(false, |ground, cell| {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
                 account.settle(words, ground, now, &*node.sessions());
-                account.keep_part(words, ground, now.wall_ns, now);
+                account.keep_part(words, ground, (now.wall_ns, None), now);
                 // Others may go by what was said of it before.
                 if ground.local.spares() {
                     leased.untell(account.window());
