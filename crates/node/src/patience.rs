@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use acequia_limits::{Charge, limit::WAIT_NS_MAX};
 
-use crate::{Answer, Catalogue, Node, Outcome, account::Hope, leases::WAIT_NS};
+use crate::{Answer, Catalogue, Node, Outcome, account::Hope, draws::DRAW_WAIT_NS, leases::WAIT_NS};
 
 /// What both ends take to look, and the other one's disk, beside the way there and back.
 const LOOKS_NS: u64 = 50_000_000;
@@ -96,6 +96,7 @@ impl Node {
                     None if limit.budget < regions && to_regions_ns > 0 => {
                         to_regions_ns + to_regions_ns / 4 + LOOKS_NS
                     }
+                    None if limit.drawn_of.is_some() => DRAW_WAIT_NS.saturating_sub(waited_ns),
                     None if do_pools_answer => WAIT_NS.saturating_sub(waited_ns),
                     None => 0,
                 };

@@ -2,8 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use acequia_limits::Now;
+use acequia_node::{Asker, Draw, Drawing, Node};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, timeout_at},
 };
 
@@ -16,7 +18,22 @@ const WAITING_MAX: usize = 256;
 pub(crate) struct Waiting {
     /// [`acequia_node::Node::news`].
     news: watch::Sender<u64>,
+    /// There are frames to be sent at once: somebody waits for what they ask for.
+    frames: Notify,
     room: Arc<Semaphore>,
+}
+
+/// What was drawn for a request. When that waits no more, for whatever reason, it is drawn no more.
+#[derive(Debug)]
+struct Drawn {
+    node: Arc<Node>,
+    draw: Draw,
+}
+
+impl Drop for Drawn {
+    fn drop(&mut self) {
+        self.node.undraw(&self.draw);
+    }
 }
 
 /// A request that waits.
@@ -26,20 +43,39 @@ pub(crate) struct Patience {
     pub(crate) denied: u64,
     until: Instant,
     news: watch::Receiver<u64>,
+    drawn: Option<Drawn>,
+    /// Since when it waits: steady clock.
+    since_ns: u64,
     _room: OwnedSemaphorePermit,
 }
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self { news: watch::Sender::new(0), room: Arc::new(Semaphore::new(WAITING_MAX)) }
+        Self {
+            news: watch::Sender::new(0),
+            frames: Notify::new(),
+            room: Arc::new(Semaphore::new(WAITING_MAX)),
+        }
     }
 }
 
 impl Waiting {
     /// A place to wait for so long, if there is one left.
-    pub(crate) fn patience(&self, longest: Duration, denied: u64) -> Option<Patience> {
+    /// `since_ns`: when it was asked, by the steady clock.
+    pub(crate) fn patience(&self, longest: Duration, denied: u64, since_ns: u64) -> Option<Patience> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
-        Some(Patience { denied, until: Instant::now() + longest, news: self.news.subscribe(), _room: room })
+        let (until, news) = (Instant::now() + longest, self.news.subscribe());
+        Some(Patience { denied, until, news, drawn: None, since_ns, _room: room })
+    }
+
+    /// There are frames to be sent at once.
+    pub(crate) fn call(&self) {
+        self.frames.notify_one();
+    }
+
+    /// Waits for a call.
+    pub(crate) async fn called(&self) {
+        self.frames.notified().await;
     }
 
     /// Units came.
@@ -52,6 +88,28 @@ impl Patience {
     /// Waits for news, or until the time is over. The sender outlives whoever waits.
     pub(crate) async fn wait(&mut self) {
         let _over = timeout_at(self.until, self.news.changed()).await;
+    }
+
+    /// Draws what the request was just denied for want of, where it may be and nothing that was drawn before is under way. Says whether
+    /// there are frames to be sent.
+    pub(crate) fn draw(&mut self, node: &Arc<Node>, asker: &Asker, now: Now) -> bool {
+        if self.drawn.as_ref().is_some_and(|drawn| !node.is_drawn_out(&drawn.draw)) {
+            return false;
+        }
+        let (answer, catalogue) = asker.last();
+        let left = self.until.saturating_duration_since(Instant::now());
+        let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+        let draw = node.draw(answer, catalogue, left_ns, self.since_ns, now);
+        let draws = draw.is_some();
+        if let Some(draw) = draw {
+            self.drawn = Some(Drawn { node: Arc::clone(node), draw });
+        }
+        draws
+    }
+
+    /// How it is asked again, if it may be drawn for.
+    pub(crate) fn drawing(&self) -> Drawing {
+        self.drawn.as_ref().map_or(Drawing::May, |drawn| Drawing::Since(drawn.draw.since_ns()))
     }
 
     /// The same for no longer than `left` from now, unless its time is over.

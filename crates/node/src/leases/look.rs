@@ -20,6 +20,7 @@ use super::{
 use crate::{
     Node,
     account::{Account, Ground, KeptOfPool, Looker, Taken},
+    draws::Speaker,
     journal::HeapCell,
     sharing::CellKey,
 };
@@ -80,7 +81,11 @@ pub(super) fn look_at(
         pool,
         later_pool: ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or(pool).units,
         budget: ground.global.budget(),
-        nodes: scene.home.nodes.len() as u64,
+        nodes: match node.draws.speaker(scene.key.1, ground.global) {
+            // No other takes of it, but for what must be charged there.
+            Speaker::Own => 1,
+            _ => scene.home.nodes.len() as u64,
+        },
         for_others: account.take_for_others(),
         lent: account.book().lent_total(),
         kept: account.kept_of_pool(words, ground, now),

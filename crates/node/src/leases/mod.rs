@@ -619,6 +619,7 @@ impl Leases {
         self.cells.insert(key, leased);
         if came.is_some_and(|units| units > 0) {
             node.elsewhere.tell();
+            node.draws.call();
         }
         self.wake(key, now.steady_ns);
     }

@@ -8,6 +8,7 @@
 
 mod cell;
 mod demand;
+mod draw;
 mod hear;
 mod look;
 mod membership;
@@ -334,6 +335,7 @@ impl Sharing {
                 self.look(node, &catalogue, slot, now);
             }
         }
+        self.keep_draws(node, now);
         self.acknowledge(node, now);
         self.resync(node, &catalogue, now);
         if now.steady_ns >= self.usage_ns {
@@ -496,6 +498,9 @@ impl Sharing {
         // A frame may leave before the first tick: its beat is dated no later than now.
         if self.beat_ns == 0 && !broken(Broken::BeatBeforeSent) {
             self.beat(now);
+        }
+        if node.draws.is_due() {
+            self.serve_draws(node, node.not_before(now));
         }
         let regions: SmallVec<[Region; 8]> = self.peers.keys().copied().filter(|r| may_send(*r)).collect();
         let catalogue = node.catalogue();

@@ -36,6 +36,9 @@ pub(crate) type CellKey = (u16, CellTag);
 /// What a fact is about: a later one about the same takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Topic {
+    /// First, since somebody waits.
+    Drawn(u64),
+    Draw(u64),
     Version,
     Acked(Writer),
     Renew,
@@ -68,7 +71,9 @@ impl Topic {
             | Self::Ask(cell, _)
             | Self::Short(cell)
             | Self::News(cell) => Some(cell),
-            Self::Version
+            Self::Drawn(_)
+            | Self::Draw(_)
+            | Self::Version
             | Self::Acked(_)
             | Self::Renew
             | Self::Unknown(_)
@@ -81,7 +86,21 @@ impl Topic {
 
     /// Whether only the peer's present process can make anything of it.
     const fn is_for_one_process(&self) -> bool {
-        matches!(self, Self::Grant(..) | Self::Renew | Self::Unknown(_) | Self::Digest | Self::Differs)
+        matches!(
+            self,
+            Self::Grant(..)
+                | Self::Renew
+                | Self::Unknown(_)
+                | Self::Digest
+                | Self::Differs
+                | Self::Draw(_)
+                | Self::Drawn(_)
+        )
+    }
+
+    /// Whether it is of no use when it is said again.
+    const fn is_for_now(&self) -> bool {
+        matches!(self, Self::Draw(_) | Self::Drawn(_))
     }
 }
 
@@ -154,6 +173,13 @@ impl Outbox {
             self.waiting.entry(Topic::Settle(id)).or_insert(fact);
         }
         has_room
+    }
+
+    /// Draws before this number are waited for no more: those that were not sent are not said.
+    pub(crate) fn forget_draws(&mut self, before: u64) {
+        if before > 0 {
+            self.waiting.extract_if(Topic::Draw(0)..=Topic::Draw(before - 1), |_, _| true).for_each(drop);
+        }
     }
 
     /// Whether anything could be sent, with what is on disk.
@@ -284,7 +310,7 @@ impl Outbox {
         let Sent { number, at_ns, facts, .. } = sent;
         // As long as one that was given up before may be late.
         let oldest = number.saturating_sub(GIVEN_UP_MAX as u64);
-        for (topic, mut fact) in facts {
+        for (topic, mut fact) in facts.into_iter().filter(|(topic, _)| !topic.is_for_now()) {
             fact.given_up_in.retain(|before| *before >= oldest);
             fact.given_up_in.push(number);
             match self.waiting.entry(topic) {
@@ -330,7 +356,9 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Usage { .. }
         | Entry::Digest(_)
         | Entry::Differs(_)
-        | Entry::Settle { .. } => {}
+        | Entry::Settle { .. }
+        | Entry::Draw { .. }
+        | Entry::Drawn { .. } => {}
     }
 }
 
@@ -358,7 +386,8 @@ mod tests {
 
     fn tell_news(outbox: &mut Outbox, tag: u128) {
         let rough = Rough::new(1);
-        let entry = Entry::News { id: ShortId::default(), demand: rough, holds: rough, left: rough };
+        let entry =
+            Entry::News { id: ShortId::default(), demand: rough, holds: rough, left: rough, stands: rough };
         outbox.tell(Topic::News((1, CellTag(tag))), entry, 0);
     }
 

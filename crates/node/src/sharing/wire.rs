@@ -129,6 +129,8 @@ pub enum Entry {
         holds: Rough,
         /// Units that could be charged now.
         left: Rough,
+        /// What the sender speaks for of the standing shares, as `holds`: those of its region, where it is the cell's guard node.
+        stands: Rough,
     },
     /// A request needs more units at once than the sender's region can hold.
     Short {
@@ -225,6 +227,28 @@ pub enum Entry {
         /// Its real cost; nothing to give it all back.
         cost: Option<u64>,
     },
+    /// A request waits at the sender, a node of the same region: the receiver, its cell's guard node, shall charge its own cell.
+    Draw {
+        /// The cell's limit.
+        limit: LimitId,
+        /// The cell.
+        tag: CellTag,
+        /// Which of the limit's sets of numbers it has; nothing where there is one.
+        which: Option<u16>,
+        /// The draw, among all of the sender's process.
+        number: u64,
+        /// Units: all of them, or none.
+        units: u64,
+        /// It is of no use when it is charged later than this, in microseconds.
+        within_us: u32,
+    },
+    /// The answer to a draw: the sender has charged it.
+    Drawn {
+        /// The draw.
+        number: u64,
+        /// Units that were charged; 0 where there were none.
+        units: u64,
+    },
 }
 
 impl Entry {
@@ -248,7 +272,9 @@ impl Entry {
             | Self::Usage { .. }
             | Self::Digest(_)
             | Self::Differs(_)
-            | Self::Settle { .. } => None,
+            | Self::Settle { .. }
+            | Self::Draw { .. }
+            | Self::Drawn { .. } => None,
         }
     }
 }

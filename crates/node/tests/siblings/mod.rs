@@ -9,9 +9,12 @@ use std::{
 
 use acequia_limits::{CellTag, Descriptor, LimitId, Now, limit::LimitSpec};
 use acequia_node::{
-    Ask, Asker, Config, Holding, Home, Keep, Node, Row, TAKINGS,
+    Ask, Asker, Config, DRAW_NS, Draw, Drawing, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
     leases::{CALL_NS, Call, GROUPS, Heard, PoolName, Question, Said, Siblings},
-    sharing,
+    sharing::{
+        self,
+        wire::{Entry, read},
+    },
 };
 use acequia_rights::{
     Region, Writer,
@@ -137,14 +140,46 @@ enum Message {
     Frame(usize, usize, Vec<u8>),
 }
 
+/// A request that waits at a node.
+struct Waiting {
+    place: usize,
+    boot: u32,
+    key: String,
+    cost: u64,
+    /// When it came, in true time and on the node's steady clock.
+    came_ns: u64,
+    since_ns: u64,
+    until_ns: u64,
+    /// What the node's news were when it was last asked.
+    news: u64,
+    draw: Option<Draw>,
+}
+
+/// A cell, as frames name it.
+type CellName = (LimitId, CellTag);
+/// A draw: who drew, in which of its processes, of whom, and its number.
+type DrawName = (usize, u32, usize, u64);
+
+/// What nodes charged for others, as their frames said.
+#[derive(Default)]
+struct Charges {
+    /// The limit, the key and the budget of a cell that was drawn of.
+    cells: BTreeMap<CellName, (usize, String, u64)>,
+    drawn: BTreeMap<DrawName, CellName>,
+    answered: BTreeSet<DrawName>,
+    /// When units were charged for a node that have passed nobody there yet, and how many: true time.
+    unused: BTreeMap<(usize, CellName), Vec<(u64, u64)>>,
+}
+
 /// Several regions, each with a server of its own, whose nodes share the limits by a catalogue.
 pub(crate) struct Regions {
     /// The region of each node.
     pub(crate) of: Vec<usize>,
     /// Of all regions but the first.
     pub(crate) servers: Vec<Server>,
-    /// Between the nodes.
+    /// Between nodes of several regions, and between those of one.
     pub(crate) delay_ns: (u64, u64),
+    pub(crate) near_ns: (u64, u64),
     /// Nodes that no frame comes from or goes to.
     pub(crate) cut: BTreeSet<usize>,
     /// Frames from region to region, and their bytes.
@@ -182,6 +217,10 @@ pub(crate) struct World {
     chance: u64,
     /// By limit and key.
     ledgers: BTreeMap<(usize, String), Ledger>,
+    waiting: Vec<Waiting>,
+    charges: Charges,
+    /// Requests that passed after they had waited.
+    pub(crate) passed_late: u64,
     pub(crate) calls: u64,
     pub(crate) refused: Vec<Said>,
     pub(crate) regions: Option<Regions>,
@@ -203,6 +242,7 @@ impl World {
             of: of.collect(),
             servers: (1..nodes.len()).map(|_| Server::new()).collect(),
             delay_ns: (MS, 20 * MS),
+            near_ns: (MS / 4, MS),
             cut: BTreeSet::new(),
             crossed: (0, 0),
         };
@@ -246,6 +286,9 @@ impl World {
             sent: 0,
             chance: seed,
             ledgers: BTreeMap::new(),
+            waiting: Vec::new(),
+            charges: Charges::default(),
+            passed_late: 0,
             calls: 0,
             refused: Vec::new(),
             regions,
@@ -362,6 +405,8 @@ impl World {
     /// A node is stopped, gives back what it holds for so long, and comes back after a pause with what it has written down.
     pub(crate) fn stop(&mut self, place: usize, (gives_ns, pause_ns): (u64, u64)) {
         let is_cut = self.regions.as_mut().is_some_and(|regions| !regions.cut.insert(place));
+        // Nobody is answered any more.
+        self.waiting.retain(|waiting| waiting.place != place);
         self.nodes[place].node.leave_pools(self.now(place));
         self.pass(gives_ns);
         self.write(place);
@@ -451,25 +496,139 @@ impl World {
         false
     }
 
+    /// The same, and time does not pass meanwhile: whether it passes late is counted in `passed_late`.
+    pub(crate) fn ask_or_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK.drawing(Drawing::May));
+        if !is_allowed && patience_ns > 0 {
+            let (came_ns, since_ns, at) = (self.true_ns, self.now(place).steady_ns, &self.nodes[place]);
+            let (boot, news, until_ns) = (at.boot, at.node.news(), came_ns + patience_ns);
+            let (key, draw) = (key.to_owned(), None);
+            let mut waiting = Waiting { place, boot, key, cost, came_ns, since_ns, until_ns, news, draw };
+            self.draw(&mut waiting);
+            self.waiting.push(waiting);
+        }
+        is_allowed
+    }
+
+    /// Has the node draw for a request that it just denied, and that goes on waiting.
+    fn draw(&mut self, waiting: &mut Waiting) {
+        let now = self.now(waiting.place);
+        let at = &self.nodes[waiting.place];
+        if waiting.draw.as_ref().is_some_and(|draw| !at.node.is_drawn_out(draw)) {
+            return;
+        }
+        let (answer, catalogue) = at.asker.last();
+        let left_ns = waiting.until_ns.saturating_sub(self.true_ns);
+        if let Some(draw) = at.node.draw(answer, catalogue, left_ns, waiting.since_ns, now) {
+            waiting.draw = Some(draw);
+            for limit in &answer.limits {
+                let cell = (catalogue.limits[limit.limit as usize].limit.id, named(limit));
+                self.charges.cells.insert(cell, (limit.limit as usize, waiting.key.clone(), limit.budget));
+            }
+        }
+    }
+
+    /// Notes draws that a frame between nodes of a region asks for, and those that it says were charged: those count as admitted.
+    fn note_draws(&mut self, from: usize, to: usize, frame: &[u8]) {
+        let frame = read(frame).expect("a frame of ours");
+        for entry in frame.entries {
+            match entry {
+                Entry::Draw { limit, tag, number, .. } => {
+                    let name = (from, frame.header.boot, to, number);
+                    self.charges.drawn.insert(name, (limit, tag));
+                }
+                Entry::Drawn { number, units: units @ 1.. } => {
+                    let name = (to, frame.header.seen.boot, from, number);
+                    if !self.charges.answered.insert(name) {
+                        continue;
+                    }
+                    let cell = self.charges.drawn[&name];
+                    let (limit, key, budget) = self.charges.cells[&cell].clone();
+                    self.charges.unused.entry((to, cell)).or_default().push((self.true_ns, units));
+                    self.admit((limit, &key, budget), cell.1, units, &format!("{from} for {to}"));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A request that came at a time passes because another node has charged it: since then, and nobody else passed by that.
+    #[track_caller]
+    fn use_charge(&mut self, place: usize, cell: CellName, units: u64, came_ns: u64) {
+        let unused = self.charges.unused.entry((place, cell)).or_default();
+        let its = unused.iter().position(|(at_ns, charged)| *at_ns >= came_ns && *charged == units);
+        let its = its.unwrap_or_else(|| {
+            panic!("node {place} passed {units} of a request that came at {came_ns}, and nobody charged that since")
+        });
+        let (charged_ns, _) = unused.remove(its);
+        let most_ns = DRAW_NS + DRAW_NS / 100;
+        assert!(self.true_ns - charged_ns <= most_ns, "it was charged {} ns ago", self.true_ns - charged_ns);
+    }
+
+    /// Asks again about those that wait, where units came or the time is over.
+    fn wake_waiting(&mut self) {
+        for mut waiting in std::mem::take(&mut self.waiting) {
+            let at = &self.nodes[waiting.place];
+            let news = at.node.news();
+            if at.boot != waiting.boot {
+                continue;
+            }
+            if news == waiting.news && self.true_ns < waiting.until_ns {
+                self.waiting.push(waiting);
+                continue;
+            }
+            let Waiting { place, cost, came_ns, .. } = waiting;
+            waiting.news = news;
+            let drawing = waiting.draw.as_ref().map_or(Drawing::May, |draw| Drawing::Since(draw.since_ns()));
+            let ask = Ask::CHECK.again().drawing(drawing);
+            let is_allowed = self.ask_since(place, &waiting.key, cost, (ask, came_ns)).0;
+            self.passed_late += u64::from(is_allowed);
+            if !is_allowed && self.true_ns < waiting.until_ns {
+                self.draw(&mut waiting);
+                self.waiting.push(waiting);
+            } else if let Some(draw) = waiting.draw {
+                self.nodes[place].node.undraw(&draw);
+            }
+        }
+    }
+
     /// Gives how long the caller may wait, too.
     fn ask_as(&mut self, place: usize, key: &str, cost: u64, ask: Ask) -> (bool, u64) {
+        self.ask_since(place, key, cost, (ask, self.true_ns))
+    }
+
+    /// The same of a request that came at a time.
+    fn ask_since(&mut self, place: usize, key: &str, cost: u64, (ask, came_ns): (Ask, u64)) -> (bool, u64) {
         let now = self.now(place);
         let node = Arc::clone(&self.nodes[place].node);
         let answer = scene::ask_as(&mut self.nodes[place].asker, key, cost, now, ask);
         let patience_ns = node.patience_ns(answer, &node.catalogue(), S, 0);
         let (is_allowed, limits) = (answer.allowed, answer.limits.clone());
-        if is_allowed {
-            let now = self.true_now();
-            for limit in limits {
-                let spec = &self.specs[limit.limit as usize];
-                let promise = Promise::of(spec, limit.tag);
-                let terms = Terms { limit: limit.budget, hourly: hourly(spec) };
-                let ledger = self.ledgers.entry((limit.limit as usize, key.to_owned()));
-                let ledger = ledger.or_insert_with(|| Ledger::new(promise, terms, START));
-                ledger.admit(&format!("{} {key} at node {place}", spec.name), limit.units, now);
+        for limit in limits.iter().filter(|_| is_allowed) {
+            if limit.is_drawn {
+                let id = node.catalogue().limits[limit.limit as usize].limit.id;
+                self.use_charge(place, (id, named(limit)), limit.units, came_ns);
+            } else {
+                self.admit(
+                    (limit.limit as usize, key, limit.budget),
+                    limit.tag,
+                    limit.units,
+                    &place.to_string(),
+                );
             }
         }
         (is_allowed, patience_ns)
+    }
+
+    /// Counts what some node charged.
+    #[track_caller]
+    fn admit(&mut self, (limit, key, budget): (usize, &str, u64), tag: CellTag, units: u64, node: &str) {
+        let now = self.true_now();
+        let spec = &self.specs[limit];
+        let terms = Terms { limit: budget, hourly: hourly(spec) };
+        let ledger = self.ledgers.entry((limit, key.to_owned()));
+        let ledger = ledger.or_insert_with(|| Ledger::new(Promise::of(spec, tag), terms, START));
+        ledger.admit(&format!("{} {key} at node {node}", spec.name), units, now);
     }
 
     /// Asks again until it passes, as a caller would that waits for pools at most; says whether it passed.
@@ -489,7 +648,11 @@ impl World {
         let nodes = self.nodes.len() as u64;
         for _ in 0..self.below(24) {
             let (place, cost) = (self.below(nodes) as usize, self.below(20) / 18 * self.below(20));
-            self.ask(place, "k", 1 + cost);
+            if self.regions.is_some() && self.below(2) == 0 {
+                self.ask_or_wait(place, "k", 1 + cost)
+            } else {
+                self.ask(place, "k", 1 + cost)
+            };
         }
         let pause = [MS, 10 * MS, 100 * MS, 100 * MS][self.below(4) as usize];
         let pause = self.below(pause);
@@ -530,11 +693,13 @@ impl World {
         let end_ns = self.true_ns + ns;
         loop {
             self.tick();
+            self.wake_waiting();
             let message = self.messages.keys().next().map(|(at, _)| *at);
             let give_up = self.open.first().map(|(at, ..)| *at);
             let ticking = self.nodes.iter().filter(|at| !at.is_hung);
             let tick = ticking.map(|at| at.ticked_ns + 10 * MS).min();
-            let next_ns = [message, give_up, tick].into_iter().flatten().min().unwrap_or(end_ns);
+            let waiting = self.waiting.iter().map(|waiting| waiting.until_ns).min();
+            let next_ns = [message, give_up, tick, waiting].into_iter().flatten().min().unwrap_or(end_ns);
             if next_ns > end_ns {
                 break;
             }
@@ -543,6 +708,7 @@ impl World {
         }
         self.true_ns = end_ns;
         self.tick();
+        self.wake_waiting();
     }
 
     fn tick(&mut self) {
@@ -624,11 +790,15 @@ impl World {
 
     fn send_frame(&mut self, from: usize, to: usize, frame: Vec<u8>) {
         let Some(regions) = &mut self.regions else { return };
-        let (least, most) = regions.delay_ns;
-        if regions.of[from] != regions.of[to] {
+        let is_near = regions.of[from] == regions.of[to];
+        let (least, most) = if is_near { regions.near_ns } else { regions.delay_ns };
+        if !is_near {
             regions.crossed.0 += 1;
             regions.crossed.1 += frame.len() as u64;
+        } else {
+            self.note_draws(from, to, &frame);
         }
+        let Some(regions) = &self.regions else { return };
         if !regions.cut.contains(&from) && !regions.cut.contains(&to) {
             let at_ns = self.true_ns + least + self.below(most - least);
             self.sent += 1;
@@ -749,6 +919,11 @@ impl World {
     pub(crate) fn admitted(&self, limit: usize, key: &str) -> u64 {
         self.ledgers.get(&(limit, key.to_owned())).map_or(0, |ledger| ledger.total)
     }
+}
+
+/// A cell's tag, as frames have it: the shard's bits and the low 96.
+fn named(limit: &LimitAnswer) -> CellTag {
+    CellTag(limit.tag.0 & (0xFF << 120 | ((1 << 96) - 1)))
 }
 
 fn hourly(spec: &LimitSpec) -> u64 {

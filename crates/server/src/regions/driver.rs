@@ -55,6 +55,8 @@ pub(super) async fn drive(
                 Some(event) => turn.take(regions, event),
                 None => break,
             },
+            // Whoever waits for what is drawn shall not wait for the next turn.
+            () = regions.waiting.called() => {}
             _ = turns.tick() => {}
         }
         for _ in 0..EVENTS_MAX {

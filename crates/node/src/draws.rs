@@ -1,0 +1,459 @@
+//! Draws: a request that waits at one node of a region is charged at another one, which holds what the region has of its cell.
+//!
+//! Of a cell of few units every node of a region would have a piece that is of no use to it, or would be found by nobody else. So one
+//! node of the region, its *guard node*, has to do with other regions and with the region's pool for such a cell, and the others, its
+//! *mates*, ask it for single units over the mesh. The guard node charges its own cell, as for a request of its own, and says so; then
+//! the request that waits passes, and is charged nowhere else.
+//!
+//! **Whatever passes was charged once, before it passed and after it came.** So it counts as if it had passed at the guard node when that
+//! charged it, within the time that it took, and what the guard node's cell promises is kept. It rests on this:
+//!
+//! - The guard node charges before it answers ([`crate::sharing`]), once for each time that it hears a draw: of one that comes twice it
+//!   charges more than passes.
+//! - A draw has a number that its process used once. What comes of a number is heard once, from whom it was asked, in a frame that was
+//!   meant for this process; it then is a *credit*, which one request takes (`Draws::take`).
+//! - A request takes a credit only if it has waited since before that was asked for: it was there when the guard node charged. One that
+//!   came later was not ([`crate::Drawing::Since`]).
+//! - A credit lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request passes no later than that after it
+//!   was charged.
+//!
+//! Frames that are lost, late or repeated, a node that dies or begins anew, a request that waits no more: they waste units, which are
+//! charged and pass nobody. Which node is a cell's guard node is no matter of safety: each charges what it has.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use acequia_limits::{Algorithm, CellTag, LimitId, Mode, Now, limit::OnStoreLoss};
+use acequia_rights::{
+    Region, Writer,
+    broken::{Broken, broken},
+};
+use smallvec::SmallVec;
+
+use crate::{Active, Answer, Catalogue, Node, Outcome, journal_tag, lock, sharing::CellKey};
+
+/// What is drawn passes a request within so long after it was asked for, or nobody.
+pub const DRAW_NS: u64 = 50_000_000;
+/// How long a request waits for what is drawn, unless its limit says how long it waits: the guard node may have to ask the region's pool
+/// first, and all three are near.
+pub const DRAW_WAIT_NS: u64 = 6_000_000;
+/// The guard node charges no later than so long before whoever drew gives up: the answer takes time, too.
+const BACK_NS: u64 = 1_500_000;
+/// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second: then what
+/// each member has of it is worth a message.
+const FEW: u64 = 16;
+/// Draws that this node has asked for and that may still be answered; of one cell; and credits that nobody has taken, of all cells.
+const ASKED_MAX: usize = 1_024;
+const ASKED_OF_CELL_MAX: usize = 16;
+/// Draws of others that wait here for units; of one mate, and of one cell.
+const HELD_MAX: usize = 1_024;
+const HELD_OF_PEER_MAX: usize = 256;
+const HELD_OF_CELL_MAX: usize = 32;
+/// Of a cell whose guard node had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
+const VAIN_NS: u64 = 4_000_000;
+const VAIN_NS_MAX: u64 = 32_000_000;
+/// Cells that are remembered because their guard node had nothing.
+const VAIN_MAX: usize = 16_384;
+
+/// A request that waits for what is drawn for it ([`Node::draw`]).
+#[derive(Debug)]
+pub struct Draw {
+    numbers: SmallVec<[u64; 1]>,
+    since_ns: u64,
+}
+
+impl Draw {
+    /// Since when the request waits: steady clock, for [`crate::Drawing::Since`].
+    pub const fn since_ns(&self) -> u64 {
+        self.since_ns
+    }
+}
+
+/// What became of draws, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrawCounts {
+    /// Draws that this node asked for.
+    pub asked: u64,
+    /// Draws of others that were charged here.
+    pub charged: u64,
+    /// Draws that passed a request here.
+    pub used: u64,
+    /// Draws that were charged elsewhere and passed nobody here.
+    pub wasted: u64,
+}
+
+/// A draw that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking {
+    pub(crate) number: u64,
+    pub(crate) to: Region,
+    pub(crate) limit: LimitId,
+    pub(crate) tag: CellTag,
+    pub(crate) which: Option<u16>,
+    pub(crate) units: u64,
+    pub(crate) within_us: u32,
+}
+
+/// A draw of a mate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// Whose, and of which of its processes.
+    pub(crate) from: Writer,
+    pub(crate) boot: u32,
+    pub(crate) number: u64,
+    pub(crate) key: CellKey,
+    pub(crate) which: Option<u16>,
+    pub(crate) units: u64,
+    /// It is of no use when it is charged later: steady clock.
+    pub(crate) until_ns: u64,
+    /// Whether it was counted as demand.
+    pub(crate) is_told: bool,
+}
+
+/// Of whom units are drawn, and whose are.
+#[derive(Debug, Default)]
+struct Mates {
+    own: Option<Region>,
+    /// The nodes of the region that are heard, this one too.
+    live: SmallVec<[Region; 8]>,
+}
+
+/// What this node draws, and what is drawn of it.
+#[derive(Debug, Default)]
+pub(crate) struct Draws {
+    mates: RwLock<Mates>,
+    /// Whether there are mates.
+    has_mates: AtomicBool,
+    /// Members of the catalogue.
+    members: AtomicU64,
+    /// Whether there is something to send, or units may have come for those that wait here.
+    is_due: AtomicBool,
+    /// Locked after any shard.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    asked: BTreeMap<u64, Asked>,
+    credits: BTreeMap<(CellKey, u64), Credit>,
+    vain: BTreeMap<CellKey, Vain>,
+    out: Vec<Asking>,
+    held: VecDeque<Held>,
+    counts: DrawCounts,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    key: CellKey,
+    to: Region,
+    units: u64,
+    at_ns: u64,
+}
+
+/// Units that another node has charged, for a request that had waited before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credit {
+    key: CellKey,
+    number: u64,
+    units: u64,
+    asked_ns: u64,
+}
+
+/// A cell of which nothing was to be had.
+#[derive(Clone, Copy, Debug)]
+struct Vain {
+    times: u32,
+    until_ns: u64,
+}
+
+impl Draws {
+    /// Which nodes of the region are heard, this one among them, and how many members the catalogue has.
+    pub(crate) fn see(&self, own: Region, live: SmallVec<[Region; 8]>, members: usize) {
+        self.members.store(members as u64, Ordering::Relaxed);
+        self.has_mates.store(live.len() > 1, Ordering::Relaxed);
+        let mut mates = self.mates.write().unwrap_or_else(PoisonError::into_inner);
+        *mates = Mates { own: Some(own), live };
+    }
+
+    /// Whether a limit has so few units that one node of a region has to do with a cell of it.
+    pub(crate) fn are_few(&self, global: &Algorithm) -> bool {
+        if !self.has_mates() {
+            return false;
+        }
+        let few = FEW * self.members.load(Ordering::Relaxed);
+        let a_second = match global {
+            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => meter.rate_milli() / 1_000,
+            other => {
+                let units = u128::from(other.budget()) * 1_000_000_000 / u128::from(other.period_ns().max(1));
+                u64::try_from(units).unwrap_or(u64::MAX)
+            }
+        };
+        global.budget() < few && a_second < few
+    }
+
+    /// The guard node of a cell: by rendezvous hash, so that of cells of one that is heard no more each of the others has its part. Nothing
+    /// where that is this node.
+    pub(crate) fn guard(&self, tag: CellTag) -> Option<Region> {
+        let mates = self.mates.read().unwrap_or_else(PoisonError::into_inner);
+        let tag = journal_tag(tag).0;
+        let rank =
+            |region: &Region| (mixed(tag as u64 ^ mixed((tag >> 64) as u64 ^ u64::from(region.0))), *region);
+        mates.live.iter().copied().max_by_key(rank).filter(|guard| Some(*guard) != mates.own)
+    }
+
+    /// Who speaks for a cell in this region: the guard node of one of few units.
+    pub(crate) fn speaker(&self, tag: CellTag, global: &Algorithm) -> Speaker {
+        match self.are_few(global) {
+            false => Speaker::Each,
+            true => self.guard(tag).map_or(Speaker::Own, Speaker::Mate),
+        }
+    }
+
+    /// Whether any other node of the region is heard.
+    pub(crate) fn has_mates(&self) -> bool {
+        self.has_mates.load(Ordering::Relaxed)
+    }
+
+    /// Whether anything is to be sent, or tried again.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_due.load(Ordering::Acquire)
+    }
+
+    /// Units came: those that wait here are to be tried again.
+    pub(crate) fn call(&self) {
+        if self.has_mates() {
+            self.is_due.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether a request may hope for a cell's guard node.
+    pub(crate) fn may_hope(&self, key: CellKey, now: Now) -> bool {
+        let state = lock(&self.state);
+        let is_vain = state.vain.get(&key).is_some_and(|vain| now.steady_ns < vain.until_ns);
+        !is_vain && state.has_room(key)
+    }
+
+    /// Takes units that were drawn for a request that waits since `since_ns`.
+    pub(crate) fn take(&self, key: CellKey, units: u64, since_ns: u64, now: Now) -> Option<Credit> {
+        let mut state = lock(&self.state);
+        let fits = |credit: &Credit| {
+            credit.units == units
+                && (credit.asked_ns >= since_ns || broken(Broken::DrawUsedByAnybody))
+                && now.steady_ns < credit.asked_ns + DRAW_NS
+        };
+        let of_cell = state.credits.range((key, 0)..=(key, u64::MAX));
+        let (name, credit) =
+            of_cell.map(|(name, credit)| (*name, *credit)).find(|(_, credit)| fits(credit))?;
+        if !broken(Broken::DrawUsedTwice) {
+            state.credits.remove(&name);
+        }
+        state.counts.used += 1;
+        Some(credit)
+    }
+
+    /// A request does not pass after all: what it has taken is there for it when it asks again.
+    pub(crate) fn put_back(&self, credit: Credit) {
+        let mut state = lock(&self.state);
+        state.counts.used -= 1;
+        state.credits.insert((credit.key, credit.number), credit);
+    }
+
+    /// What is to be sent.
+    pub(crate) fn take_out(&self) -> Vec<Asking> {
+        self.is_due.store(false, Ordering::Release);
+        std::mem::take(&mut lock(&self.state).out)
+    }
+
+    /// What waits here for units; whoever takes it gives back what goes on waiting.
+    pub(crate) fn take_held(&self) -> VecDeque<Held> {
+        std::mem::take(&mut lock(&self.state).held)
+    }
+
+    pub(crate) fn put_held(&self, held: VecDeque<Held>) {
+        lock(&self.state).held = held;
+    }
+
+    /// A mate draws. Says whether there is room for it to wait.
+    pub(crate) fn hold(&self, held: Held) -> bool {
+        let mut state = lock(&self.state);
+        let of_peer = state.held.iter().filter(|other| other.from == held.from).count();
+        let of_cell = state.held.iter().filter(|other| other.key == held.key).count();
+        let has_room =
+            state.held.len() < HELD_MAX && of_peer < HELD_OF_PEER_MAX && of_cell < HELD_OF_CELL_MAX;
+        if has_room {
+            state.held.push_back(held);
+        }
+        has_room
+    }
+
+    pub(crate) fn count_charged(&self) {
+        lock(&self.state).counts.charged += 1;
+    }
+
+    /// What was drawn came, or nothing did: of a number that `from` was asked for by this process. Says whether that was waited for.
+    pub(crate) fn came(&self, from: Region, number: u64, units: u64, now: Now) -> bool {
+        let mut state = lock(&self.state);
+        let asked = state.asked.remove(&number).filter(|asked| asked.to == from);
+        let Some(asked) = asked.filter(|asked| units == 0 || units == asked.units) else {
+            state.counts.wasted += u64::from(units > 0);
+            return false;
+        };
+        let Asked { key, at_ns, .. } = asked;
+        if units == 0 {
+            state.miss(key, now);
+        } else {
+            state.vain.remove(&key);
+            state.credits.insert((key, number), Credit { key, number, units, asked_ns: at_ns });
+        }
+        true
+    }
+
+    /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. Says whether those that
+    /// wait should hear of it; and the least number that is still waited for.
+    pub(crate) fn expire(&self, now: Now) -> (bool, u64) {
+        let mut state = lock(&self.state);
+        let is_over = |at_ns: u64| now.steady_ns >= at_ns + DRAW_NS;
+        let late: SmallVec<[CellKey; 4]> =
+            state.asked.values().filter(|asked| is_over(asked.at_ns)).map(|asked| asked.key).collect();
+        state.asked.retain(|_, asked| !is_over(asked.at_ns));
+        late.iter().for_each(|key| state.miss(*key, now));
+        let before = state.credits.len();
+        state.credits.retain(|_, credit| !is_over(credit.asked_ns));
+        state.counts.wasted += (before - state.credits.len()) as u64;
+        state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + VAIN_NS_MAX);
+        (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
+    }
+
+    pub(crate) fn counts(&self) -> DrawCounts {
+        lock(&self.state).counts
+    }
+}
+
+impl State {
+    fn has_room(&self, key: CellKey) -> bool {
+        let of_cell = || self.asked.values().filter(|asked| asked.key == key).count();
+        self.asked.len() + self.credits.len() < ASKED_MAX && of_cell() < ASKED_OF_CELL_MAX
+    }
+
+    /// A cell's guard node had nothing.
+    fn miss(&mut self, key: CellKey, now: Now) {
+        let times = self.vain.get(&key).map_or(0, |vain| vain.times);
+        if times > 0 || self.vain.len() < VAIN_MAX {
+            let until_ns = now.steady_ns + (VAIN_NS << times.min(8)).min(VAIN_NS_MAX);
+            self.vain.insert(key, Vain { times: times + 1, until_ns });
+        }
+    }
+}
+
+/// Who speaks for a cell among the nodes of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaker {
+    /// Each for itself.
+    Each,
+    /// This node for all.
+    Own,
+    /// That one for all.
+    Mate(Region),
+}
+
+/// Whether units of a limit may be drawn: what it says of a request must not need more than its numbers, and what is charged must not wait
+/// for a disk.
+pub(crate) fn may_be_drawn(active: &Active) -> bool {
+    let limit = &active.limit;
+    limit.spec.mode == Mode::Enforce
+        && limit.spec.on_store_loss == OnStoreLoss::Guard
+        && limit.classes.is_none()
+        && limit.soft.is_none()
+        && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= BACK_NS * 2)
+        && !active.durable
+        && active.live.is_none()
+        && !matches!(limit.algorithm, Algorithm::LeakyBucket(_))
+}
+
+impl Node {
+    /// Draws what a request was denied for want of, where that may be at other nodes of the region: for one that was asked with
+    /// [`crate::Drawing`], and waits for `patience_ns` at most, from `since_ns` on (steady clock: when it was first asked). Nothing where
+    /// there is nothing to draw. When [`Node::news`] changes it is asked again, with [`crate::Drawing::Since`]. Frames are to be sent then
+    /// ([`Node::poll`]).
+    pub fn draw(
+        &self,
+        answer: &Answer,
+        catalogue: &Catalogue,
+        patience_ns: u64,
+        since_ns: u64,
+        now: Now,
+    ) -> Option<Draw> {
+        let is_lacked =
+            |limit: &&crate::LimitAnswer| limit.outcome == Outcome::Deny && limit.drawn_of.is_some();
+        if answer.allowed || patience_ns <= BACK_NS || !answer.limits.iter().any(|limit| is_lacked(&limit)) {
+            return None;
+        }
+        let now = self.not_before(now);
+        let within_ns = patience_ns.min(DRAW_NS) - BACK_NS;
+        let mut numbers = SmallVec::new();
+        let mut state = lock(&self.draws.state);
+        for limit in answer.limits.iter().filter(is_lacked) {
+            let active = &catalogue.limits[limit.limit as usize];
+            let key = (active.slot, journal_tag(limit.tag));
+            let Some(to) = limit.drawn_of.filter(|_| state.has_room(key)) else { continue };
+            state.next += 1;
+            let number = state.next;
+            let units = limit.units;
+            state.asked.insert(number, Asked { key, to, units, at_ns: now.steady_ns });
+            let which = catalogue.which(active.slot, limit.numbers);
+            let which = which.filter(|_| catalogue.has_several_numbers(active.slot));
+            let within_us = u32::try_from(within_ns / 1_000).unwrap_or(u32::MAX);
+            let (limit, tag) = (active.limit.id, key.1);
+            state.out.push(Asking { number, to, limit, tag, which, units, within_us });
+            state.counts.asked += 1;
+            numbers.push(number);
+        }
+        drop(state);
+        self.draws.is_due.store(true, Ordering::Release);
+        (!numbers.is_empty()).then_some(Draw { numbers, since_ns })
+    }
+
+    /// Whether none of what was drawn is under way any more: a request that goes on waiting may draw again.
+    pub fn is_drawn_out(&self, draw: &Draw) -> bool {
+        let state = lock(&self.draws.state);
+        !draw.numbers.iter().any(|number| state.asked.contains_key(number))
+    }
+
+    /// The request waits no more. What is not sent yet is not drawn.
+    pub fn undraw(&self, draw: &Draw) {
+        let mut state = lock(&self.draws.state);
+        let State { out, asked, counts, .. } = &mut *state;
+        out.retain(|asking| {
+            let is_its = draw.numbers.contains(&asking.number);
+            if is_its {
+                asked.remove(&asking.number);
+                counts.asked -= 1;
+            }
+            !is_its
+        });
+    }
+
+    /// Whether there are frames to be sent at once, and not when time has passed.
+    pub fn has_draws(&self) -> bool {
+        self.draws.is_due()
+    }
+
+    /// What became of draws.
+    pub fn draw_counts(&self) -> DrawCounts {
+        self.draws.counts()
+    }
+}
+
+/// A number that is unlike those of its neighbours (splitmix64).
+const fn mixed(number: u64) -> u64 {
+    let x = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
