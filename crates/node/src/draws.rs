@@ -44,15 +44,16 @@ pub const DRAW_NS: u64 = 50_000_000;
 pub const DRAW_WAIT_NS: u64 = 6_000_000;
 /// The guard node charges no later than so long before whoever drew gives up: the answer takes time, too.
 const BACK_NS: u64 = 1_500_000;
-/// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second: then what
-/// each member has of it is worth a message.
+/// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second. Up to here
+/// draws are worth a message and a wait for nearly each request at a mate: with four nodes in each of three regions, of which half of what
+/// there is is asked for, 91 % of 20/s pass instead of 64, 97 % of 60/s instead of 92. Of 200/s it would be 99 instead of 98.
 const FEW: u64 = 16;
 /// Draws that this node has asked for and that may still be answered; of one cell; and credits that nobody has taken, of all cells.
 const ASKED_MAX: usize = 1_024;
 const ASKED_OF_CELL_MAX: usize = 16;
 /// Draws of others that wait here for units; of one mate, and of one cell.
-const HELD_MAX: usize = 1_024;
-const HELD_OF_PEER_MAX: usize = 256;
+const HELD_MAX: usize = 512;
+const HELD_OF_PEER_MAX: usize = 128;
 const HELD_OF_CELL_MAX: usize = 32;
 /// Of a cell whose guard node had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
 const VAIN_NS: u64 = 4_000_000;
@@ -131,6 +132,8 @@ pub(crate) struct Draws {
     has_mates: AtomicBool,
     /// Members of the catalogue.
     members: AtomicU64,
+    /// Whether nothing may be charged any more: the node stops, and what each cell owes is written down.
+    is_closed: AtomicBool,
     /// Whether there is something to send, or units may have come for those that wait here.
     is_due: AtomicBool,
     /// Locked after any shard.
@@ -218,6 +221,16 @@ impl Draws {
     /// Whether any other node of the region is heard.
     pub(crate) fn has_mates(&self) -> bool {
         self.has_mates.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is charged from now on.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Whether that was said. Who asks holds the lock of the cell that it would charge: whoever writes it down takes that later.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
     }
 
     /// Whether anything is to be sent, or tried again.

@@ -101,6 +101,19 @@ fn nobody_waits_long_for_a_node_that_is_silent() {
     assert!(asked < 300, "{asked} draws of a node that does not answer");
 }
 
+/// A node that stops has written down what its cells owe: it charges nothing for others any more.
+#[test]
+fn nothing_is_charged_after_a_stop() {
+    let mut world = shared(bucket("b", "20/s", 20), 1);
+    passes(&mut world, &[0, 1], 20, 5);
+    let charged = |world: &World| world.nodes[0].node.draw_counts().charged;
+    let before = charged(&world);
+    assert!(before > 0, "of some cell it is the guard node");
+    world.nodes[0].node.close(world.now(0), |_| ());
+    passes(&mut world, &[1], 20, 5);
+    assert_eq!(charged(&world), before);
+}
+
 /// More is asked for than there is, at all nodes.
 fn asked_for_too_much() {
     for spec in limits() {

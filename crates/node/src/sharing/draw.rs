@@ -6,9 +6,10 @@ use acequia_rights::{
     broken::{Broken, broken},
 };
 use smallvec::SmallVec;
+use std::collections::BTreeSet;
 
 use super::{
-    REACH_NS, Sharing,
+    CellKey, REACH_NS, Sharing,
     outbox::Topic,
     wire::{Entry, Header},
 };
@@ -61,7 +62,16 @@ impl Sharing {
             return;
         }
         let catalogue = node.catalogue();
-        held.retain_mut(|held| !self.serve(node, &catalogue, held, now));
+        // Of what one finds nothing of, another finds nothing.
+        let mut empty: BTreeSet<CellKey> = BTreeSet::new();
+        held.retain_mut(|held| {
+            let is_vain = now.steady_ns < held.until_ns && empty.contains(&held.key);
+            let waits = is_vain || !self.serve(node, &catalogue, held, now);
+            if waits {
+                empty.insert(held.key);
+            }
+            waits
+        });
         node.draws.put_held(held);
     }
 
@@ -106,7 +116,11 @@ impl Sharing {
             let verdict = account.algorithm.probe(words, now, units, ground.salt);
             let fits = verdict.allowed && verdict.delay_ns == 0;
             // What callers lease of it they may spend without asking.
-            let is_there = fits && account.leased() == 0 && ground.in_force && !ground.local.owns_nothing();
+            let is_there = fits
+                && account.leased() == 0
+                && ground.in_force
+                && !ground.local.owns_nothing()
+                && !node.draws.is_closed();
             let calls = is_first && account.offer((units, units), &verdict, now);
             if is_there && !broken(Broken::DrawUncharged) {
                 account.algorithm.charge_heap(words, now, units, ground.salt);
