@@ -40,10 +40,10 @@ use crate::{Active, Answer, Catalogue, Node, Outcome, journal_tag, lock, sharing
 /// What is drawn passes a request within so long after it was asked for, or nobody.
 pub const DRAW_NS: u64 = 50_000_000;
 /// How long a request waits for what is drawn, unless its limit says how long it waits: the guard node may have to ask the region's pool
-/// first, and all three are near.
-pub const DRAW_WAIT_NS: u64 = 6_000_000;
+/// first, and all three are near. Timers are up to a millisecond late, and nobody shall wait for much longer than three.
+pub const DRAW_WAIT_NS: u64 = 2_500_000;
 /// The guard node charges no later than so long before whoever drew gives up: the answer takes time, too.
-const BACK_NS: u64 = 1_500_000;
+const BACK_NS: u64 = 750_000;
 /// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second. Up to here
 /// draws are worth a message and a wait for nearly each request at a mate: with four nodes in each of three regions, of which half of what
 /// there is is asked for, 91 % of 20/s pass instead of 64, 97 % of 60/s instead of 92. Of 200/s it would be 99 instead of 98.
@@ -58,6 +58,9 @@ const HELD_OF_CELL_MAX: usize = 32;
 /// Of a cell whose guard node had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
 const VAIN_NS: u64 = 4_000_000;
 const VAIN_NS_MAX: u64 = 32_000_000;
+/// A node that answered none of so many draws in a row is too far away, or stuck: nothing is drawn of it for so long.
+const SILENT_MAX: u32 = 8;
+const FAR_NS: u64 = 10_000_000_000;
 /// Cells that are remembered because their guard node had nothing.
 const VAIN_MAX: usize = 16_384;
 
@@ -146,6 +149,8 @@ struct State {
     asked: BTreeMap<u64, Asked>,
     credits: BTreeMap<(CellKey, u64), Credit>,
     vain: BTreeMap<CellKey, Vain>,
+    /// Draws in a row that each node did not answer; and until when nothing is drawn of it: steady clock.
+    silent: BTreeMap<Region, (u32, u64)>,
     out: Vec<Asking>,
     held: VecDeque<Held>,
     counts: DrawCounts,
@@ -318,6 +323,7 @@ impl Draws {
             return false;
         };
         let Asked { key, at_ns, .. } = asked;
+        state.silent.remove(&from);
         if units == 0 {
             state.miss(key, now);
         } else {
@@ -332,15 +338,27 @@ impl Draws {
     pub(crate) fn expire(&self, now: Now) -> (bool, u64) {
         let mut state = lock(&self.state);
         let is_over = |at_ns: u64| now.steady_ns >= at_ns + DRAW_NS;
-        let late: SmallVec<[CellKey; 4]> =
-            state.asked.values().filter(|asked| is_over(asked.at_ns)).map(|asked| asked.key).collect();
+        let late: SmallVec<[Asked; 4]> =
+            state.asked.values().filter(|asked| is_over(asked.at_ns)).copied().collect();
         state.asked.retain(|_, asked| !is_over(asked.at_ns));
-        late.iter().for_each(|key| state.miss(*key, now));
+        for Asked { key, to, .. } in &late {
+            state.miss(*key, now);
+            let (times, until_ns) = state.silent.entry(*to).or_default();
+            *times += 1;
+            if *times >= SILENT_MAX {
+                (*times, *until_ns) = (0, now.steady_ns + FAR_NS);
+            }
+        }
         let before = state.credits.len();
         state.credits.retain(|_, credit| !is_over(credit.asked_ns));
         state.counts.wasted += (before - state.credits.len()) as u64;
         state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + VAIN_NS_MAX);
         (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
+    }
+
+    /// Whether a node has answered no draws lately.
+    pub(crate) fn is_far(&self, region: Region, now: Now) -> bool {
+        lock(&self.state).silent.get(&region).is_some_and(|(_, until_ns)| now.steady_ns < *until_ns)
     }
 
     pub(crate) fn counts(&self) -> DrawCounts {

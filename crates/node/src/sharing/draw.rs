@@ -27,7 +27,9 @@ impl Sharing {
         let Some(guard) = &node.guard else { return };
         let own = self.me().region;
         let is_live = |region: &Region| {
-            *region == own || self.peers.get(region).is_some_and(|peer| self.is_partner(peer, now))
+            *region == own
+                || (self.peers.get(region).is_some_and(|peer| self.is_partner(peer, now))
+                    && !node.draws.is_far(*region, now))
         };
         let owns = self.owns_nothing().is_none();
         let live: SmallVec<[Region; 8]> =
