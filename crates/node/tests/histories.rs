@@ -310,7 +310,7 @@ fn numbers_that_no_honest_peer_sends_are_read() {
             let id = ShortId(2);
             let entries = [
                 Entry::Introduce { id, limit, tag: CellTag(7), which: None },
-                Entry::News { id, demand: most, holds: most, left: most, stands: most },
+                Entry::News { id, demand: most, holds: most, left: most, stands: Some(most) },
                 Entry::Short { id, units: u64::MAX },
                 Entry::Ask { id, end_ns: u64::MAX, units: u64::MAX },
                 Entry::Give { id, end_ns: u64::MAX, cumulative: u64::MAX },

@@ -27,7 +27,7 @@ pub(crate) struct View {
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
-    /// What it speaks for, if it said so.
+    /// What it speaks for, where that is not its own standing part.
     pub(crate) stands: Option<Rough>,
     pub(crate) short: u64,
     /// The frame that said it is short; news in a later one that does not say so again ends it.

@@ -226,7 +226,6 @@ impl Sharing {
                 let more = demand > view.demand;
                 let at_ns = now.steady_ns;
                 let short = if view.short_frame == header.number { view.short } else { 0 };
-                let stands = Some(stands);
                 *view = View { demand, holds, left, stands, short, at_ns, frame: header.number, ..*view };
                 if more {
                     warm.note_busy(now.steady_ns);

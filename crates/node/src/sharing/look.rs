@@ -544,11 +544,9 @@ impl Sharing {
             at_ns: now.steady_ns,
         };
         warm.told = Some(told);
-        let standing = match node.leases {
-            None => account.standing(),
-            Some(_) => self.standing_for(node, account, speaker, ground, now),
-        };
-        let stands = Rough::new(resource.weigh(standing));
+        let stands = (speaker != Speaker::Each).then(|| {
+            Rough::new(resource.weigh(self.standing_for(node, account, speaker, ground, now)))
+        });
         for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
             let id = ShortId::default();
             let Told { demand, holds, left, .. } = told;

@@ -387,7 +387,7 @@ mod tests {
     fn tell_news(outbox: &mut Outbox, tag: u128) {
         let rough = Rough::new(1);
         let entry =
-            Entry::News { id: ShortId::default(), demand: rough, holds: rough, left: rough, stands: rough };
+            Entry::News { id: ShortId::default(), demand: rough, holds: rough, left: rough, stands: None };
         outbox.tell(Topic::News((1, CellTag(tag))), entry, 0);
     }
 

@@ -16,7 +16,7 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 /// What a frame begins with. A node refuses frames of a version it does not speak.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// The most bytes in a frame, a catalogue's version included.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The most entries in a frame.
@@ -129,8 +129,9 @@ pub enum Entry {
         holds: Rough,
         /// Units that could be charged now.
         left: Rough,
-        /// What the sender speaks for of the standing shares, as `holds`: those of its region, where it is the cell's guard node.
-        stands: Rough,
+        /// What the sender speaks for of the standing shares, as `holds`, where that is not its own: a cell's guard node speaks for its
+        /// region, and its mates for less than they have.
+        stands: Option<Rough>,
     },
     /// A request needs more units at once than the sender's region can hold.
     Short {

@@ -221,9 +221,9 @@ impl World {
         for entry in wire::read(bytes).expect("a frame that reads").entries {
             let kind = match entry {
                 Entry::News { id, demand, holds, left, stands } => {
-                    let numbers = [demand, holds, left, stands];
-                    let words: u64 = numbers.iter().map(|rough| varint_bytes(u64::from(rough.0))).sum();
-                    self.sent.news_bytes += 1 + varint_bytes(u64::from(id.0)) + words;
+                    let numbers = [demand, holds, left].into_iter().chain(stands);
+                    let words: u64 = numbers.map(|rough| varint_bytes(u64::from(rough.0))).sum();
+                    self.sent.news_bytes += 2 + varint_bytes(u64::from(id.0)) + words;
                     0
                 }
                 Entry::Introduce { id, limit, tag, .. } => {
