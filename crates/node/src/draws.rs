@@ -10,6 +10,8 @@
 //!
 //! - The guard node charges before it answers ([`crate::sharing`]), once for each time that it hears a draw: of one that comes twice it
 //!   charges more than passes.
+//! - It charges by the numbers that the limit has where the request waits, and has no others: while catalogues or files differ, it
+//!   refuses. When the limit has other numbers there by the time that it comes, it passes nobody.
 //! - A draw has a number that its process used once. What comes of a number is heard once, from whom it was asked, in a frame that was
 //!   meant for this process; it then is a *credit*, which one request takes (`Draws::take`).
 //! - A request takes a credit only if it has waited since before that was asked for: it was there when the guard node charged. One that
@@ -35,7 +37,10 @@ use acequia_rights::{
 };
 use smallvec::SmallVec;
 
-use crate::{Active, Answer, Catalogue, Node, Outcome, journal_tag, lock, sharing::CellKey};
+use crate::{
+    Active, Answer, Catalogue, Node, Outcome, journal_tag, lock,
+    sharing::{CellKey, wire::Whole},
+};
 
 /// What is drawn passes a request within so long after it was asked for, or nobody.
 pub const DRAW_NS: u64 = 50_000_000;
@@ -98,7 +103,7 @@ pub(crate) struct Asking {
     pub(crate) to: Region,
     pub(crate) limit: LimitId,
     pub(crate) tag: CellTag,
-    pub(crate) which: Option<u16>,
+    pub(crate) whole: Whole,
     pub(crate) units: u64,
     pub(crate) within_us: u32,
 }
@@ -111,7 +116,7 @@ pub(crate) struct Held {
     pub(crate) boot: u32,
     pub(crate) number: u64,
     pub(crate) key: CellKey,
-    pub(crate) which: Option<u16>,
+    pub(crate) whole: Whole,
     pub(crate) units: u64,
     /// It is of no use when it is charged later: steady clock.
     pub(crate) until_ns: u64,
@@ -160,6 +165,7 @@ struct State {
 struct Asked {
     key: CellKey,
     to: Region,
+    whole: Whole,
     units: u64,
     at_ns: u64,
 }
@@ -169,6 +175,7 @@ struct Asked {
 pub(crate) struct Credit {
     key: CellKey,
     number: u64,
+    whole: Whole,
     units: u64,
     asked_ns: u64,
 }
@@ -190,10 +197,7 @@ impl Draws {
     }
 
     /// Whether a limit has so few units that one node of a region has to do with a cell of it.
-    pub(crate) fn are_few(&self, global: &Algorithm) -> bool {
-        if !self.has_mates() {
-            return false;
-        }
+    fn are_few(&self, global: &Algorithm) -> bool {
         let few = FEW * self.members.load(Ordering::Relaxed);
         let a_second = match global {
             Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => meter.rate_milli() / 1_000,
@@ -207,7 +211,7 @@ impl Draws {
 
     /// The guard node of a cell: by rendezvous hash, so that of cells of one that is heard no more each of the others has its part. Nothing
     /// where that is this node.
-    pub(crate) fn guard(&self, tag: CellTag) -> Option<Region> {
+    fn guard(&self, tag: CellTag) -> Option<Region> {
         let mates = self.mates.read().unwrap_or_else(PoisonError::into_inner);
         let tag = journal_tag(tag).0;
         let rank =
@@ -215,9 +219,12 @@ impl Draws {
         mates.live.iter().copied().max_by_key(rank).filter(|guard| Some(*guard) != mates.own)
     }
 
-    /// Who speaks for a cell in this region: the guard node of one of few units.
-    pub(crate) fn speaker(&self, tag: CellTag, global: &Algorithm) -> Speaker {
-        match self.are_few(global) {
+    /// Who speaks for a cell in this region: the guard node of one of few units, where those may be drawn.
+    pub(crate) fn speaker(&self, tag: CellTag, active: Option<&Active>) -> Speaker {
+        let are_drawn = |active: &Active| {
+            self.has_mates() && may_be_drawn(active) && self.are_few(&active.limit.algorithm)
+        };
+        match active.is_some_and(are_drawn) {
             false => Speaker::Each,
             true => self.guard(tag).map_or(Speaker::Own, Speaker::Mate),
         }
@@ -257,11 +264,17 @@ impl Draws {
         !is_vain && state.has_room(key)
     }
 
-    /// Takes units that were drawn for a request that waits since `since_ns`.
-    pub(crate) fn take(&self, key: CellKey, units: u64, since_ns: u64, now: Now) -> Option<Credit> {
+    /// Takes units that were drawn for a request that waits since `since_ns`, and charged by the numbers that its limit has now.
+    pub(crate) fn take(
+        &self,
+        key: CellKey,
+        (whole, units): (Whole, u64),
+        since_ns: u64,
+        now: Now,
+    ) -> Option<Credit> {
         let mut state = lock(&self.state);
         let fits = |credit: &Credit| {
-            credit.units == units
+            (credit.whole, credit.units) == (whole, units)
                 && (credit.asked_ns >= since_ns || broken(Broken::DrawUsedByAnybody))
                 && now.steady_ns < credit.asked_ns + DRAW_NS
         };
@@ -322,13 +335,13 @@ impl Draws {
             state.counts.wasted += u64::from(units > 0);
             return false;
         };
-        let Asked { key, at_ns, .. } = asked;
+        let Asked { key, whole, at_ns, .. } = asked;
         state.silent.remove(&from);
         if units == 0 {
             state.miss(key, now);
         } else {
             state.vain.remove(&key);
-            state.credits.insert((key, number), Credit { key, number, units, asked_ns: at_ns });
+            state.credits.insert((key, number), Credit { key, number, whole, units, asked_ns: at_ns });
         }
         true
     }
@@ -394,12 +407,13 @@ pub(crate) enum Speaker {
 }
 
 /// Whether units of a limit may be drawn: what it says of a request must not need more than its numbers, and what is charged must not wait
-/// for a disk.
+/// for a disk. Nor where cells have other numbers than others: whoever is asked could not tell which this one has.
 pub(crate) fn may_be_drawn(active: &Active) -> bool {
     let limit = &active.limit;
     limit.spec.mode == Mode::Enforce
         && limit.spec.on_store_loss == OnStoreLoss::Guard
         && limit.classes.is_none()
+        && active.other_numbers.is_empty()
         && limit.soft.is_none()
         && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= BACK_NS * 2)
         && !active.durable
@@ -436,12 +450,11 @@ impl Node {
             state.next += 1;
             let number = state.next;
             let units = limit.units;
-            state.asked.insert(number, Asked { key, to, units, at_ns: now.steady_ns });
-            let which = catalogue.which(active.slot, limit.numbers);
-            let which = which.filter(|_| catalogue.has_several_numbers(active.slot));
+            let whole = Whole::of(&active.limit.algorithm);
+            state.asked.insert(number, Asked { key, to, whole, units, at_ns: now.steady_ns });
             let within_us = u32::try_from(within_ns / 1_000).unwrap_or(u32::MAX);
             let (limit, tag) = (active.limit.id, key.1);
-            state.out.push(Asking { number, to, limit, tag, which, units, within_us });
+            state.out.push(Asking { number, to, limit, tag, whole, units, within_us });
             state.counts.asked += 1;
             numbers.push(number);
         }

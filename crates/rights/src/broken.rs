@@ -303,6 +303,8 @@ pub enum Broken {
     LeaseTakenBackEarly,
     /// A guard node answers a draw and does not charge it.
     DrawUncharged,
+    /// A guard node charges by other numbers than the limit has where a request waits.
+    DrawOfOtherNumbers,
     /// What was drawn passes every request that waits for it.
     DrawUsedTwice,
     /// What was drawn passes a request that came after it was charged.

@@ -21,10 +21,11 @@ use super::{
 use crate::{
     Active,
     account::Account,
-    draws::{Credit, Speaker, may_be_drawn},
+    draws::{Credit, Speaker},
     journal_tag,
     overflow::Overflow,
     shard::Cells,
+    sharing::wire::Whole,
 };
 
 /// A denial says no longer wait than this where a region has not what is its own, or never had any: loans end, and rights
@@ -59,9 +60,9 @@ impl Check<'_, '_> {
     /// The node of the region that has to do with other regions and the pool for a cell, if what the request lacks may be drawn of it.
     #[cold]
     fn drawn_of(&self, hit: &Hit) -> Option<Region> {
-        let may = hit.charges && hit.place != Place::Shared && may_be_drawn(self.limit(hit));
-        match self.node.draws.speaker(hit.tag, self.global(hit)) {
-            Speaker::Mate(guard) if may => Some(guard),
+        let may = hit.charges && hit.place != Place::Shared;
+        match self.node.draws.speaker(hit.tag, Some(self.limit(hit)).filter(|_| may)) {
+            Speaker::Mate(guard) => Some(guard),
             _ => None,
         }
     }
@@ -198,7 +199,8 @@ impl Check<'_, '_> {
         };
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
         let may = self.ask.charge && !self.ask.holds && self.is_short(reason);
-        may.then(|| self.node.draws.take(key, hit.units, since_ns, self.now)).flatten()
+        let units = (Whole::of(self.global(hit)), hit.units);
+        may.then(|| self.node.draws.take(key, units, since_ns, self.now)).flatten()
     }
 
     /// For how long units may come that are drawn: for whoever comes, not at all while there were none a moment ago.

@@ -430,6 +430,7 @@ impl Leases {
             taker,
             limit,
             key,
+            speaker: node.draws.speaker(key.1, catalogue.active_of(key.0)),
             generation,
             known,
             since,

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use super::{
     CellKey, REACH_NS, Sharing,
     outbox::Topic,
-    wire::{Entry, Header},
+    wire::{Entry, Header, Whole},
 };
 use crate::{
     Catalogue, Node,
@@ -51,11 +51,11 @@ impl Sharing {
 
     /// Puts in line what is to be drawn, and charges what others have drawn if there are units by now.
     pub(super) fn serve_draws(&mut self, node: &Node, now: Now) {
-        for Asking { number, to, limit, tag, which, units, within_us } in node.draws.take_out() {
+        for Asking { number, to, limit, tag, whole, units, within_us } in node.draws.take_out() {
             if let Some(peer) =
                 self.peers.get_mut(&to).filter(|peer| peer.is_reached(now.steady_ns, REACH_NS))
             {
-                let entry = Entry::Draw { limit, tag, which, number, units, within_us };
+                let entry = Entry::Draw { limit, tag, whole, number, units, within_us };
                 peer.outbox.tell(Topic::Draw(number), entry, 0);
             }
         }
@@ -101,16 +101,15 @@ impl Sharing {
 
     /// Charges this node's cell, as for a request of its own; says whether it could.
     fn charge_drawn(&self, node: &Node, catalogue: &Catalogue, held: &mut Held, now: Now) -> bool {
-        let Held { key, which, units, .. } = *held;
+        let Held { key, whole, units, .. } = *held;
         let (slot, tag) = key;
         let owns = self.owns_nothing().is_none();
-        let may =
-            catalogue.limits.iter().find(|active| active.slot == slot && active.is_in_force(now.wall_ns));
+        let may = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
         if !owns || node.owns_nothing().is_some() || !may.is_some_and(may_be_drawn) {
             return false;
         }
         let is_first = !std::mem::replace(&mut held.is_told, true);
-        let visit = Visit { node, catalogue, key, now, which };
+        let visit = Visit { node, catalogue, key, now, which: None };
         let charged = visit.at(true, |ground, cell| {
             cell.forget_held_if_renumbered();
             let HeapCell { account: Some(account), words, .. } = cell else { return (false, false) };
@@ -119,6 +118,8 @@ impl Sharing {
             let fits = verdict.allowed && verdict.delay_ns == 0;
             // What callers lease of it they may spend without asking.
             let is_there = fits
+                && (Whole::of(ground.global) == whole || broken(Broken::DrawOfOtherNumbers))
+                && now.wall_ns >= node.wall_high_ns()
                 && account.leased() == 0
                 && ground.in_force
                 && !ground.local.owns_nothing()
@@ -152,7 +153,7 @@ impl Sharing {
         entry: &Entry,
         now: Now,
     ) -> Result<(), Refusal> {
-        let Entry::Draw { limit, tag, which, number, units, within_us } = *entry else {
+        let Entry::Draw { limit, tag, whole, number, units, within_us } = *entry else {
             return Err(Refusal::Malformed);
         };
         let from = header.writer;
@@ -167,7 +168,7 @@ impl Sharing {
             boot: header.boot,
             number,
             key: (slot, crate::journal_tag(tag)),
-            which: which.filter(|_| header.mark == self.mark()),
+            whole,
             units,
             until_ns: now.steady_ns + within_ns,
             is_told: false,

@@ -63,8 +63,9 @@ impl Sharing {
         let visit = Visit { node, catalogue, key, now, which };
         let none = Preference::default();
         let preference = catalogue.preference(key.0).unwrap_or(&none);
-        let again = visit
-            .at(owned, |ground, cell| self.look_at(&mut warm, (node, preference), key, ground, cell, now));
+        let speaker = node.draws.speaker(key.1, catalogue.active_of(key.0));
+        let of = (node, preference, speaker);
+        let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, of, key, ground, cell, now));
         self.tells.clear();
         if (std::mem::take(&mut self.wants_pool) | std::mem::take(&mut self.says))
             && let Some(leases) = &node.leases
@@ -111,7 +112,7 @@ impl Sharing {
     fn look_at(
         &mut self,
         warm: &mut Warm,
-        (node, preference): (&Node, &Preference),
+        (node, preference, speaker): (&Node, &Preference, Speaker),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -154,10 +155,10 @@ impl Sharing {
         let resource = Resource::of(ground.global);
         let scarce = match resource {
             Resource::Rights => {
-                self.look_at_stock(warm, (node, preference), key, ground, cell, offered.denied, now)
+                self.look_at_stock(warm, (node, preference, speaker), key, ground, cell, offered.denied, now)
             }
             _ => {
-                let of = (node, preference);
+                let of = (node, preference, speaker);
                 self.look_at_flow(warm, of, key, ground, cell, &resource, &offered, now)
             }
         };
@@ -173,7 +174,6 @@ impl Sharing {
                 peer.outbox.tell(topic, entry, if early { 0 } else { batch });
             }
         }
-        let speaker = node.draws.speaker(key.1, ground.global);
         self.tell_news(warm, (node, key, speaker), ground, cell, &resource, scarce, now);
         let account = cell.account.as_deref_mut()?;
         if warm.is_idle(now.steady_ns) && account.is_at_home(now) {
@@ -192,7 +192,7 @@ impl Sharing {
     fn look_at_flow(
         &mut self,
         warm: &mut Warm,
-        (node, preference): (&Node, &Preference),
+        (node, preference, speaker): (&Node, &Preference, Speaker),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -205,7 +205,6 @@ impl Sharing {
         let effective = account.effective();
         let budget = ground.global.budget();
         note_short(warm, account, offered, budget, now);
-        let speaker = node.draws.speaker(key.1, ground.global);
         let (reach, standing) = match node.leases {
             None => (Part::default(), account.standing()),
             // As the others know it: what is in the pool is a part of it.
@@ -386,7 +385,7 @@ impl Sharing {
     fn look_at_stock(
         &mut self,
         warm: &mut Warm,
-        (node, preference): (&Node, &Preference),
+        (node, preference, speaker): (&Node, &Preference, Speaker),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -399,7 +398,6 @@ impl Sharing {
         };
         let Some(account) = cell.account.as_deref_mut() else { return false };
         warm.enter(end_ns);
-        let speaker = node.draws.speaker(key.1, ground.global);
         let heard = |peer: &&Peer| peer.is_reached(now.steady_ns, REACH_NS);
         let reached =
             || self.peers.values().filter(heard).filter(|peer| !self.is_spoken_for(node, speaker, peer));
@@ -544,9 +542,8 @@ impl Sharing {
             at_ns: now.steady_ns,
         };
         warm.told = Some(told);
-        let stands = (speaker != Speaker::Each).then(|| {
-            Rough::new(resource.weigh(self.standing_for(node, account, speaker, ground, now)))
-        });
+        let stands = (speaker != Speaker::Each)
+            .then(|| Rough::new(resource.weigh(self.standing_for(node, account, speaker, ground, now))));
         for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
             let id = ShortId::default();
             let Told { demand, holds, left, .. } = told;

@@ -5,7 +5,7 @@
 //! bounded, and its collections are read one entry at a time, so that a length that lies allocates
 //! nothing.
 
-use acequia_limits::{CellTag, LimitId};
+use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_rights::{
     Writer,
     digest::{Buckets, Digest},
@@ -234,8 +234,8 @@ pub enum Entry {
         limit: LimitId,
         /// The cell.
         tag: CellTag,
-        /// Which of the limit's sets of numbers it has; nothing where there is one.
-        which: Option<u16>,
+        /// What the limit gives, as the sender knows it: charged by other numbers a draw would pass nobody.
+        whole: Whole,
         /// The draw, among all of the sender's process.
         number: u64,
         /// Units: all of them, or none.
@@ -277,6 +277,26 @@ impl Entry {
             | Self::Draw { .. }
             | Self::Drawn { .. } => None,
         }
+    }
+}
+
+/// What a limit of one set of numbers gives, in all regions together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whole {
+    /// Its units.
+    pub units: u64,
+    /// Of a bucket, so many units in so many nanoseconds, in lowest terms; nothing where units do not come back by a rate.
+    pub rate: Option<(u64, u64)>,
+}
+
+impl Whole {
+    pub(crate) fn of(global: &Algorithm) -> Self {
+        let rate = match global {
+            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => Some(meter.terms()),
+            // How long their windows are makes them the limit that they are.
+            _ => None,
+        };
+        Self { units: global.budget(), rate }
     }
 }
 
