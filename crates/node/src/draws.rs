@@ -66,8 +66,12 @@ const VAIN_NS_MAX: u64 = 32_000_000;
 /// A node that answered none of so many draws in a row is too far away, or stuck: nothing is drawn of it for so long.
 const SILENT_MAX: u32 = 8;
 const FAR_NS: u64 = 10_000_000_000;
-/// Cells that are remembered because their guard node had nothing.
+/// Cells that are remembered because their guard node had nothing, and of those that have none.
 const VAIN_MAX: usize = 16_384;
+/// Of a cell whose guard node says that it cannot come by units, or that had none for so long, this node has to do with other regions
+/// and the pool itself for so long, as if there were no draws. Then it asks again.
+const MISSED_NS: u64 = 2_000_000_000;
+const ALONE_NS: u64 = 2_000_000_000;
 
 /// A request that waits for what is drawn for it ([`Node::draw`]).
 #[derive(Debug)]
@@ -144,6 +148,8 @@ pub(crate) struct Draws {
     is_closed: AtomicBool,
     /// Whether there is something to send, or units may have come for those that wait here.
     is_due: AtomicBool,
+    /// Whether there are cells that this node has to do with itself.
+    has_alone: AtomicBool,
     /// Locked after any shard.
     state: Mutex<State>,
 }
@@ -154,6 +160,8 @@ struct State {
     asked: BTreeMap<u64, Asked>,
     credits: BTreeMap<(CellKey, u64), Credit>,
     vain: BTreeMap<CellKey, Vain>,
+    /// Cells that this node has to do with itself, though another is their guard node; until when: steady clock.
+    alone: BTreeMap<CellKey, u64>,
     /// Draws in a row that each node did not answer; and until when nothing is drawn of it: steady clock.
     silent: BTreeMap<Region, (u32, u64)>,
     out: Vec<Asking>,
@@ -185,6 +193,8 @@ pub(crate) struct Credit {
 struct Vain {
     times: u32,
     until_ns: u64,
+    /// Since when there was none: steady clock.
+    since_ns: u64,
 }
 
 impl Draws {
@@ -220,14 +230,22 @@ impl Draws {
     }
 
     /// Who speaks for a cell in this region: the guard node of one of few units, where those may be drawn.
-    pub(crate) fn speaker(&self, tag: CellTag, active: Option<&Active>) -> Speaker {
-        let are_drawn = |active: &Active| {
+    pub(crate) fn speaker(&self, tag: CellTag, active: Option<&Active>, now: Now) -> Speaker {
+        let are_drawn = |active: &&Active| {
             self.has_mates() && may_be_drawn(active) && self.are_few(&active.limit.algorithm)
         };
-        match active.is_some_and(are_drawn) {
-            false => Speaker::Each,
-            true => self.guard(tag).map_or(Speaker::Own, Speaker::Mate),
+        let Some(active) = active.filter(are_drawn) else { return Speaker::Each };
+        match self.guard(tag) {
+            None => Speaker::Own,
+            Some(_) if self.is_alone((active.slot, journal_tag(tag)), now) => Speaker::Each,
+            Some(guard) => Speaker::Mate(guard),
         }
+    }
+
+    /// Whether this node has to do with a cell itself, since its guard node had nothing.
+    fn is_alone(&self, key: CellKey, now: Now) -> bool {
+        self.has_alone.load(Ordering::Relaxed)
+            && lock(&self.state).alone.get(&key).is_some_and(|until_ns| now.steady_ns < *until_ns)
     }
 
     /// Whether any other node of the region is heard.
@@ -259,9 +277,7 @@ impl Draws {
 
     /// Whether a request may hope for a cell's guard node.
     pub(crate) fn may_hope(&self, key: CellKey, now: Now) -> bool {
-        let state = lock(&self.state);
-        let is_vain = state.vain.get(&key).is_some_and(|vain| now.steady_ns < vain.until_ns);
-        !is_vain && state.has_room(key)
+        lock(&self.state).may_ask(key, now)
     }
 
     /// Takes units that were drawn for a request that waits since `since_ns`, and charged by the numbers that its limit has now.
@@ -327,22 +343,27 @@ impl Draws {
         lock(&self.state).counts.charged += 1;
     }
 
-    /// What was drawn came, or nothing did: of a number that `from` was asked for by this process. Says whether that was waited for.
-    pub(crate) fn came(&self, from: Region, number: u64, units: u64, now: Now) -> bool {
+    /// What was drawn came, or nothing did, or none ever will: of a number that `from` was asked for by this process. Says whether that
+    /// was waited for.
+    pub(crate) fn came(&self, from: Region, number: u64, units: Option<u64>, now: Now) -> bool {
         let mut state = lock(&self.state);
-        let asked = state.asked.remove(&number).filter(|asked| asked.to == from);
-        let Some(asked) = asked.filter(|asked| units == 0 || units == asked.units) else {
-            state.counts.wasted += u64::from(units > 0);
+        let answers =
+            |asked: &&Asked| asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units);
+        let Some(Asked { key, whole, at_ns, .. }) = state.asked.get(&number).filter(answers).copied() else {
+            state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
             return false;
         };
-        let Asked { key, whole, at_ns, .. } = asked;
+        state.asked.remove(&number);
         state.silent.remove(&from);
-        if units == 0 {
-            state.miss(key, now);
-        } else {
-            state.vain.remove(&key);
-            state.credits.insert((key, number), Credit { key, number, whole, units, asked_ns: at_ns });
+        match units {
+            None => state.leave_alone(key, now),
+            Some(0) => state.miss(key, now),
+            Some(units) => {
+                state.vain.remove(&key);
+                state.credits.insert((key, number), Credit { key, number, whole, units, asked_ns: at_ns });
+            }
         }
+        self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
         true
     }
 
@@ -365,7 +386,9 @@ impl Draws {
         let before = state.credits.len();
         state.credits.retain(|_, credit| !is_over(credit.asked_ns));
         state.counts.wasted += (before - state.credits.len()) as u64;
-        state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + VAIN_NS_MAX);
+        state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + MISSED_NS);
+        state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
+        self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
         (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
     }
 
@@ -385,12 +408,34 @@ impl State {
         self.asked.len() + self.credits.len() < ASKED_MAX && of_cell() < ASKED_OF_CELL_MAX
     }
 
-    /// A cell's guard node had nothing.
+    /// Whether a cell's guard node may be asked: not while it had nothing a moment ago.
+    fn may_ask(&self, key: CellKey, now: Now) -> bool {
+        let is_vain = self.vain.get(&key).is_some_and(|vain| now.steady_ns < vain.until_ns);
+        !is_vain && self.has_room(key)
+    }
+
+    /// A cell's guard node had nothing. Of draws that were under way together, one counts.
     fn miss(&mut self, key: CellKey, now: Now) {
-        let times = self.vain.get(&key).map_or(0, |vain| vain.times);
-        if times > 0 || self.vain.len() < VAIN_MAX {
+        let before = self.vain.get(&key).copied();
+        if before.is_some_and(|vain| now.steady_ns < vain.until_ns) {
+            return;
+        }
+        let since_ns = before.map_or(now.steady_ns, |vain| vain.since_ns);
+        if now.steady_ns >= since_ns + MISSED_NS {
+            self.leave_alone(key, now);
+        } else if before.is_some() || self.vain.len() < VAIN_MAX {
+            let in_a_row = before.filter(|vain| now.steady_ns < vain.until_ns + VAIN_NS_MAX);
+            let times = in_a_row.map_or(0, |vain| vain.times);
             let until_ns = now.steady_ns + (VAIN_NS << times.min(8)).min(VAIN_NS_MAX);
-            self.vain.insert(key, Vain { times: times + 1, until_ns });
+            self.vain.insert(key, Vain { times: times + 1, until_ns, since_ns });
+        }
+    }
+
+    /// A cell's guard node is of no use for now.
+    fn leave_alone(&mut self, key: CellKey, now: Now) {
+        self.vain.remove(&key);
+        if self.alone.len() < VAIN_MAX {
+            self.alone.insert(key, now.steady_ns + ALONE_NS);
         }
     }
 }
@@ -446,7 +491,7 @@ impl Node {
         for limit in answer.limits.iter().filter(is_lacked) {
             let active = &catalogue.limits[limit.limit as usize];
             let key = (active.slot, journal_tag(limit.tag));
-            let Some(to) = limit.drawn_of.filter(|_| state.has_room(key)) else { continue };
+            let Some(to) = limit.drawn_of.filter(|_| state.may_ask(key, now)) else { continue };
             state.next += 1;
             let number = state.next;
             let units = limit.units;

@@ -61,7 +61,7 @@ impl Check<'_, '_> {
     #[cold]
     fn drawn_of(&self, hit: &Hit) -> Option<Region> {
         let may = hit.charges && hit.place != Place::Shared;
-        match self.node.draws.speaker(hit.tag, Some(self.limit(hit)).filter(|_| may)) {
+        match self.node.draws.speaker(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
             Speaker::Mate(guard) => Some(guard),
             _ => None,
         }

@@ -430,7 +430,7 @@ impl Leases {
             taker,
             limit,
             key,
-            speaker: node.draws.speaker(key.1, catalogue.active_of(key.0)),
+            speaker: node.draws.speaker(key.1, catalogue.active_of(key.0), now),
             generation,
             known,
             since,

@@ -2,7 +2,7 @@
 
 use acequia_limits::{Now, UNITS_MAX};
 use acequia_rights::{
-    Refusal, Region,
+    Refusal, Region, Writer,
     broken::{Broken, broken},
 };
 use smallvec::SmallVec;
@@ -15,11 +15,22 @@ use super::{
 };
 use crate::{
     Catalogue, Node,
-    draws::{Asking, Held, may_be_drawn},
+    draws::{Asking, Held, Speaker, may_be_drawn},
     journal::HeapCell,
+    local::Guard,
     shard_of,
     visit::Visit,
 };
+
+/// What became of a draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Charge {
+    Done,
+    /// There is nothing now, and more may come.
+    Later,
+    /// Not here.
+    Never,
+}
 
 impl Sharing {
     /// Which nodes of the region are heard; and what was drawn and has not come is given up.
@@ -40,6 +51,7 @@ impl Sharing {
         for region in guard.members() {
             if let Some(peer) = self.peers.get_mut(region) {
                 peer.outbox.forget_draws(least);
+                peer.outbox.forget_drawn(now.steady_ns);
             }
         }
         if is_news {
@@ -77,7 +89,8 @@ impl Sharing {
         node.draws.put_held(held);
     }
 
-    /// Answers a draw, if there are units, or it is too late. Says whether it is answered, or nobody waits for it any more.
+    /// Answers a draw, if there are units, or none that could come, or it is too late. Says whether it is answered, or nobody waits for it
+    /// any more.
     fn serve(&mut self, node: &Node, catalogue: &Catalogue, held: &mut Held, now: Now) -> bool {
         let Held { from, boot, number, units, .. } = *held;
         let Some(peer) = self.peers.get(&from.region) else { return true };
@@ -85,55 +98,63 @@ impl Sharing {
             return true;
         }
         let is_late = now.steady_ns >= held.until_ns;
-        let is_charged = !is_late && self.charge_drawn(node, catalogue, held, now);
-        if !is_charged && !is_late {
-            return false;
-        }
-        if is_charged {
-            node.draws.count_charged();
-        }
-        if let Some(peer) = self.peers.get_mut(&from.region) {
-            let units = if is_charged { units } else { 0 };
-            peer.outbox.tell(Topic::Drawn(number), Entry::Drawn { number, units }, 0);
-        }
+        let charge = if is_late { Charge::Later } else { self.charge_drawn(node, catalogue, held, now) };
+        let units = match charge {
+            Charge::Done => {
+                node.draws.count_charged();
+                Some(units)
+            }
+            Charge::Later if is_late => Some(0),
+            Charge::Later => return false,
+            Charge::Never => None,
+        };
+        self.answer(from, (number, units), now);
         true
     }
 
     /// Charges this node's cell, as for a request of its own; says whether it could.
-    fn charge_drawn(&self, node: &Node, catalogue: &Catalogue, held: &mut Held, now: Now) -> bool {
+    fn charge_drawn(&self, node: &Node, catalogue: &Catalogue, held: &mut Held, now: Now) -> Charge {
         let Held { key, whole, units, .. } = *held;
         let (slot, tag) = key;
-        let owns = self.owns_nothing().is_none();
-        let may = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
-        if !owns || node.owns_nothing().is_some() || !may.is_some_and(may_be_drawn) {
-            return false;
+        let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
+        let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
+        if owns_nothing || !active.is_some_and(may_be_drawn) || node.draws.is_closed() {
+            return Charge::Never;
         }
+        // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
+        let has_pool = node.elsewhere.do_pools_answer() && !node.losses.is_lost(tag);
+        let may_come = has_pool && node.draws.speaker(tag, active, now) == Speaker::Own;
         let is_first = !std::mem::replace(&mut held.is_told, true);
         let visit = Visit { node, catalogue, key, now, which: None };
         let charged = visit.at(true, |ground, cell| {
             cell.forget_held_if_renumbered();
-            let HeapCell { account: Some(account), words, .. } = cell else { return (false, false) };
+            let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
+            let is_its = Whole::of(ground.global) == whole || broken(Broken::DrawOfOtherNumbers);
+            // What callers lease of it they may spend without asking.
+            let is_free = account.leased() == 0 && ground.in_force && !ground.local.owns_nothing();
+            if !is_its || !is_free || node.draws.is_closed() || units > ground.global.budget() {
+                return (Charge::Never, false);
+            }
+            // What was not there until now may have been forgotten by a clock that reads more.
+            if now.wall_ns < node.wall_high_ns() {
+                return (Charge::Later, false);
+            }
             account.settle(words, ground, now, &*node.sessions());
             let verdict = account.algorithm.probe(words, now, units, ground.salt);
-            let fits = verdict.allowed && verdict.delay_ns == 0;
-            // What callers lease of it they may spend without asking.
-            let is_there = fits
-                && (Whole::of(ground.global) == whole || broken(Broken::DrawOfOtherNumbers))
-                && now.wall_ns >= node.wall_high_ns()
-                && account.leased() == 0
-                && ground.in_force
-                && !ground.local.owns_nothing()
-                && !node.draws.is_closed();
+            let is_there = verdict.allowed && verdict.delay_ns == 0;
+            if !is_there && !may_come {
+                return (Charge::Never, false);
+            }
             let calls = is_first && account.offer((units, units), &verdict, now);
             if is_there && !broken(Broken::DrawUncharged) {
                 account.algorithm.charge_heap(words, now, units, ground.salt);
             }
-            (is_there, calls)
+            (if is_there { Charge::Done } else { Charge::Later }, calls)
         });
-        let (is_charged, calls) = charged.unwrap_or((false, false));
-        if is_charged || calls {
+        let (charge, calls) = charged.unwrap_or((Charge::Never, false));
+        if charge == Charge::Done || calls {
             let mut cells = node.shards[shard_of(tag)].lock();
-            if is_charged {
+            if charge == Charge::Done {
                 cells.count_spent(slot, units);
             }
             if calls {
@@ -142,7 +163,7 @@ impl Sharing {
                 node.call(shard_of(tag));
             }
         }
-        is_charged
+        charge
     }
 
     /// A node of the region draws.
@@ -157,11 +178,13 @@ impl Sharing {
             return Err(Refusal::Malformed);
         };
         let from = header.writer;
-        let is_mate = node.guard.as_ref().is_some_and(|guard| guard.members().contains(&from.region));
-        if !is_mate || !(1..=UNITS_MAX).contains(&units) || !self.versions.owns(from) {
+        if !self.is_mate(node, from) || !(1..=UNITS_MAX).contains(&units) {
             return Err(Refusal::Malformed);
         }
-        let slot = node.slot_of(limit).ok_or(Refusal::Unknown(number))?;
+        let Some(slot) = node.slot_of(limit) else {
+            self.answer(from, (number, None), now);
+            return Err(Refusal::Unknown(number));
+        };
         let within_ns = (u64::from(within_us) * 1_000).min(crate::DRAW_NS);
         let mut held = Held {
             from,
@@ -174,13 +197,16 @@ impl Sharing {
             is_told: false,
         };
         let catalogue = node.catalogue();
-        if !self.serve(node, &catalogue, &mut held, now)
-            && !node.draws.hold(held)
-            && let Some(peer) = self.peers.get_mut(&from.region)
-        {
-            peer.outbox.tell(Topic::Drawn(number), Entry::Drawn { number, units: 0 }, 0);
+        if !self.serve(node, &catalogue, &mut held, now) && !node.draws.hold(held) {
+            self.answer(from, (number, Some(0)), now);
         }
         Ok(())
+    }
+
+    fn answer(&mut self, to: Writer, (number, units): (u64, Option<u64>), now: Now) {
+        if let Some(peer) = self.peers.get_mut(&to.region) {
+            peer.outbox.tell_drawn(number, units, now.steady_ns);
+        }
     }
 
     /// What this process drew has come, or is not to be had.
@@ -188,16 +214,25 @@ impl Sharing {
         &self,
         node: &Node,
         header: &Header,
-        (number, units): (u64, u64),
+        (number, units): (u64, Option<u64>),
         now: Now,
     ) -> Result<(), Refusal> {
         // What an earlier process drew is for nobody.
         let is_own =
             (header.seen.incarnation, header.seen.boot) == (self.home.writer.incarnation, self.beats.boot());
-        if !is_own || !node.draws.came(header.writer.region, number, units, now) {
+        if !is_own || !self.is_mate(node, header.writer) {
+            return Err(Refusal::Malformed);
+        }
+        if !node.draws.came(header.writer.region, number, units, now) {
             return Err(Refusal::Unknown(number));
         }
         node.elsewhere.tell();
         Ok(())
+    }
+
+    /// Whether a writer is a node of this one's region that the catalogue names.
+    fn is_mate(&self, node: &Node, writer: Writer) -> bool {
+        let members = node.guard.as_ref().map_or(&[][..], Guard::members);
+        members.contains(&writer.region) && writer.region != self.me().region && self.versions.owns(writer)
     }
 }

@@ -63,7 +63,7 @@ impl Sharing {
         let visit = Visit { node, catalogue, key, now, which };
         let none = Preference::default();
         let preference = catalogue.preference(key.0).unwrap_or(&none);
-        let speaker = node.draws.speaker(key.1, catalogue.active_of(key.0));
+        let speaker = node.draws.speaker(key.1, catalogue.active_of(key.0), now);
         let of = (node, preference, speaker);
         let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, of, key, ground, cell, now));
         self.tells.clear();

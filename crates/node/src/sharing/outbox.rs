@@ -18,6 +18,7 @@ use super::{
     names::Names,
     wire::{Entry, FrameWriter, Header, Seen, ShortId},
 };
+use crate::DRAW_NS;
 
 /// Frames on their way to one peer.
 const FRAMES_MAX: usize = 16;
@@ -29,6 +30,9 @@ const GIVEN_UP_MAX: usize = 64;
 
 /// Settlements that wait for one peer.
 const SETTLE_MAX: usize = 1_024;
+
+/// Answers to draws that wait for one peer, or were sent a moment ago: past them the oldest is not said, and what it charged passes nobody.
+const DRAWN_MAX: usize = 1_024;
 
 /// A cell: the catalogue's slot of its limit, and its tag.
 pub(crate) type CellKey = (u16, CellTag);
@@ -142,6 +146,8 @@ pub(crate) struct Outbox {
     under_way: VecDeque<Sent>,
     /// Frames that count as lost, each with when it was sent.
     given_up: VecDeque<(u64, u64)>,
+    /// Answers to draws, each with when it was told: steady clock.
+    drawn: VecDeque<(u64, u64)>,
     next_number: u64,
     /// Facts that were told so far.
     told: u64,
@@ -173,6 +179,27 @@ impl Outbox {
             self.waiting.entry(Topic::Settle(id)).or_insert(fact);
         }
         has_room
+    }
+
+    /// Puts the answer to a draw in line.
+    pub(crate) fn tell_drawn(&mut self, number: u64, units: Option<u64>, now_ns: u64) {
+        if self.drawn.len() >= DRAWN_MAX
+            && let Some((oldest, _)) = self.drawn.pop_front()
+        {
+            self.waiting.remove(&Topic::Drawn(oldest));
+        }
+        self.drawn.push_back((number, now_ns));
+        self.tell(Topic::Drawn(number), Entry::Drawn { number, units }, 0);
+    }
+
+    /// Answers that were told so long ago are waited for no more: those that were not sent are not said.
+    pub(crate) fn forget_drawn(&mut self, now_ns: u64) {
+        while let Some((number, at_ns)) = self.drawn.front().copied()
+            && now_ns >= at_ns + DRAW_NS
+        {
+            self.drawn.pop_front();
+            self.waiting.remove(&Topic::Drawn(number));
+        }
     }
 
     /// Draws before this number are waited for no more: those that were not sent are not said.
@@ -293,6 +320,7 @@ impl Outbox {
         }
         self.given_up.clear();
         self.waiting.retain(|topic, _| !topic.is_for_one_process());
+        self.drawn.clear();
         self.names.introduce_again();
         self.names.forget_theirs();
     }
@@ -300,6 +328,7 @@ impl Outbox {
     /// The peer is another incarnation: nothing that was said to the one before is for it.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
+        self.drawn.clear();
         self.under_way.clear();
         self.given_up.clear();
     }

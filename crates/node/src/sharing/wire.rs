@@ -247,8 +247,9 @@ pub enum Entry {
     Drawn {
         /// The draw.
         number: u64,
-        /// Units that were charged; 0 where there were none.
-        units: u64,
+        /// Units that were charged; 0 where there were none in time. Nothing where the sender cannot come by any: whoever draws shall do
+        /// without it for a while.
+        units: Option<u64>,
     },
 }
 

@@ -537,7 +537,7 @@ impl World {
                     let name = (from, frame.header.boot, to, number);
                     self.charges.drawn.insert(name, (limit, tag));
                 }
-                Entry::Drawn { number, units: units @ 1.. } => {
+                Entry::Drawn { number, units: Some(units @ 1..) } => {
                     let name = (to, frame.header.seen.boot, from, number);
                     if !self.charges.answered.insert(name) {
                         continue;
