@@ -290,7 +290,8 @@ impl Draws {
     ) -> Option<Credit> {
         let mut state = lock(&self.state);
         let fits = |credit: &Credit| {
-            (credit.whole, credit.units) == (whole, units)
+            credit.units == units
+                && (credit.whole == whole || broken(Broken::DrawOfOtherNumbers))
                 && (credit.asked_ns >= since_ns || broken(Broken::DrawUsedByAnybody))
                 && now.steady_ns < credit.asked_ns + DRAW_NS
         };

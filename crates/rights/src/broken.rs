@@ -303,7 +303,7 @@ pub enum Broken {
     LeaseTakenBackEarly,
     /// A guard node answers a draw and does not charge it.
     DrawUncharged,
-    /// A guard node charges by other numbers than the limit has where a request waits.
+    /// A draw is charged, and used, by other numbers than the limit has where a request waits.
     DrawOfOtherNumbers,
     /// What was drawn passes every request that waits for it.
     DrawUsedTwice,

@@ -7,13 +7,16 @@ use std::{
     sync::Arc,
 };
 
-use acequia_limits::{CellTag, Descriptor, LimitId, Now, limit::LimitSpec};
+use acequia_limits::{
+    Algorithm, CellTag, Descriptor, LimitId, Now,
+    limit::{LimitSpec, OneOrMany},
+};
 use acequia_node::{
     Ask, Asker, Config, DRAW_NS, Draw, Drawing, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
     leases::{CALL_NS, Call, GROUPS, Heard, PoolName, Question, Said, Siblings},
     sharing::{
         self,
-        wire::{Entry, read},
+        wire::{Entry, Whole, read},
     },
 };
 use acequia_rights::{
@@ -159,16 +162,28 @@ struct Waiting {
 type CellName = (LimitId, CellTag);
 /// A draw: who drew, in which of its processes, of whom, and its number.
 type DrawName = (usize, u32, usize, u64);
+/// A cell, and whose requests may pass by what was charged for them: a node's, in one of its processes.
+type Drawer = (usize, u32, CellName);
+
+/// Units that were charged for another node.
+#[derive(Clone, Copy)]
+struct Charged {
+    /// True time.
+    at_ns: u64,
+    units: u64,
+    /// What the whole limit gave.
+    whole: Whole,
+}
 
 /// What nodes charged for others, as their frames said.
 #[derive(Default)]
 struct Charges {
     /// The limit, the key and the budget of a cell that was drawn of.
     cells: BTreeMap<CellName, (usize, String, u64)>,
-    drawn: BTreeMap<DrawName, CellName>,
+    drawn: BTreeMap<DrawName, (CellName, Whole)>,
     answered: BTreeSet<DrawName>,
-    /// When units were charged for a node that have passed nobody there yet, and how many: true time.
-    unused: BTreeMap<(usize, CellName), Vec<(u64, u64)>>,
+    /// What has passed nobody yet.
+    unused: BTreeMap<Drawer, Vec<Charged>>,
 }
 
 /// Several regions, each with a server of its own, whose nodes share the limits by a catalogue.
@@ -182,6 +197,8 @@ pub(crate) struct Regions {
     pub(crate) near_ns: (u64, u64),
     /// Nodes that no frame comes from or goes to.
     pub(crate) cut: BTreeSet<usize>,
+    /// Of a hundred frames so many come twice.
+    pub(crate) repeated: u64,
     /// Frames from region to region, and their bytes.
     pub(crate) crossed: (u64, u64),
 }
@@ -219,6 +236,8 @@ pub(crate) struct World {
     ledgers: BTreeMap<(usize, String), Ledger>,
     waiting: Vec<Waiting>,
     charges: Charges,
+    /// What cells may give at most, where their limits have other numbers now and then.
+    pub(crate) most: Option<Terms>,
     /// Requests that passed after they had waited.
     pub(crate) passed_late: u64,
     pub(crate) calls: u64,
@@ -244,6 +263,7 @@ impl World {
             delay_ns: (MS, 20 * MS),
             near_ns: (MS / 4, MS),
             cut: BTreeSet::new(),
+            repeated: 0,
             crossed: (0, 0),
         };
         Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
@@ -288,6 +308,7 @@ impl World {
             ledgers: BTreeMap::new(),
             waiting: Vec::new(),
             charges: Charges::default(),
+            most: None,
             passed_late: 0,
             calls: 0,
             refused: Vec::new(),
@@ -533,18 +554,21 @@ impl World {
         let frame = read(frame).expect("a frame of ours");
         for entry in frame.entries {
             match entry {
-                Entry::Draw { limit, tag, number, .. } => {
+                Entry::Draw { limit, tag, whole, number, .. } => {
                     let name = (from, frame.header.boot, to, number);
-                    self.charges.drawn.insert(name, (limit, tag));
+                    self.charges.drawn.insert(name, ((limit, tag), whole));
                 }
                 Entry::Drawn { number, units: Some(units @ 1..) } => {
-                    let name = (to, frame.header.seen.boot, from, number);
+                    let boot = frame.header.seen.boot;
+                    let name = (to, boot, from, number);
                     if !self.charges.answered.insert(name) {
                         continue;
                     }
-                    let cell = self.charges.drawn[&name];
+                    let (cell, whole) = self.charges.drawn[&name];
                     let (limit, key, budget) = self.charges.cells[&cell].clone();
-                    self.charges.unused.entry((to, cell)).or_default().push((self.true_ns, units));
+                    assert_eq!(self.gives(from, cell.0), Some(whole), "node {from} charged by other numbers");
+                    let charged = Charged { at_ns: self.true_ns, units, whole };
+                    self.charges.unused.entry((to, boot, cell)).or_default().push(charged);
                     self.admit((limit, &key, budget), cell.1, units, &format!("{from} for {to}"));
                 }
                 _ => {}
@@ -552,17 +576,32 @@ impl World {
         }
     }
 
-    /// A request that came at a time passes because another node has charged it: since then, and nobody else passed by that.
+    /// What a limit gives as a node knows it, where its cells have one set of numbers.
+    fn gives(&self, place: usize, limit: LimitId) -> Option<Whole> {
+        let catalogue = self.nodes[place].node.catalogue();
+        let of = &catalogue.limits.iter().find(|active| active.limit.id == limit)?.limit;
+        let rate = match &of.algorithm {
+            Algorithm::TokenBucket(meter) => Some(meter.terms()),
+            _ => None,
+        };
+        of.overrides.is_empty().then(|| Whole { units: of.algorithm.budget(), rate })
+    }
+
+    /// A request that came at a time passes because another node has charged it: since then, by the numbers of now, for this process, and
+    /// nobody else passed by that.
     #[track_caller]
     fn use_charge(&mut self, place: usize, cell: CellName, units: u64, came_ns: u64) {
-        let unused = self.charges.unused.entry((place, cell)).or_default();
-        let its = unused.iter().position(|(at_ns, charged)| *at_ns >= came_ns && *charged == units);
+        let whole = self.gives(place, cell.0);
+        let unused = self.charges.unused.entry((place, self.nodes[place].boot, cell)).or_default();
+        let its = unused.iter().position(|charged| {
+            charged.at_ns >= came_ns && charged.units == units && Some(charged.whole) == whole
+        });
         let its = its.unwrap_or_else(|| {
             panic!("node {place} passed {units} of a request that came at {came_ns}, and nobody charged that since")
         });
-        let (charged_ns, _) = unused.remove(its);
+        let Charged { at_ns, .. } = unused.remove(its);
         let most_ns = DRAW_NS + DRAW_NS / 100;
-        assert!(self.true_ns - charged_ns <= most_ns, "it was charged {} ns ago", self.true_ns - charged_ns);
+        assert!(self.true_ns - at_ns <= most_ns, "it was charged {} ns ago", self.true_ns - at_ns);
     }
 
     /// Asks again about those that wait, where units came or the time is over.
@@ -625,7 +664,7 @@ impl World {
     fn admit(&mut self, (limit, key, budget): (usize, &str, u64), tag: CellTag, units: u64, node: &str) {
         let now = self.true_now();
         let spec = &self.specs[limit];
-        let terms = Terms { limit: budget, hourly: hourly(spec) };
+        let terms = self.most.unwrap_or(Terms { limit: budget, hourly: hourly_of(spec, key) });
         let ledger = self.ledgers.entry((limit, key.to_owned()));
         let ledger = ledger.or_insert_with(|| Ledger::new(Promise::of(spec, tag), terms, START));
         ledger.admit(&format!("{} {key} at node {node}", spec.name), units, now);
@@ -800,10 +839,18 @@ impl World {
         }
         let Some(regions) = &self.regions else { return };
         if !regions.cut.contains(&from) && !regions.cut.contains(&to) {
-            let at_ns = self.true_ns + least + self.below(most - least);
-            self.sent += 1;
-            self.messages.insert((at_ns, self.sent), Message::Frame(from, to, frame));
+            let times = 1 + u64::from(regions.repeated > 0 && self.below(100) < self.repeated());
+            for time in 0..times {
+                let late_ns = if time > 0 { self.below(60 * MS) } else { 0 };
+                let at_ns = self.true_ns + least + self.below(most - least) + late_ns;
+                self.sent += 1;
+                self.messages.insert((at_ns, self.sent), Message::Frame(from, to, frame.clone()));
+            }
         }
+    }
+
+    fn repeated(&self) -> u64 {
+        self.regions.as_ref().map_or(0, |regions| regions.repeated)
     }
 
     /// The server of a node's region.
@@ -926,10 +973,14 @@ fn named(limit: &LimitAnswer) -> CellTag {
     CellTag(limit.tag.0 & (0xFF << 120 | ((1 << 96) - 1)))
 }
 
-fn hourly(spec: &LimitSpec) -> u64 {
+/// Units that come back in an hour: of a bucket, or of the override that a key has.
+fn hourly_of(spec: &LimitSpec, key: &str) -> u64 {
+    let is_its =
+        |fields: &&BTreeMap<String, OneOrMany>| fields.get("key").is_some_and(|keys| keys.0 == [key]);
+    let its = spec.overrides.iter().find(is_its).and_then(|fields| fields.get("rate")?.0.first());
     let rate = spec.token_bucket.as_ref().map(|bucket| &bucket.rate);
     let rate = rate.or(spec.leaky_bucket.as_ref().map(|bucket| &bucket.rate));
-    let Some(rate) = rate else { return 0 };
+    let Some(rate) = its.or(rate) else { return 0 };
     let (units, per) = rate.split_once('/').expect("a rate");
     let each = match per {
         "s" => 3_600,
