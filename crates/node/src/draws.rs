@@ -23,7 +23,7 @@
 //! charged and pass nobody. Which node is a cell's guard node is no matter of safety: each charges what it has.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, VecDeque, btree_map::Entry},
     sync::{
         Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -72,6 +72,8 @@ const VAIN_MAX: usize = 16_384;
 /// and the pool itself for so long, as if there were no draws. Then it asks again.
 const MISSED_NS: u64 = 2_000_000_000;
 const ALONE_NS: u64 = 2_000_000_000;
+/// How often such cells are looked through.
+const SWEEP_NS: u64 = 250_000_000;
 
 /// A request that waits for what is drawn for it ([`Node::draw`]).
 #[derive(Debug)]
@@ -158,10 +160,14 @@ pub(crate) struct Draws {
 struct State {
     next: u64,
     asked: BTreeMap<u64, Asked>,
+    /// How many of them are of each cell.
+    asked_of: BTreeMap<CellKey, usize>,
     credits: BTreeMap<(CellKey, u64), Credit>,
     vain: BTreeMap<CellKey, Vain>,
     /// Cells that this node has to do with itself, though another is their guard node; until when: steady clock.
     alone: BTreeMap<CellKey, u64>,
+    /// When those that are over were last forgotten: steady clock.
+    swept_ns: u64,
     /// Draws in a row that each node did not answer; and until when nothing is drawn of it: steady clock.
     silent: BTreeMap<Region, (u32, u64)>,
     out: Vec<Asking>,
@@ -354,7 +360,7 @@ impl Draws {
             state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
             return false;
         };
-        state.asked.remove(&number);
+        state.forget_asked(number);
         state.silent.remove(&from);
         match units {
             None => state.leave_alone(key, now),
@@ -373,12 +379,12 @@ impl Draws {
     pub(crate) fn expire(&self, now: Now) -> (bool, u64) {
         let mut state = lock(&self.state);
         let is_over = |at_ns: u64| now.steady_ns >= at_ns + DRAW_NS;
-        let late: SmallVec<[Asked; 4]> =
-            state.asked.values().filter(|asked| is_over(asked.at_ns)).copied().collect();
-        state.asked.retain(|_, asked| !is_over(asked.at_ns));
-        for Asked { key, to, .. } in &late {
-            state.miss(*key, now);
-            let (times, until_ns) = state.silent.entry(*to).or_default();
+        let late: SmallVec<[u64; 4]> =
+            state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
+        for number in &late {
+            let Some(Asked { key, to, .. }) = state.forget_asked(*number) else { continue };
+            state.miss(key, now);
+            let (times, until_ns) = state.silent.entry(to).or_default();
             *times += 1;
             if *times >= SILENT_MAX {
                 (*times, *until_ns) = (0, now.steady_ns + FAR_NS);
@@ -387,9 +393,12 @@ impl Draws {
         let before = state.credits.len();
         state.credits.retain(|_, credit| !is_over(credit.asked_ns));
         state.counts.wasted += (before - state.credits.len()) as u64;
-        state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + MISSED_NS);
-        state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
-        self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
+        if now.steady_ns >= state.swept_ns + SWEEP_NS {
+            state.swept_ns = now.steady_ns;
+            state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + MISSED_NS);
+            state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
+            self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
+        }
         (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
     }
 
@@ -405,8 +414,25 @@ impl Draws {
 
 impl State {
     fn has_room(&self, key: CellKey) -> bool {
-        let of_cell = || self.asked.values().filter(|asked| asked.key == key).count();
-        self.asked.len() + self.credits.len() < ASKED_MAX && of_cell() < ASKED_OF_CELL_MAX
+        let of_cell = self.asked_of.get(&key).copied().unwrap_or(0);
+        self.asked.len() + self.credits.len() < ASKED_MAX && of_cell < ASKED_OF_CELL_MAX
+    }
+
+    fn note_asked(&mut self, number: u64, asked: Asked) {
+        *self.asked_of.entry(asked.key).or_default() += 1;
+        self.asked.insert(number, asked);
+    }
+
+    /// It is waited for no more.
+    fn forget_asked(&mut self, number: u64) -> Option<Asked> {
+        let asked = self.asked.remove(&number)?;
+        if let Entry::Occupied(mut of_cell) = self.asked_of.entry(asked.key) {
+            *of_cell.get_mut() -= 1;
+            if *of_cell.get() == 0 {
+                of_cell.remove();
+            }
+        }
+        Some(asked)
     }
 
     /// Whether a cell's guard node may be asked: not while it had nothing a moment ago.
@@ -497,7 +523,7 @@ impl Node {
             let number = state.next;
             let units = limit.units;
             let whole = Whole::of(&active.limit.algorithm);
-            state.asked.insert(number, Asked { key, to, whole, units, at_ns: now.steady_ns });
+            state.note_asked(number, Asked { key, to, whole, units, at_ns: now.steady_ns });
             let within_us = u32::try_from(within_ns / 1_000).unwrap_or(u32::MAX);
             let (limit, tag) = (active.limit.id, key.1);
             state.out.push(Asking { number, to, limit, tag, whole, units, within_us });
@@ -518,15 +544,14 @@ impl Node {
     /// The request waits no more. What is not sent yet is not drawn.
     pub fn undraw(&self, draw: &Draw) {
         let mut state = lock(&self.draws.state);
-        let State { out, asked, counts, .. } = &mut *state;
-        out.retain(|asking| {
-            let is_its = draw.numbers.contains(&asking.number);
-            if is_its {
-                asked.remove(&asking.number);
-                counts.asked -= 1;
-            }
-            !is_its
-        });
+        let unsent: SmallVec<[u64; 1]> = {
+            let is_its = |asking: &mut Asking| draw.numbers.contains(&asking.number);
+            state.out.extract_if(.., is_its).map(|asking| asking.number).collect()
+        };
+        for number in unsent {
+            state.forget_asked(number);
+            state.counts.asked -= 1;
+        }
     }
 
     /// Whether there are frames to be sent at once, and not when time has passed.
