@@ -20,7 +20,8 @@
 //!   was charged.
 //!
 //! Frames that are lost, late or repeated, a node that dies or begins anew, a request that waits no more: they waste units, which are
-//! charged and pass nobody. Which node is a cell's guard node is no matter of safety: each charges what it has.
+//! charged and pass nobody. Which node is a cell's guard node is no matter of safety: each charges what it has. One that has nothing, and
+//! can come by nothing, says so: then its mates have to do with the cell themselves for a while (`Draws::is_alone`).
 
 use std::{
     collections::{BTreeMap, VecDeque, btree_map::Entry},
@@ -397,8 +398,8 @@ impl Draws {
             state.swept_ns = now.steady_ns;
             state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + MISSED_NS);
             state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
-            self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
         }
+        self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
         (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
     }
 
@@ -571,4 +572,80 @@ const fn mixed(number: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MATE: Region = Region(2);
+    const KEY: CellKey = (1, CellTag(7));
+    const WHOLE: Whole = Whole { units: 20, rate: None };
+
+    /// Draws of a mate at a time, by numbers from 1.
+    fn drawn(now: Now, count: u64) -> Draws {
+        let draws = Draws::default();
+        for number in 1..=count {
+            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns: now.steady_ns };
+            lock(&draws.state).note_asked(number, asked);
+        }
+        draws
+    }
+
+    #[test]
+    fn what_another_node_says_of_a_draw_changes_nothing() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 1);
+        assert!(!draws.came(Region(3), 1, Some(1), now), "it was not asked");
+        assert!(!draws.came(MATE, 1, Some(2), now), "so many were not asked for");
+        assert!(!draws.came(MATE, 2, Some(1), now), "nor was this");
+        assert!(draws.take(KEY, (WHOLE, 1), 0, now).is_none());
+        assert!(draws.came(MATE, 1, Some(1), now));
+        assert!(!draws.came(MATE, 1, Some(1), now), "once");
+        assert!(draws.take(KEY, (Whole { units: 21, ..WHOLE }, 1), 0, now).is_none(), "other numbers");
+        assert!(draws.take(KEY, (WHOLE, 1), 1_001, now).is_none(), "it came later");
+        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now.later(DRAW_NS)).is_none(), "too late");
+        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now).is_some());
+        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now).is_none(), "once");
+    }
+
+    #[test]
+    fn of_draws_that_miss_together_one_counts() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 8);
+        (1..=8).for_each(|number| assert!(draws.came(MATE, number, Some(0), now)));
+        assert!(!draws.may_hope(KEY, now.later(VAIN_NS - 1)));
+        assert!(draws.may_hope(KEY, now.later(VAIN_NS)));
+    }
+
+    #[test]
+    fn a_cell_whose_guard_node_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 1);
+        assert!(draws.came(MATE, 1, None, now));
+        assert!(draws.is_alone(KEY, now.later(ALONE_NS - 1)) && !draws.is_alone(KEY, now.later(ALONE_NS)));
+        draws.expire(now.later(ALONE_NS));
+        let draws = drawn(now, 100);
+        let mut alone = (1..=100).map(|number| {
+            let at = now.later(number * 40_000_000);
+            lock(&draws.state).miss(KEY, at);
+            draws.expire(at);
+            draws.is_alone(KEY, at).then_some(at.steady_ns - now.steady_ns)
+        });
+        let since_ns = alone.find_map(|at_ns| at_ns).expect("some time");
+        assert!((MISSED_NS..MISSED_NS + 100_000_000).contains(&since_ns), "{since_ns}");
+    }
+
+    #[test]
+    fn no_more_is_asked_for_than_there_is_room_for() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, ASKED_OF_CELL_MAX as u64);
+        assert!(!draws.may_hope(KEY, now));
+        assert!(draws.came(MATE, 3, Some(1), now));
+        assert!(draws.may_hope(KEY, now));
+        // Those that did not come are given up.
+        draws.expire(now.later(DRAW_NS));
+        let state = lock(&draws.state);
+        assert!(state.asked.is_empty() && state.asked_of.is_empty() && state.credits.is_empty());
+    }
 }

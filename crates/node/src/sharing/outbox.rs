@@ -430,6 +430,25 @@ mod tests {
     }
 
     #[test]
+    fn answers_to_draws_have_a_bound_and_an_end() {
+        let mut outbox = Outbox::default();
+        for number in 1..=DRAWN_MAX as u64 + 10 {
+            outbox.tell_drawn(number, Some(1), number);
+        }
+        assert_eq!(outbox.len(), DRAWN_MAX, "the oldest are not said");
+        outbox.forget_drawn(DRAW_NS + 20);
+        assert_eq!(outbox.len(), DRAWN_MAX - 10, "nor those that nobody waits for");
+        // Whoever waited for them is gone, and the next process has the same numbers.
+        outbox.restart();
+        outbox.tell_drawn(30, Some(1), DRAW_NS);
+        outbox.forget_drawn(DRAW_NS + 40);
+        assert_eq!(outbox.len(), 1);
+        assert_eq!(next(&mut outbox), (0, 1));
+        outbox.expire(2);
+        assert_eq!(outbox.len(), 0, "what was lost is not said again");
+    }
+
+    #[test]
     fn a_frame_takes_what_fits_and_the_rest_waits() {
         let mut outbox = Outbox::default();
         for tag in 0..10_000 {
