@@ -73,6 +73,8 @@ const VAIN_MAX: usize = 16_384;
 /// and the pool itself for so long, as if there were no draws. Then it asks again.
 const MISSED_NS: u64 = 2_000_000_000;
 const ALONE_NS: u64 = 2_000_000_000;
+/// One that then has had nothing for so long is left again.
+const AGAIN_NS: u64 = 250_000_000;
 /// How often such cells are looked through.
 const SWEEP_NS: u64 = 250_000_000;
 
@@ -396,7 +398,7 @@ impl Draws {
         state.counts.wasted += (before - state.credits.len()) as u64;
         if now.steady_ns >= state.swept_ns + SWEEP_NS {
             state.swept_ns = now.steady_ns;
-            state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + MISSED_NS);
+            state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + ALONE_NS + MISSED_NS);
             state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
         }
         self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
@@ -451,6 +453,8 @@ impl State {
         let since_ns = before.map_or(now.steady_ns, |vain| vain.since_ns);
         if now.steady_ns >= since_ns + MISSED_NS {
             self.leave_alone(key, now);
+            let since_ns = now.steady_ns + ALONE_NS + AGAIN_NS - MISSED_NS;
+            self.vain.insert(key, Vain { times: 0, until_ns: now.steady_ns, since_ns });
         } else if before.is_some() || self.vain.len() < VAIN_MAX {
             let in_a_row = before.filter(|vain| now.steady_ns < vain.until_ns + VAIN_NS_MAX);
             let times = in_a_row.map_or(0, |vain| vain.times);
@@ -625,15 +629,21 @@ mod tests {
         assert!(draws.came(MATE, 1, None, now));
         assert!(draws.is_alone(KEY, now.later(ALONE_NS - 1)) && !draws.is_alone(KEY, now.later(ALONE_NS)));
         draws.expire(now.later(ALONE_NS));
-        let draws = drawn(now, 100);
-        let mut alone = (1..=100).map(|number| {
+        let draws = drawn(now, 0);
+        let mut times = Vec::new();
+        for number in 1..=200 {
             let at = now.later(number * 40_000_000);
-            lock(&draws.state).miss(KEY, at);
             draws.expire(at);
-            draws.is_alone(KEY, at).then_some(at.steady_ns - now.steady_ns)
-        });
-        let since_ns = alone.find_map(|at_ns| at_ns).expect("some time");
-        assert!((MISSED_NS..MISSED_NS + 100_000_000).contains(&since_ns), "{since_ns}");
+            if !draws.is_alone(KEY, at) {
+                lock(&draws.state).miss(KEY, at);
+                draws.expire(at);
+                times.extend(draws.is_alone(KEY, at).then_some(at.steady_ns - now.steady_ns));
+            }
+        }
+        let [first, second, ..] = times[..] else { panic!("{times:?}") };
+        assert!((MISSED_NS..MISSED_NS + 100_000_000).contains(&first), "{first}");
+        let again = first + ALONE_NS + AGAIN_NS;
+        assert!((again..again + 100_000_000).contains(&second), "{second}, after {first}");
     }
 
     #[test]

@@ -122,7 +122,8 @@ impl Sharing {
             return Charge::Never;
         }
         // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
-        let has_pool = node.elsewhere.do_pools_answer() && !node.losses.is_lost(tag);
+        let has_pool =
+            node.elsewhere.do_pools_answer() && !node.losses.is_lost(tag) && !node.is_journal_down();
         let may_come = has_pool && node.draws.speaker(tag, active, now) == Speaker::Own;
         let is_first = !std::mem::replace(&mut held.is_told, true);
         let visit = Visit { node, catalogue, key, now, which: None };
