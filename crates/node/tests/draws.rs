@@ -3,7 +3,7 @@
 mod scene;
 mod siblings;
 
-use acequia_limits::limit::LimitSpec;
+use acequia_limits::limit::{LimitSpec, SharingSpec};
 use acequia_node::DrawCounts;
 use scene::{MS, S, bucket, fields, ledger::Terms, sliding, window};
 use siblings::{Way, World};
@@ -160,6 +160,58 @@ fn a_guard_node_that_begins_again_keeps_nobody_from_the_pool() {
         println!("while node {place} begins again {passed} % pass at the others");
         assert!(passed >= 40, "{passed} %");
     }
+}
+
+/// And one whose disk is full, which takes nothing of a window's pool.
+#[test]
+fn a_guard_node_whose_disk_is_full_keeps_nobody_from_the_pool() {
+    for place in [4, 5, 6] {
+        let mut world = shared(window("w", 40, "2s"), 1);
+        let others: Vec<usize> = [4, 5, 6].into_iter().filter(|other| *other != place).collect();
+        passes(&mut world, &others, 10, 5);
+        world.nodes[place].is_disk_full = true;
+        passes(&mut world, &others, 10, 5);
+        let passed = passes(&mut world, &others, 10, 10);
+        println!("while the disk of node {place} is full {passed} % pass at the others");
+        assert!(passed >= 60, "{passed} %");
+    }
+}
+
+/// Of a limit of fewer units than there are members the one that has them may be far away. Who waits for that at a mate of the guard node
+/// has them, too.
+#[test]
+fn units_that_are_far_away_are_drawn_by_who_waits() {
+    for spec in [bucket("b", "1/s", 5), sliding("s", 5, "2s")] {
+        let name = spec.name.clone();
+        let mut world = shared(spec, 1);
+        world.regions.as_mut().expect("regions").delay_ns = (20 * MS, 40 * MS);
+        let (mut passed, late) = (0, world.passed_late);
+        for number in 0..60 {
+            passed += u64::from(world.ask_or_wait(4 + number % 3, &format!("far{number}"), 1));
+            world.pass(300 * MS);
+        }
+        passed += world.passed_late - late;
+        let counts = counts(&world);
+        println!("{name}: {passed} of 60 passed, {counts:?}");
+        assert!(passed >= 50 && counts.used > 20, "{name}: {passed} of 60 passed, {counts:?}");
+    }
+}
+
+/// A limit that is spent makes nobody wait for as long as it would let them.
+#[test]
+fn nobody_waits_longer_than_there_is_hope() {
+    let wait = SharingSpec { wait: Some("1s".into()), floor: None, priority: Vec::new() };
+    let mut world = shared(LimitSpec { sharing: Some(wait), ..bucket("b", "1/s", 5) }, 1);
+    let key = key_drawn_at(&mut world, 0);
+    for _ in 0..64 {
+        world.ask(1, &key, 1);
+        world.pass(20 * MS);
+    }
+    world.ask_or_wait(0, &key, 20);
+    world.ask_or_wait(0, &key, 5);
+    assert_eq!(world.waiting(), 1, "of what is no more than the limit there is hope");
+    world.pass(200 * MS);
+    assert_eq!(world.waiting(), 0);
 }
 
 fn with_override(spec: LimitSpec, numbers: &[(&str, &[&str])]) -> LimitSpec {

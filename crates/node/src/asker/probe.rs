@@ -19,7 +19,7 @@ use super::{
     hit::{Called, Hit, Place},
 };
 use crate::{
-    Active,
+    Active, DRAW_NS,
     account::Account,
     draws::{Credit, Speaker},
     journal_tag,
@@ -203,11 +203,18 @@ impl Check<'_, '_> {
         may.then(|| self.node.draws.take(key, units, since_ns, self.now)).flatten()
     }
 
-    /// For how long units may come that are drawn: for whoever comes, not at all while there were none a moment ago.
+    /// For how long units may come that are drawn, as long as for those of other regions: for whoever comes, not at all while there were
+    /// none a moment ago.
     fn hope_of_draws_ns(&self, hit: &Hit) -> u64 {
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
-        let waits = matches!(self.ask.drawing, Drawing::Since(_));
-        if waits || self.node.draws.may_hope(key, self.now) { WAIT_NS_MAX } else { 0 }
+        let lasts_ns = self.node.elsewhere.hope().lasts_ns.max(DRAW_NS);
+        match self.ask.drawing {
+            Drawing::Since(since_ns) => {
+                since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns).min(WAIT_NS_MAX)
+            }
+            _ if self.node.draws.may_hope(key, self.now) => lasts_ns.min(WAIT_NS_MAX),
+            _ => 0,
+        }
     }
 
     #[cold]

@@ -659,6 +659,11 @@ impl World {
         (is_allowed, patience_ns)
     }
 
+    /// How many requests wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Counts what some node charged.
     #[track_caller]
     fn admit(&mut self, (limit, key, budget): (usize, &str, u64), tag: CellTag, units: u64, node: &str) {
