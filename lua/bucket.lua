@@ -19,6 +19,16 @@ local function lent(cell)
   return rate, units
 end
 
+-- The same in proportion, of a pool that has so much.
+local function lent_of(cell, terms)
+  local rate, units = 0, 0
+  for _, lease in pairs(cell.nodes) do
+    rate = min(rate + in_proportion(lease.rate, terms.rate, lease.of_rate or terms.rate), POOL_MAX)
+    units = min(units + in_proportion(lease.units, terms.units, lease.of_units or terms.units), POOL_MAX)
+  end
+  return rate, units
+end
+
 -- What parts of the rate give in a time, in ticks: at least what they do.
 local function gives_in(terms, rate, us)
   return min(quotient_up(us, terms.step) * (terms.gives * rate), WEIGHT_MAX)
@@ -88,7 +98,10 @@ local function settle(cell, terms, group, now)
   if (cell.fresh or 0) > 0 then
     -- What is not lent of the units that there are, and those that come later by which there are more.
     if cell.unknown == 0 then
-      local _, units = lent(cell)
+      -- No more than is lent can be elsewhere, and no more than is a part of these.
+      local _, all = lent(cell)
+      local _, part = lent_of(cell, terms)
+      local units = min(all, part)
       cell.debt = max(cell.debt, min(less(terms.units, units) * terms.weight, WEIGHT_MAX))
       cell.idle = 0
     else
@@ -131,7 +144,9 @@ local function over(cell, terms, group)
       latest = max(latest, lease.ends)
     end
   end
-  local ticks = cell.debt + 2 * terms.units * terms.weight + gives_in(terms, terms.rate, terms.slack)
+  local _, units = lent(cell)
+  local owed = 2 * min(max(units, terms.units) * terms.weight, WEIGHT_MAX)
+  local ticks = cell.debt + owed + gives_in(terms, terms.rate, terms.slack)
   local refill = quotient_up(ticks, terms.gives * terms.rate) * terms.step
   return min(latest + refill + 2 * terms.slack, TIME_MAX)
 end
@@ -179,7 +194,7 @@ register('acequia_bucket' .. version, function(keys, arguments)
   owe_late(cell, terms, slower)
   cell.nodes[node] = nil
 
-  local lent_rate, lent_units = lent(cell)
+  local lent_rate, lent_units = lent_of(cell, terms)
   local spare_rate = less(terms.rate, lent_rate + rate)
   local spare_units = less(terms.units, lent_units + units)
   local unsure = gives_in(terms, terms.rate, less(terms.slack, cell.idle))
@@ -209,6 +224,8 @@ register('acequia_bucket' .. version, function(keys, arguments)
     call = call,
     rate = rate,
     units = units,
+    of_rate = terms.rate,
+    of_units = terms.units,
     ends = min(cell.at + keep, TIME_MAX),
     wanted = liked,
   }

@@ -56,6 +56,29 @@ local function less(a, b)
   return a > b and a - b or 0
 end
 
+-- What units are of a pool that has `total`, which are held of one that has `of`: as large a part, rounded up, and at most POOL_MAX.
+local function in_proportion(units, total, of)
+  if units == 0 or total == of then
+    return units
+  elseif of == 0 then
+    return POOL_MAX
+  end
+  local whole, rest = quotient(units, of), fmod(units, of)
+  if whole > 0 and total > quotient(POOL_MAX, whole) then
+    return POOL_MAX
+  end
+  -- What is left over is divided digit by digit: its product with the total may be above 2^53.
+  local part, over, bit, digits = 0, 0, POOL_MAX, total
+  while bit >= 1 do
+    part, over = 2 * part, 2 * over
+    if digits >= bit then
+      digits, over = digits - bit, over + rest
+    end
+    part, over, bit = part + quotient(over, of), fmod(over, of), bit / 2
+  end
+  return min(whole * total + part + (over > 0 and 1 or 0), POOL_MAX)
+end
+
 -- Registers a function of pools. It does nothing where the server is not the primary any more that it was when the caller connected: one that
 -- was replaced, copied the state of its successor and was promoted again is the same process, on the same connection, and has
 -- forgotten what only it knew; what is kept in it was copied, too. The history that it replicates is another one then.

@@ -20,11 +20,11 @@ local function linger(cell, units, from, lingers)
   end
 end
 
--- Units that are held or linger.
-local function out(cell)
+-- Units that are held or linger, of a pool that has so many.
+local function out(cell, total)
   local sum = 0
   for _, lease in pairs(cell.nodes) do
-    sum = min(sum + lease.units, POOL_MAX)
+    sum = min(sum + in_proportion(lease.units, total, lease.total or total), POOL_MAX)
   end
   for _, units in pairs(cell.lingering) do
     sum = min(sum + units, POOL_MAX)
@@ -76,7 +76,7 @@ register('acequia_sliding' .. version, function(keys, arguments)
   linger(cell, less(less(record.units or 0, units), unused), cell.at, lingers)
   cell.nodes[node] = nil
 
-  local left = less(total, min(out(cell) + units, POOL_MAX))
+  local left = less(total, min(out(cell, total) + units, POOL_MAX))
   if group.grants and cell.at >= group.fresh + lingers then
     local free = less(left, reserved)
     if needed <= free then
@@ -84,8 +84,14 @@ register('acequia_sliding' .. version, function(keys, arguments)
       units, left = units + granted, left - granted
     end
   end
-  cell.nodes[node] =
-    { boot = boot, call = call, units = units, ends = min(cell.at + keep, TIME_MAX), lingers = lingers }
+  cell.nodes[node] = {
+    boot = boot,
+    call = call,
+    units = units,
+    total = total,
+    ends = min(cell.at + keep, TIME_MAX),
+    lingers = lingers,
+  }
   cell.seen = wall
   local latest = max(cell.at, group.fresh)
   for _, lease in pairs(cell.nodes) do

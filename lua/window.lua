@@ -6,7 +6,8 @@
 --            10 units more that it would like, 11 of those, units without which the others are of no use now
 --            12 units that stay for others, 13 units in the pool
 --            14 when the window begins, 15 when nobody asks for it any more: wall clock, in microseconds
---            16 of 13: 0 where the window has not begun, 1 where the caller is in it, 2 where it goes by what was said last by one that
+--            16 which call of the process: one that comes after a later one is granted nothing
+--            17 of 13: 0 where the window has not begun, 1 where the caller is in it, 2 where it goes by what was said last by one that
 --              was, and by no more than 13
 -- results    3 units that the node has taken in all, 4 units that nobody has
 -- atomic     all of it
@@ -30,7 +31,7 @@ register('acequia_window' .. version, function(keys, arguments)
   if not cell then
     return how_it_is(keys, arguments, 'unknown')
   end
-  -- Numbers that only grow need no number of the call.
+  -- What is said needs no number of the call: it only grows.
   local record, why = record_of(cell, node, boot, 1, function(taken)
     return taken.taken == taken.returned
   end)
@@ -50,22 +51,29 @@ register('acequia_window' .. version, function(keys, arguments)
   record.taken = max(record.taken, min(said_taken, POOL_MAX))
   record.returned = max(record.returned, min(said_returned, record.taken))
 
-  local out, nodes = cell.spent, 0
-  for _, other in pairs(cell.nodes) do
-    out, nodes = min(out + other.taken - other.returned, POOL_MAX), nodes + 1
-  end
-  local how = tonumber(arguments[16])
+  local call, how = tonumber(arguments[16]), tonumber(arguments[17])
+  local is_newest = call > (record.last or 0)
   if how == 1 then
-    cell.said = total
+    cell.said = is_newest and total or cell.said
   elseif how == 2 then
     total = min(cell.said or 0, total)
+  end
+  if is_newest then
+    record.total, record.last = total, call
+  end
+  local out, nodes = cell.spent, 0
+  for _, other in pairs(cell.nodes) do
+    local units = other.taken - other.returned
+    -- Before the window begins, in proportion.
+    units = how == 0 and in_proportion(units, total, other.total or total) or units
+    out, nodes = min(out + units, POOL_MAX), nodes + 1
   end
   local left = less(begins < group.burned and 0 or total, out)
   local free = less(left, reserved)
   local ahead = less(record.taken, said_taken)
   wanted, needed = less(wanted, ahead), less(needed, ahead)
   local granted = 0
-  if group.grants and needed <= free then
+  if is_newest and group.grants and needed <= free then
     granted = min(wanted, max(needed, quotient(left, PART * nodes)), free)
   end
   record.taken = record.taken + granted

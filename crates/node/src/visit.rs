@@ -125,6 +125,10 @@ impl Visit<'_> {
         let before = old.map(|(global, local)| Ground { global, local, ..*ground });
         let (grounds, times) = ((before.as_ref(), ground), (began, self.now));
         account.renumber(words, grounds, times, &*self.node.sessions());
+        if !broken(Broken::LeaseShrinksLate) {
+            let since_ns = self.catalogue.over_at(slot, from, self.now).unwrap_or(self.now).wall_ns;
+            account.keep_part(words, ground, since_ns, self.now);
+        }
         let local = ground.local.at(salt);
         match (local, before) {
             // What was taken of pools since the start is not forgotten: that may be spent. What stands here counts as spent, with what

@@ -593,7 +593,8 @@ fn history(seed: u64) {
         if world.below(stops) == 0 {
             world.stop_at_random(place);
         }
-        if world.below(lost) == 0 {
+        // One keeps its disk: where all are lost, and what the server has, the region is a new one.
+        if world.below(lost) == 0 && place > 0 {
             world.lose_disk(place);
         }
         if world.below(replaced) == 0 {
@@ -718,8 +719,10 @@ fn every_rule_is_needed() {
         Broken::LeaseNewTwice,
         Broken::LeaseRenewedUngranted,
         Broken::LeaseTakesUpMore,
+        Broken::LeaseShrinksLate,
         Broken::LeaseGuardTwice,
         Broken::LeaseTakenBackEarly,
+        Broken::PoolCountsUnitsAlike,
         Broken::PoolTrustsTheDead,
         Broken::PoolGrantsUntold,
         Broken::PoolAsksOneNode,
@@ -737,7 +740,11 @@ fn every_rule_is_needed() {
             Broken::LeaseTrustsStrangers => |_| replaced::begun_again(false, World::lose_disk),
             Broken::LeaseNewTwice => |_| disks::lost(),
             Broken::LeaseRenewedUngranted => |_| replaced::renewed_elsewhere(),
-            Broken::LeaseTakesUpMore => |_| lowered::under_way(),
+            Broken::LeaseTakesUpMore => {
+                |seed| [lowered::under_way, lowered::lost_before][seed as usize % 2]()
+            }
+            Broken::LeaseShrinksLate => |_| lowered::ends_by_itself(),
+            Broken::PoolCountsUnitsAlike => |_| lowered::one_after_the_other(),
             Broken::PoolNewToOne => |_| disks::lost_where_all_was_begun(),
             Broken::LeaseTakesUnwritten => |_| unwritten(),
             Broken::LeaseForgetsTakings => |_| assert!(restarted() > 0),

@@ -201,6 +201,10 @@ pub enum Broken {
     PoolOwesNothing,
     /// A call that comes after a later one counts.
     PoolHearsOlderCalls,
+    /// A call of a window that comes after a later one is granted what it asks for.
+    PoolGrantsOlderCalls,
+    /// What others hold of a larger or a smaller pool counts as so many units of this one.
+    PoolCountsUnitsAlike,
     /// What an earlier process of a node held comes back unspent.
     PoolTrustsTheDead,
     /// A pool grants before all nodes have told what they hold.
@@ -259,6 +263,8 @@ pub enum Broken {
     LeaseForgetsLoansOfGone,
     /// What a pool granted by a larger limit is taken up when the limit has been lowered.
     LeaseTakesUpMore,
+    /// What is held of a pool under numbers that are over is cut when the cell is looked at next, not when it gets its new ones.
+    LeaseShrinksLate,
     /// What a node that stops gave back of a window's pool counts as spent of that, and not of its own part.
     LeaseStopsBeforeReturns,
     /// A node calls for more of a window before it is written down how much that may bring.

@@ -7,6 +7,8 @@ mod names;
 mod random;
 #[path = "pool/stories.rs"]
 mod stories;
+#[path = "pool/totals.rs"]
+mod totals;
 #[path = "pool/windows.rs"]
 mod windows;
 
@@ -136,6 +138,8 @@ struct World {
     spent: BTreeMap<u64, u64>,
     log: VecDeque<(u64, u64)>,
     admitted: [u64; 3],
+    /// Calls of windows that were made.
+    takes: u64,
     /// What must not be.
     fault: Option<String>,
     /// What is asked for, where it is one kind only; and which mishaps there are.
@@ -180,6 +184,7 @@ impl World {
             spent: BTreeMap::new(),
             log: VecDeque::new(),
             admitted: [0; 3],
+            takes: 0,
             fault: None,
             focus,
             mishaps,
@@ -431,8 +436,9 @@ impl World {
 
     fn window_call(&mut self, at: u16, begins_us: u64, wanted: u64) {
         let purse = self.nodes[at as usize].windows.get(&begins_us).copied().unwrap_or_default();
+        self.takes += 1;
         let take = window::Take {
-            taker: self.taker(at, 1),
+            taker: self.taker(at, self.takes),
             taken: purse.taken(),
             returned: purse.returned(),
             wanted,
@@ -680,7 +686,9 @@ fn every_rule_is_needed() {
         Broken::PurseKeepsWhatItGave,
     ];
     type Story = (Broken, fn() -> u64, u64);
-    let stories: [Story; 10] = [
+    let stories: [Story; 12] = [
+        (Broken::PoolGrantsOlderCalls, stories::a_call_of_more_comes_late, 0),
+        (Broken::PoolCountsUnitsAlike, totals::counted_in_parts, 0),
         (Broken::PoolGoesOnUnwitnessed, stories::two_without_disks, 0),
         (Broken::PoolForgetsBeyond, stories::owed_of_fewer_and_of_more, 0),
         (Broken::PurseHearsAfterItsEnd, stories::an_answer_after_the_end, 0),

@@ -126,6 +126,7 @@ impl Account {
             }
             None => None,
         };
+        self.windows_mut().cut_unspent = 0;
         let is_over = change.map(|change| self.apply(words, ground, change, at)).is_some();
         self.note_cut();
         is_over
@@ -142,6 +143,7 @@ impl Account {
         let keeps = self.not_lent_twice(keeps);
         let available = self.unused(words, ground, now);
         let own_units = self.standing.units;
+        let cut_unspent = std::mem::take(&mut self.windows_mut().cut_unspent);
         let lease = &mut self.windows_mut().lease;
         let lease = match ground.global {
             Algorithm::FixedWindow(_) => return None,
@@ -172,7 +174,7 @@ impl Account {
             self.apply(words, ground, change, now);
         }
         self.note_cut();
-        Some(Kept { number, part: keeps, unspent })
+        Some(Kept { number, part: keeps, unspent: unspent.saturating_add(cut_unspent) })
     }
 
     /// What is lent of it is kept until it is back.
@@ -209,7 +211,7 @@ impl Account {
         if self.usable_pool() == self.pooled() {
             return self.note_cut();
         }
-        self.cut_pool(words, ground, most, now);
+        self.cut_to(words, ground, (most, true), now);
     }
 
     /// What cannot be given back now: what is lent, and of a sliding window what was used.
@@ -249,21 +251,35 @@ impl Account {
     /// Keeps at most so much of a bucket's or a sliding window's pool, and gives nothing back: nobody is told of it. What is lent is
     /// kept until it is back. What was asked for before is not taken up.
     pub(crate) fn cut_pool(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, most: Part, now: Now) {
+        self.cut_to(words, ground, (most, false), now);
+    }
+
+    /// The same; what of it was not spent is told with the next call, or never.
+    fn cut_to(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, (most, is_told): (Part, bool), now: Now) {
         let held = self.pooled();
+        let available = if is_told { self.unused(words, ground, now) } else { 0 };
+        let own_units = self.standing.units;
         let keeps = Part { rate: held.rate.min(most.rate), units: held.units.min(most.units) };
         if keeps != held && !broken(Broken::LeaseConformsWhileLent) {
             self.windows_mut().most = Some(most);
         }
         let keeps = self.not_lent_twice(keeps);
         let keeps = Part { rate: held.rate.min(keeps.rate), units: held.units.min(keeps.units) };
-        let change = match &mut self.windows_mut().lease {
-            Some(Lease::Bucket(purse)) => purse.ask(keeps, 0, now.steady_ns).1,
+        let back = held.units - keeps.units;
+        let windows = self.windows_mut();
+        let (unspent, change) = match &mut windows.lease {
+            Some(Lease::Bucket(purse)) => {
+                // The own part's tokens stay.
+                let unspent = back.min(available.saturating_sub(own_units));
+                (unspent, purse.ask(keeps, unspent, now.steady_ns).1)
+            }
             Some(Lease::Sliding(purse)) => {
-                purse.ask(held.units - keeps.units, now.steady_ns);
-                Change::default()
+                purse.ask(back, now.steady_ns);
+                (back.min(available), Change::default())
             }
             None => return,
         };
+        windows.cut_unspent = if is_told { windows.cut_unspent.saturating_add(unspent) } else { 0 };
         self.apply(words, ground, change, now);
         self.note_cut();
     }

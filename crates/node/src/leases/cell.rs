@@ -2,7 +2,7 @@
 //!
 //! Nothing here is a matter of safety: pools grant what they have, whatever they are asked.
 
-use acequia_limits::{Now, Part, RATE_PARTS};
+use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
 use acequia_rights::{
     broken::{Broken, broken},
     pool::Generation,
@@ -11,14 +11,14 @@ use smallvec::SmallVec;
 
 use super::takings::Takings;
 use crate::{
-    account::{Offered, Taken},
+    account::{Account, Ground, Offered, Taken},
     sharing::{Demand, look_after, units_in},
 };
 
-/// What is held when a pool cannot be reached lasts so long, where there is enough of it: demand is met beforehand for so long.
-pub(super) const AHEAD_NS: u64 = 70_000_000_000;
 /// Demand is met for so long, at least, by what is held when the next call is made.
 const SOON_NS: u64 = 60_000_000;
+/// What is held when a pool cannot be reached lasts so long, where there is enough of it: demand is met beforehand for so long.
+pub(super) const AHEAD_NS: u64 = 70_000_000_000;
 /// A cell that nobody asked for, for so long, gives everything back.
 const IDLE_NS: u64 = 10_000_000_000;
 /// What is not used for so long goes back.
@@ -82,11 +82,13 @@ pub(super) struct Leased {
     pub(super) wants_word: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
     told: SmallVec<[(u64, Generation); 2]>,
+    /// Windows, by their ends, of which something was asked for and nothing heard since; and whether there was more then.
+    unanswered: SmallVec<[(u64, bool); 2]>,
     /// Windows, by their ends, of which a pool has said what of it is this node's since a version of the catalogue was last adopted.
     heard: SmallVec<[u64; 2]>,
-    /// What the pool had in all when what is held was taken.
+    /// What the pool has in all.
     under: Part,
-    /// What may be held at most since that became less, until no more is.
+    /// What may be held of it at most, where that is less than what is.
     most: Option<Part>,
 }
 
@@ -166,6 +168,7 @@ impl Leased {
             waits_for_disk: false,
             wants_word: false,
             told: SmallVec::new(),
+            unanswered: SmallVec::new(),
             heard: SmallVec::new(),
             under: Part::default(),
             most: None,
@@ -177,24 +180,54 @@ impl Leased {
         Self { takings, ..Self::new(now_ns) }
     }
 
-    /// What the pool has now. Where that is less than when what is `held` was taken, gives what it was then, once.
-    pub(super) fn shrunk(&mut self, pool: Part, held: Part) -> Option<Part> {
-        let under = std::mem::replace(&mut self.under, pool);
-        if pool.units >= under.units && pool.rate >= under.rate {
-            return None;
+    /// Goes by what its pool has, and by how much of it may be held. Where that is something else than before, all that is held is told
+    /// again; and what was asked for, and not heard of, may have been granted when there was more.
+    pub(super) fn follow(&mut self, account: &mut Account, ground: &Ground<'_>, pool: Part) {
+        (self.under, self.most) = (pool, account.most_of_pool());
+        if !account.take_told_of_other() {
+            return;
         }
-        let held = self.most.unwrap_or(held);
-        let rate = share_of(held.rate.into(), pool.rate.into(), under.rate.into());
-        let units = share_of(held.units, pool.units, under.units);
-        // No more than it was.
-        self.most = Some(Part { rate: rate as u32, units });
-        Some(under)
+        self.told.clear();
+        if let Algorithm::FixedWindow(window) = ground.global
+            && !broken(Broken::LeaseTakesUpMore)
+        {
+            for (end_ns, is_of_more) in &mut self.unanswered {
+                *is_of_more |= account.is_later(window, *end_ns, ground.salt);
+            }
+        }
     }
 
-    /// The same of windows, by what the pools of later ones have: that of the open one is what it is.
-    pub(super) const fn shrunk_later(&mut self, units: u64) -> Option<u64> {
-        let under = std::mem::replace(&mut self.under.units, units);
-        if units < under { Some(under) } else { None }
+    /// More of a window is asked for, by its end.
+    pub(super) fn asks_of(&mut self, end_ns: u64) {
+        if !self.is_unanswered(end_ns) {
+            self.unanswered.push((end_ns, false));
+        }
+    }
+
+    /// The pool has said what of a window was granted. Says whether something of that may have been when there was more.
+    pub(super) fn is_answered(&mut self, end_ns: u64) -> bool {
+        let is_of_more = self.may_be_of_more(end_ns);
+        self.unanswered.retain(|(window, _)| *window != end_ns);
+        is_of_more
+    }
+
+    /// Windows that end before a time are over.
+    pub(super) fn forget_unanswered(&mut self, over_ns: u64) {
+        self.unanswered.retain(|(window, _)| *window > over_ns);
+    }
+
+    /// Windows of which it is not known what was granted.
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = u64> {
+        self.unanswered.iter().map(|(window, _)| *window)
+    }
+
+    pub(super) fn is_unanswered(&self, end_ns: u64) -> bool {
+        self.unanswered().any(|window| window == end_ns)
+    }
+
+    /// Whether what is heard first of a window may have been granted when there was more.
+    pub(super) fn may_be_of_more(&self, end_ns: u64) -> bool {
+        self.unanswered.contains(&(end_ns, true))
     }
 
     /// What is held is as much as may be, or soon is, of a pool that has so much in all, and that does not know.
@@ -234,11 +267,6 @@ impl Leased {
         let rate = keeps.rate.min(most.rate.max(kept.rate));
         let keeps = Part { rate, units: keeps.units.min(most.units.max(kept.units)) };
         (keeps != held || self.is_renewal_due(held, now)).then_some(Flow { keeps, ..Flow::default() })
-    }
-
-    /// What may be held at most, where that became less.
-    pub(super) fn most(&self) -> Part {
-        self.most.unwrap_or(self.under)
     }
 
     /// Whether less may be held than is.
@@ -510,15 +538,6 @@ impl Leased {
         let parts = (milli * u128::from(RATE_PARTS)).div_ceil(u128::from(rate_milli.max(1)));
         u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS)
     }
-}
-
-/// So much of what was a part of `old`, of `new`: rounded down.
-pub(super) fn share_of(part: u64, new: u64, old: u64) -> u64 {
-    if new >= old {
-        return part;
-    }
-    // No more than the part.
-    (u128::from(part) * u128::from(new) / u128::from(old)) as u64
 }
 
 /// Units of a pool that go along with a part of its rate.

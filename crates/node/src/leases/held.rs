@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use acequia_limits::Algorithm;
 
-use super::look::charged;
-use crate::account::{Account, Ground};
+use crate::account::{Account, Ground, charged};
 
 /// By the limit's slot. Those that hold nothing are not there. The sum of many cells may be more than one can hold.
 #[derive(Debug, Default)]

@@ -9,11 +9,11 @@ use acequia_limits::{Algorithm, Now, Part};
 use super::{
     Leases,
     cell::{Flow, Stock},
-    look::{Scene, begins_ns},
+    look::Scene,
 };
 use crate::{
     Node,
-    account::{Account, Ground, Taken},
+    account::{Account, Ground, Taken, begins_ns},
     lock,
     sharing::CellKey,
 };

@@ -1,9 +1,6 @@
 //! One look at a cell: what was asked of it, what it holds, and what to ask its pool.
 
-use acequia_limits::{
-    Algorithm, LimitId, Now, Part,
-    window::{FixedWindow, Usage},
-};
+use acequia_limits::{Algorithm, LimitId, Now, Part};
 use acequia_rights::{
     broken::{Broken, broken},
     pool::{Generation, Taker, bucket, keep_us, slack_us, sliding, window},
@@ -12,14 +9,14 @@ use smallvec::SmallVec;
 
 use super::{
     LATE_NS, LEASE_NS, PoolName, Question, Siblings,
-    cell::{AHEAD_NS, Flow, Leased, Seen, Stock, share_of},
+    cell::{AHEAD_NS, Flow, Leased, Seen, Stock},
     held::held_of,
     pending::About,
     takings::{self, Record},
 };
 use crate::{
     Node,
-    account::{Account, Ground, KeptOfPool, Looker, Taken},
+    account::{Account, Ground, KeptOfPool, Looker, Taken, begins_ns},
     draws::Speaker,
     journal::HeapCell,
     sharing::CellKey,
@@ -27,8 +24,6 @@ use crate::{
 
 /// Windows that follow the open one and are taken of before they open.
 const WINDOWS_MAX: usize = 64;
-/// Longer than any window.
-const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 /// After a window's end its pool is kept for so long: it is over by every wall.
 const KEPT_NS: u64 = 300 * 1_000_000_000;
 
@@ -69,11 +64,14 @@ pub(super) fn look_at(
 ) -> (bool, Option<(About, Question)>) {
     leased.held = 0;
     let HeapCell { account: Some(account), words, .. } = &mut *cell else { return (false, None) };
-    leased.takings.forget(now.wall_ns.saturating_sub(scene.clock_error_ns.saturating_mul(4)));
+    let over_ns = now.wall_ns.saturating_sub(scene.clock_error_ns.saturating_mul(4));
+    leased.takings.forget(over_ns);
+    leased.forget_unanswered(over_ns);
     let Some(pool) = ground.local.pool(ground.global, ground.salt) else {
         return (leased.takings.has_before(), None);
     };
     account.settle(words, ground, now, &*node.sessions());
+    account.keep_part(words, ground, now.wall_ns, now);
     // Of a window that began since numbers were made there may be less.
     let pool = ground.local.pool_of(ground.global, ground.salt, account.window()).unwrap_or(pool);
     let seen = Seen {
@@ -93,7 +91,7 @@ pub(super) fn look_at(
         kept: account.kept_of_pool(words, ground, now),
     };
     leased.observe(&seen, now);
-    shrink(scene, leased, (pool, seen.later_pool), (account, words, ground), now);
+    leased.follow(account, ground, pool);
     account.set_low_water(leased.low_water());
     let ask = match ground.global {
         Algorithm::FixedWindow(_) => {
@@ -147,6 +145,7 @@ pub(super) fn look_at(
         && leased.pending.is_none()
         && ask.is_none()
         && !leased.takings.has_before()
+        && leased.unanswered().next().is_none()
         && account.is_empty(now);
     let can_call = scene.generation.is_some() || leased.pending.is_some();
     let within_reach = match can_call && !scene.is_lost {
@@ -191,40 +190,6 @@ fn write_takings(scene: &Scene<'_>, leased: &mut Leased, account: &Account, node
         let record = Record { limit: scene.limit, tag: scene.key.1, windows };
         let batch = node.push_row(record.row());
         leased.takings.goes(&record.windows, batch, node.progress().committed);
-    }
-}
-
-/// Where the pool has become smaller, so does what is held of it, in proportion: then all nodes together hold no more than it has, if they
-/// hear of it at once. Of a sliding window, and of a bucket's units, those that hear of it later may take meanwhile what the first gave
-/// back, and keep their proportion of that. Of the window that is open what was taken stays: it counts by the largest numbers that were in force in it.
-fn shrink(
-    scene: &Scene<'_>,
-    leased: &mut Leased,
-    (pool, later_units): (Part, u64),
-    (account, words, ground): (&mut Account, &mut Vec<u64>, &Ground<'_>),
-    now: Now,
-) {
-    if !matches!(ground.global, Algorithm::FixedWindow(_)) {
-        let may_be_lent = !scene.home.members.is_empty() && !broken(Broken::LeaseLendsBeyondLess);
-        if leased.shrunk(pool, account.pooled()).is_some() && may_be_lent {
-            account.bound_pool(words, ground, leased.most(), now);
-        }
-        return;
-    }
-    let Some(under) = leased.shrunk_later(later_units) else { return };
-    let open_ns = account.window();
-    let later: SmallVec<[Taken; 4]> =
-        account.taken().iter().filter(|taken| taken.end_ns > open_ns).copied().collect();
-    for taken in later {
-        // In the margin of its beginning a window may have been charged already.
-        if charged(words, ground, taken.end_ns) > 0 {
-            continue;
-        }
-        let held = taken.taken - taken.returned;
-        let excess = held - share_of(held, later_units, under);
-        if account.return_to_pool(ground, taken.end_ns, excess, held) > 0 {
-            leased.untell(taken.end_ns);
-        }
     }
 }
 
@@ -285,6 +250,8 @@ fn ask_window(
     let mut ends = account.taken().iter().map(|taken| taken.end_ns).chain(leased.takings.ends());
     let untold = ends.find(|end_ns| all_taken(leased, *end_ns) > 0 && !leased.was_told(*end_ns, generation));
     drop(ends);
+    let may_ask = now.steady_ns >= leased.quiet_until_ns;
+    let untold = untold.or_else(|| leased.unanswered().next().filter(|_| may_ask));
     // Who has joined since goes by what is said of the window.
     let is_said = may_say(ground) && ground.local.spares() && is_open;
     let is_heard = !scene.is_lost && now.steady_ns >= leased.quiet_until_ns;
@@ -311,8 +278,8 @@ fn ask_window(
         false => stock.map(|stock| (open, stock)).or(later),
     };
     if let Some((taken, stock)) = &mut more
-        && is_unsure(scene.unsure_ns, ground, taken.end_ns)
-        && !leased.has_heard_of(taken.end_ns)
+        && (is_unsure(scene.unsure_ns, ground, taken.end_ns) && !leased.has_heard_of(taken.end_ns)
+            || leased.may_be_of_more(taken.end_ns))
     {
         // What was granted before is heard of first.
         (stock.wanted, stock.needed) = (0, 0);
@@ -351,8 +318,10 @@ fn ask_window(
         begins_us: begins_ns / 1_000,
         drops_us: end_ns.saturating_add(KEPT_NS) / 1_000,
     };
-    let later_units = seen.later_pool;
-    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0, later_units };
+    if stock.wanted > 0 {
+        leased.asks_of(end_ns);
+    }
+    let about = About::Window { key: scene.key, end_ns, wanted: stock.wanted > 0 };
     Some((about, Question::Take(scene.name(end_ns), take)))
 }
 
@@ -362,31 +331,10 @@ fn may_say(ground: &Ground<'_>) -> bool {
     (ground.in_force && !ground.local.owns_nothing()) || broken(Broken::LeaseSaysWhatIsOver)
 }
 
-/// Units of a window that were charged, by its end: of the open one, and of the next.
-pub(super) fn charged(words: &[u64], ground: &Ground<'_>, end_ns: u64) -> u64 {
-    let Algorithm::FixedWindow(window) = ground.global else { return 0 };
-    let charged = Usage::of(words);
-    match end_ns {
-        _ if end_ns == charged.end_ns => charged.used,
-        _ if end_ns == window.end_after(charged.end_ns, ground.salt) => charged.ahead,
-        _ => 0,
-    }
-}
-
 /// Whether a window begins between two times.
 pub(super) fn is_unsure((from_ns, to_ns): (u64, u64), ground: &Ground<'_>, end_ns: u64) -> bool {
     let Algorithm::FixedWindow(window) = ground.global else { return false };
     end_ns > from_ns && (from_ns..to_ns).contains(&begins_ns(window, end_ns, ground.salt))
-}
-
-/// When the window began that ends then: the first time of which that is the end.
-pub(crate) fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
-    let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
-    while within - before > 1 {
-        let middle = before + (within - before) / 2;
-        if window.end_after(middle, salt) == end_ns { within = middle } else { before = middle }
-    }
-    within
 }
 
 impl Scene<'_> {

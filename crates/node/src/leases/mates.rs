@@ -65,7 +65,8 @@ impl Mates {
         let mut nodes = self.all();
         nodes.retain(|_, region| members.contains(region));
         let mut kept = Kept { nodes, gone_us: self.kept.gone_us };
-        let is_gone = self.kept.nodes.keys().any(|node| !kept.nodes.contains_key(node));
+        // Another may have its number by now.
+        let is_gone = self.kept.nodes.iter().any(|(node, region)| kept.nodes.get(node) != Some(region));
         if is_gone && !broken(Broken::LeaseForgetsWhoLeft) {
             kept.gone_us = kept.gone_us.max(over_us);
         }
@@ -74,11 +75,12 @@ impl Mates {
         is_gone
     }
 
-    /// What an earlier process kept. Says whether it can be read.
-    pub(super) fn restore(&mut self, bytes: &[u8]) -> bool {
-        let kept = postcard::from_bytes(bytes);
+    /// What an earlier process kept. Says whether it can be read. Whoever went did so before, so what those took is of windows that begin before
+    /// `over_us`, whatever a wall said then that was far ahead.
+    pub(super) fn restore(&mut self, bytes: &[u8], over_us: u64) -> bool {
+        let kept = postcard::from_bytes::<Kept>(bytes);
         if let Ok(kept) = kept {
-            self.kept = kept;
+            self.kept = Kept { gone_us: kept.gone_us.min(over_us), ..kept };
             return true;
         }
         false
@@ -126,7 +128,7 @@ mod tests {
         let disk = before.unwritten().expect("it is new");
         assert_eq!(before.unwritten(), None, "once");
         let mut mates = Mates::new(named(&[1, 2]));
-        assert!(mates.restore(&disk));
+        assert!(mates.restore(&disk, 100));
         assert_eq!(counted(&mates), [1, 2, 3]);
         mates.follow(&regions(&[101, 102, 103]), 8);
         assert_eq!((counted(&mates), mates.unwritten()), (vec![1, 2, 3], None));
@@ -134,8 +136,21 @@ mod tests {
         assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 9));
         let disk = mates.unwritten().expect("another");
         let mut mates = Mates::new(named(&[1, 2]));
-        assert!(mates.restore(&disk) && !mates.restore(&[255]));
+        assert!(mates.restore(&disk, 100) && !mates.restore(&[255], 100));
         mates.follow(&regions(&[101, 102]), 10);
+        assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 9));
+        assert!(mates.restore(&disk, 5));
+        assert_eq!(mates.gone_us(), 5, "no wall reads so much");
+    }
+
+    #[test]
+    fn who_has_the_number_of_one_that_is_gone_is_another() {
+        let mut before = Mates::new(named(&[1, 2]));
+        before.follow(&regions(&[101, 102]), 7);
+        let disk = before.unwritten().expect("it is new");
+        let mut mates = Mates::new(BTreeMap::from([(1, Region(101)), (2, Region(202))]));
+        assert!(mates.restore(&disk, 100));
+        assert!(mates.follow(&regions(&[101, 202]), 9));
         assert_eq!((counted(&mates), mates.gone_us()), (vec![1, 2], 9));
     }
 }

@@ -70,7 +70,6 @@ pub use self::{
     group::Heard,
     view::PoolView,
 };
-pub(crate) use look::begins_ns;
 pub(crate) use loss::Losses;
 pub(crate) use places::Places;
 
@@ -384,7 +383,8 @@ impl Leases {
 
     /// What an earlier process knew of who there was.
     pub(crate) fn restore_mates(&mut self, bytes: &[u8], now: Now) -> bool {
-        let is_read = self.mates.restore(bytes);
+        // A catalogue may say that clocks are worse: by no more than a minute.
+        let is_read = self.mates.restore(bytes, self.over_us(now).saturating_add(60_000_000));
         if self.mates.gone_us() > now.wall_ns / 1_000 {
             self.await_loans(now);
         }
@@ -644,12 +644,14 @@ impl Leases {
         let catalogue = node.catalogue();
         let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
         let came = visit.at(false, |ground, cell| {
-            let is_unsure = is_unsure(self.unsure_ns, ground, end_ns);
-            // The limit was lowered while the call was under way; what was taken of the window that is open stays.
-            let is_of_more =
-                |open_ns| pending.about.is_of_more(ground, open_ns) && !broken(Broken::LeaseTakesUpMore);
             let HeapCell { account: Some(account), words, .. } = cell else { return None };
             account.settle(words, ground, now, &*node.sessions());
+            account.keep_part(words, ground, now.wall_ns, now);
+            let pool = ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or_default();
+            leased.follow(account, ground, pool);
+            let is_unsure = is_unsure(self.unsure_ns, ground, end_ns);
+            // The limit was lowered while the call was under way.
+            let is_of_more = pending.about.is_of_more(ground) && !broken(Broken::LeaseTakesUpMore);
             let units = match said {
                 // Near its end others may have left the window, and tell nobody any more what they took of it.
                 Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
@@ -657,7 +659,9 @@ impl Leases {
                     leased.left = Some(took.left);
                     let before = leased.takings.before(end_ns, since);
                     let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
-                    if (leased.hears_of(end_ns) || !is_unsure) && !is_of_more(account.window()) {
+                    // What was taken of a window that was open then stays.
+                    let is_of_more = leased.is_answered(end_ns);
+                    if (leased.hears_of(end_ns) || !is_unsure) && !is_of_more {
                         Some(came)
                     } else {
                         // It was granted by what the region, or the limit, had before.
@@ -666,7 +670,7 @@ impl Leases {
                         Some(0)
                     }
                 }
-                Said::Exchanged(_) | Said::Slid(_) if is_of_more(0) => None,
+                Said::Exchanged(_) | Said::Slid(_) if is_of_more => None,
                 Said::Exchanged(answer) => {
                     (leased.left, leased.fair) = (Some(answer.left), Some(answer.fair));
                     let (held, part) = (account.pooled(), answer.part);
@@ -682,6 +686,7 @@ impl Leases {
                 }
                 _ => None,
             };
+            account.goes_by_pool(ground);
             if units.is_some_and(|units| units > 0) {
                 account.hope_anew();
             }

@@ -27,12 +27,11 @@ pub(super) enum About {
         wanted: bool,
         pool: Part,
     },
-    /// A cell's window, by its end; and what the pools of windows had that had not begun.
+    /// A cell's window, by its end.
     Window {
         key: CellKey,
         end_ns: u64,
         wanted: bool,
-        later_units: u64,
     },
 }
 
@@ -42,23 +41,14 @@ impl About {
         match *self {
             Self::Group => None,
             Self::Part { key, wanted, .. } => Some((key, 0, wanted)),
-            Self::Window { key, end_ns, wanted, .. } => Some((key, end_ns, wanted)),
+            Self::Window { key, end_ns, wanted } => Some((key, end_ns, wanted)),
         }
     }
 
-    /// Whether it was asked by numbers that gave the pool more than there is now. Of the window that is open, by its end, that is
-    /// what it was.
-    pub(super) fn is_of_more(&self, ground: &Ground<'_>, open_ns: u64) -> bool {
-        let pool_of = |end_ns| ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default();
-        match *self {
-            Self::Group => false,
-            Self::Part { pool, .. } => {
-                let now = pool_of(0);
-                now.units < pool.units || now.rate < pool.rate
-            }
-            Self::Window { end_ns, later_units, .. } => {
-                end_ns > open_ns && pool_of(u64::MAX).units < later_units
-            }
-        }
+    /// Whether a part with an end was asked for by numbers that gave the pool more than there is now. Of windows each cell knows itself.
+    pub(super) fn is_of_more(&self, ground: &Ground<'_>) -> bool {
+        let Self::Part { pool, .. } = *self else { return false };
+        let now = ground.local.pool_of(ground.global, ground.salt, 0).unwrap_or_default();
+        now.units < pool.units || now.rate < pool.rate
     }
 }

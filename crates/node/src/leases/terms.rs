@@ -22,11 +22,10 @@ use acequia_rights::{
 use super::{
     LEASE_NS, Leases,
     cell::{AHEAD_NS, Leased},
-    look::{begins_ns, charged},
 };
 use crate::{
     Catalogue, Node,
-    account::{Account, Ground, Taken},
+    account::{Account, Ground, Taken, begins_ns, charged},
     journal::HeapCell,
     sharing::{CellKey, LOAN_TTL_NS},
     visit::Visit,
@@ -84,10 +83,15 @@ impl Leases {
 
     /// Of all regions' nodes these may have something of what is shared.
     pub(crate) fn follow(&mut self, members: &BTreeSet<Region>, now: Now) {
-        let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
-        if self.mates.follow(members, (now.wall_ns / 1_000).saturating_add(over_us)) {
+        if self.mates.follow(members, self.over_us(now)) {
             self.await_loans(now);
         }
+    }
+
+    /// Whoever has gone by now took of no window that begins later: wall clock, in microseconds.
+    pub(super) fn over_us(&self, now: Now) -> u64 {
+        let over_us = keep_us(LEASE_NS, self.drift_ppm, self.clock_error_ns);
+        (now.wall_ns / 1_000).saturating_add(over_us)
     }
 
     /// A node of the region is gone, lately.
@@ -120,15 +124,10 @@ impl Leases {
             Visit { node, catalogue, key: *key, now, which: None }.at(false, |ground, cell| {
                 let HeapCell { account: Some(account), words, .. } = &mut *cell else { return };
                 account.settle(words, ground, now, &*node.sessions());
-                let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
-                match ground.global {
-                    // Others may go by what was said of it before.
-                    Algorithm::FixedWindow(_) if ground.local.spares() => leased.untell(account.window()),
-                    Algorithm::FixedWindow(_) => {}
-                    _ if leased.shrunk(pool, account.pooled()).is_some() => {
-                        account.cut_pool(words, ground, leased.most(), now);
-                    }
-                    _ => {}
+                account.keep_part(words, ground, now.wall_ns, now);
+                // Others may go by what was said of it before.
+                if ground.local.spares() {
+                    leased.untell(account.window());
                 }
                 cell.forget_held_if_renumbered();
             });
@@ -152,6 +151,7 @@ impl Leases {
                 Algorithm::FixedWindow(_) => cut_windows((account, words), ground, nodes, now),
                 _ => account.cut_pool(words, ground, even, now),
             }
+            account.goes_by_pool(ground);
             let most = account.most_of_pool();
             cell.forget_held_if_renumbered();
             let later =

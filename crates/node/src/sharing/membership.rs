@@ -12,11 +12,11 @@ use acequia_rights::{
 use super::{CellKey, Entry, Header, Sharing, Storing, Topic, peer::Peer, wire::ShortId};
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
-    account::Account,
+    account::{Account, begins_ns},
     asker::spent_for_ns,
     catalogue::{Term, Terms},
     journal::HeapCell,
-    leases::{Leases, begins_ns},
+    leases::Leases,
     lock,
     region::ResumeFault,
     visit::Visit,

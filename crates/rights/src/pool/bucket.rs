@@ -11,7 +11,8 @@
 //! counts as lower by what the whole rate gives in it; what was drained too soon is not granted before it would have drained in truth.
 //! *Parts that come back* begin to drain in the pool at the time of the call, which may be 2ε before the holder's last; so they bring
 //! what their rate gives in the slack as debt. *What is taken back* from a process that is gone, at a lease's end, or in an answer that
-//! was lost, is owed whole. ∎
+//! was lost, is owed whole. ∎ Where nodes go by different numbers, what others hold counts in proportion ([`super`]), and the units are the
+//! largest that somebody goes by.
 //!
 //! Numbers: a unit weighs `weight` *ticks*; a part of the rate gives `gives` ticks in `step_us` microseconds, which is no more than the limit
 //! says ([`Terms::of`]). All are integers, and no product that counts is above 2^53.
@@ -21,7 +22,9 @@ use std::collections::BTreeMap;
 use acequia_limits::{Part, RATE_PARTS, meter::Meter};
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, is_past, time_at};
+use super::{
+    Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
+};
 use crate::{
     broken::{Broken, broken},
     loan::Change,
@@ -121,6 +124,8 @@ pub struct Bucket {
     /// What a tick is: weight, gives, step.
     terms: (u64, u64, u64),
     nodes: BTreeMap<u16, Lease>,
+    /// What each node's part is a part of, as it said last. The last field: records of before it was kept lack its end only.
+    wholes: BTreeMap<u16, Part>,
 }
 
 /// A call.
@@ -190,8 +195,8 @@ impl Bucket {
         self.owe_late(slower, terms);
         self.nodes.remove(&node);
 
-        let (lent_rate, lent_units) = self.lent();
-        let spare_rate = u64::from(terms.part.rate).saturating_sub(lent_rate + rate);
+        let (lent_rate, lent_units) = self.lent_of(terms.part);
+        let spare_rate = u64::from(terms.part.rate).saturating_sub(lent_rate.saturating_add(rate));
         let spare_units = terms.part.units.saturating_sub(lent_units.saturating_add(units));
         let level = self.level(spare_units, terms);
         let liked = (rate + u64::from(ask.wanted.rate)).min(u64::from(RATE_PARTS));
@@ -212,6 +217,8 @@ impl Bucket {
         }
         let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
         self.nodes.insert(node, Lease { boot, call, rate, units, end_us, wanted: liked });
+        self.wholes.insert(node, terms.part);
+        self.wholes.retain(|node, _| self.nodes.contains_key(node));
         let part = Part { rate: u32::try_from(rate).unwrap_or(RATE_PARTS), units };
         Ok(Exchanged { part, owed, left, fair: u32::try_from(fair).unwrap_or(RATE_PARTS) })
     }
@@ -224,7 +231,8 @@ impl Bucket {
         let ends = self.nodes.values().filter(|lease| lease.is_held()).map(|lease| lease.end_us);
         let latest_us = ends.fold(self.at_us.max(ground.fresh_us), u64::max);
         let rate = u64::from(terms.part.rate);
-        let owed = 2 * terms.part.units.saturating_mul(terms.weight).min(WEIGHT_MAX);
+        let units = terms.part.units.max(self.lent().1);
+        let owed = 2 * units.saturating_mul(terms.weight).min(WEIGHT_MAX);
         let ticks = self.debt + owed + terms.gives_in(rate, terms.slack_us);
         let refill_us = ticks.div_ceil(terms.gives * rate).saturating_mul(terms.step_us);
         latest_us.saturating_add(refill_us).saturating_add(2 * terms.slack_us).min(TIME_MAX)
@@ -269,7 +277,9 @@ impl Bucket {
     fn owe_unknown(&mut self, terms: &Terms) {
         let units = terms.part.units;
         if self.unknown == 0 {
-            let rest = units.saturating_sub(self.lent().1).saturating_mul(terms.weight);
+            // No more than is lent can be elsewhere, and no more than is a part of these.
+            let lent = self.lent().1.min(self.lent_of(terms.part).1);
+            let rest = units.saturating_sub(lent).saturating_mul(terms.weight);
             (self.debt, self.idle_us) = (self.debt.max(rest.min(WEIGHT_MAX)), 0);
         } else {
             self.owe(units.saturating_sub(self.unknown), terms);
@@ -323,6 +333,17 @@ impl Bucket {
         sum(self.nodes.values())
     }
 
+    /// The same in proportion ([`super`]), of a pool that has so much.
+    fn lent_of(&self, whole: Part) -> (u64, u64) {
+        let part = |(node, lease): (&u16, &Lease)| {
+            let of = self.wholes.get(node).copied().unwrap_or(whole);
+            let rate = in_proportion(lease.rate, whole.rate.into(), of.rate.into());
+            Lease { rate, units: in_proportion(lease.units, whole.units, of.units), ..*lease }
+        };
+        let parts: Vec<Lease> = self.nodes.iter().map(part).collect();
+        sum(parts.iter())
+    }
+
     /// Parts of the rate come back that may have drained elsewhere until the slack ago.
     fn owe_late(&mut self, rate: u64, terms: &Terms) {
         if !broken(Broken::PoolDrainsEarly) {
@@ -359,7 +380,8 @@ impl Bucket {
 
 /// Of the rate and of the units.
 fn sum<'a>(leases: impl Iterator<Item = &'a Lease>) -> (u64, u64) {
-    leases.fold((0, 0), |(rate, units), lease| (rate + lease.rate, (units + lease.units).min(POOL_MAX)))
+    let add = |sum: u64, more: u64| (sum + more).min(POOL_MAX);
+    leases.fold((0, 0), |(rate, units), lease| (add(rate, lease.rate), add(units, lease.units)))
 }
 
 /// What a node holds of a pool, as it knows itself. It stays on the safe side of what the pool has down for it.

@@ -13,10 +13,19 @@
 //! 2. **Calls say everything.** A call says what the node holds (*keeps*), and asks for more. The pool takes back what the node does
 //!    not keep, and adds what it grants, in one step. A node lowers what it holds *before* it calls, and raises it when the answer
 //!    comes: so at every instant it holds at most what the pool has down for it, whether calls or answers are lost, late or repeated. A
-//!    call that comes after a later one of the same process does nothing ([`Taker::call`]). Nothing has to be tried again to be
+//!    call that comes after a later one of the same process does nothing ([`Taker::call`]); of a window it is granted nothing. Nothing has to be tried again to be
 //!    right: the next call tells the truth.
 //! 3. **A pool that may have forgotten forgets all**, and grants nothing until every node has said again what it holds ([`group`]).
 //!    Of a bucket and of a sliding window all the rest counts as spent at that instant.
+//!
+//! # Numbers that differ
+//! A limit is changed on one node after the other, and each says what the pool has by its own numbers. So what the others hold counts *in
+//! proportion*: a unit of ten is a tenth, and ten units of a hundred. While it grants, the parts that nodes hold, each of its own
+//! total, are one pool at most: `Σ units / total <= 1`. Nobody can be told that there is less before he reads it; then he keeps as large a part
+//! of the smaller pool, rounded down, and as soon as all have read it they hold no more than that together. Were units counted alike,
+//! those that still go by more would take what the first gives back, and keep their part of that: `1 + 1/2 + 1/3 + ...` times the total.
+//! And where there is more, who has read it may have some of it before the others have. Of a window that is open units count as units: they may be used, and
+//! are a part of nothing.
 //!
 //! # Clocks
 //! The server's clock counts for nothing. A caller says what its wall reads when it sends a call, which is within ε of true time; a pool's
@@ -45,7 +54,10 @@ pub use self::{
     sliding::Sliding,
     window::Window,
 };
-use crate::session::stretch;
+use crate::{
+    broken::{Broken, broken},
+    session::stretch,
+};
 
 /// Nodes that a pool keeps records of.
 pub const NODES_MAX: usize = 64;
@@ -129,6 +141,17 @@ pub const fn slack_us(clock_error_ns: u64, late_ns: u64) -> u64 {
 /// Whether a lease ended so long ago that every call before the last one of its node would be late: then its record need not tell which that was.
 const fn is_past(end_us: u64, at_us: u64, ground: &Ground, slack_us: u64) -> bool {
     at_us > end_us.saturating_add(slack_us) && at_us > ground.fresh_us
+}
+
+/// What units are of a pool that has `total`, which are held of one that has `of`: as large a part, rounded up.
+fn in_proportion(units: u64, total: u64, of: u64) -> u64 {
+    if units == 0 || total == of || broken(Broken::PoolCountsUnitsAlike) {
+        return units;
+    }
+    let product = u128::from(units) * u128::from(total);
+    // Of nothing there are no parts.
+    let part = if of == 0 { u128::from(POOL_MAX) } else { product.div_ceil(u128::from(of)) };
+    part.min(u128::from(POOL_MAX)) as u64
 }
 
 /// A pool's time at a call: the caller's wall, never back.

@@ -5,12 +5,17 @@
 //! a process that is gone, at a lease's end, or in an answer that was lost, may be used up to that instant, and leaves the window one
 //! window after it; so long it *lingers* ([`Exchange::lingers_us`]: the window, stretched by the drift bound, and 2ε, since the pool may
 //! count 2ε too much). So what is granted, is held, or lingers is at most the units. ∎
+//!
+//! Where nodes go by different totals, what others hold counts in proportion ([`super`]), and the units are the largest that somebody goes
+//! by; what lingers are units that were used.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, is_past, time_at};
+use super::{
+    Generation, Ground, NODES_MAX, POOL_MAX, Refused, TIME_MAX, Taker, in_proportion, is_past, time_at,
+};
 use crate::broken::{Broken, broken};
 
 /// What lingers is counted in so many pieces of the time that it does, each until the end of its piece.
@@ -34,6 +39,8 @@ pub struct Sliding {
     /// Units, by when they linger no more.
     lingering: BTreeMap<u64, u64>,
     nodes: BTreeMap<u16, Lease>,
+    /// What each node's units are a part of, as it said last. The last field: records of before it was kept lack its end only.
+    totals: BTreeMap<u16, u64>,
 }
 
 /// A call.
@@ -100,7 +107,8 @@ impl Sliding {
         self.linger(known.units.saturating_sub(units).saturating_sub(unused), self.at_us, ask.lingers_us);
         self.nodes.remove(&node);
 
-        let mut left = ask.total.min(POOL_MAX).saturating_sub((self.out() + units).min(POOL_MAX));
+        let total = ask.total.min(POOL_MAX);
+        let mut left = total.saturating_sub((self.out(total) + units).min(POOL_MAX));
         // Before, what had been spent is not known, and may count for a window more.
         if (ground.grants || broken(Broken::PoolGrantsUntold))
             && self.at_us >= ground.fresh_us.saturating_add(ask.lingers_us)
@@ -114,6 +122,8 @@ impl Sliding {
         }
         let end_us = self.at_us.saturating_add(ask.keep_us).min(TIME_MAX);
         self.nodes.insert(node, Lease { boot, call, units, end_us, lingers_us: ask.lingers_us });
+        self.totals.insert(node, total);
+        self.totals.retain(|node, _| self.nodes.contains_key(node));
         Ok(Exchanged { units, left })
     }
 
@@ -142,9 +152,10 @@ impl Sliding {
         self.lingering.retain(|until_us, _| *until_us > now_us);
     }
 
-    /// Units that are held or linger.
-    fn out(&self) -> u64 {
-        let held = self.nodes.values().map(|lease| lease.units);
+    /// Units that are held or linger, of a pool that has so many.
+    fn out(&self, total: u64) -> u64 {
+        let of = |node| self.totals.get(node).copied().unwrap_or(total);
+        let held = self.nodes.iter().map(|(node, lease)| in_proportion(lease.units, total, of(node)));
         held.chain(self.lingering.values().copied()).fold(0, |sum, units| (sum + units).min(POOL_MAX))
     }
 

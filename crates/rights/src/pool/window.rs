@@ -7,6 +7,9 @@
 //! forgotten, nothing is granted before every node has said its own numbers, which are at least those that it may use; and a
 //! window that began before somebody knows what an earlier process of his took is burned ([`super::group`]). ∎
 //!
+//! Before a window begins, what others have taken counts in proportion to their totals ([`super`]): where those differ, the total is the
+//! largest that somebody goes by.
+//!
 //! **Who came later.** A node that joins a region while a window is open does not know what its region has of that: it takes
 //! of what another node said that it could have taken itself, when it was in the window ([`Total`]). So no more is taken than one of
 //! those who have a share of it could have, and given away.
@@ -15,7 +18,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, Taker};
+use super::{Generation, Ground, NODES_MAX, POOL_MAX, Refused, Taker, in_proportion};
 use crate::broken::{Broken, broken};
 
 /// Of what is left, a node may take one part in so many at once, divided by the nodes that take, unless it needs more: so little is
@@ -37,8 +40,11 @@ pub struct Window {
     /// What processes took that are gone.
     spent: u64,
     nodes: BTreeMap<u16, Taken>,
-    /// Units in the pool, as they were said last while it was open. The last field: records of before it was kept lack its end only.
+    /// Units in the pool, as they were said last while it was open.
     said: u64,
+    /// What each node's units are a part of, as it said last, and in which call. The last two fields: records of before they were kept lack
+    /// their ends only.
+    totals: BTreeMap<u16, (u64, u64)>,
 }
 
 /// Units that the region has put into the pool of a window: at most [`POOL_MAX`].
@@ -56,7 +62,8 @@ pub enum Total {
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Take {
-    /// Who calls. The number of the call is of no meaning here: numbers that only grow need none.
+    /// Who calls. A call that comes after a later one is heard, since its numbers only grow; but it is granted nothing: it may
+    /// have been made when there was more.
     pub taker: Taker,
     /// Units that this process knows to have taken from this window, in all, with those that the processes before it took if it
     /// knows of all of them.
@@ -92,7 +99,7 @@ impl Window {
     /// # Errors
     /// The call does nothing.
     pub fn take(&mut self, take: &Take, ground: &Ground) -> Result<Took, Refused> {
-        let Taker { node, boot, .. } = take.taker;
+        let Taker { node, boot, call } = take.taker;
         if ground.wall_us >= take.drops_us {
             return Err(Refused::Late);
         }
@@ -121,24 +128,35 @@ impl Window {
         record.returned = record.returned.max(take.returned.min(record.taken));
         self.nodes.insert(node, record);
 
+        let last = self.totals.get(&node).filter(|_| boot == known.boot).map_or(0, |(_, call)| *call);
+        let is_newest = call > last || broken(Broken::PoolGrantsOlderCalls);
         let is_burned = take.begins_us < ground.burned_us && !broken(Broken::PoolBurnsNothing);
         let total = match take.total {
             Total::Ahead(units) if !broken(Broken::PoolRemembersAhead) => units.min(POOL_MAX),
             Total::Ahead(units) | Total::Open(units) => {
-                self.said = units.min(POOL_MAX);
-                self.said
+                let units = units.min(POOL_MAX);
+                self.said = if is_newest { units } else { self.said };
+                units
             }
             Total::AsSaid(most) => self.said.min(most),
         };
-        let total = if is_burned { 0 } else { total };
-        let left = total.saturating_sub(self.out());
+        if is_newest {
+            self.totals.insert(node, (total, call));
+        }
+        self.totals.retain(|node, _| self.nodes.contains_key(node));
+        let is_ahead = matches!(take.total, Total::Ahead(_));
+        let left = match is_burned {
+            true => 0,
+            false => total.saturating_sub(if is_ahead { self.out_of(total) } else { self.out() }),
+        };
         let free = left.saturating_sub(take.reserved);
         // What was granted before, and not heard of, counts.
         let ahead = record.taken.saturating_sub(take.taken);
         let wanted = take.wanted.saturating_sub(ahead);
         let needed = take.needed.saturating_sub(ahead);
         let mut granted = 0;
-        if (ground.grants || broken(Broken::PoolGrantsUntold)) && needed <= free {
+        let may_grant = is_newest && (ground.grants || broken(Broken::PoolGrantsUntold));
+        if may_grant && needed <= free {
             let part = left / (PART * self.nodes.len() as u64);
             granted = wanted.min(needed.max(part)).min(free);
         }
@@ -149,9 +167,16 @@ impl Window {
 
     /// Units that are taken and did not come back.
     pub fn out(&self) -> u64 {
-        let held =
-            self.nodes.values().fold(0_u64, |sum, taken| sum.saturating_add(taken.taken - taken.returned));
-        held.saturating_add(self.spent).min(POOL_MAX)
+        let held = self.nodes.values().map(|taken| taken.taken - taken.returned);
+        held.fold(self.spent, u64::saturating_add).min(POOL_MAX)
+    }
+
+    /// The same, in proportion, of a pool that has so many.
+    fn out_of(&self, total: u64) -> u64 {
+        let of = |node| self.totals.get(node).map_or(total, |(total, _)| *total);
+        let held = self.nodes.iter();
+        let held = held.map(|(node, taken)| in_proportion(taken.taken - taken.returned, total, of(node)));
+        held.fold(self.spent, u64::saturating_add).min(POOL_MAX)
     }
 }
 

@@ -567,9 +567,9 @@ fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
     assert!(group.assert(&place, &told).grants);
     let ground = group.ground(&place, generation, START_US).expect("it grants");
     let mut window = Window::default();
-    let take = |(node, total): &(u16, window::Total)| {
+    let take = |(number, (node, total)): (usize, &(u16, window::Total))| {
         let take = window::Take {
-            taker: by(*node, 2),
+            taker: by(*node, 2 + number as u64),
             taken: 0,
             returned: 0,
             wanted: UNITS,
@@ -581,7 +581,7 @@ fn taken_of_one_window(calls: &[(u16, window::Total)]) -> Vec<u64> {
         };
         window.take(&take, &ground).expect("an answer").taken
     };
-    calls.iter().map(take).collect()
+    calls.iter().enumerate().map(take).collect()
 }
 
 /// What a node says of a window that has not begun is more than it may find in it.
@@ -598,6 +598,42 @@ fn who_comes_later_goes_by_what_was_said_last_in_the_window() {
         taken_of_one_window(&[(2, as_said), (1, Open(UNITS)), (2, as_said), (1, Open(0)), (3, as_said)]);
     assert!(taken[2] > 0 && taken[1] + taken[2] <= UNITS, "{taken:?}");
     assert_eq!((taken[0], taken[4]), (0, 0), "nothing was said, and nothing is there any more");
+}
+
+/// A call of a window that was made when there was more, and comes when the node has been heard by what there is now. Gives what the node has
+/// then.
+pub(super) fn a_call_of_more_comes_late() -> u64 {
+    let ground = Ground {
+        wall_us: START_US,
+        generation: Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } },
+        since: Generation { number: 1, by: Taker { node: 1, boot: 1, call: 1 } },
+        grants: true,
+        fresh_us: 0,
+        burned_us: 0,
+    };
+    let mut window = Window::default();
+    let mut take = |call, wanted, total| {
+        let take = window::Take {
+            taker: Taker { node: 1, boot: 1, call },
+            taken: 0,
+            returned: 0,
+            wanted,
+            needed: 0,
+            reserved: 0,
+            total: window::Total::Ahead(total),
+            begins_us: START_US + 1_000 * MS,
+            drops_us: START_US + 60_000 * MS,
+        };
+        window.take(&take, &ground).expect("an answer").taken
+    };
+    assert_eq!(take(2, 0, UNITS), 0);
+    take(1, 100 * UNITS, 100 * UNITS);
+    take(3, 0, UNITS)
+}
+
+#[test]
+fn a_call_of_a_window_that_comes_after_a_later_one_is_granted_nothing() {
+    assert_eq!(a_call_of_more_comes_late(), 0);
 }
 
 #[test]

@@ -49,10 +49,12 @@ impl KeptPools {
         let bytes = self.store.value(name).map_err(|fault| Missed::Refused(fault.to_string()))?;
         let Some(mut bytes) = bytes else { return Ok(T::default()) };
         postcard::from_bytes(&bytes).or_else(|fault| {
-            // Windows of before they kept what was said lack their end, a zero.
-            bytes.push(0);
-            postcard::from_bytes(&bytes)
-                .map_err(|_| Missed::Refused(format!("{name} cannot be read: {fault}")))
+            // Pools of before they kept what was said, and of how much, lack their ends: zeros.
+            let whole = (0..2).find_map(|_| {
+                bytes.push(0);
+                postcard::from_bytes(&bytes).ok()
+            });
+            whole.ok_or_else(|| Missed::Refused(format!("{name} cannot be read: {fault}")))
         })
     }
 

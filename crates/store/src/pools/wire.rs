@@ -207,6 +207,7 @@ impl Pools for RedisPools {
             int(total),
             int(take.begins_us),
             int(take.drops_us),
+            int(take.taker.call),
             int(how),
         ];
         let done = |numbers: &[u64]| match *numbers {

@@ -243,7 +243,7 @@ impl Caller {
     }
 
     fn slide(&mut self, taker: Taker) -> sliding::Exchange {
-        let total = self.random.up_to(1 << 40);
+        let total = self.random.up_to(1 << 50);
         let wanted = self.random.up_to(total);
         sliding::Exchange {
             taker,

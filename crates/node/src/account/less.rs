@@ -1,0 +1,121 @@
+//! What becomes of what a cell holds of its region's pool when the pool has less.
+//!
+//! As soon as a node goes by smaller numbers it keeps as large a part of the smaller pool, rounded down: together all keep no more than
+//! there is, since what nodes hold are parts of one pool, whatever total each goes by ([`acequia_rights::pool`]). The rest is cut at
+//! once, in the step that brings the cell to its new numbers, but for what is lent, and the pool hears with the next call what of it was
+//! not used.
+//!
+//! Of a window that began before, everything stays: it counts by the largest numbers that were in force in it. Of one that begins with the
+//! new numbers or after them a pool may have granted more by the old ones, and not been heard: what an answer brings goes back, until
+//! it is one to a call of today (`Leased` in `leases/cell.rs`).
+
+use acequia_limits::{
+    Algorithm, Now, Part,
+    window::{FixedWindow, Usage},
+};
+use acequia_rights::broken::{Broken, broken};
+
+use super::{Account, Ground};
+
+/// Longer than any window.
+const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
+
+impl Account {
+    /// Goes by what the pool has now. Where that is less than when what is held of it was taken, keeps as large a part of that. The numbers
+    /// changed at `since_ns`, by the wall clock.
+    pub(crate) fn keep_part(&mut self, words: &mut Vec<u64>, ground: &Ground<'_>, since_ns: u64, now: Now) {
+        let Some(windows) = &mut self.windows else { return };
+        let pool = pool_of(ground);
+        let under = std::mem::replace(&mut windows.under, pool);
+        windows.is_told_of_other |= pool != under;
+        if pool.units >= under.units && pool.rate >= under.rate {
+            return;
+        }
+        if let Algorithm::FixedWindow(window) = ground.global {
+            windows.less_since_ns = Some(since_ns);
+            return self.keep_part_of_later((window, words), ground, (pool.units, under.units));
+        }
+        let (held, most) = (self.pooled(), self.windows().most.unwrap_or(self.pooled()));
+        let rate = share_of(held.rate.min(most.rate).into(), pool.rate.into(), under.rate.into());
+        let units = share_of(held.units.min(most.units), pool.units, under.units);
+        if !broken(Broken::LeaseLendsBeyondLess) {
+            // No more than it was.
+            self.bound_pool(words, ground, Part { rate: rate as u32, units }, now);
+        }
+    }
+
+    /// The same of windows that count by these numbers, of which the pools have so many units now, and had.
+    fn keep_part_of_later(
+        &mut self,
+        (window, words): (&FixedWindow, &[u64]),
+        ground: &Ground<'_>,
+        (units, under): (u64, u64),
+    ) {
+        for taken in self.taken().to_vec() {
+            if self.is_later(window, taken.end_ns, ground.salt) {
+                let held = taken.units();
+                // In the margin of its beginning a window may have been charged already.
+                let keeps = share_of(held, units, under).max(charged(words, ground, taken.end_ns));
+                self.return_to_pool(ground, taken.end_ns, held.saturating_sub(keeps), held);
+            }
+        }
+    }
+
+    /// What is held is as much as may be of what the pool has now.
+    pub(crate) fn goes_by_pool(&mut self, ground: &Ground<'_>) {
+        if let Some(windows) = &mut self.windows {
+            windows.under = pool_of(ground);
+        }
+    }
+
+    /// Whether the pool has something else than when this was last asked: what it was told is of before.
+    pub(crate) fn take_told_of_other(&mut self) -> bool {
+        self.windows.as_mut().is_some_and(|windows| std::mem::take(&mut windows.is_told_of_other))
+    }
+
+    /// Whether a window, by its end, counts by the numbers of today, though there was more: not if it was open then.
+    pub(crate) fn is_later(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
+        let begins_with = |since_ns: u64| begins_ns(window, end_ns, salt) >= since_ns;
+        end_ns > self.window()
+            || self.windows().less_since_ns.is_some_and(begins_with) && !broken(Broken::LeaseShrinksLate)
+    }
+}
+
+/// What the pool has; of windows those that have not begun.
+fn pool_of(ground: &Ground<'_>) -> Part {
+    let pool = match ground.global {
+        Algorithm::FixedWindow(_) => ground.local.pool_of(ground.global, ground.salt, u64::MAX),
+        _ => ground.local.pool(ground.global, ground.salt),
+    };
+    pool.unwrap_or_default()
+}
+
+/// Units of a window that were charged, by its end: of the open one, and of the next.
+pub(crate) fn charged(words: &[u64], ground: &Ground<'_>, end_ns: u64) -> u64 {
+    let Algorithm::FixedWindow(window) = ground.global else { return 0 };
+    let charged = Usage::of(words);
+    match end_ns {
+        _ if end_ns == charged.end_ns => charged.used,
+        _ if end_ns == window.end_after(charged.end_ns, ground.salt) => charged.ahead,
+        _ => 0,
+    }
+}
+
+/// When the window began that ends then: the first time of which that is the end.
+pub(crate) fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
+    let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
+    while within - before > 1 {
+        let middle = before + (within - before) / 2;
+        if window.end_after(middle, salt) == end_ns { within = middle } else { before = middle }
+    }
+    within
+}
+
+/// So much of what was a part of `old`, of `new`: rounded down.
+fn share_of(part: u64, new: u64, old: u64) -> u64 {
+    if new >= old {
+        return part;
+    }
+    // No more than the part.
+    (u128::from(part) * u128::from(new) / u128::from(old)) as u64
+}
