@@ -112,10 +112,35 @@ impl Patience {
         self.drawn.as_ref().map_or(Drawing::May, |drawn| Drawing::Since(drawn.draw.since_ns()))
     }
 
+    /// Whether a request that is denied again goes on waiting, by the limits that deny it now.
+    pub(crate) fn goes_on(&self, denied: u64) -> bool {
+        goes_on((self.denied, denied), self.drawn.is_some())
+    }
+
     /// The same for no longer than `left` from now, unless its time is over.
     pub(crate) fn shorten(self, left: Duration) -> Option<Self> {
         let now = Instant::now();
         let until = self.until.min(now + left);
         (until > now).then_some(Self { until, ..self })
+    }
+}
+
+/// What limits miss that did not deny a request before was asked of nobody. Of those that did, some may have what was drawn for them by now,
+/// while others still wait for theirs. Where no limit denies any more, something else does, and nothing mends that.
+const fn goes_on((before, now): (u64, u64), has_drawn: bool) -> bool {
+    if has_drawn { now != 0 && now & !before == 0 } else { now == before }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_goes_on_waiting_for_what_it_has_asked_for() {
+        assert!(goes_on((0b11, 0b11), false) && goes_on((0b11, 0b11), true));
+        assert!(goes_on((0b11, 0b01), true), "the other one has what was drawn");
+        assert!(!goes_on((0b11, 0b01), false), "nothing was");
+        assert!(!goes_on((0b01, 0b11), true) && !goes_on((0b01, 0b11), false), "nobody asked for the other");
+        assert!(!goes_on((0b01, 0), true) && !goes_on((0b01, 0), false), "no limit denies it");
     }
 }

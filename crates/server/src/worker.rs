@@ -457,8 +457,7 @@ impl Held<'_> {
         }
         let (answer, catalogue) = self.inner.asker.last();
         let allowed = answer.allowed;
-        // What other limits miss now was asked of nobody. Of those that denied some may have what they lacked.
-        if !allowed && denied(answer) & !patience.denied == 0 {
+        if !allowed && patience.goes_on(denied(answer)) {
             let left =
                 Duration::from_nanos(self.worker.shared.node.patience_ns(answer, catalogue, u64::MAX, 0));
             if let Some(mut patience) = patience.shorten(left) {
