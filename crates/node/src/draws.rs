@@ -95,7 +95,7 @@ impl Draw {
 /// What became of draws, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DrawCounts {
-    /// Draws that this node asked for.
+    /// Draws that this node asked for: those that were sent.
     pub asked: u64,
     /// Draws of others that were charged here.
     pub charged: u64,
@@ -114,7 +114,6 @@ pub(crate) struct Asking {
     pub(crate) tag: CellTag,
     pub(crate) whole: Whole,
     pub(crate) units: u64,
-    pub(crate) within_us: u32,
 }
 
 /// A draw of a mate.
@@ -153,6 +152,8 @@ pub(crate) struct Draws {
     is_closed: AtomicBool,
     /// Whether there is something to send, or units may have come for those that wait here.
     is_due: AtomicBool,
+    /// When the first of those that wait here is to be answered, whatever it is by then: steady clock; 0 where none waits.
+    answer_ns: AtomicU64,
     /// Whether there are cells that this node has to do with itself.
     has_alone: AtomicBool,
     /// Locked after any shard.
@@ -185,6 +186,9 @@ struct Asked {
     whole: Whole,
     units: u64,
     at_ns: u64,
+    /// It is of no use when it is charged later: steady clock.
+    until_ns: u64,
+    is_sent: bool,
 }
 
 /// Units that another node has charged, for a request that had waited before.
@@ -277,6 +281,11 @@ impl Draws {
         self.is_due.load(Ordering::Acquire)
     }
 
+    /// When the first of those that wait here is to be answered, whatever it is by then: steady clock.
+    pub(crate) fn answer_ns(&self) -> Option<u64> {
+        Some(self.answer_ns.load(Ordering::Acquire)).filter(|at_ns| *at_ns > 0)
+    }
+
     /// Units came: those that wait here are to be tried again.
     pub(crate) fn call(&self) {
         if self.has_mates() {
@@ -327,13 +336,29 @@ impl Draws {
         std::mem::take(&mut lock(&self.state).out)
     }
 
+    /// A draw is about to be sent: within how many microseconds it is of use to whoever waits. Nothing where nobody does any more.
+    pub(crate) fn send(&self, number: u64, now_ns: u64) -> Option<u32> {
+        let mut state = lock(&self.state);
+        let asked = state.asked.get_mut(&number)?;
+        let left_us = asked.until_ns.saturating_sub(now_ns) / 1_000;
+        if left_us == 0 {
+            state.forget_asked(number);
+            return None;
+        }
+        asked.is_sent = true;
+        state.counts.asked += 1;
+        Some(u32::try_from(left_us).unwrap_or(u32::MAX))
+    }
+
     /// What waits here for units; whoever takes it gives back what goes on waiting.
     pub(crate) fn take_held(&self) -> VecDeque<Held> {
         std::mem::take(&mut lock(&self.state).held)
     }
 
     pub(crate) fn put_held(&self, held: VecDeque<Held>) {
-        lock(&self.state).held = held;
+        let mut state = lock(&self.state);
+        state.held = held;
+        self.answer_ns.store(state.answer_ns(), Ordering::Release);
     }
 
     /// A mate draws. Says whether there is room for it to wait.
@@ -345,6 +370,7 @@ impl Draws {
             state.held.len() < HELD_MAX && of_peer < HELD_OF_PEER_MAX && of_cell < HELD_OF_CELL_MAX;
         if has_room {
             state.held.push_back(held);
+            self.answer_ns.store(state.answer_ns(), Ordering::Release);
         }
         has_room
     }
@@ -416,6 +442,10 @@ impl Draws {
 }
 
 impl State {
+    fn answer_ns(&self) -> u64 {
+        self.held.iter().map(|held| held.until_ns).min().unwrap_or(0)
+    }
+
     fn has_room(&self, key: CellKey) -> bool {
         let of_cell = self.asked_of.get(&key).copied().unwrap_or(0);
         self.asked.len() + self.credits.len() < ASKED_MAX && of_cell < ASKED_OF_CELL_MAX
@@ -517,7 +547,7 @@ impl Node {
             return None;
         }
         let now = self.not_before(now);
-        let within_ns = patience_ns.min(DRAW_NS) - BACK_NS;
+        let until_ns = now.steady_ns + patience_ns.min(DRAW_NS) - BACK_NS;
         let mut numbers = SmallVec::new();
         let mut state = lock(&self.draws.state);
         for limit in answer.limits.iter().filter(is_lacked) {
@@ -528,11 +558,10 @@ impl Node {
             let number = state.next;
             let units = limit.units;
             let whole = Whole::of(&active.limit.algorithm);
-            state.note_asked(number, Asked { key, to, whole, units, at_ns: now.steady_ns });
-            let within_us = u32::try_from(within_ns / 1_000).unwrap_or(u32::MAX);
+            let at_ns = now.steady_ns;
+            state.note_asked(number, Asked { key, to, whole, units, at_ns, until_ns, is_sent: false });
             let (limit, tag) = (active.limit.id, key.1);
-            state.out.push(Asking { number, to, limit, tag, whole, units, within_us });
-            state.counts.asked += 1;
+            state.out.push(Asking { number, to, limit, tag, whole, units });
             numbers.push(number);
         }
         drop(state);
@@ -546,17 +575,20 @@ impl Node {
         !draw.numbers.iter().any(|number| state.asked.contains_key(number))
     }
 
-    /// The request waits no more. What is not sent yet is not drawn.
+    /// The request waits no more. What is not sent yet is not drawn; what is may be for another one that waits.
     pub fn undraw(&self, draw: &Draw) {
         let mut state = lock(&self.draws.state);
-        let unsent: SmallVec<[u64; 1]> = {
-            let is_its = |asking: &mut Asking| draw.numbers.contains(&asking.number);
-            state.out.extract_if(.., is_its).map(|asking| asking.number).collect()
-        };
-        for number in unsent {
-            state.forget_asked(number);
-            state.counts.asked -= 1;
+        for number in &draw.numbers {
+            if state.asked.get(number).is_some_and(|asked| !asked.is_sent) {
+                state.forget_asked(*number);
+                state.out.retain(|asking| asking.number != *number);
+            }
         }
+    }
+
+    /// When a mate is to be answered that nothing has come for: steady clock.
+    pub fn draws_due_ns(&self) -> Option<u64> {
+        self.draws.answer_ns()
     }
 
     /// Whether there are frames to be sent at once, and not when time has passed.
@@ -590,7 +622,8 @@ mod tests {
     fn drawn(now: Now, count: u64) -> Draws {
         let draws = Draws::default();
         for number in 1..=count {
-            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns: now.steady_ns };
+            let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS);
+            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns, until_ns, is_sent: false };
             lock(&draws.state).note_asked(number, asked);
         }
         draws
@@ -611,6 +644,18 @@ mod tests {
         assert!(draws.take(KEY, (WHOLE, 1), 1_000, now.later(DRAW_NS)).is_none(), "too late");
         assert!(draws.take(KEY, (WHOLE, 1), 1_000, now).is_some());
         assert!(draws.take(KEY, (WHOLE, 1), 1_000, now).is_none(), "once");
+    }
+
+    #[test]
+    fn what_is_over_before_it_is_sent_is_not_drawn() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 2);
+        let at_ns = now.steady_ns + DRAW_WAIT_NS;
+        assert_eq!(draws.send(1, at_ns - 1_000_000), Some(1_000), "what is left of its time");
+        assert_eq!(draws.send(2, at_ns), None);
+        assert_eq!(draws.send(3, now.steady_ns), None, "nobody asks for that");
+        assert_eq!(draws.counts().asked, 1);
+        assert!(lock(&draws.state).asked.keys().eq([&1]));
     }
 
     #[test]

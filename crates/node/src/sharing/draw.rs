@@ -63,10 +63,12 @@ impl Sharing {
 
     /// Puts in line what is to be drawn, and charges what others have drawn if there are units by now.
     pub(super) fn serve_draws(&mut self, node: &Node, now: Now) {
-        for Asking { number, to, limit, tag, whole, units, within_us } in node.draws.take_out() {
+        for Asking { number, to, limit, tag, whole, units } in node.draws.take_out() {
             if let Some(peer) =
                 self.peers.get_mut(&to).filter(|peer| peer.is_reached(now.steady_ns, REACH_NS))
             {
+                // Filled in when it is sent.
+                let within_us = 0;
                 let entry = Entry::Draw { limit, tag, whole, number, units, within_us };
                 peer.outbox.tell(Topic::Draw(number), entry, 0);
             }

@@ -230,13 +230,14 @@ impl Outbox {
         self.next_number
     }
 
-    /// Fills a frame with what may leave.
+    /// Fills a frame with what may leave. `draw` says within how many microseconds a draw is of use, if it is.
     pub(crate) fn fill(
         &mut self,
         header: &Header,
         committed: u64,
         now_ns: u64,
         name: impl Fn(CellKey) -> Option<(LimitId, Option<u16>)>,
+        draw: impl Fn(u64) -> Option<u32>,
     ) -> Vec<u8> {
         let mut frame = FrameWriter::new(header);
         let (mut introduced, mut facts) = (Vec::new(), Vec::new());
@@ -255,6 +256,10 @@ impl Outbox {
                         introduced.push(id);
                     }
                     set_id(&mut fact.entry, id);
+                }
+                if let Entry::Draw { number, within_us, .. } = &mut fact.entry {
+                    let Some(left_us) = draw(*number) else { continue };
+                    *within_us = left_us;
                 }
                 frame.push(&fact.entry);
                 self.entries += 1;
@@ -423,7 +428,7 @@ mod tests {
     /// The next frame: how many introductions it has, and how many other entries.
     fn next(outbox: &mut Outbox) -> (usize, usize) {
         let header = header(outbox);
-        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
+        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)), |_| Some(1));
         let entries = read(&bytes).expect("a frame").entries;
         let introduced = entries.iter().filter(|entry| matches!(entry, Entry::Introduce { .. })).count();
         (introduced, entries.len() - introduced)
@@ -498,13 +503,13 @@ mod tests {
             );
             assert!(outbox.settle(9, Some(cost)), "there is room");
             let header = header(outbox);
-            outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
+            outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)), |_| Some(1));
         };
         tell(&mut outbox, 1);
         tell(&mut outbox, 2);
         outbox.expire(2);
         let header = header(&mut outbox);
-        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
+        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)), |_| Some(1));
         let said = read(&bytes).expect("a frame").entries;
         assert!(said.iter().any(|entry| matches!(entry, Entry::Short { units: 2, .. })), "{said:?}");
         assert!(said.iter().any(|entry| matches!(entry, Entry::Settle { cost: Some(1), .. })), "{said:?}");
