@@ -298,7 +298,8 @@ impl Draws {
         lock(&self.state).may_ask(key, now)
     }
 
-    /// Takes units that were drawn for a request that waits since `since_ns`, and charged by the numbers that its limit has now.
+    /// Takes units that were drawn for a request that waits since `since_ns`, and charged by the numbers that its limit has now. They are
+    /// used when it passes ([`Self::pass`]).
     pub(crate) fn take(
         &self,
         key: CellKey,
@@ -319,14 +320,17 @@ impl Draws {
         if !broken(Broken::DrawUsedTwice) {
             state.credits.remove(&name);
         }
-        state.counts.used += 1;
         Some(credit)
+    }
+
+    /// A request passes by what it has taken.
+    pub(crate) fn pass(&self, _: Credit) {
+        lock(&self.state).counts.used += 1;
     }
 
     /// A request does not pass after all: what it has taken is there for it when it asks again.
     pub(crate) fn put_back(&self, credit: Credit) {
         let mut state = lock(&self.state);
-        state.counts.used -= 1;
         state.credits.insert((credit.key, credit.number), credit);
     }
 

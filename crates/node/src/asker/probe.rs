@@ -67,12 +67,13 @@ impl Check<'_, '_> {
         }
     }
 
-    /// What was drawn for a request that does not pass is there when it is asked again.
+    /// What was drawn for a request is used if it passes, and else is there when it is asked again.
     pub(super) fn keep_credits(&self, hits: &mut [Hit], answer: &Answer) {
-        if !answer.allowed {
-            hits.iter_mut()
-                .filter_map(|hit| hit.credit.take())
-                .for_each(|credit| self.node.draws.put_back(credit));
+        for credit in hits.iter_mut().filter_map(|hit| hit.credit.take()) {
+            match answer.allowed {
+                true => self.node.draws.pass(credit),
+                false => self.node.draws.put_back(credit),
+            }
         }
     }
 
