@@ -64,9 +64,17 @@ const HELD_OF_CELL_MAX: usize = 32;
 /// Of a cell whose guard node had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
 const VAIN_NS: u64 = 4_000_000;
 const VAIN_NS_MAX: u64 = 32_000_000;
-/// A node that answered none of so many draws in a row is too far away, or stuck: nothing is drawn of it for so long.
-const SILENT_MAX: u32 = 8;
-const FAR_NS: u64 = 10_000_000_000;
+/// A node of which none of so many draws in a row was of use is too far away, or stuck: for so long nothing is drawn of it but nothing, and
+/// no more until that is answered in time. Then one of no use is enough, and it is left for twice as long each time in a row, up to the
+/// other.
+const SILENT_MAX: u32 = 4;
+const FAR_NS: u64 = 1_000_000_000;
+const FAR_NS_MAX: u64 = 32_000_000_000;
+/// Each node of the region is asked for nothing so often: whether an answer can be here in time is to be known to both ends, and it shall
+/// cost no units to find out.
+const NOTHING_NS: u64 = 1_000_000_000;
+/// The cell that nothing is asked for of.
+const NO_CELL: CellKey = (u16::MAX, CellTag(0));
 /// Cells that are remembered because their guard node had nothing, and of those that have none.
 const VAIN_MAX: usize = 16_384;
 /// Of a cell whose guard node says that it cannot come by units, or that had none for so long, this node has to do with other regions
@@ -136,8 +144,10 @@ pub(crate) struct Held {
 #[derive(Debug, Default)]
 struct Mates {
     own: Option<Region>,
-    /// The nodes of the region that are heard, this one too.
+    /// The nodes of the region that are heard and near enough, this one too.
     live: SmallVec<[Region; 8]>,
+    /// Whether any others are heard: those have to do with each cell themselves.
+    has_far: bool,
 }
 
 /// What this node draws, and what is drawn of it.
@@ -172,8 +182,10 @@ struct State {
     alone: BTreeMap<CellKey, u64>,
     /// When those that are over were last forgotten: steady clock.
     swept_ns: u64,
-    /// Draws in a row that each node did not answer; and until when nothing is drawn of it: steady clock.
-    silent: BTreeMap<Region, (u32, u64)>,
+    /// Of whom an answer has come in time since the start.
+    near: BTreeMap<Region, Silent>,
+    /// When the others were last asked for nothing: steady clock.
+    nothing_ns: u64,
     out: Vec<Asking>,
     held: VecDeque<Held>,
     counts: DrawCounts,
@@ -195,10 +207,24 @@ struct Asked {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Credit {
     key: CellKey,
+    from: Region,
     number: u64,
     whole: Whole,
     units: u64,
     asked_ns: u64,
+}
+
+/// Whether a node's answers come too late, or not at all.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silent {
+    /// Draws in a row that were not answered, or too late for whoever waited.
+    times: u32,
+    /// How often in a row nothing was drawn of it for that.
+    left: u32,
+    is_left: bool,
+    /// Until when it is left at least, and when a draw was last of no use: steady clock.
+    until_ns: u64,
+    noted_ns: u64,
 }
 
 /// A cell of which nothing was to be had.
@@ -211,12 +237,17 @@ struct Vain {
 }
 
 impl Draws {
-    /// Which nodes of the region are heard, this one among them, and how many members the catalogue has.
-    pub(crate) fn see(&self, own: Region, live: SmallVec<[Region; 8]>, members: usize) {
+    /// Which nodes of the region are heard, this one among them, and how many members the catalogue has. Those that are too far away to
+    /// draw of each other have to do with other regions and the pool each for itself.
+    pub(crate) fn see(&self, own: Region, mut live: SmallVec<[Region; 8]>, members: usize, now: Now) {
+        self.ask_for_nothing(own, &live, now);
+        let heard = live.len();
+        live.retain(|region| *region == own || !self.is_far(*region));
+        let has_far = live.len() < heard;
         self.members.store(members as u64, Ordering::Relaxed);
         self.has_mates.store(live.len() > 1, Ordering::Relaxed);
         let mut mates = self.mates.write().unwrap_or_else(PoisonError::into_inner);
-        *mates = Mates { own: Some(own), live };
+        *mates = Mates { own: Some(own), live, has_far };
     }
 
     /// Whether a limit has so few units that one node of a region has to do with a cell of it.
@@ -244,15 +275,26 @@ impl Draws {
 
     /// Who speaks for a cell in this region: the guard node of one of few units, where those may be drawn.
     pub(crate) fn speaker(&self, tag: CellTag, active: Option<&Active>, now: Now) -> Speaker {
-        let are_drawn = |active: &&Active| {
-            self.has_mates() && may_be_drawn(active) && self.are_few(&active.limit.algorithm)
-        };
-        let Some(active) = active.filter(are_drawn) else { return Speaker::Each };
+        let Some(active) = active.filter(|active| self.are_drawn(active)) else { return Speaker::Each };
         match self.guard(tag) {
+            None if self.has_far() => Speaker::Each,
             None => Speaker::Own,
             Some(_) if self.is_alone((active.slot, journal_tag(tag)), now) => Speaker::Each,
             Some(guard) => Speaker::Mate(guard),
         }
+    }
+
+    /// Whether this node is a cell's guard node, though it may not speak for all.
+    pub(crate) fn guards(&self, tag: CellTag, active: Option<&Active>) -> bool {
+        active.is_some_and(|active| self.are_drawn(active)) && self.guard(tag).is_none()
+    }
+
+    fn are_drawn(&self, active: &Active) -> bool {
+        self.has_mates() && may_be_drawn(active) && self.are_few(&active.limit.algorithm)
+    }
+
+    fn has_far(&self) -> bool {
+        self.mates.read().unwrap_or_else(PoisonError::into_inner).has_far
     }
 
     /// Whether this node has to do with a cell itself, since its guard node had nothing.
@@ -323,9 +365,12 @@ impl Draws {
         Some(credit)
     }
 
-    /// A request passes by what it has taken.
-    pub(crate) fn pass(&self, _: Credit) {
-        lock(&self.state).counts.used += 1;
+    /// A request passes by what it has taken: so its cell's guard node is of use, and near enough.
+    pub(crate) fn pass(&self, credit: Credit) {
+        let mut state = lock(&self.state);
+        state.counts.used += 1;
+        state.vain.remove(&credit.key);
+        state.near.insert(credit.from, Silent::default());
     }
 
     /// A request does not pass after all: what it has taken is there for it when it asks again.
@@ -350,7 +395,8 @@ impl Draws {
             return None;
         }
         asked.is_sent = true;
-        state.counts.asked += 1;
+        let units = asked.units;
+        state.counts.asked += u64::from(units > 0);
         Some(u32::try_from(left_us).unwrap_or(u32::MAX))
     }
 
@@ -389,26 +435,35 @@ impl Draws {
         let mut state = lock(&self.state);
         let answers =
             |asked: &&Asked| asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units);
-        let Some(Asked { key, whole, at_ns, .. }) = state.asked.get(&number).filter(answers).copied() else {
+        let Some(Asked { key, whole, at_ns, until_ns, .. }) =
+            state.asked.get(&number).filter(answers).copied()
+        else {
             state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
             return false;
         };
         state.forget_asked(number);
-        state.silent.remove(&from);
+        if units.is_none_or(|units| units == 0) && now.steady_ns < until_ns + BACK_NS {
+            // Units would have been of use. Of those that came it is known when they are used.
+            state.note_near(from, now);
+        } else if key == NO_CELL {
+            state.note_silent(from, now);
+        }
         match units {
+            _ if key == NO_CELL => {}
             None => state.leave_alone(key, now),
             Some(0) => state.miss(key, now),
             Some(units) => {
-                state.vain.remove(&key);
-                state.credits.insert((key, number), Credit { key, number, whole, units, asked_ns: at_ns });
+                let credit = Credit { key, from, number, whole, units, asked_ns: at_ns };
+                state.credits.insert((key, number), credit);
             }
         }
         self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
         true
     }
 
-    /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. Says whether those that
-    /// wait should hear of it; and the least number that is still waited for.
+    /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. To whoever draws both are
+    /// the same: a guard node whose answers come when nobody waits any more would be charged for nobody, time and again. Says whether those
+    /// that wait should hear of it; and the least number that is still waited for.
     pub(crate) fn expire(&self, now: Now) -> (bool, u64) {
         let mut state = lock(&self.state);
         let is_over = |at_ns: u64| now.steady_ns >= at_ns + DRAW_NS;
@@ -416,16 +471,21 @@ impl Draws {
             state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
         for number in &late {
             let Some(Asked { key, to, .. }) = state.forget_asked(*number) else { continue };
-            state.miss(key, now);
-            let (times, until_ns) = state.silent.entry(to).or_default();
-            *times += 1;
-            if *times >= SILENT_MAX {
-                (*times, *until_ns) = (0, now.steady_ns + FAR_NS);
+            if key != NO_CELL {
+                state.miss(key, now);
             }
+            state.note_silent(to, now);
         }
-        let before = state.credits.len();
-        state.credits.retain(|_, credit| !is_over(credit.asked_ns));
-        state.counts.wasted += (before - state.credits.len()) as u64;
+        let unused: SmallVec<[Credit; 4]> = state
+            .credits
+            .extract_if(.., |_, credit| is_over(credit.asked_ns))
+            .map(|(_, credit)| credit)
+            .collect();
+        for Credit { key, from, .. } in &unused {
+            state.counts.wasted += 1;
+            state.miss(*key, now);
+            state.note_silent(*from, now);
+        }
         if now.steady_ns >= state.swept_ns + SWEEP_NS {
             state.swept_ns = now.steady_ns;
             state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + ALONE_NS + MISSED_NS);
@@ -435,9 +495,31 @@ impl Draws {
         (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
     }
 
-    /// Whether a node has answered no draws lately.
-    pub(crate) fn is_far(&self, region: Region, now: Now) -> bool {
-        lock(&self.state).silent.get(&region).is_some_and(|(_, until_ns)| now.steady_ns < *until_ns)
+    /// Whether a node has answered no draws lately, or too late, or none yet.
+    pub(crate) fn is_far(&self, region: Region) -> bool {
+        lock(&self.state).near.get(&region).is_none_or(|silent| silent.is_left)
+    }
+
+    /// Asks the other nodes of the region for nothing, from time to time.
+    fn ask_for_nothing(&self, own: Region, heard: &[Region], now: Now) {
+        let mut state = lock(&self.state);
+        if now.steady_ns < state.nothing_ns + NOTHING_NS {
+            return;
+        }
+        state.nothing_ns = now.steady_ns;
+        let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS - BACK_NS);
+        let (whole, units) = (Whole { units: 0, rate: None }, 0);
+        for to in heard.iter().copied().filter(|region| *region != own) {
+            state.next += 1;
+            let number = state.next;
+            state.note_asked(
+                number,
+                Asked { key: NO_CELL, to, whole, units, at_ns, until_ns, is_sent: false },
+            );
+            state.out.push(Asking { number, to, limit: LimitId(0), tag: NO_CELL.1, whole, units });
+        }
+        drop(state);
+        self.is_due.store(true, Ordering::Release);
     }
 
     pub(crate) fn counts(&self) -> DrawCounts {
@@ -494,6 +576,29 @@ impl State {
             let times = in_a_row.map_or(0, |vain| vain.times);
             let until_ns = now.steady_ns + (VAIN_NS << times.min(8)).min(VAIN_NS_MAX);
             self.vain.insert(key, Vain { times: times + 1, until_ns, since_ns });
+        }
+    }
+
+    /// A draw of a node was of no use.
+    fn note_silent(&mut self, to: Region, now: Now) {
+        let Some(silent) = self.near.get_mut(&to) else { return };
+        silent.noted_ns = now.steady_ns;
+        if silent.is_left {
+            return;
+        }
+        silent.times += 1;
+        if silent.times >= SILENT_MAX || silent.left > 0 {
+            silent.until_ns = now.steady_ns + (FAR_NS << silent.left.min(8)).min(FAR_NS_MAX);
+            (silent.times, silent.left, silent.is_left) = (0, silent.left + 1, true);
+        }
+    }
+
+    /// A node answered in time.
+    fn note_near(&mut self, from: Region, now: Now) {
+        let silent = self.near.entry(from).or_default();
+        silent.is_left &= now.steady_ns < silent.until_ns;
+        if !silent.is_left && now.steady_ns >= silent.noted_ns + FAR_NS_MAX {
+            *silent = Silent::default();
         }
     }
 
@@ -669,6 +774,46 @@ mod tests {
         (1..=8).for_each(|number| assert!(draws.came(MATE, number, Some(0), now)));
         assert!(!draws.may_hope(KEY, now.later(VAIN_NS - 1)));
         assert!(draws.may_hope(KEY, now.later(VAIN_NS)));
+    }
+
+    #[test]
+    fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
+        let now = Now::at(1_000);
+        let (draws, max) = (drawn(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
+        assert!(draws.is_far(MATE), "it is not known yet");
+        lock(&draws.state).note_near(MATE, now);
+        (1..=max).for_each(|number| assert!(draws.came(MATE, number, Some(1), now.later(8_000_000))));
+        assert!(!draws.is_far(MATE));
+        let end = now.later(DRAW_NS);
+        draws.expire(end);
+        assert!(!draws.may_hope(KEY, end) && draws.is_far(MATE));
+        assert_eq!(draws.counts(), DrawCounts { wasted: max, ..DrawCounts::default() });
+        // An answer in time is enough to ask on, though not at once, one more of no use to stop, and one that is used for all to be well.
+        let asked = |number, now: Now, (answered, after_ns)| {
+            let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS - BACK_NS);
+            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns, until_ns, is_sent: true };
+            lock(&draws.state).note_asked(number, asked);
+            assert!(draws.came(MATE, number, Some(answered), now.later(after_ns)));
+        };
+        let again = end.later(FAR_NS);
+        asked(max + 1, end, (0, 0));
+        asked(max + 2, again, (0, DRAW_WAIT_NS));
+        assert!(draws.is_far(MATE));
+        asked(max + 3, again, (0, DRAW_WAIT_NS - 1));
+        assert!(!draws.is_far(MATE));
+        asked(max + 4, again, (1, 0));
+        let end = again.later(DRAW_NS);
+        draws.expire(end);
+        assert!(draws.is_far(MATE));
+        asked(max + 5, end.later(FAR_NS), (0, 0));
+        assert!(draws.is_far(MATE), "for longer");
+        let again = end.later(FAR_NS * 2);
+        asked(max + 6, again, (0, 0));
+        asked(max + 7, again, (1, 0));
+        draws.pass(draws.take(KEY, (WHOLE, 1), 0, again).expect("it came"));
+        asked(max + 8, again, (1, 0));
+        draws.expire(again.later(DRAW_NS));
+        assert!(!draws.is_far(MATE));
     }
 
     #[test]

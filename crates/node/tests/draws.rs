@@ -14,8 +14,16 @@ fn shared(spec: LimitSpec, seed: u64) -> World {
 }
 
 fn of_limits(specs: &[LimitSpec], seed: u64) -> World {
+    of_limits_near(specs, seed, None)
+}
+
+/// The same where frames between nodes of a region take so long.
+fn of_limits_near(specs: &[LimitSpec], seed: u64, near_ns: Option<(u64, u64)>) -> World {
     let mut world = World::among_regions(&[2, 2, 3], specs, 10, seed);
     world.is_prompt = true;
+    if let Some(near_ns) = near_ns {
+        world.regions.as_mut().expect("regions").near_ns = near_ns;
+    }
     world.pass(S);
     assert!(world.order(&(0..7).map(|place| (place, 1)).collect::<Vec<_>>()));
     world.pass(6 * S);
@@ -120,6 +128,56 @@ fn nobody_waits_long_for_a_node_that_is_silent() {
     assert!(asked < 60, "{asked} draws of a node that does not answer");
 }
 
+/// Between the nodes of a region a frame takes so long that whoever waits has gone when what was drawn comes: nothing is drawn, and as
+/// much passes as if nothing ever were.
+#[test]
+fn slow_mates_are_done_without() {
+    let places = [0, 1, 2, 3, 4, 5, 6];
+    let mut all = [0; 2];
+    for spec in limits() {
+        let name = spec.name.clone();
+        let of_other = match spec.token_bucket {
+            Some(_) => [("rate", &["4/s"][..]), ("burst", &["18"][..])].to_vec(),
+            None => [("limit", &["30"][..])].to_vec(),
+        };
+        // Of a limit that gives another key other numbers nothing is drawn.
+        let undrawn = with_override(spec.clone(), "k9", &of_other);
+        for a_second in [20, 60, 400] {
+            let [passed, without] = [&spec, &undrawn].map(|spec| {
+                let mut world = of_limits_near(&[spec.clone()], 1, Some((3 * MS, 8 * MS)));
+                passes(&mut world, &places, a_second, 5);
+                let passed = passes(&mut world, &places, a_second, 20);
+                assert_eq!(counts(&world), DrawCounts::default());
+                passed
+            });
+            println!("{name}: of {a_second} a second {passed} % passed, {without} without draws");
+            assert!(passed + 8 >= without, "{name}: {passed} % passed, {without} without draws");
+            all = [all[0] + passed, all[1] + without];
+        }
+    }
+    assert!(all[0] * 100 >= all[1] * 97, "{all:?}");
+}
+
+/// They were near before: soon no more is charged for nobody.
+#[test]
+fn mates_that_become_slow_are_soon_done_without() {
+    let places = [0, 1, 2, 3, 4, 5, 6];
+    for spec in limits() {
+        let name = spec.name.clone();
+        let mut world = shared(spec, 1);
+        passes(&mut world, &places, 60, 5);
+        world.regions.as_mut().expect("regions").near_ns = (3 * MS, 8 * MS);
+        let before = counts(&world);
+        passes(&mut world, &places, 60, 10);
+        let wasted = counts(&world).wasted - before.wasted;
+        let before = counts(&world);
+        let passed = passes(&mut world, &places, 60, 20);
+        println!("{name}: {passed} % passed, {wasted} wasted before");
+        assert_eq!(counts(&world), before, "{name}");
+        assert!(wasted <= 60 && passed >= 65, "{name}: {passed} % passed, {wasted} wasted");
+    }
+}
+
 /// A node that stops has written down what its cells owe: it charges nothing for others any more.
 #[test]
 fn nothing_is_charged_after_a_stop() {
@@ -214,15 +272,15 @@ fn nobody_waits_longer_than_there_is_hope() {
     assert_eq!(world.waiting(), 0);
 }
 
-fn with_override(spec: LimitSpec, numbers: &[(&str, &[&str])]) -> LimitSpec {
-    LimitSpec { overrides: vec![fields(&[&[("key", &["k1"][..])], numbers].concat())], ..spec }
+fn with_override(spec: LimitSpec, key: &str, numbers: &[(&str, &[&str])]) -> LimitSpec {
+    LimitSpec { overrides: vec![fields(&[&[("key", &[key][..])], numbers].concat())], ..spec }
 }
 
 /// Where keys have numbers of their own a guard node could not tell which: nothing is drawn, and each speaks for itself.
 #[test]
 fn nothing_is_drawn_where_keys_have_other_numbers() {
     let mut world =
-        shared(with_override(bucket("b", "20/s", 20), &[("rate", &["2/s"]), ("burst", &["30"])]), 1);
+        shared(with_override(bucket("b", "20/s", 20), "k1", &[("rate", &["2/s"]), ("burst", &["30"])]), 1);
     let passed = passes(&mut world, &[0, 1, 2, 3, 4, 5, 6], 20, 20);
     println!("{passed} % passed");
     assert_eq!(counts(&world), DrawCounts::default());
@@ -328,8 +386,8 @@ fn renumbered(world: &mut World, spec: &LimitSpec) -> LimitSpec {
     };
     match (has_override, spec.token_bucket.is_some()) {
         (false, _) => spec,
-        (true, true) => with_override(spec, &[("rate", &["4/s"]), ("burst", &["18"])]),
-        (true, false) => with_override(spec, &[("limit", &["30"])]),
+        (true, true) => with_override(spec, "k1", &[("rate", &["4/s"]), ("burst", &["18"])]),
+        (true, false) => with_override(spec, "k1", &[("limit", &["30"])]),
     }
 }
 

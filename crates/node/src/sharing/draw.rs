@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Catalogue, Node,
-    draws::{Asking, Held, Speaker, may_be_drawn},
+    draws::{Asking, Held, may_be_drawn},
     journal::HeapCell,
     local::Guard,
     shard_of,
@@ -38,15 +38,13 @@ impl Sharing {
         let Some(guard) = &node.guard else { return };
         let own = self.me().region;
         let is_live = |region: &Region| {
-            *region == own
-                || (self.peers.get(region).is_some_and(|peer| self.is_partner(peer, now))
-                    && !node.draws.is_far(*region, now))
+            *region == own || self.peers.get(region).is_some_and(|peer| self.is_partner(peer, now))
         };
         let owns = self.owns_nothing().is_none();
         let live: SmallVec<[Region; 8]> =
             guard.members().iter().copied().filter(|region| owns && is_live(region)).collect();
         let members = self.versions.version().map_or(0, |version| version.members.len());
-        node.draws.see(own, live, members);
+        node.draws.see(own, live, members, now);
         let (is_news, least) = node.draws.expire(now);
         for region in guard.members() {
             if let Some(peer) = self.peers.get_mut(region) {
@@ -126,7 +124,7 @@ impl Sharing {
         // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
         let has_pool =
             node.elsewhere.do_pools_answer() && !node.losses.is_lost(tag) && !node.is_journal_down();
-        let may_come = has_pool && node.draws.speaker(tag, active, now) == Speaker::Own;
+        let may_come = has_pool && node.draws.guards(tag, active);
         let is_first = !std::mem::replace(&mut held.is_told, true);
         let visit = Visit { node, catalogue, key, now, which: None };
         let charged = visit.at(true, |ground, cell| {
@@ -181,8 +179,13 @@ impl Sharing {
             return Err(Refusal::Malformed);
         };
         let from = header.writer;
-        if !self.is_mate(node, from) || !(1..=UNITS_MAX).contains(&units) {
+        if !self.is_mate(node, from) || units > UNITS_MAX {
             return Err(Refusal::Malformed);
+        }
+        if units == 0 {
+            // It asks how far away this node is.
+            self.answer(from, (number, Some(0)), now);
+            return Ok(());
         }
         let Some(slot) = node.slot_of(limit) else {
             self.answer(from, (number, None), now);
