@@ -77,6 +77,8 @@ const NOTHING_NS: u64 = 1_000_000_000;
 const NO_CELL: CellKey = (u16::MAX, CellTag(0));
 /// Cells that are remembered because their guard node had nothing, and of those that have none.
 const VAIN_MAX: usize = 16_384;
+/// Marks of the latter, in bits: few others have the same while that many are remembered.
+const MARKS: u64 = VAIN_MAX as u64 * 8;
 /// Of a cell whose guard node says that it cannot come by units, or that had none for so long, this node has to do with other regions
 /// and the pool itself for so long, as if there were no draws. Then it asks again.
 const MISSED_NS: u64 = 2_000_000_000;
@@ -164,8 +166,8 @@ pub(crate) struct Draws {
     is_due: AtomicBool,
     /// When the first of those that wait here is to be answered, whatever it is by then: steady clock; 0 where none waits.
     answer_ns: AtomicU64,
-    /// Whether there are cells that this node has to do with itself.
-    has_alone: AtomicBool,
+    /// Marks of the cells that this node has to do with itself, and of some others: most checks need not look for theirs.
+    alone_marks: Marks,
     /// Locked after any shard.
     state: Mutex<State>,
 }
@@ -299,7 +301,7 @@ impl Draws {
 
     /// Whether this node has to do with a cell itself, since its guard node had nothing.
     fn is_alone(&self, key: CellKey, now: Now) -> bool {
-        self.has_alone.load(Ordering::Relaxed)
+        self.alone_marks.may_have(key)
             && lock(&self.state).alone.get(&key).is_some_and(|until_ns| now.steady_ns < *until_ns)
     }
 
@@ -450,14 +452,13 @@ impl Draws {
         }
         match units {
             _ if key == NO_CELL => {}
-            None => state.leave_alone(key, now),
-            Some(0) => state.miss(key, now),
+            None => state.leave_alone(key, now, &self.alone_marks),
+            Some(0) => state.miss(key, now, &self.alone_marks),
             Some(units) => {
                 let credit = Credit { key, from, number, whole, units, asked_ns: at_ns };
                 state.credits.insert((key, number), credit);
             }
         }
-        self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
         true
     }
 
@@ -472,7 +473,7 @@ impl Draws {
         for number in &late {
             let Some(Asked { key, to, .. }) = state.forget_asked(*number) else { continue };
             if key != NO_CELL {
-                state.miss(key, now);
+                state.miss(key, now, &self.alone_marks);
             }
             state.note_silent(to, now);
         }
@@ -483,15 +484,18 @@ impl Draws {
             .collect();
         for Credit { key, from, .. } in &unused {
             state.counts.wasted += 1;
-            state.miss(*key, now);
+            state.miss(*key, now, &self.alone_marks);
             state.note_silent(*from, now);
         }
         if now.steady_ns >= state.swept_ns + SWEEP_NS {
             state.swept_ns = now.steady_ns;
             state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + ALONE_NS + MISSED_NS);
+            let before = state.alone.len();
             state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
+            if state.alone.len() < before {
+                self.alone_marks.set_all(state.alone.keys());
+            }
         }
-        self.has_alone.store(!state.alone.is_empty(), Ordering::Relaxed);
         (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
     }
 
@@ -561,14 +565,14 @@ impl State {
     }
 
     /// A cell's guard node had nothing. Of draws that were under way together, one counts.
-    fn miss(&mut self, key: CellKey, now: Now) {
+    fn miss(&mut self, key: CellKey, now: Now, marks: &Marks) {
         let before = self.vain.get(&key).copied();
         if before.is_some_and(|vain| now.steady_ns < vain.until_ns) {
             return;
         }
         let since_ns = before.map_or(now.steady_ns, |vain| vain.since_ns);
         if now.steady_ns >= since_ns + MISSED_NS {
-            self.leave_alone(key, now);
+            self.leave_alone(key, now, marks);
             let since_ns = now.steady_ns + ALONE_NS + AGAIN_NS - MISSED_NS;
             self.vain.insert(key, Vain { times: 0, until_ns: now.steady_ns, since_ns });
         } else if before.is_some() || self.vain.len() < VAIN_MAX {
@@ -603,10 +607,11 @@ impl State {
     }
 
     /// A cell's guard node is of no use for now.
-    fn leave_alone(&mut self, key: CellKey, now: Now) {
+    fn leave_alone(&mut self, key: CellKey, now: Now, marks: &Marks) {
         self.vain.remove(&key);
         if self.alone.len() < VAIN_MAX {
             self.alone.insert(key, now.steady_ns + ALONE_NS);
+            marks.set(key);
         }
     }
 }
@@ -708,6 +713,46 @@ impl Node {
     /// What became of draws.
     pub fn draw_counts(&self) -> DrawCounts {
         self.draws.counts()
+    }
+}
+
+/// A set of cells, which says of some others too that they may be in it; without a lock.
+#[derive(Debug)]
+struct Marks(Box<[AtomicU64]>);
+
+impl Default for Marks {
+    fn default() -> Self {
+        Self((0..MARKS / 64).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Marks {
+    fn place(&self, (slot, tag): CellKey) -> (usize, u64) {
+        let tag = tag.0 ^ u128::from(slot);
+        let place = mixed(tag as u64 ^ mixed((tag >> 64) as u64)) % MARKS;
+        ((place / 64) as usize, 1 << (place % 64))
+    }
+
+    fn may_have(&self, key: CellKey) -> bool {
+        let (word, bit) = self.place(key);
+        self.0[word].load(Ordering::Relaxed) & bit > 0
+    }
+
+    fn set(&self, key: CellKey) {
+        let (word, bit) = self.place(key);
+        self.0[word].fetch_or(bit, Ordering::Relaxed);
+    }
+
+    /// These, and none that were there before. Whoever sets others meanwhile holds the same lock.
+    fn set_all<'k>(&self, keys: impl Iterator<Item = &'k CellKey>) {
+        let mut words = vec![0; self.0.len()];
+        for key in keys {
+            let (word, bit) = self.place(*key);
+            words[word] |= bit;
+        }
+        for (place, word) in self.0.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
     }
 }
 
@@ -829,7 +874,7 @@ mod tests {
             let at = now.later(number * 40_000_000);
             draws.expire(at);
             if !draws.is_alone(KEY, at) {
-                lock(&draws.state).miss(KEY, at);
+                lock(&draws.state).miss(KEY, at, &draws.alone_marks);
                 draws.expire(at);
                 times.extend(draws.is_alone(KEY, at).then_some(at.steady_ns - now.steady_ns));
             }
@@ -838,6 +883,21 @@ mod tests {
         assert!((MISSED_NS..MISSED_NS + 100_000_000).contains(&first), "{first}");
         let again = first + ALONE_NS + AGAIN_NS;
         assert!((again..again + 100_000_000).contains(&second), "{second}, after {first}");
+    }
+
+    #[test]
+    fn few_cells_are_looked_for_that_are_not_left_to_each() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 0);
+        let key = |number: u64| (1, CellTag(u128::from(mixed(number)) << 64));
+        for number in 0..VAIN_MAX as u64 {
+            lock(&draws.state).leave_alone(key(number), now, &draws.alone_marks);
+        }
+        assert!((0..VAIN_MAX as u64).all(|number| draws.is_alone(key(number), now)));
+        let others = (100_000..110_000).filter(|number| draws.alone_marks.may_have(key(*number))).count();
+        assert!(others < 1_500, "{others}");
+        draws.expire(now.later(ALONE_NS));
+        assert!(draws.alone_marks.0.iter().all(|word| word.load(Ordering::Relaxed) == 0));
     }
 
     #[test]
