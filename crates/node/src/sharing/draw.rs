@@ -232,7 +232,10 @@ impl Sharing {
         if !node.draws.came(header.writer.region, number, units, now) {
             return Err(Refusal::Unknown(number));
         }
-        node.elsewhere.tell();
+        // Of nothing those that wait need not hear.
+        if units != Some(0) {
+            node.elsewhere.tell();
+        }
         Ok(())
     }
 
