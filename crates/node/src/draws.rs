@@ -12,8 +12,8 @@
 //!   charges more than passes.
 //! - It charges by the numbers that the limit has where the request waits, and has no others: while catalogues or files differ, it
 //!   refuses. When the limit has other numbers there by the time that it comes, it passes nobody.
-//! - A draw has a number that its process used once. What comes of a number is heard once, from whom it was asked, in a frame that was
-//!   meant for this process; it then is a *credit*, which one request takes (`Draws::take`).
+//! - A draw has a number that its process used once, and no process of the node before it. What comes of a number is heard once, from
+//!   whom it was asked, in a frame that was meant for this process; it then is a *credit*, which one request takes (`Draws::take`).
 //! - A request takes a credit only if it has waited since before that was asked for: it was there when the guard node charged. One that
 //!   came later was not ([`crate::Drawing::Since`]).
 //! - A credit lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request passes no later than that after it
@@ -73,6 +73,8 @@ const FAR_NS_MAX: u64 = 32_000_000_000;
 /// Each node of the region is asked for nothing so often: whether an answer can be here in time is to be known to both ends, and it shall
 /// cost no units to find out.
 const NOTHING_NS: u64 = 1_000_000_000;
+/// Draws that one process may ask for: each begins after those of all before it.
+const NUMBERS: u64 = 1 << 40;
 /// The cell that nothing is asked for of.
 const NO_CELL: CellKey = (u16::MAX, CellTag(0));
 /// Cells that are remembered because their guard node had nothing, and of those that have none.
@@ -239,6 +241,11 @@ struct Vain {
 }
 
 impl Draws {
+    /// Begins with numbers that no earlier process of this node has used; how often it was started.
+    pub(crate) fn begin(&self, boot: u32) {
+        lock(&self.state).next = u64::from(boot).wrapping_mul(NUMBERS);
+    }
+
     /// Which nodes of the region are heard, this one among them, and how many members the catalogue has. Those that are too far away to
     /// draw of each other have to do with other regions and the pool each for itself.
     pub(crate) fn see(&self, own: Region, mut live: SmallVec<[Region; 8]>, members: usize, now: Now) {

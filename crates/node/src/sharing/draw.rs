@@ -229,6 +229,10 @@ impl Sharing {
         if !is_own || !self.is_mate(node, header.writer) {
             return Err(Refusal::Malformed);
         }
+        // On an old disk this process may have the numbers of another one.
+        if self.owns_nothing().is_some() {
+            return Err(Refusal::Unknown(number));
+        }
         if !node.draws.came(header.writer.region, number, units, now) {
             return Err(Refusal::Unknown(number));
         }

@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(outbox.len(), DRAWN_MAX, "the oldest are not said");
         outbox.forget_drawn(DRAW_NS + 20);
         assert_eq!(outbox.len(), DRAWN_MAX - 10, "nor those that nobody waits for");
-        // Whoever waited for them is gone, and the next process has the same numbers.
+        // Whoever waited for them is gone, and with an old disk the next process has the same numbers.
         outbox.restart();
         outbox.tell_drawn(30, Some(1), DRAW_NS);
         outbox.forget_drawn(DRAW_NS + 40);

@@ -181,6 +181,8 @@ struct Charges {
     /// The limit, the key and the budget of a cell that was drawn of.
     cells: BTreeMap<CellName, (usize, String, u64)>,
     drawn: BTreeMap<DrawName, (CellName, Whole)>,
+    /// Which process of a node used a number.
+    numbers: BTreeMap<(usize, u64), u32>,
     answered: BTreeSet<DrawName>,
     /// What has passed nobody yet.
     unused: BTreeMap<Drawer, Vec<Charged>>,
@@ -556,6 +558,8 @@ impl World {
             match entry {
                 Entry::Draw { limit, tag, whole, number, .. } => {
                     let name = (from, frame.header.boot, to, number);
+                    let first = *self.charges.numbers.entry((from, number)).or_insert(name.1);
+                    assert_eq!(first, name.1, "two processes of node {from} drew by the number {number}");
                     self.charges.drawn.insert(name, ((limit, tag), whole));
                 }
                 Entry::Drawn { number, units: Some(units @ 1..) } => {
