@@ -16,7 +16,10 @@ use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     process::{Child, Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -343,10 +346,11 @@ fn refund(node: &Node, charged: &serde_json::Value) -> (u16, serde_json::Value) 
 /// Charges an id at one node until another has its answer in time, on a machine that may be busy; gives the id, of which the key is the
 /// same, and the answer.
 fn charged_once(one: &Node, two: &Node, prefix: &str, cost: u64) -> (String, serde_json::Value) {
-    let (mut number, mut found) = (0, None);
+    // An id that was used before is none to begin with.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let mut found = None;
     eventually("two nodes give one answer", || {
-        number += 1;
-        let id = format!("{prefix}-{number}");
+        let id = format!("{prefix}-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let charged = ask_named(one, &id, &id, cost).json();
         assert_eq!((&charged["allowed"], &charged["is_repeat"]), (&json!(true), &json!(null)), "{charged}");
         let again = ask_named(two, &id, &id, cost).json();
