@@ -523,6 +523,10 @@ fn the_regions_that_are_shipped_share_a_limit() {
     let config = folder.path().join("us-2.yaml");
     let killed = Command::new("pkill").args(["-KILL", "-f"]).arg(&config).status();
     assert!(killed.expect("procps").success());
+    eventually("it is gone", || {
+        let running = Command::new("pgrep").arg("-f").arg(&config).stdout(Stdio::null()).status();
+        !running.expect("procps").success()
+    });
     std::fs::remove_dir_all(folder.path().join("us-2")).expect("its disk");
     let mut again = Command::new(binary());
     again.args(["serve", "--config"]).arg(&config).stdout(Stdio::null()).stderr(Stdio::null());
