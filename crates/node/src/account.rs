@@ -115,14 +115,8 @@ struct Windows {
     for_others: Part,
     /// What may be held of the pool at most, where more is until loans are back.
     most: Option<Part>,
-    /// What the pool had in all when what is held was taken, or lowered last; of windows, what those that had not begun had.
-    under: Part,
-    /// Since when there is less of it, of windows with edges, if ever there was more: wall clock.
-    less_since_ns: Option<u64>,
-    /// Whether what the pool was told is of other numbers.
-    is_told_of_other: bool,
-    /// Of what was cut since the last call, since there was less, units that were not spent.
-    cut_unspent: u64,
+    /// By what of the pool that goes.
+    less: less::Less,
     /// Of a window, by its end, what earlier processes gave away: of what they had, which all counts as spent.
     given_before: (u64, u64),
     /// The most units that stood here since an earlier process: all of them count as spent by it.
@@ -156,10 +150,7 @@ static NO_WINDOWS: Windows = Windows {
     within_reach: None,
     for_others: Part { rate: 0, units: 0 },
     most: None,
-    under: Part { rate: 0, units: 0 },
-    less_since_ns: None,
-    is_told_of_other: false,
-    cut_unspent: 0,
+    less: less::Less::NONE,
     given_before: (0, 0),
     stood: 0,
     restored_until_ns: 0,

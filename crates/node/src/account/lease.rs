@@ -126,7 +126,7 @@ impl Account {
             }
             None => None,
         };
-        self.windows_mut().cut_unspent = 0;
+        self.windows_mut().less.cut_unspent = 0;
         let is_over = change.map(|change| self.apply(words, ground, change, at)).is_some();
         self.note_cut();
         is_over
@@ -143,7 +143,7 @@ impl Account {
         let keeps = self.not_lent_twice(keeps);
         let available = self.unused(words, ground, now);
         let own_units = self.standing.units;
-        let cut_unspent = std::mem::take(&mut self.windows_mut().cut_unspent);
+        let cut_unspent = std::mem::take(&mut self.windows_mut().less.cut_unspent);
         let lease = &mut self.windows_mut().lease;
         let lease = match ground.global {
             Algorithm::FixedWindow(_) => return None,
@@ -302,7 +302,8 @@ impl Account {
             }
             None => return,
         };
-        windows.cut_unspent = if free.is_some() { windows.cut_unspent.saturating_add(unspent) } else { 0 };
+        windows.less.cut_unspent =
+            if free.is_some() { windows.less.cut_unspent.saturating_add(unspent) } else { 0 };
         self.apply(words, ground, change, now);
         self.note_cut();
     }

@@ -20,6 +20,24 @@ use super::{Account, Ground};
 /// Longer than any window.
 const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
 
+/// By what of its pool a cell goes.
+#[derive(Debug, Default)]
+pub(super) struct Less {
+    /// What the pool had in all when what is held was taken, or lowered last; of windows, what those that had not begun had.
+    under: Part,
+    /// Since when there is less of it, of windows with edges, if ever there was more: wall clock.
+    since_ns: Option<u64>,
+    /// Whether what the pool was told is of other numbers.
+    is_told_of_other: bool,
+    /// Of what was cut since the last call, since there was less, units that were not spent.
+    pub(super) cut_unspent: u64,
+}
+
+impl Less {
+    pub(super) const NONE: Self =
+        Self { under: Part { rate: 0, units: 0 }, since_ns: None, is_told_of_other: false, cut_unspent: 0 };
+}
+
 impl Account {
     /// Goes by what the pool has now. Where that is less than when what is held of it was taken, keeps as large a part of that. The numbers
     /// changed at `since_ns`, by the wall clock; by those of before so many units of what is held were `free`.
@@ -32,15 +50,15 @@ impl Account {
     ) {
         let Some(windows) = &mut self.windows else { return };
         let pool = pool_of(ground);
-        let under = std::mem::replace(&mut windows.under, pool);
+        let under = std::mem::replace(&mut windows.less.under, pool);
         // Until somebody has looked at what was asked for before, the first time counts at which there was less.
-        let unseen_ns = windows.less_since_ns.filter(|_| windows.is_told_of_other);
-        windows.is_told_of_other |= pool != under;
+        let unseen_ns = windows.less.since_ns.filter(|_| windows.less.is_told_of_other);
+        windows.less.is_told_of_other |= pool != under;
         if pool.units >= under.units && pool.rate >= under.rate || broken(Broken::LeaseOutlivesTerms) {
             return;
         }
         if let Algorithm::FixedWindow(window) = ground.global {
-            windows.less_since_ns = Some(unseen_ns.map_or(since_ns, |unseen_ns| unseen_ns.min(since_ns)));
+            windows.less.since_ns = Some(unseen_ns.map_or(since_ns, |unseen_ns| unseen_ns.min(since_ns)));
             return self.keep_part_of_later((window, words), ground, (pool.units, under.units));
         }
         let (held, most) = (self.pooled(), self.windows().most.unwrap_or(self.pooled()));
@@ -73,20 +91,20 @@ impl Account {
     /// What is held is as much as may be of what the pool has now.
     pub(crate) fn goes_by_pool(&mut self, ground: &Ground<'_>) {
         if let Some(windows) = &mut self.windows {
-            windows.under = pool_of(ground);
+            windows.less.under = pool_of(ground);
         }
     }
 
     /// Whether the pool has something else than when this was last asked: what it was told is of before.
     pub(crate) fn take_told_of_other(&mut self) -> bool {
-        self.windows.as_mut().is_some_and(|windows| std::mem::take(&mut windows.is_told_of_other))
+        self.windows.as_mut().is_some_and(|windows| std::mem::take(&mut windows.less.is_told_of_other))
     }
 
     /// Whether a window, by its end, counts by the numbers of today, though there was more: not if it was open then.
     pub(crate) fn is_later(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
         let begins_with = |since_ns: u64| begins_ns(window, end_ns, salt) >= since_ns;
         end_ns > self.window()
-            || self.windows().less_since_ns.is_some_and(begins_with) && !broken(Broken::LeaseShrinksLate)
+            || self.windows().less.since_ns.is_some_and(begins_with) && !broken(Broken::LeaseShrinksLate)
     }
 }
 

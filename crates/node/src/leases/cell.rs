@@ -1,6 +1,7 @@
 //! How much of its pool a cell wants: as much as demand says that it will use, before it runs out.
 //!
-//! Nothing here is a matter of safety: pools grant what they have, whatever they are asked.
+//! But for one thing nothing here is a matter of safety: pools grant what they have, whatever they are asked. What was asked for when there was
+//! more, and not heard of, may not be taken up: [`Leased::distrust`].
 
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
 use acequia_rights::{

@@ -13,8 +13,8 @@
 //! 2. **Calls say everything.** A call says what the node holds (*keeps*), and asks for more. The pool takes back what the node does
 //!    not keep, and adds what it grants, in one step. A node lowers what it holds *before* it calls, and raises it when the answer
 //!    comes: so at every instant it holds at most what the pool has down for it, whether calls or answers are lost, late or repeated. A
-//!    call that comes after a later one of the same process does nothing ([`Taker::call`]); of a window it is granted nothing. Nothing has to be tried again to be
-//!    right: the next call tells the truth.
+//!    call that comes after a later one of the same process does nothing ([`Taker::call`]); of a window it is granted nothing. Nothing has
+//!    to be tried again to be right: the next call tells the truth.
 //! 3. **A pool that may have forgotten forgets all**, and grants nothing until every node has said again what it holds ([`group`]).
 //!    Of a bucket and of a sliding window all the rest counts as spent at that instant.
 //!
