@@ -6,6 +6,7 @@
 mod servers;
 
 mod breaking;
+mod draws;
 mod growing;
 mod loss;
 mod resharding;

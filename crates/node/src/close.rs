@@ -23,6 +23,7 @@ impl Node {
     pub fn close(&self, now: Now, mut write: impl FnMut(Row)) {
         let (catalogue, now) = (self.catalogue(), self.not_before(now));
         self.call_no_more();
+        self.draws.close();
         for (at, shard) in self.shards.iter().enumerate() {
             let mut cells = shard.lock();
             let all: Vec<Cell> = cells.table.iter().copied().collect();

@@ -24,6 +24,7 @@ mod catalogue;
 mod charges;
 mod close;
 pub mod difference;
+mod draws;
 mod explain;
 mod index;
 mod inspect;
@@ -58,6 +59,7 @@ use crate::{
     account::{Account, Ground},
     catalogue::{Live, Registry, Terms, Unwritten},
     charges::Charges,
+    draws::Draws,
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow},
     kept::Pledge,
     leases::{Leases, Losses, Places},
@@ -69,12 +71,13 @@ use crate::{
     table::Cell,
 };
 pub use crate::{
-    asker::{Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, IdReused, LimitAnswer, Outcome, Warning},
+    asker::{Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Drawing, IdReused, LimitAnswer, Outcome, Warning},
     catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
     charges::{
         ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve,
         Settled, SharedAnswer,
     },
+    draws::{DRAW_NS, DRAW_WAIT_NS, Draw, DrawCounts},
     explain::Unmatched,
     inspect::{CellView, Holding, LimitView, LoanView, NamedCell, Overview, PeerView, WordView},
     journal::{CHARGES, Row, TAKINGS, WALL},
@@ -146,6 +149,8 @@ pub struct Node {
     carried: Carried,
     /// What other regions, or the region's pools, may have.
     elsewhere: Elsewhere,
+    /// What is drawn of other nodes of the region, and by them.
+    draws: Draws,
     /// The dealings with the region's pools. Locked before everything else.
     leases: Option<Mutex<Leases>>,
     /// How the nodes of this region share what each has among the nodes of several.
@@ -249,6 +254,7 @@ impl Node {
             correction_ns: AtomicI64::new(0),
             carried: Carried::default(),
             elsewhere: Elsewhere::default(),
+            draws: Draws::default(),
             leases: None,
             guard: None,
             losses: Losses::default(),

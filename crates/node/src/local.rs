@@ -74,6 +74,14 @@ impl Guard {
         Self { of: Shared::Parts(members.into_iter().collect()), percent: percent.min(100).into() }
     }
 
+    /// The nodes of the region by their numbers among those of all regions; none where it has every limit to itself.
+    pub(crate) fn members(&self) -> &[Region] {
+        match &self.of {
+            Shared::Limit { .. } => &[],
+            Shared::Parts(members) => members,
+        }
+    }
+
     /// How many nodes there are in the region.
     fn nodes(&self) -> u64 {
         match &self.of {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use acequia_limits::{Charge, limit::WAIT_NS_MAX};
 
-use crate::{Answer, Catalogue, Node, Outcome, account::Hope, leases::WAIT_NS};
+use crate::{Answer, Catalogue, Node, Outcome, account::Hope, draws::DRAW_WAIT_NS, leases::WAIT_NS};
 
 /// What both ends take to look, and the other one's disk, beside the way there and back.
 const LOOKS_NS: u64 = 50_000_000;
@@ -41,6 +41,11 @@ impl Elsewhere {
         }
     }
 
+    /// Whether they do.
+    pub(crate) fn do_pools_answer(&self) -> bool {
+        self.do_pools_answer.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn see(&self, regions: usize, round_ns: Option<u64>, met_ns: Option<u64>) {
         self.regions.store(regions as u64, Ordering::Relaxed);
         self.round_ns.store(round_ns.map_or(0, |ns| ns.max(1)), Ordering::Relaxed);
@@ -55,7 +60,7 @@ impl Elsewhere {
             0 => 0,
             round_ns => round_ns.saturating_mul(2).saturating_add(LOOKS_NS),
         };
-        let of_pools_ns = if self.do_pools_answer.load(Ordering::Relaxed) { WAIT_NS } else { 0 };
+        let of_pools_ns = if self.do_pools_answer() { WAIT_NS } else { 0 };
         let lasts_ns = of_regions_ns.max(of_pools_ns);
         Hope { lasts_ns, met_ns: self.met_ns.load(Ordering::Relaxed) }
     }
@@ -78,7 +83,7 @@ impl Node {
         longest_ns: u64,
         waited_ns: u64,
     ) -> u64 {
-        let do_pools_answer = self.elsewhere.do_pools_answer.load(Ordering::Relaxed);
+        let do_pools_answer = self.elsewhere.do_pools_answer();
         let to_regions_ns = self.elsewhere.round_ns.load(Ordering::Relaxed);
         // A pool is near.
         let round_ns = if do_pools_answer { 1 } else { to_regions_ns };
@@ -96,6 +101,7 @@ impl Node {
                     None if limit.budget < regions && to_regions_ns > 0 => {
                         to_regions_ns + to_regions_ns / 4 + LOOKS_NS
                     }
+                    None if limit.drawn_of.is_some() => DRAW_WAIT_NS.saturating_sub(waited_ns),
                     None if do_pools_answer => WAIT_NS.saturating_sub(waited_ns),
                     None => 0,
                 };

@@ -109,6 +109,7 @@ impl Node {
             return Err(ResumeFault::Unreadable("who the nodes of the region are"));
         }
         *lock(&self.memory) = memory;
+        self.draws.begin(memory.boot);
         let born_in = self.remember(|_| ());
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
         *sharing = Sharing::new(home, versions, memory, born_in);

@@ -290,7 +290,7 @@ fn a_restart_remembers_what_it_has_lent_too_much() {
 #[test]
 fn numbers_that_no_honest_peer_sends_are_read() {
     use acequia_limits::CellTag;
-    use acequia_node::sharing::wire::{Entry, Header, Rough, Seen, ShortId, VERSION};
+    use acequia_node::sharing::wire::{Entry, Header, Rough, Seen, ShortId, VERSION, Whole};
     for spec in [bucket("b", "1000/s", 100), sliding("s", 100_000, "1h"), window("w", 100, "1h")] {
         let mut world = World::new(3, &[spec], 20 * MS);
         world.run(S, |_, _| 0);
@@ -310,8 +310,17 @@ fn numbers_that_no_honest_peer_sends_are_read() {
             let id = ShortId(2);
             let entries = [
                 Entry::Introduce { id, limit, tag: CellTag(7), which: None },
-                Entry::News { id, demand: most, holds: most, left: most },
+                Entry::News { id, demand: most, holds: most, left: most, stands: Some(most) },
                 Entry::Short { id, units: u64::MAX },
+                Entry::Draw {
+                    limit,
+                    tag: CellTag(7),
+                    whole: Whole { units: u64::MAX, rate: Some((u64::MAX, 0)) },
+                    number: u64::MAX,
+                    units: u64::MAX,
+                    within_us: u32::MAX,
+                },
+                Entry::Drawn { number: u64::MAX, units: Some(u64::MAX) },
                 Entry::Ask { id, end_ns: u64::MAX, units: u64::MAX },
                 Entry::Give { id, end_ns: u64::MAX, cumulative: u64::MAX },
                 Entry::Give { id, end_ns: u64::MAX, cumulative: 1 },

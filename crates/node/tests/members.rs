@@ -472,7 +472,12 @@ fn history(seed: u64) {
             hot = place;
         }
         for _ in 0..world.below(3) * world.below(12) {
-            world.ask(hot, "k", 1);
+            // Callers that wait are drawn for.
+            if (seed / 2).is_multiple_of(2) {
+                world.ask_or_wait(hot, "k", 1)
+            } else {
+                world.ask(hot, "k", 1)
+            };
         }
         if world.below(orders) == 0 {
             let mut weights = weights(&mut world);

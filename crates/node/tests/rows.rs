@@ -9,7 +9,12 @@ use siblings::World;
 
 /// Three regions of so many nodes each, which share a limit evenly.
 fn three(nodes: usize, spec: LimitSpec) -> World {
-    let mut world = World::among_regions(&[nodes; 3], &[spec], 10, 1);
+    three_by(1, nodes, spec)
+}
+
+/// The same, by a seed.
+fn three_by(seed: u64, nodes: usize, spec: LimitSpec) -> World {
+    let mut world = World::among_regions(&[nodes; 3], &[spec], 10, seed);
     world.pass(S);
     assert!(world.order(&(0..3 * nodes).map(|place| (place, 1)).collect::<Vec<_>>()));
     world.pass(6 * S);
@@ -44,6 +49,55 @@ fn moving(nodes: u64, a_second: u64) -> Cost {
     let (frames, bytes) = world.regions.as_ref().expect("regions").crossed;
     let asked = SECONDS * a_second;
     Cost { frames: frames / SECONDS, bytes: bytes / SECONDS, passed: 1_000 * passed / asked }
+}
+
+/// A cell of so many a second. So much of it is asked for, in percent: nine of ten in one region after the other, for 20 s each, or alike
+/// in all; at all nodes of a region alike. Gives what passed of a thousand requests, and frames a second from region to region.
+fn few(seed: u64, nodes: u64, (units, load_percent): (u64, u64), is_moving: bool) -> (u64, u64) {
+    const CELLS: u64 = 4;
+    const SECONDS: u64 = 60;
+    let mut world = three_by(seed, nodes as usize, bucket("b", &format!("{units}/s"), units));
+    world.is_prompt = true;
+    world.pass(30 * S);
+    world.regions.as_mut().expect("regions").crossed = (0, 0);
+    let a_second = units * CELLS * load_percent / 100;
+    let mut passed = 0;
+    for number in 0..SECONDS * a_second {
+        let hot = number / (20 * a_second);
+        let region = if !is_moving || world.below(10) == 0 { world.below(3) } else { hot };
+        let place = region * nodes + world.below(nodes);
+        let key = format!("b{}", world.below(CELLS));
+        passed += u64::from(world.ask_or_wait(place as usize, &key, 1));
+        let pause_ns = world.below(2 * S / a_second);
+        world.pass(pause_ns);
+    }
+    world.pass(S);
+    let asked = SECONDS * a_second;
+    let frames = world.regions.as_ref().expect("regions").crossed.0 / SECONDS;
+    (1_000 * (passed + world.passed_late) / asked, frames)
+}
+
+/// Where nodes draw of one another, a region of several passes nearly what one of one node does.
+#[test]
+fn what_few_units_there_are_is_found_by_all_nodes_of_all_regions() {
+    println!(
+        "three regions share four cells, of which all or half is asked for, nine tenths in one region after the other or alike in all"
+    );
+    println!("units/s  asked %  where    passed of 1000, and frames/s, with 1, 2 and 4 nodes a region");
+    for units in [20, 60] {
+        for (load_percent, is_moving, less) in
+            [(50, true, 40), (50, false, 30), (100, true, 90), (100, false, 80)]
+        {
+            let all = [1, 2, 4].map(|nodes| {
+                let [a, b] = [1, 2].map(|seed| few(seed, nodes, (units, load_percent), is_moving));
+                (u64::midpoint(a.0, b.0), u64::midpoint(a.1, b.1))
+            });
+            let place = if is_moving { "moving" } else { "alike" };
+            println!("{units:<8} {load_percent:<8} {place:<8} {all:?}");
+            let [(one, _), rest @ ..] = all;
+            assert!(rest.iter().all(|(passed, _)| passed + less >= one), "{units}/s: {all:?}");
+        }
+    }
 }
 
 /// A row has one writer, so what is told is told once, by the node whose it is. More nodes make more rows, and links between them.

@@ -306,6 +306,14 @@ pub enum Broken {
     LeaseGuardTwice,
     /// A pool does not wait for as long as a node counts on what it holds.
     LeaseTakenBackEarly,
+    /// A guard node answers a draw and does not charge it.
+    DrawUncharged,
+    /// A draw is charged, and used, by other numbers than the limit has where a request waits.
+    DrawOfOtherNumbers,
+    /// What was drawn passes every request that waits for it.
+    DrawUsedTwice,
+    /// What was drawn passes a request that came after it was charged.
+    DrawUsedByAnybody,
 }
 
 /// Whether a rule is left out in this thread.

@@ -11,7 +11,7 @@ use std::{
 use acequia_api::acequia::v1::{Holding, LimitStatus, Mark, Peer};
 use acequia_limits::limit::OnStoreLoss;
 use acequia_node::{
-    Active, Catalogue,
+    Active, Catalogue, DrawCounts,
     leases::{GROUPS, LeaseCounts},
 };
 use acequia_store::redis::{BreakerState, ROUND_TRIP_BOUNDS_US, ShardState, ShardView};
@@ -108,6 +108,19 @@ impl Collector for Counts {
                     (&[("outcome", "allow")], passed),
                     (&[("outcome", "deny")], denied),
                     (&[("outcome", "crowded")], tally.crowded),
+                ],
+            )?;
+        }
+        if shared.regions.get().is_some() && siblings.is_some() {
+            let DrawCounts { asked, charged, used, wasted } = shared.node.draw_counts();
+            out.counter(
+                "acequia_draws",
+                "Draws of cells of few units, among the nodes of a region: asked for by this node; charged here for others; of those that others charged, used to pass a request here, or wasted, since whoever waited had gone.",
+                &[
+                    (&[("outcome", "asked")], asked),
+                    (&[("outcome", "charged")], charged),
+                    (&[("outcome", "used")], used),
+                    (&[("outcome", "wasted")], wasted),
                 ],
             )?;
         }

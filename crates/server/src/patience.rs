@@ -2,8 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use acequia_limits::Now;
+use acequia_node::{Asker, Draw, Drawing, Node};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, timeout_at},
 };
 
@@ -16,7 +18,22 @@ const WAITING_MAX: usize = 256;
 pub(crate) struct Waiting {
     /// [`acequia_node::Node::news`].
     news: watch::Sender<u64>,
+    /// There are frames to be sent at once: somebody waits for what they ask for.
+    frames: Notify,
     room: Arc<Semaphore>,
+}
+
+/// What was drawn for a request. When that waits no more, for whatever reason, it is drawn no more.
+#[derive(Debug)]
+struct Drawn {
+    node: Arc<Node>,
+    draw: Draw,
+}
+
+impl Drop for Drawn {
+    fn drop(&mut self) {
+        self.node.undraw(&self.draw);
+    }
 }
 
 /// A request that waits.
@@ -26,20 +43,39 @@ pub(crate) struct Patience {
     pub(crate) denied: u64,
     until: Instant,
     news: watch::Receiver<u64>,
+    drawn: Option<Drawn>,
+    /// Since when it waits: steady clock.
+    since_ns: u64,
     _room: OwnedSemaphorePermit,
 }
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self { news: watch::Sender::new(0), room: Arc::new(Semaphore::new(WAITING_MAX)) }
+        Self {
+            news: watch::Sender::new(0),
+            frames: Notify::new(),
+            room: Arc::new(Semaphore::new(WAITING_MAX)),
+        }
     }
 }
 
 impl Waiting {
     /// A place to wait for so long, if there is one left.
-    pub(crate) fn patience(&self, longest: Duration, denied: u64) -> Option<Patience> {
+    /// `since_ns`: when it was asked, by the steady clock.
+    pub(crate) fn patience(&self, longest: Duration, denied: u64, since_ns: u64) -> Option<Patience> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
-        Some(Patience { denied, until: Instant::now() + longest, news: self.news.subscribe(), _room: room })
+        let (until, news) = (Instant::now() + longest, self.news.subscribe());
+        Some(Patience { denied, until, news, drawn: None, since_ns, _room: room })
+    }
+
+    /// There are frames to be sent at once.
+    pub(crate) fn call(&self) {
+        self.frames.notify_one();
+    }
+
+    /// Waits for a call.
+    pub(crate) async fn called(&self) {
+        self.frames.notified().await;
     }
 
     /// Units came.
@@ -54,10 +90,57 @@ impl Patience {
         let _over = timeout_at(self.until, self.news.changed()).await;
     }
 
+    /// Draws what the request was just denied for want of, where it may be and nothing that was drawn before is under way. Says whether
+    /// there are frames to be sent.
+    pub(crate) fn draw(&mut self, node: &Arc<Node>, asker: &Asker, now: Now) -> bool {
+        if self.drawn.as_ref().is_some_and(|drawn| !node.is_drawn_out(&drawn.draw)) {
+            return false;
+        }
+        let (answer, catalogue) = asker.last();
+        let left = self.until.saturating_duration_since(Instant::now());
+        let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+        let draw = node.draw(answer, catalogue, left_ns, self.since_ns, now);
+        let draws = draw.is_some();
+        if let Some(draw) = draw {
+            self.drawn = Some(Drawn { node: Arc::clone(node), draw });
+        }
+        draws
+    }
+
+    /// How it is asked again, if it may be drawn for.
+    pub(crate) fn drawing(&self) -> Drawing {
+        self.drawn.as_ref().map_or(Drawing::May, |drawn| Drawing::Since(drawn.draw.since_ns()))
+    }
+
+    /// Whether a request that is denied again goes on waiting, by the limits that deny it now.
+    pub(crate) fn goes_on(&self, denied: u64) -> bool {
+        goes_on((self.denied, denied), self.drawn.is_some())
+    }
+
     /// The same for no longer than `left` from now, unless its time is over.
     pub(crate) fn shorten(self, left: Duration) -> Option<Self> {
         let now = Instant::now();
         let until = self.until.min(now + left);
         (until > now).then_some(Self { until, ..self })
+    }
+}
+
+/// What limits miss that did not deny a request before was asked of nobody. Of those that did, some may have what was drawn for them by now,
+/// while others still wait for theirs. Where no limit denies any more, something else does, and nothing mends that.
+const fn goes_on((before, now): (u64, u64), has_drawn: bool) -> bool {
+    if has_drawn { now != 0 && now & !before == 0 } else { now == before }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_goes_on_waiting_for_what_it_has_asked_for() {
+        assert!(goes_on((0b11, 0b11), false) && goes_on((0b11, 0b11), true));
+        assert!(goes_on((0b11, 0b01), true), "the other one has what was drawn");
+        assert!(!goes_on((0b11, 0b01), false), "nothing was");
+        assert!(!goes_on((0b01, 0b11), true) && !goes_on((0b01, 0b11), false), "nobody asked for the other");
+        assert!(!goes_on((0b01, 0), true) && !goes_on((0b01, 0), false), "no limit denies it");
     }
 }

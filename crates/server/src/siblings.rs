@@ -537,6 +537,10 @@ impl Process for Running {
 
     fn heard(&mut self) {
         self.waiting.tell(self.node.news());
+        // What came may be for another node of the region.
+        if self.node.has_draws() {
+            self.waiting.call();
+        }
     }
 }
 

@@ -13,7 +13,9 @@ use acequia_api::acequia::v1::Settled as Word;
 use acequia_limits::{
     HashKey, LimitId, Now, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
 };
-use acequia_node::{Answer, Ask, Asker, Catalogue, IdReused, Node, Outcome, Recording, Refunded};
+use acequia_node::{
+    Answer, Ask, Asker, Catalogue, DRAW_WAIT_NS, Drawing, IdReused, Node, Outcome, Recording, Refunded,
+};
 use arc_swap::ArcSwap;
 use tokio::time::Instant;
 use tracing::{debug, debug_span, enabled};
@@ -33,6 +35,9 @@ use crate::{
     webhooks::Webhooks,
     writer::Writer,
 };
+
+/// A caller that waits for less is not drawn for.
+const DRAW_WAIT: Duration = Duration::from_nanos(DRAW_WAIT_NS);
 
 /// What all workers of a node share.
 #[derive(Debug)]
@@ -203,6 +208,11 @@ impl How {
     /// With what its charge is remembered by, if it is.
     pub(crate) const fn new(ask: Ask, recording: Option<Recording>) -> Self {
         Self { ask, recording, waited: Duration::ZERO }
+    }
+
+    /// Whether what it lacks may be drawn of another node: not where what is charged must be known here, to be given back or spent later.
+    const fn may_draw(&self) -> bool {
+        self.recording.is_none() && self.ask.charge && !self.ask.holds
     }
 }
 
@@ -398,12 +408,15 @@ impl Held<'_> {
         longest: Duration,
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
-        if self.decide(request, how).is_err() {
+        let may_draw = how.may_draw() && longest >= DRAW_WAIT && !self.worker.shared.is_draining();
+        let drawing = if may_draw { Drawing::May } else { Drawing::Never };
+        if self.decide(request, How { ask: how.ask.drawing(drawing), ..how }).is_err() {
             return Asked::Reused;
         }
         if !self.inner.asker.last().0.allowed
-            && let Some(patience) = self.patience(longest, how.waited)
+            && let Some(mut patience) = self.patience(longest, how.waited)
         {
+            self.draw(&mut patience);
             return Asked::Waits(patience);
         }
         self.asked(request, how.ask, respond)
@@ -437,22 +450,31 @@ impl Held<'_> {
         patience: Patience,
         respond: impl FnOnce(&Answer, &Catalogue, Now) -> R,
     ) -> Asked<R> {
-        let ask = how.ask.again();
+        let drawing = if how.may_draw() { patience.drawing() } else { Drawing::Never };
+        let ask = how.ask.again().drawing(drawing);
         if self.decide(request, How { ask, ..how }).is_err() {
             return Asked::Reused;
         }
         let (answer, catalogue) = self.inner.asker.last();
         let allowed = answer.allowed;
-        // What other limits miss now was asked of nobody.
-        if !allowed && denied(answer) == patience.denied {
+        if !allowed && patience.goes_on(denied(answer)) {
             let left =
                 Duration::from_nanos(self.worker.shared.node.patience_ns(answer, catalogue, u64::MAX, 0));
-            if let Some(patience) = patience.shorten(left) {
+            if let Some(mut patience) = patience.shorten(left) {
+                self.draw(&mut patience);
                 return Asked::Waits(patience);
             }
         }
         self.inner.tally.waited[usize::from(!allowed)] += 1;
         self.asked(request, ask, respond)
+    }
+
+    /// Draws for a request that was just denied and goes on waiting.
+    fn draw(&self, patience: &mut Patience) {
+        let shared = &self.worker.shared;
+        if patience.draw(&shared.node, &self.inner.asker, self.now) {
+            shared.waiting.call();
+        }
     }
 
     /// How the last question may wait, if it may and there is room.
@@ -466,7 +488,7 @@ impl Held<'_> {
         if patience.is_zero() || shared.is_draining() {
             return None;
         }
-        let patience = shared.waiting.patience(patience, denied(answer));
+        let patience = shared.waiting.patience(patience, denied(answer), self.now.steady_ns);
         self.inner.tally.crowded += u64::from(patience.is_none());
         patience
     }

@@ -13,7 +13,7 @@ use acequia_fuzz::{
 use acequia_limits::{CellTag, LimitId, Now, Part, Request};
 use acequia_node::{
     Ask, Outcome,
-    sharing::wire::{self, Entry, Header, Rough, Seen, ShortId},
+    sharing::wire::{self, Entry, Header, Rough, Seen, ShortId, Whole},
 };
 use acequia_rights::{
     Ack, Beat, Grant, Mark, Region, Renew, Return, Version, Writer,
@@ -318,7 +318,7 @@ impl History {
 
     fn entry(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<Entry> {
         let id = self.id(peer, u)?;
-        Ok(match u.int_in_range(0..=19)? {
+        Ok(match u.int_in_range(0..=21)? {
             0..=2 => {
                 let (limit, tag) = self.cell(u)?;
                 self.peers[peer].ids = (self.peers[peer].ids + 2) % 64;
@@ -328,7 +328,8 @@ impl History {
             3 => Entry::Unknown { id },
             4 => {
                 let mut rough = || Ok(Rough(if u.ratio(1, 4)? { u16::MAX } else { u.arbitrary()? }));
-                Entry::News { id, demand: rough()?, holds: rough()?, left: rough()? }
+                let (demand, holds, left, stands) = (rough()?, rough()?, rough()?, rough()?);
+                Entry::News { id, demand, holds, left, stands: (stands.0 % 4 > 0).then_some(stands) }
             }
             5 => Entry::Short { id, units: number(u)? },
             6..=8 => {
@@ -377,6 +378,23 @@ impl History {
                 };
                 Entry::Acked { writer, ack }
             }
+            19 => {
+                let (limit, tag) = self.cell(u)?;
+                let rate = if u.arbitrary()? { Some((number(u)?, number(u)?)) } else { None };
+                let whole = Whole { units: number(u)?, rate };
+                Entry::Draw {
+                    limit,
+                    tag,
+                    whole,
+                    number: number(u)?,
+                    units: number(u)?,
+                    within_us: u.arbitrary()?,
+                }
+            }
+            20 => Entry::Drawn {
+                number: small(u, 4)?,
+                units: if u.arbitrary()? { Some(small(u, 4)?) } else { None },
+            },
             _ => {
                 let writer = if u.ratio(7, 8)? { self.peers[peer].writer } else { self.writer(u)? };
                 let (limit, _) = self.cell(u)?;

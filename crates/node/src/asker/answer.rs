@@ -1,6 +1,7 @@
 //! What the node answers, and how it is drawn from what each limit says.
 
 use acequia_limits::{CellTag, Mode, Reason, Verdict};
+use acequia_rights::Region;
 use smallvec::SmallVec;
 
 use super::HITS_INLINE;
@@ -80,6 +81,10 @@ pub struct LimitAnswer {
     pub hope_ns: u64,
     /// Whether it was charged.
     pub is_charged: bool,
+    /// The node of the region that has what it lacks, if that may be drawn ([`crate::Node::draw`]).
+    pub(crate) drawn_of: Option<Region>,
+    /// Whether that was drawn, and is charged there.
+    pub is_drawn: bool,
     /// The class of consumers, by its place in [`acequia_limits::Limit::classes`], where the limit has classes.
     pub class: Option<u8>,
     /// Which of the limit's numbers this cell has.

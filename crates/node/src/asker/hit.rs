@@ -1,9 +1,11 @@
 //! The cells that a request hits, each once.
 
 use acequia_limits::{CellTag, Descriptor, Request, selector::Canonical};
+use acequia_rights::Region;
 use smallvec::SmallVec;
 
 use super::{Check, DESCRIPTORS_MAX, HITS_INLINE, classed::Classed};
+use crate::draws::Credit;
 
 /// A cell that the request hits.
 #[derive(Debug)]
@@ -25,6 +27,10 @@ pub(super) struct Hit {
     pub(super) has_lent: bool,
     /// For how long units that are missed may still come, in nanoseconds, as its account says.
     pub(super) hope_ns: Option<u64>,
+    /// The node of the region that has what it lacks, if that may be drawn.
+    pub(super) drawn_of: Option<Region>,
+    /// What that has charged for it.
+    pub(super) credit: Option<Credit>,
     /// What classes of consumers make of it, where its limit has any.
     pub(super) classed: Classed,
 }
@@ -59,6 +65,8 @@ impl Found {
             account: Called::None,
             has_lent: false,
             hope_ns: None,
+            drawn_of: None,
+            credit: None,
             classed: Classed::NONE,
         }
     }

@@ -54,11 +54,25 @@ pub struct Ask {
     pub is_again: bool,
     /// Whether what is charged is spent later, by whoever asks: a lease.
     pub holds: bool,
+    /// Whether what it lacks may be drawn of another node of the region.
+    pub drawing: Drawing,
+}
+
+/// Whether what a request lacks may be drawn of the node of its region that has it ([`crate::Node::draw`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drawing {
+    /// It waits for nobody, or what is charged must be known here.
+    Never,
+    /// If it is denied and may wait, whoever asks draws for it.
+    May,
+    /// It was drawn for. It has waited since then: steady clock.
+    Since(u64),
 }
 
 impl Ask {
     /// Charges, and can wait.
-    pub const CHECK: Self = Self { charge: true, can_wait: true, is_again: false, holds: false };
+    pub const CHECK: Self =
+        Self { charge: true, can_wait: true, is_again: false, holds: false, drawing: Drawing::Never };
     /// Charges, and cannot wait.
     pub const CHECK_NOW: Self = Self { can_wait: false, ..Self::CHECK };
     /// Looks.
@@ -68,6 +82,12 @@ impl Ask {
     #[must_use]
     pub const fn again(self) -> Self {
         Self { is_again: true, ..self }
+    }
+
+    /// The same, of a request that may be drawn for.
+    #[must_use]
+    pub const fn drawing(self, drawing: Drawing) -> Self {
+        Self { drawing, ..self }
     }
 
     /// Whether it counts as demand.
@@ -182,8 +202,9 @@ impl<'a> Check<'a, '_> {
         }
         let mut shared = self.lock_shared(std::slice::from_ref(hit))?;
         let state = self.probe(hit, 0, &mut cells, shared.as_deref_mut(), answer);
-        let hit = &*hit;
         decide_one(answer, self.catalogue);
+        self.keep_credits(std::slice::from_mut(hit), answer);
+        let hit = &*hit;
         if self.is_due(hit, answer, 0) {
             let left = answer.limits[0].verdict.remaining;
             answer.limits[0].is_charged = true;
@@ -213,6 +234,10 @@ impl<'a> Check<'a, '_> {
         let active = self.limit(hit);
         // What only watches moves no rights, and neither does a look.
         if !self.ask.is_demand() || !hit.charges || hit.exempt || active.limit.spec.mode != Mode::Enforce {
+            return;
+        }
+        // Who is asked instead says so.
+        if hit.drawn_of.is_some() {
             return;
         }
         let verdict = &limit.verdict;
@@ -311,6 +336,7 @@ impl<'a> Check<'a, '_> {
             self.fall_back(hits, &mut states, &mut guards, answer);
         }
         decide(answer, self.catalogue);
+        self.keep_credits(hits, answer);
         for (number, (hit, state)) in hits.iter().zip(states).enumerate() {
             if self.is_due(hit, answer, number) {
                 let left = answer.limits[number].verdict.remaining;

@@ -5,16 +5,28 @@ use std::sync::atomic::Ordering;
 use acequia_limits::{
     Algorithm, Mode, Reason, Verdict,
     algorithm::State,
-    limit::{NoWait, OnStoreLoss},
+    limit::{NoWait, OnStoreLoss, WAIT_NS_MAX},
     verdict::NEVER,
+};
+use acequia_rights::{
+    Region,
+    broken::{Broken, broken},
 };
 
 use super::{
-    Check,
+    Check, Drawing,
     answer::{Answer, JOURNAL_RETRY_NS, LimitAnswer, Outcome, denied, is_short},
     hit::{Called, Hit, Place},
 };
-use crate::{Active, account::Account, overflow::Overflow, shard::Cells};
+use crate::{
+    Active, DRAW_NS,
+    account::Account,
+    draws::{Credit, Speaker},
+    journal_tag,
+    overflow::Overflow,
+    shard::Cells,
+    sharing::wire::Whole,
+};
 
 /// A denial says no longer wait than this where a region has not what is its own, or never had any: loans end, and rights
 /// are asked for anew, in about this time.
@@ -39,7 +51,29 @@ impl Check<'_, '_> {
             hope_ns: 0,
             class: hit.class(),
             is_charged: false,
+            drawn_of: None,
+            is_drawn: false,
             numbers: hit.numbers,
+        }
+    }
+
+    /// The node of the region that has to do with other regions and the pool for a cell, if what the request lacks may be drawn of it.
+    #[cold]
+    fn drawn_of(&self, hit: &Hit) -> Option<Region> {
+        let may = hit.charges && hit.place != Place::Shared;
+        match self.node.draws.speaker(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
+            Speaker::Mate(guard) => Some(guard),
+            _ => None,
+        }
+    }
+
+    /// What was drawn for a request is used if it passes, and else is there when it is asked again.
+    pub(super) fn keep_credits(&self, hits: &mut [Hit], answer: &Answer) {
+        for credit in hits.iter_mut().filter_map(|hit| hit.credit.take()) {
+            match answer.allowed {
+                true => self.node.draws.pass(credit),
+                false => self.node.draws.put_back(credit),
+            }
         }
     }
 
@@ -59,6 +93,9 @@ impl Check<'_, '_> {
         let mut state = None;
         let mut over = Reason::OverLimit;
         let mut leased = 0;
+        if self.ask.drawing != Drawing::Never && self.node.draws.has_mates() {
+            hit.drawn_of = self.drawn_of(hit);
+        }
         let mut verdict = match hit.place {
             Place::At(place) => {
                 let cell = cells.table.at(place);
@@ -100,7 +137,16 @@ impl Check<'_, '_> {
             if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != Place::Shared {
                 hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
             }
-            (verdict, reason)
+            match self.credit(hit, reason) {
+                Some(credit) => {
+                    hit.credit = Some(credit);
+                    (
+                        Verdict { allowed: true, retry_after_ns: 0, delay_ns: 0, ..verdict },
+                        Reason::WithinLimit,
+                    )
+                }
+                None => (verdict, reason),
+            }
         } else if hit.place == Place::Shared && self.ask.holds {
             // What new cells share is nobody's to hold.
             (denied(verdict, hit.units, ASK_SELDOM_NS), Reason::Overflow)
@@ -136,13 +182,48 @@ impl Check<'_, '_> {
             hope_ns,
             class: hit.class(),
             is_charged: false,
+            drawn_of: hit.drawn_of.filter(|_| hope_ns > 0),
+            is_drawn: hit.credit.is_some(),
             numbers: hit.numbers,
         });
         state
     }
 
+    /// What another node has charged for a request that waits and has nothing here.
+    fn credit(&self, hit: &Hit, reason: Reason) -> Option<Credit> {
+        hit.drawn_of?;
+        let since_ns = match self.ask.drawing {
+            Drawing::Since(since_ns) => since_ns,
+            // It came after whatever was drawn by now.
+            _ if broken(Broken::DrawUsedByAnybody) => 0,
+            _ => return None,
+        };
+        let key = (self.limit(hit).slot, journal_tag(hit.tag));
+        let may = self.ask.charge && !self.ask.holds && self.is_short(reason);
+        let units = (Whole::of(self.global(hit)), hit.units);
+        may.then(|| self.node.draws.take(key, units, since_ns, self.now)).flatten()
+    }
+
+    /// For how long units may come that are drawn, as long as for those of other regions: for whoever comes, not at all while there were
+    /// none a moment ago.
+    fn hope_of_draws_ns(&self, hit: &Hit) -> u64 {
+        let key = (self.limit(hit).slot, journal_tag(hit.tag));
+        let lasts_ns = self.node.elsewhere.hope().lasts_ns.max(DRAW_NS);
+        match self.ask.drawing {
+            Drawing::Since(since_ns) => {
+                since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns).min(WAIT_NS_MAX)
+            }
+            _ if self.node.draws.may_hope(key, self.now) => lasts_ns.min(WAIT_NS_MAX),
+            _ => 0,
+        }
+    }
+
     #[cold]
-    fn why_denied(&self, hit: &Hit, verdict: Verdict, over: Reason) -> (Verdict, Reason) {
+    fn why_denied(&self, hit: &mut Hit, verdict: Verdict, over: Reason) -> (Verdict, Reason) {
+        if hit.drawn_of.is_some() {
+            hit.hope_ns = Some(self.hope_of_draws_ns(hit));
+        }
+        let hit = &*hit;
         let budget = self.global(hit).budget();
         if hit.units > budget.saturating_sub(hit.leaves(budget)) {
             return (verdict, Reason::CostTooHigh);
@@ -241,7 +322,10 @@ impl Check<'_, '_> {
             verdict = denied(verdict, hit.units, ASK_SELDOM_NS);
         }
         // What only watches moves no rights, and neither does a look.
-        let counts = self.ask.is_demand() && hit.charges && self.limit(hit).limit.spec.mode == Mode::Enforce;
+        let counts = self.ask.is_demand()
+            && hit.charges
+            && hit.drawn_of.is_none()
+            && self.limit(hit).limit.spec.mode == Mode::Enforce;
         let calls = counts && {
             // What a class leaves to others must be there too.
             let needed = hit.units.saturating_add(hit.leaves(account.algorithm.budget()));

@@ -3,7 +3,7 @@
 use acequia_limits::{Mode, Now, Reason, Request};
 use acequia_rights::broken::{Broken, broken};
 
-use super::{Answer, Ask, Asker, Charged, IdReused, Outcome, lease::longest_ns};
+use super::{Answer, Ask, Asker, Charged, Drawing, IdReused, Outcome, lease::longest_ns};
 use crate::{
     Recording,
     charges::{ChargeId, Record, read_shared},
@@ -29,6 +29,8 @@ impl Asker {
     ) -> Result<&Answer, IdReused> {
         let node = std::sync::Arc::clone(&self.node);
         let now = node.not_before(now);
+        // What is charged elsewhere could not be given back here.
+        let ask = ask.drawing(Drawing::Never);
         // Held until the charge is remembered: whoever asks the same meanwhile finds it.
         let mut records = node.charges.lock(recording.id);
         let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());

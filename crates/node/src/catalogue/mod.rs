@@ -9,7 +9,7 @@ mod registry;
 mod terms;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -47,8 +47,8 @@ pub struct Catalogue {
     domains: BTreeMap<Box<[u8]>, Domain>,
     /// By slot; slot 0 is none.
     slots: Vec<Slot>,
-    /// The slots of the limits that there are now.
-    active: BTreeSet<u16>,
+    /// The limits that there are now, by their slots: their places in `limits`.
+    active: BTreeMap<u16, u32>,
 }
 
 /// The limits of one domain.
@@ -405,7 +405,12 @@ impl Catalogue {
 
     /// Whether the limit of a slot is one of those that there are now.
     pub(crate) fn is_active(&self, slot: u16) -> bool {
-        self.active.contains(&slot) || broken(Broken::GiveOfRemoved)
+        self.active.contains_key(&slot) || broken(Broken::GiveOfRemoved)
+    }
+
+    /// The limit of a slot, if it is one of those that there are now.
+    pub(crate) fn active_of(&self, slot: u16) -> Option<&Active> {
+        Some(&self.limits[*self.active.get(&slot)? as usize])
     }
 
     /// The limit of a slot, in force or not.

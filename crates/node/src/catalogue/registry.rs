@@ -245,7 +245,7 @@ impl Registry {
             domains: domains.collect(),
             has_candidates: limits.iter().any(|active| active.live.is_some()),
             limits,
-            active: self.active.iter().map(|active| active.slot).collect(),
+            active: (0..).zip(&self.active).map(|(place, active)| (active.slot, place)).collect(),
             slots: self.slots.clone(),
         }
     }

@@ -337,6 +337,8 @@ impl Limit {
             hope_ns: 0,
             class: self.class,
             is_charged: false,
+            drawn_of: None,
+            is_drawn: false,
             numbers: 0,
         }
     }

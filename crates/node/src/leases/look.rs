@@ -17,6 +17,7 @@ use super::{
 use crate::{
     Node,
     account::{Account, Ground, KeptOfPool, Looker, Taken, begins_ns},
+    draws::Speaker,
     journal::HeapCell,
     sharing::CellKey,
 };
@@ -36,6 +37,8 @@ pub(super) struct Scene<'a> {
     pub(super) taker: Taker,
     pub(super) limit: LimitId,
     pub(super) key: CellKey,
+    /// Who has to do with it in this region.
+    pub(super) speaker: Speaker,
     /// The generation of the cell's group, if a call can be made.
     pub(super) generation: Option<Generation>,
     /// The last that was heard of; and since which one the group's pools remember.
@@ -76,7 +79,11 @@ pub(super) fn look_at(
         pool,
         later_pool: ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or(pool).units,
         budget: ground.global.budget(),
-        nodes: scene.home.nodes.len() as u64,
+        nodes: match scene.speaker {
+            // No other takes of it, but for what must be charged there.
+            Speaker::Own => 1,
+            _ => scene.home.nodes.len() as u64,
+        },
         for_others: account.take_for_others(),
         lent: account.book().lent_total(),
         kept: account.kept_of_pool(words, ground, now),

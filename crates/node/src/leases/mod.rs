@@ -425,6 +425,7 @@ impl Leases {
             taker,
             limit,
             key,
+            speaker: node.draws.speaker(key.1, catalogue.active_of(key.0), now),
             generation,
             known,
             since,
@@ -614,6 +615,7 @@ impl Leases {
         self.cells.insert(key, leased);
         if came.is_some_and(|units| units > 0) {
             node.elsewhere.tell();
+            node.draws.call();
         }
         self.wake(key, now.steady_ns);
     }

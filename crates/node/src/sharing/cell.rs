@@ -27,6 +27,8 @@ pub(crate) struct View {
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
+    /// What it speaks for, where that is not its own standing part.
+    pub(crate) stands: Option<Rough>,
     pub(crate) short: u64,
     /// The frame that said it is short; news in a later one that does not say so again ends it.
     pub(crate) short_frame: u64,
@@ -39,7 +41,17 @@ impl View {
     /// A region that has said nothing.
     fn silent(of: Region) -> Self {
         let none = Rough::default();
-        Self { of, demand: none, holds: none, left: none, short: 0, short_frame: 0, at_ns: 0, frame: 0 }
+        Self {
+            of,
+            demand: none,
+            holds: none,
+            left: none,
+            stands: None,
+            short: 0,
+            short_frame: 0,
+            at_ns: 0,
+            frame: 0,
+        }
     }
 
     /// What it had left, if it said so of the window that is open.
@@ -249,9 +261,12 @@ impl Warm {
         now_ns: u64,
         round_ns: u64,
     ) -> Seat {
-        let standing_of = resource.weigh(standing);
         let pending = self.pending(region, now_ns, round_ns);
         let view = self.view(region, now_ns).copied();
+        let told = view.and_then(|view| view.stands).map(Rough::get);
+        // No honest peer tells of more.
+        let most = u64::from(RATE_PARTS).max(acequia_limits::UNITS_MAX);
+        let standing_of = told.unwrap_or_else(|| resource.weigh(standing)).min(most);
         let (want, holds, short) = match view {
             Some(view) => (resource.want(view.demand.get()), view.holds.get(), view.short),
             None => (0, standing_of, 0),
@@ -260,7 +275,7 @@ impl Warm {
         Seat {
             region,
             want,
-            holds: holds.saturating_add(pending).min(u64::from(RATE_PARTS).max(acequia_limits::UNITS_MAX)),
+            holds: holds.saturating_add(pending).min(most),
             standing: standing_of,
             short,
             weight,

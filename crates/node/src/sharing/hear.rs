@@ -173,6 +173,8 @@ impl Sharing {
             return Ok(());
         }
         peer.owes_reply |= !entries.is_empty();
+        // What came may be for whoever draws of it.
+        node.draws.call();
         for (entry, key) in entries.into_iter().zip(keys) {
             if self.take_entry(node, &header, key, entry, now).is_err() {
                 self.traffic.entries_refused += 1;
@@ -210,7 +212,7 @@ impl Sharing {
                 }
                 Ok(())
             }
-            (Entry::News { demand, holds, left, .. }, Some(key)) => {
+            (Entry::News { demand, holds, left, stands, .. }, Some(key)) => {
                 if demand == Rough::default() && self.cells.slot(key).is_none() {
                     // Nobody asks for it there, and nobody has asked for it here.
                     return Ok(());
@@ -224,7 +226,7 @@ impl Sharing {
                 let more = demand > view.demand;
                 let at_ns = now.steady_ns;
                 let short = if view.short_frame == header.number { view.short } else { 0 };
-                *view = View { demand, holds, left, short, at_ns, frame: header.number, ..*view };
+                *view = View { demand, holds, left, stands, short, at_ns, frame: header.number, ..*view };
                 if more {
                     warm.note_busy(now.steady_ns);
                 }
@@ -295,6 +297,8 @@ impl Sharing {
                 node.settle_sometime(ChargeId(id), cost, now);
                 Ok(())
             }
+            (entry @ Entry::Draw { .. }, _) => self.take_draw(node, header, &entry, now),
+            (Entry::Drawn { number, units }, _) => self.take_drawn(node, header, (number, units), now),
             (Entry::Digest(digest), _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {
                     peer.resync.compare(*digest);

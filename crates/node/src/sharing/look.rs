@@ -22,7 +22,9 @@ use super::{
 use crate::{
     Catalogue, Node,
     account::{Account, Ground, Looker, Offered},
+    draws::Speaker,
     journal::HeapCell,
+    local::Guard,
     lock,
     preference::Preference,
     visit::Visit,
@@ -61,8 +63,9 @@ impl Sharing {
         let visit = Visit { node, catalogue, key, now, which };
         let none = Preference::default();
         let preference = catalogue.preference(key.0).unwrap_or(&none);
-        let again = visit
-            .at(owned, |ground, cell| self.look_at(&mut warm, (node, preference), key, ground, cell, now));
+        let speaker = node.draws.speaker(key.1, catalogue.active_of(key.0), now);
+        let of = (node, preference, speaker);
+        let again = visit.at(owned, |ground, cell| self.look_at(&mut warm, of, key, ground, cell, now));
         self.tells.clear();
         if (std::mem::take(&mut self.wants_pool) | std::mem::take(&mut self.says))
             && let Some(leases) = &node.leases
@@ -109,7 +112,7 @@ impl Sharing {
     fn look_at(
         &mut self,
         warm: &mut Warm,
-        (node, preference): (&Node, &Preference),
+        (node, preference, speaker): (&Node, &Preference, Speaker),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -152,10 +155,10 @@ impl Sharing {
         let resource = Resource::of(ground.global);
         let scarce = match resource {
             Resource::Rights => {
-                self.look_at_stock(warm, (node, preference), key, ground, cell, offered.denied, now)
+                self.look_at_stock(warm, (node, preference, speaker), key, ground, cell, offered.denied, now)
             }
             _ => {
-                let of = (node, preference);
+                let of = (node, preference, speaker);
                 self.look_at_flow(warm, of, key, ground, cell, &resource, &offered, now)
             }
         };
@@ -171,7 +174,7 @@ impl Sharing {
                 peer.outbox.tell(topic, entry, if early { 0 } else { batch });
             }
         }
-        self.tell_news(warm, key, ground, cell, &resource, scarce, now);
+        self.tell_news(warm, (node, key, speaker), ground, cell, &resource, scarce, now);
         let account = cell.account.as_deref_mut()?;
         if warm.is_idle(now.steady_ns) && account.is_at_home(now) {
             if account.leave_alone(Looker::Regions) && account.is_empty(now) {
@@ -189,7 +192,7 @@ impl Sharing {
     fn look_at_flow(
         &mut self,
         warm: &mut Warm,
-        (node, preference): (&Node, &Preference),
+        (node, preference, speaker): (&Node, &Preference, Speaker),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -205,7 +208,10 @@ impl Sharing {
         let (reach, standing) = match node.leases {
             None => (Part::default(), account.standing()),
             // As the others know it: what is in the pool is a part of it.
-            Some(_) => (within_reach(account, ground), self.standing_of(self.me(), ground, now)),
+            Some(_) => (
+                within_reach(account, ground, speaker),
+                self.standing_for(node, account, speaker, ground, now),
+            ),
         };
         let own = Seat {
             region: self.me().region,
@@ -219,8 +225,16 @@ impl Sharing {
         };
         let mut others: SmallVec<[Seat; 8]> = SmallVec::new();
         for peer in self.peers.values().filter(|peer| self.is_partner(peer, now)) {
+            if self.is_spoken_for(node, speaker, peer) {
+                continue;
+            }
             let standing = self.standing_of(peer.writer, ground, now);
             let mut seat = warm.seat(peer.writer.region, standing, resource, now.steady_ns, peer.round_ns());
+            let is_less = Rough::new(resource.weigh(standing)) > Rough::new(seat.standing);
+            if is_less && seat.want == 0 && seat.short == 0 {
+                // Another node of its region speaks for it.
+                continue;
+            }
             seat.class = preference.class(seat.region);
             seat.floor = preference.floor(seat.standing);
             others.push(seat);
@@ -371,7 +385,7 @@ impl Sharing {
     fn look_at_stock(
         &mut self,
         warm: &mut Warm,
-        (node, preference): (&Node, &Preference),
+        (node, preference, speaker): (&Node, &Preference, Speaker),
         key: CellKey,
         ground: &Ground<'_>,
         cell: &mut HeapCell,
@@ -384,7 +398,9 @@ impl Sharing {
         };
         let Some(account) = cell.account.as_deref_mut() else { return false };
         warm.enter(end_ns);
-        let reached = || self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
+        let heard = |peer: &&Peer| peer.is_reached(now.steady_ns, REACH_NS);
+        let reached =
+            || self.peers.values().filter(heard).filter(|peer| !self.is_spoken_for(node, speaker, peer));
         let time_left_ns = time_left_ns(end_ns, now);
         let window_ns = u128::from(ground.global.period_ns().max(1));
         // As a window goes by, what is kept of it for requests that may still come becomes less.
@@ -399,7 +415,7 @@ impl Sharing {
             let stake = warm.stake(region, standing, now.steady_ns, peer.round_ns());
             (region, place(region, standing, stake))
         });
-        let left = in_hand.saturating_add(within_reach(account, ground).units);
+        let left = in_hand.saturating_add(within_reach(account, ground, speaker).units);
         let own = Stake { left, demand_milli: warm.demand.units_milli(), ..Stake::default() };
         let mut stock = Stock {
             own: place(self.me().region, account.standing().units, own),
@@ -485,7 +501,7 @@ impl Sharing {
     fn tell_news(
         &mut self,
         warm: &mut Warm,
-        key: CellKey,
+        (node, key, speaker): (&Node, CellKey, Speaker),
         ground: &Ground<'_>,
         cell: &HeapCell,
         resource: &Resource,
@@ -494,7 +510,7 @@ impl Sharing {
     ) {
         let Some(account) = cell.account.as_deref() else { return };
         let demand = warm.told_demand_milli(now.steady_ns);
-        let more = resource.weigh(within_reach(account, ground));
+        let more = resource.weigh(within_reach(account, ground, speaker));
         let left = account.unleased(&cell.words, now, ground.salt).saturating_add(more);
         let holds = resource.weigh(account.effective()).saturating_add(more);
         // Of a cell that nobody asks for the others wait for nothing, until one of them is asked and says so.
@@ -526,9 +542,12 @@ impl Sharing {
             at_ns: now.steady_ns,
         };
         warm.told = Some(told);
+        let stands = (speaker != Speaker::Each)
+            .then(|| Rough::new(resource.weigh(self.standing_for(node, account, speaker, ground, now))));
         for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
             let id = ShortId::default();
-            let entry = Entry::News { id, demand: told.demand, holds: told.holds, left: told.left };
+            let Told { demand, holds, left, .. } = told;
+            let entry = Entry::News { id, demand, holds, left, stands };
             peer.outbox.tell(Topic::News(key), entry, 0);
             if warm.short > account.effective().units {
                 peer.outbox.tell(Topic::Short(key), Entry::Short { id, units: warm.short }, 0);
@@ -539,6 +558,38 @@ impl Sharing {
     /// Whether a peer can be lent to and asked now: it was heard, and the catalogue names it.
     pub(super) fn is_partner(&self, peer: &Peer, now: Now) -> bool {
         peer.is_reached(now.steady_ns, REACH_NS) && self.versions.owns(peer.writer)
+    }
+
+    /// The standing part that this node speaks for.
+    fn standing_for(
+        &self,
+        node: &Node,
+        account: &Account,
+        speaker: Speaker,
+        ground: &Ground<'_>,
+        now: Now,
+    ) -> Part {
+        match speaker {
+            Speaker::Each => return self.standing_of(self.me(), ground, now),
+            // The rest is in the pool, and that one speaks for it.
+            Speaker::Mate(_) => return account.standing(),
+            Speaker::Own => {}
+        }
+        let members = node.guard.as_ref().map_or(&[][..], Guard::members);
+        let others = members.iter().filter_map(|region| self.peers.get(region)).map(|peer| peer.writer);
+        let parts =
+            std::iter::once(self.me()).chain(others).map(|writer| self.standing_of(writer, ground, now));
+        parts.fold(Part::default(), |all, part| Part {
+            rate: all.rate + part.rate,
+            units: all.units + part.units,
+        })
+    }
+
+    /// Whether this node speaks for a peer about a cell.
+    fn is_spoken_for(&self, node: &Node, speaker: Speaker, peer: &Peer) -> bool {
+        let is_mate =
+            || node.guard.as_ref().is_some_and(|guard| guard.members().contains(&peer.writer.region));
+        speaker == Speaker::Own && is_mate()
     }
 
     /// The standing part that another writer has of a cell, as far as is known here.
@@ -569,8 +620,17 @@ fn note_short(warm: &mut Warm, account: &Account, offered: &Offered, budget: u64
 }
 
 /// What of the region's pool could be taken to give it away.
-fn within_reach(account: &Account, ground: &Ground<'_>) -> Part {
-    account.within_reach().unwrap_or_else(|| ground.local.each_of_pool(ground.global, ground.salt))
+fn within_reach(account: &Account, ground: &Ground<'_>, speaker: Speaker) -> Part {
+    let unknown = || match speaker {
+        Speaker::Each => ground.local.each_of_pool(ground.global, ground.salt),
+        Speaker::Own => ground.local.pool(ground.global, ground.salt).unwrap_or_default(),
+        Speaker::Mate(_) => Part::default(),
+    };
+    match speaker {
+        // That one gives it away.
+        Speaker::Mate(_) => Part::default(),
+        _ => account.within_reach().unwrap_or_else(unknown),
+    }
 }
 
 /// What of a standing part is not lent.

@@ -8,6 +8,7 @@
 
 mod cell;
 mod demand;
+mod draw;
 mod hear;
 mod look;
 mod membership;
@@ -334,6 +335,7 @@ impl Sharing {
                 self.look(node, &catalogue, slot, now);
             }
         }
+        self.keep_draws(node, now);
         self.acknowledge(node, now);
         self.resync(node, &catalogue, now);
         if now.steady_ns >= self.usage_ns {
@@ -497,6 +499,10 @@ impl Sharing {
         if self.beat_ns == 0 && !broken(Broken::BeatBeforeSent) {
             self.beat(now);
         }
+        let is_over = |at_ns| now.steady_ns >= at_ns;
+        if node.draws.is_due() || node.draws.answer_ns().is_some_and(is_over) {
+            self.serve_draws(node, node.not_before(now));
+        }
         let regions: SmallVec<[Region; 8]> = self.peers.keys().copied().filter(|r| may_send(*r)).collect();
         let catalogue = node.catalogue();
         for region in regions {
@@ -519,10 +525,12 @@ impl Sharing {
                 mark,
             };
             let cells = &self.cells;
-            let bytes = peer.outbox.fill(&header, committed, now.steady_ns, |key| {
+            let name = |key: CellKey| {
                 let which = cells.get(key).and_then(Option::as_ref).and_then(|warm| warm.which());
                 catalogue.id(key.0).map(|limit| (limit, which))
-            });
+            };
+            let draw = |number| node.draws.send(number, now.steady_ns);
+            let bytes = peer.outbox.fill(&header, committed, now.steady_ns, name, draw);
             peer.said_ns = now.steady_ns;
             peer.owes_reply = false;
             self.traffic.frames_out += 1;

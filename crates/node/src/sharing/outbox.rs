@@ -18,6 +18,7 @@ use super::{
     names::Names,
     wire::{Entry, FrameWriter, Header, Seen, ShortId},
 };
+use crate::DRAW_NS;
 
 /// Frames on their way to one peer.
 const FRAMES_MAX: usize = 16;
@@ -30,12 +31,18 @@ const GIVEN_UP_MAX: usize = 64;
 /// Settlements that wait for one peer.
 const SETTLE_MAX: usize = 1_024;
 
+/// Answers to draws that wait for one peer, or were sent a moment ago: past them the oldest is not said, and what it charged passes nobody.
+const DRAWN_MAX: usize = 1_024;
+
 /// A cell: the catalogue's slot of its limit, and its tag.
 pub(crate) type CellKey = (u16, CellTag);
 
 /// What a fact is about: a later one about the same takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Topic {
+    /// First, since somebody waits.
+    Drawn(u64),
+    Draw(u64),
     Version,
     Acked(Writer),
     Renew,
@@ -68,7 +75,9 @@ impl Topic {
             | Self::Ask(cell, _)
             | Self::Short(cell)
             | Self::News(cell) => Some(cell),
-            Self::Version
+            Self::Drawn(_)
+            | Self::Draw(_)
+            | Self::Version
             | Self::Acked(_)
             | Self::Renew
             | Self::Unknown(_)
@@ -81,7 +90,21 @@ impl Topic {
 
     /// Whether only the peer's present process can make anything of it.
     const fn is_for_one_process(&self) -> bool {
-        matches!(self, Self::Grant(..) | Self::Renew | Self::Unknown(_) | Self::Digest | Self::Differs)
+        matches!(
+            self,
+            Self::Grant(..)
+                | Self::Renew
+                | Self::Unknown(_)
+                | Self::Digest
+                | Self::Differs
+                | Self::Draw(_)
+                | Self::Drawn(_)
+        )
+    }
+
+    /// Whether it is of no use when it is said again.
+    const fn is_for_now(&self) -> bool {
+        matches!(self, Self::Draw(_) | Self::Drawn(_))
     }
 }
 
@@ -123,6 +146,8 @@ pub(crate) struct Outbox {
     under_way: VecDeque<Sent>,
     /// Frames that count as lost, each with when it was sent.
     given_up: VecDeque<(u64, u64)>,
+    /// Answers to draws, each with when it was told: steady clock.
+    drawn: VecDeque<(u64, u64)>,
     next_number: u64,
     /// Facts that were told so far.
     told: u64,
@@ -156,6 +181,34 @@ impl Outbox {
         has_room
     }
 
+    /// Puts the answer to a draw in line.
+    pub(crate) fn tell_drawn(&mut self, number: u64, units: Option<u64>, now_ns: u64) {
+        if self.drawn.len() >= DRAWN_MAX
+            && let Some((oldest, _)) = self.drawn.pop_front()
+        {
+            self.waiting.remove(&Topic::Drawn(oldest));
+        }
+        self.drawn.push_back((number, now_ns));
+        self.tell(Topic::Drawn(number), Entry::Drawn { number, units }, 0);
+    }
+
+    /// Answers that were told so long ago are waited for no more: those that were not sent are not said.
+    pub(crate) fn forget_drawn(&mut self, now_ns: u64) {
+        while let Some((number, at_ns)) = self.drawn.front().copied()
+            && now_ns >= at_ns + DRAW_NS
+        {
+            self.drawn.pop_front();
+            self.waiting.remove(&Topic::Drawn(number));
+        }
+    }
+
+    /// Draws before this number are waited for no more: those that were not sent are not said.
+    pub(crate) fn forget_draws(&mut self, before: u64) {
+        if before > 0 {
+            self.waiting.extract_if(Topic::Draw(0)..=Topic::Draw(before - 1), |_, _| true).for_each(drop);
+        }
+    }
+
     /// Whether anything could be sent, with what is on disk.
     pub(crate) fn is_ready(&self, committed: u64) -> bool {
         self.under_way.len() < FRAMES_MAX && self.waiting.values().any(|fact| fact.after_batch <= committed)
@@ -177,13 +230,14 @@ impl Outbox {
         self.next_number
     }
 
-    /// Fills a frame with what may leave.
+    /// Fills a frame with what may leave. `draw` says within how many microseconds a draw is of use, if it is.
     pub(crate) fn fill(
         &mut self,
         header: &Header,
         committed: u64,
         now_ns: u64,
         name: impl Fn(CellKey) -> Option<(LimitId, Option<u16>)>,
+        draw: impl Fn(u64) -> Option<u32>,
     ) -> Vec<u8> {
         let mut frame = FrameWriter::new(header);
         let (mut introduced, mut facts) = (Vec::new(), Vec::new());
@@ -202,6 +256,10 @@ impl Outbox {
                         introduced.push(id);
                     }
                     set_id(&mut fact.entry, id);
+                }
+                if let Entry::Draw { number, within_us, .. } = &mut fact.entry {
+                    let Some(left_us) = draw(*number) else { continue };
+                    *within_us = left_us;
                 }
                 frame.push(&fact.entry);
                 self.entries += 1;
@@ -267,6 +325,7 @@ impl Outbox {
         }
         self.given_up.clear();
         self.waiting.retain(|topic, _| !topic.is_for_one_process());
+        self.drawn.clear();
         self.names.introduce_again();
         self.names.forget_theirs();
     }
@@ -274,6 +333,7 @@ impl Outbox {
     /// The peer is another incarnation: nothing that was said to the one before is for it.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
+        self.drawn.clear();
         self.under_way.clear();
         self.given_up.clear();
     }
@@ -284,7 +344,7 @@ impl Outbox {
         let Sent { number, at_ns, facts, .. } = sent;
         // As long as one that was given up before may be late.
         let oldest = number.saturating_sub(GIVEN_UP_MAX as u64);
-        for (topic, mut fact) in facts {
+        for (topic, mut fact) in facts.into_iter().filter(|(topic, _)| !topic.is_for_now()) {
             fact.given_up_in.retain(|before| *before >= oldest);
             fact.given_up_in.push(number);
             match self.waiting.entry(topic) {
@@ -330,7 +390,9 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Usage { .. }
         | Entry::Digest(_)
         | Entry::Differs(_)
-        | Entry::Settle { .. } => {}
+        | Entry::Settle { .. }
+        | Entry::Draw { .. }
+        | Entry::Drawn { .. } => {}
     }
 }
 
@@ -358,17 +420,37 @@ mod tests {
 
     fn tell_news(outbox: &mut Outbox, tag: u128) {
         let rough = Rough::new(1);
-        let entry = Entry::News { id: ShortId::default(), demand: rough, holds: rough, left: rough };
+        let entry =
+            Entry::News { id: ShortId::default(), demand: rough, holds: rough, left: rough, stands: None };
         outbox.tell(Topic::News((1, CellTag(tag))), entry, 0);
     }
 
     /// The next frame: how many introductions it has, and how many other entries.
     fn next(outbox: &mut Outbox) -> (usize, usize) {
         let header = header(outbox);
-        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
+        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)), |_| Some(1));
         let entries = read(&bytes).expect("a frame").entries;
         let introduced = entries.iter().filter(|entry| matches!(entry, Entry::Introduce { .. })).count();
         (introduced, entries.len() - introduced)
+    }
+
+    #[test]
+    fn answers_to_draws_have_a_bound_and_an_end() {
+        let mut outbox = Outbox::default();
+        for number in 1..=DRAWN_MAX as u64 + 10 {
+            outbox.tell_drawn(number, Some(1), number);
+        }
+        assert_eq!(outbox.len(), DRAWN_MAX, "the oldest are not said");
+        outbox.forget_drawn(DRAW_NS + 20);
+        assert_eq!(outbox.len(), DRAWN_MAX - 10, "nor those that nobody waits for");
+        // Whoever waited for them is gone, and with an old disk the next process has the same numbers.
+        outbox.restart();
+        outbox.tell_drawn(30, Some(1), DRAW_NS);
+        outbox.forget_drawn(DRAW_NS + 40);
+        assert_eq!(outbox.len(), 1);
+        assert_eq!(next(&mut outbox), (0, 1));
+        outbox.expire(2);
+        assert_eq!(outbox.len(), 0, "what was lost is not said again");
     }
 
     #[test]
@@ -421,13 +503,13 @@ mod tests {
             );
             assert!(outbox.settle(9, Some(cost)), "there is room");
             let header = header(outbox);
-            outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
+            outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)), |_| Some(1));
         };
         tell(&mut outbox, 1);
         tell(&mut outbox, 2);
         outbox.expire(2);
         let header = header(&mut outbox);
-        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)));
+        let bytes = outbox.fill(&header, 0, 1, |_| Some((LimitId(9), None)), |_| Some(1));
         let said = read(&bytes).expect("a frame").entries;
         assert!(said.iter().any(|entry| matches!(entry, Entry::Short { units: 2, .. })), "{said:?}");
         assert!(said.iter().any(|entry| matches!(entry, Entry::Settle { cost: Some(1), .. })), "{said:?}");

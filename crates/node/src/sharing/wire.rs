@@ -5,7 +5,7 @@
 //! bounded, and its collections are read one entry at a time, so that a length that lies allocates
 //! nothing.
 
-use acequia_limits::{CellTag, LimitId};
+use acequia_limits::{Algorithm, CellTag, LimitId};
 use acequia_rights::{
     Writer,
     digest::{Buckets, Digest},
@@ -16,7 +16,7 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 /// What a frame begins with. A node refuses frames of a version it does not speak.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// The most bytes in a frame, a catalogue's version included.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The most entries in a frame.
@@ -129,6 +129,9 @@ pub enum Entry {
         holds: Rough,
         /// Units that could be charged now.
         left: Rough,
+        /// What the sender speaks for of the standing shares, as `holds`, where that is not its own: a cell's guard node speaks for its
+        /// region, and its mates for less than they have.
+        stands: Option<Rough>,
     },
     /// A request needs more units at once than the sender's region can hold.
     Short {
@@ -225,6 +228,29 @@ pub enum Entry {
         /// Its real cost; nothing to give it all back.
         cost: Option<u64>,
     },
+    /// A request waits at the sender, a node of the same region: the receiver, its cell's guard node, shall charge its own cell.
+    Draw {
+        /// The cell's limit.
+        limit: LimitId,
+        /// The cell.
+        tag: CellTag,
+        /// What the limit gives, as the sender knows it: charged by other numbers a draw would pass nobody.
+        whole: Whole,
+        /// The draw, among all of the sender's process.
+        number: u64,
+        /// Units: all of them, or none.
+        units: u64,
+        /// It is of no use when it is charged later than this, in microseconds.
+        within_us: u32,
+    },
+    /// The answer to a draw: the sender has charged it.
+    Drawn {
+        /// The draw.
+        number: u64,
+        /// Units that were charged; 0 where there were none in time. Nothing where the sender cannot come by any: whoever draws shall do
+        /// without it for a while.
+        units: Option<u64>,
+    },
 }
 
 impl Entry {
@@ -248,8 +274,30 @@ impl Entry {
             | Self::Usage { .. }
             | Self::Digest(_)
             | Self::Differs(_)
-            | Self::Settle { .. } => None,
+            | Self::Settle { .. }
+            | Self::Draw { .. }
+            | Self::Drawn { .. } => None,
         }
+    }
+}
+
+/// What a limit of one set of numbers gives, in all regions together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Whole {
+    /// Its units.
+    pub units: u64,
+    /// Of a bucket, so many units in so many nanoseconds, in lowest terms; nothing where units do not come back by a rate.
+    pub rate: Option<(u64, u64)>,
+}
+
+impl Whole {
+    pub(crate) fn of(global: &Algorithm) -> Self {
+        let rate = match global {
+            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => Some(meter.terms()),
+            // How long their windows are makes them the limit that they are.
+            _ => None,
+        };
+        Self { units: global.budget(), rate }
     }
 }
 

@@ -7,11 +7,17 @@ use std::{
     sync::Arc,
 };
 
-use acequia_limits::{CellTag, Descriptor, LimitId, Now, limit::LimitSpec};
+use acequia_limits::{
+    Algorithm, CellTag, Descriptor, LimitId, Now,
+    limit::{LimitSpec, OneOrMany},
+};
 use acequia_node::{
-    Ask, Asker, Config, Holding, Home, Keep, Node, Row, TAKINGS,
+    Ask, Asker, Config, DRAW_NS, Draw, Drawing, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
     leases::{CALL_NS, Call, GROUPS, Heard, PoolName, Question, Said, Siblings},
-    sharing,
+    sharing::{
+        self,
+        wire::{Entry, Whole, read},
+    },
 };
 use acequia_rights::{
     Region, Writer,
@@ -137,16 +143,64 @@ enum Message {
     Frame(usize, usize, Vec<u8>),
 }
 
+/// A request that waits at a node.
+struct Waiting {
+    place: usize,
+    boot: u32,
+    key: String,
+    cost: u64,
+    /// When it came, in true time and on the node's steady clock.
+    came_ns: u64,
+    since_ns: u64,
+    until_ns: u64,
+    /// What the node's news were when it was last asked.
+    news: u64,
+    draw: Option<Draw>,
+}
+
+/// A cell, as frames name it.
+type CellName = (LimitId, CellTag);
+/// A draw: who drew, in which of its processes, of whom, and its number.
+type DrawName = (usize, u32, usize, u64);
+/// A cell, and whose requests may pass by what was charged for them: a node's, in one of its processes.
+type Drawer = (usize, u32, CellName);
+
+/// Units that were charged for another node.
+#[derive(Clone, Copy)]
+struct Charged {
+    /// True time.
+    at_ns: u64,
+    units: u64,
+    /// What the whole limit gave.
+    whole: Whole,
+}
+
+/// What nodes charged for others, as their frames said.
+#[derive(Default)]
+struct Charges {
+    /// The limit, the key and the budget of a cell that was drawn of.
+    cells: BTreeMap<CellName, (usize, String, u64)>,
+    drawn: BTreeMap<DrawName, (CellName, Whole)>,
+    /// Which process of a node used a number.
+    numbers: BTreeMap<(usize, u64), u32>,
+    answered: BTreeSet<DrawName>,
+    /// What has passed nobody yet.
+    unused: BTreeMap<Drawer, Vec<Charged>>,
+}
+
 /// Several regions, each with a server of its own, whose nodes share the limits by a catalogue.
 pub(crate) struct Regions {
     /// The region of each node.
     pub(crate) of: Vec<usize>,
     /// Of all regions but the first.
     pub(crate) servers: Vec<Server>,
-    /// Between the nodes.
+    /// Between nodes of several regions, and between those of one.
     pub(crate) delay_ns: (u64, u64),
+    pub(crate) near_ns: (u64, u64),
     /// Nodes that no frame comes from or goes to.
     pub(crate) cut: BTreeSet<usize>,
+    /// Of a hundred frames so many come twice.
+    pub(crate) repeated: u64,
     /// Frames from region to region, and their bytes.
     pub(crate) crossed: (u64, u64),
 }
@@ -182,6 +236,12 @@ pub(crate) struct World {
     chance: u64,
     /// By limit and key.
     ledgers: BTreeMap<(usize, String), Ledger>,
+    waiting: Vec<Waiting>,
+    charges: Charges,
+    /// What cells may give at most, where their limits have other numbers now and then.
+    pub(crate) most: Option<Terms>,
+    /// Requests that passed after they had waited.
+    pub(crate) passed_late: u64,
     pub(crate) calls: u64,
     pub(crate) refused: Vec<Said>,
     pub(crate) regions: Option<Regions>,
@@ -203,7 +263,9 @@ impl World {
             of: of.collect(),
             servers: (1..nodes.len()).map(|_| Server::new()).collect(),
             delay_ns: (MS, 20 * MS),
+            near_ns: (MS / 4, MS),
             cut: BTreeSet::new(),
+            repeated: 0,
             crossed: (0, 0),
         };
         Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
@@ -246,6 +308,10 @@ impl World {
             sent: 0,
             chance: seed,
             ledgers: BTreeMap::new(),
+            waiting: Vec::new(),
+            charges: Charges::default(),
+            most: None,
+            passed_late: 0,
             calls: 0,
             refused: Vec::new(),
             regions,
@@ -362,6 +428,8 @@ impl World {
     /// A node is stopped, gives back what it holds for so long, and comes back after a pause with what it has written down.
     pub(crate) fn stop(&mut self, place: usize, (gives_ns, pause_ns): (u64, u64)) {
         let is_cut = self.regions.as_mut().is_some_and(|regions| !regions.cut.insert(place));
+        // Nobody is answered any more.
+        self.waiting.retain(|waiting| waiting.place != place);
         self.nodes[place].node.leave_pools(self.now(place));
         self.pass(gives_ns);
         self.write(place);
@@ -451,25 +519,164 @@ impl World {
         false
     }
 
+    /// The same, and time does not pass meanwhile: whether it passes late is counted in `passed_late`.
+    pub(crate) fn ask_or_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK.drawing(Drawing::May));
+        if !is_allowed && patience_ns > 0 {
+            let (came_ns, since_ns, at) = (self.true_ns, self.now(place).steady_ns, &self.nodes[place]);
+            let (boot, news, until_ns) = (at.boot, at.node.news(), came_ns + patience_ns);
+            let (key, draw) = (key.to_owned(), None);
+            let mut waiting = Waiting { place, boot, key, cost, came_ns, since_ns, until_ns, news, draw };
+            self.draw(&mut waiting);
+            self.waiting.push(waiting);
+        }
+        is_allowed
+    }
+
+    /// Has the node draw for a request that it just denied, and that goes on waiting.
+    fn draw(&mut self, waiting: &mut Waiting) {
+        let now = self.now(waiting.place);
+        let at = &self.nodes[waiting.place];
+        if waiting.draw.as_ref().is_some_and(|draw| !at.node.is_drawn_out(draw)) {
+            return;
+        }
+        let (answer, catalogue) = at.asker.last();
+        let left_ns = waiting.until_ns.saturating_sub(self.true_ns);
+        if let Some(draw) = at.node.draw(answer, catalogue, left_ns, waiting.since_ns, now) {
+            waiting.draw = Some(draw);
+            for limit in &answer.limits {
+                let cell = (catalogue.limits[limit.limit as usize].limit.id, named(limit));
+                self.charges.cells.insert(cell, (limit.limit as usize, waiting.key.clone(), limit.budget));
+            }
+        }
+    }
+
+    /// Notes draws that a frame between nodes of a region asks for, and those that it says were charged: those count as admitted.
+    fn note_draws(&mut self, from: usize, to: usize, frame: &[u8]) {
+        let frame = read(frame).expect("a frame of ours");
+        for entry in frame.entries {
+            match entry {
+                Entry::Draw { limit, tag, whole, number, .. } => {
+                    let name = (from, frame.header.boot, to, number);
+                    let first = *self.charges.numbers.entry((from, number)).or_insert(name.1);
+                    assert_eq!(first, name.1, "two processes of node {from} drew by the number {number}");
+                    self.charges.drawn.insert(name, ((limit, tag), whole));
+                }
+                Entry::Drawn { number, units: Some(units @ 1..) } => {
+                    let boot = frame.header.seen.boot;
+                    let name = (to, boot, from, number);
+                    if !self.charges.answered.insert(name) {
+                        continue;
+                    }
+                    let (cell, whole) = self.charges.drawn[&name];
+                    let (limit, key, budget) = self.charges.cells[&cell].clone();
+                    assert_eq!(self.gives(from, cell.0), Some(whole), "node {from} charged by other numbers");
+                    let charged = Charged { at_ns: self.true_ns, units, whole };
+                    self.charges.unused.entry((to, boot, cell)).or_default().push(charged);
+                    self.admit((limit, &key, budget), cell.1, units, &format!("{from} for {to}"));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What a limit gives as a node knows it, where its cells have one set of numbers.
+    fn gives(&self, place: usize, limit: LimitId) -> Option<Whole> {
+        let catalogue = self.nodes[place].node.catalogue();
+        let of = &catalogue.limits.iter().find(|active| active.limit.id == limit)?.limit;
+        let rate = match &of.algorithm {
+            Algorithm::TokenBucket(meter) => Some(meter.terms()),
+            _ => None,
+        };
+        of.overrides.is_empty().then(|| Whole { units: of.algorithm.budget(), rate })
+    }
+
+    /// A request that came at a time passes because another node has charged it: since then, by the numbers of now, for this process, and
+    /// nobody else passed by that.
+    #[track_caller]
+    fn use_charge(&mut self, place: usize, cell: CellName, units: u64, came_ns: u64) {
+        let whole = self.gives(place, cell.0);
+        let unused = self.charges.unused.entry((place, self.nodes[place].boot, cell)).or_default();
+        let its = unused.iter().position(|charged| {
+            charged.at_ns >= came_ns && charged.units == units && Some(charged.whole) == whole
+        });
+        let its = its.unwrap_or_else(|| {
+            panic!("node {place} passed {units} of a request that came at {came_ns}, and nobody charged that since")
+        });
+        let Charged { at_ns, .. } = unused.remove(its);
+        let most_ns = DRAW_NS + DRAW_NS / 100;
+        assert!(self.true_ns - at_ns <= most_ns, "it was charged {} ns ago", self.true_ns - at_ns);
+    }
+
+    /// Asks again about those that wait, where units came or the time is over.
+    fn wake_waiting(&mut self) {
+        for mut waiting in std::mem::take(&mut self.waiting) {
+            let at = &self.nodes[waiting.place];
+            let news = at.node.news();
+            if at.boot != waiting.boot {
+                continue;
+            }
+            if news == waiting.news && self.true_ns < waiting.until_ns {
+                self.waiting.push(waiting);
+                continue;
+            }
+            let Waiting { place, cost, came_ns, .. } = waiting;
+            waiting.news = news;
+            let drawing = waiting.draw.as_ref().map_or(Drawing::May, |draw| Drawing::Since(draw.since_ns()));
+            let ask = Ask::CHECK.again().drawing(drawing);
+            let is_allowed = self.ask_since(place, &waiting.key, cost, (ask, came_ns)).0;
+            self.passed_late += u64::from(is_allowed);
+            if !is_allowed && self.true_ns < waiting.until_ns {
+                self.draw(&mut waiting);
+                self.waiting.push(waiting);
+            } else if let Some(draw) = waiting.draw {
+                self.nodes[place].node.undraw(&draw);
+            }
+        }
+    }
+
     /// Gives how long the caller may wait, too.
     fn ask_as(&mut self, place: usize, key: &str, cost: u64, ask: Ask) -> (bool, u64) {
+        self.ask_since(place, key, cost, (ask, self.true_ns))
+    }
+
+    /// The same of a request that came at a time.
+    fn ask_since(&mut self, place: usize, key: &str, cost: u64, (ask, came_ns): (Ask, u64)) -> (bool, u64) {
         let now = self.now(place);
         let node = Arc::clone(&self.nodes[place].node);
         let answer = scene::ask_as(&mut self.nodes[place].asker, key, cost, now, ask);
         let patience_ns = node.patience_ns(answer, &node.catalogue(), S, 0);
         let (is_allowed, limits) = (answer.allowed, answer.limits.clone());
-        if is_allowed {
-            let now = self.true_now();
-            for limit in limits {
-                let spec = &self.specs[limit.limit as usize];
-                let promise = Promise::of(spec, limit.tag);
-                let terms = Terms { limit: limit.budget, hourly: hourly(spec) };
-                let ledger = self.ledgers.entry((limit.limit as usize, key.to_owned()));
-                let ledger = ledger.or_insert_with(|| Ledger::new(promise, terms, START));
-                ledger.admit(&format!("{} {key} at node {place}", spec.name), limit.units, now);
+        for limit in limits.iter().filter(|_| is_allowed) {
+            if limit.is_drawn {
+                let id = node.catalogue().limits[limit.limit as usize].limit.id;
+                self.use_charge(place, (id, named(limit)), limit.units, came_ns);
+            } else {
+                self.admit(
+                    (limit.limit as usize, key, limit.budget),
+                    limit.tag,
+                    limit.units,
+                    &place.to_string(),
+                );
             }
         }
         (is_allowed, patience_ns)
+    }
+
+    /// How many requests wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Counts what some node charged.
+    #[track_caller]
+    fn admit(&mut self, (limit, key, budget): (usize, &str, u64), tag: CellTag, units: u64, node: &str) {
+        let now = self.true_now();
+        let spec = &self.specs[limit];
+        let terms = self.most.unwrap_or(Terms { limit: budget, hourly: hourly_of(spec, key) });
+        let ledger = self.ledgers.entry((limit, key.to_owned()));
+        let ledger = ledger.or_insert_with(|| Ledger::new(Promise::of(spec, tag), terms, START));
+        ledger.admit(&format!("{} {key} at node {node}", spec.name), units, now);
     }
 
     /// Asks again until it passes, as a caller would that waits for pools at most; says whether it passed.
@@ -489,7 +696,11 @@ impl World {
         let nodes = self.nodes.len() as u64;
         for _ in 0..self.below(24) {
             let (place, cost) = (self.below(nodes) as usize, self.below(20) / 18 * self.below(20));
-            self.ask(place, "k", 1 + cost);
+            if self.regions.is_some() && self.below(2) == 0 {
+                self.ask_or_wait(place, "k", 1 + cost)
+            } else {
+                self.ask(place, "k", 1 + cost)
+            };
         }
         let pause = [MS, 10 * MS, 100 * MS, 100 * MS][self.below(4) as usize];
         let pause = self.below(pause);
@@ -530,11 +741,13 @@ impl World {
         let end_ns = self.true_ns + ns;
         loop {
             self.tick();
+            self.wake_waiting();
             let message = self.messages.keys().next().map(|(at, _)| *at);
             let give_up = self.open.first().map(|(at, ..)| *at);
             let ticking = self.nodes.iter().filter(|at| !at.is_hung);
             let tick = ticking.map(|at| at.ticked_ns + 10 * MS).min();
-            let next_ns = [message, give_up, tick].into_iter().flatten().min().unwrap_or(end_ns);
+            let waiting = self.waiting.iter().map(|waiting| waiting.until_ns).min();
+            let next_ns = [message, give_up, tick, waiting].into_iter().flatten().min().unwrap_or(end_ns);
             if next_ns > end_ns {
                 break;
             }
@@ -543,6 +756,7 @@ impl World {
         }
         self.true_ns = end_ns;
         self.tick();
+        self.wake_waiting();
     }
 
     fn tick(&mut self) {
@@ -624,16 +838,28 @@ impl World {
 
     fn send_frame(&mut self, from: usize, to: usize, frame: Vec<u8>) {
         let Some(regions) = &mut self.regions else { return };
-        let (least, most) = regions.delay_ns;
-        if regions.of[from] != regions.of[to] {
+        let is_near = regions.of[from] == regions.of[to];
+        let (least, most) = if is_near { regions.near_ns } else { regions.delay_ns };
+        if !is_near {
             regions.crossed.0 += 1;
             regions.crossed.1 += frame.len() as u64;
+        } else {
+            self.note_draws(from, to, &frame);
         }
+        let Some(regions) = &self.regions else { return };
         if !regions.cut.contains(&from) && !regions.cut.contains(&to) {
-            let at_ns = self.true_ns + least + self.below(most - least);
-            self.sent += 1;
-            self.messages.insert((at_ns, self.sent), Message::Frame(from, to, frame));
+            let times = 1 + u64::from(regions.repeated > 0 && self.below(100) < self.repeated());
+            for time in 0..times {
+                let late_ns = if time > 0 { self.below(60 * MS) } else { 0 };
+                let at_ns = self.true_ns + least + self.below(most - least) + late_ns;
+                self.sent += 1;
+                self.messages.insert((at_ns, self.sent), Message::Frame(from, to, frame.clone()));
+            }
         }
+    }
+
+    fn repeated(&self) -> u64 {
+        self.regions.as_ref().map_or(0, |regions| regions.repeated)
     }
 
     /// The server of a node's region.
@@ -751,10 +977,19 @@ impl World {
     }
 }
 
-fn hourly(spec: &LimitSpec) -> u64 {
+/// A cell's tag, as frames have it: the shard's bits and the low 96.
+fn named(limit: &LimitAnswer) -> CellTag {
+    CellTag(limit.tag.0 & (0xFF << 120 | ((1 << 96) - 1)))
+}
+
+/// Units that come back in an hour: of a bucket, or of the override that a key has.
+fn hourly_of(spec: &LimitSpec, key: &str) -> u64 {
+    let is_its =
+        |fields: &&BTreeMap<String, OneOrMany>| fields.get("key").is_some_and(|keys| keys.0 == [key]);
+    let its = spec.overrides.iter().find(is_its).and_then(|fields| fields.get("rate")?.0.first());
     let rate = spec.token_bucket.as_ref().map(|bucket| &bucket.rate);
     let rate = rate.or(spec.leaky_bucket.as_ref().map(|bucket| &bucket.rate));
-    let Some(rate) = rate else { return 0 };
+    let Some(rate) = its.or(rate) else { return 0 };
     let (units, per) = rate.split_once('/').expect("a rate");
     let each = match per {
         "s" => 3_600,

@@ -55,6 +55,9 @@ pub(super) async fn drive(
                 Some(event) => turn.take(regions, event),
                 None => break,
             },
+            () = until_answered(regions) => {}
+            // Whoever waits for what is drawn shall not wait for the next turn.
+            () = regions.waiting.called() => {}
             _ = turns.tick() => {}
         }
         for _ in 0..EVENTS_MAX {
@@ -64,6 +67,17 @@ pub(super) async fn drive(
         turn.end(regions);
     }
     regions.mesh.close().await;
+}
+
+/// Waits until another node of the region is to be answered that draws what there is not.
+async fn until_answered(regions: &Regions) {
+    match regions.node.draws_due_ns() {
+        None => std::future::pending().await,
+        Some(at_ns) => {
+            let left_ns = at_ns.saturating_sub(regions.clock.now().steady_ns);
+            tokio::time::sleep(Duration::from_nanos(left_ns)).await;
+        }
+    }
 }
 
 impl Turn {

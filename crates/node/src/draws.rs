@@ -1,0 +1,922 @@
+//! Draws: a request that waits at one node of a region is charged at another one, which holds what the region has of its cell.
+//!
+//! Of a cell of few units every node of a region would have a piece that is of no use to it, or would be found by nobody else. So one
+//! node of the region, its *guard node*, has to do with other regions and with the region's pool for such a cell, and the others, its
+//! *mates*, ask it for single units over the mesh. The guard node charges its own cell, as for a request of its own, and says so; then
+//! the request that waits passes, and is charged nowhere else.
+//!
+//! **Whatever passes was charged once, before it passed and after it came.** So it counts as if it had passed at the guard node when that
+//! charged it, within the time that it took, and what the guard node's cell promises is kept. It rests on this:
+//!
+//! - The guard node charges before it answers ([`crate::sharing`]), once for each time that it hears a draw: of one that comes twice it
+//!   charges more than passes.
+//! - It charges by the numbers that the limit has where the request waits, and has no others: while catalogues or files differ, it
+//!   refuses. When the limit has other numbers there by the time that it comes, it passes nobody.
+//! - A draw has a number that its process used once, and no process of the node before it. What comes of a number is heard once, from
+//!   whom it was asked, in a frame that was meant for this process; it then is a *credit*, which one request takes (`Draws::take`).
+//! - A request takes a credit only if it has waited since before that was asked for: it was there when the guard node charged. One that
+//!   came later was not ([`crate::Drawing::Since`]).
+//! - A credit lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request passes no later than that after it
+//!   was charged.
+//!
+//! Frames that are lost, late or repeated, a node that dies or begins anew, a request that waits no more: they waste units, which are
+//! charged and pass nobody. Which node is a cell's guard node is no matter of safety: each charges what it has. One that has nothing, and
+//! can come by nothing, says so: then its mates have to do with the cell themselves for a while (`Draws::is_alone`).
+
+use std::{
+    collections::{BTreeMap, VecDeque, btree_map::Entry},
+    sync::{
+        Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use acequia_limits::{Algorithm, CellTag, LimitId, Mode, Now, limit::OnStoreLoss};
+use acequia_rights::{
+    Region, Writer,
+    broken::{Broken, broken},
+};
+use smallvec::SmallVec;
+
+use crate::{
+    Active, Answer, Catalogue, Node, Outcome, journal_tag, lock,
+    sharing::{CellKey, wire::Whole},
+};
+
+/// What is drawn passes a request within so long after it was asked for, or nobody.
+pub const DRAW_NS: u64 = 50_000_000;
+/// How long a request waits for what is drawn, unless its limit says how long it waits: the guard node may have to ask the region's pool
+/// first, and all three are near. Timers are up to a millisecond late, and nobody shall wait for much longer than three.
+pub const DRAW_WAIT_NS: u64 = 2_500_000;
+/// The guard node charges no later than so long before whoever drew gives up: the answer takes time, too.
+const BACK_NS: u64 = 750_000;
+/// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second. Up to here
+/// draws are worth a message and a wait for nearly each request at a mate: with four nodes in each of three regions, of which half of what
+/// there is is asked for, 91 % of 20/s pass instead of 64, 97 % of 60/s instead of 92. Of 200/s it would be 99 instead of 98.
+const FEW: u64 = 16;
+/// Draws that this node has asked for and that may still be answered; of one cell; and credits that nobody has taken, of all cells.
+const ASKED_MAX: usize = 1_024;
+const ASKED_OF_CELL_MAX: usize = 16;
+/// Draws of others that wait here for units; of one mate, and of one cell.
+const HELD_MAX: usize = 512;
+const HELD_OF_PEER_MAX: usize = 128;
+const HELD_OF_CELL_MAX: usize = 32;
+/// Of a cell whose guard node had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
+const VAIN_NS: u64 = 4_000_000;
+const VAIN_NS_MAX: u64 = 32_000_000;
+/// A node of which none of so many draws in a row was of use is too far away, or stuck: for so long nothing is drawn of it but nothing, and
+/// no more until that is answered in time. Then one of no use is enough, and it is left for twice as long each time in a row, up to the
+/// other.
+const SILENT_MAX: u32 = 4;
+const FAR_NS: u64 = 1_000_000_000;
+const FAR_NS_MAX: u64 = 32_000_000_000;
+/// Each node of the region is asked for nothing so often: whether an answer can be here in time is to be known to both ends, and it shall
+/// cost no units to find out.
+const NOTHING_NS: u64 = 1_000_000_000;
+/// Draws that one process may ask for: each begins after those of all before it.
+const NUMBERS: u64 = 1 << 40;
+/// The cell that nothing is asked for of.
+const NO_CELL: CellKey = (u16::MAX, CellTag(0));
+/// Cells that are remembered because their guard node had nothing, and of those that have none.
+const VAIN_MAX: usize = 16_384;
+/// Marks of the latter, in bits: few others have the same while that many are remembered.
+const MARKS: u64 = VAIN_MAX as u64 * 8;
+/// Of a cell whose guard node says that it cannot come by units, or that had none for so long, this node has to do with other regions
+/// and the pool itself for so long, as if there were no draws. Then it asks again.
+const MISSED_NS: u64 = 2_000_000_000;
+const ALONE_NS: u64 = 2_000_000_000;
+/// One that then has had nothing for so long is left again.
+const AGAIN_NS: u64 = 250_000_000;
+/// How often such cells are looked through.
+const SWEEP_NS: u64 = 250_000_000;
+
+/// A request that waits for what is drawn for it ([`Node::draw`]).
+#[derive(Debug)]
+pub struct Draw {
+    numbers: SmallVec<[u64; 1]>,
+    since_ns: u64,
+}
+
+impl Draw {
+    /// Since when the request waits: steady clock, for [`crate::Drawing::Since`].
+    pub const fn since_ns(&self) -> u64 {
+        self.since_ns
+    }
+}
+
+/// What became of draws, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrawCounts {
+    /// Draws that this node asked for: those that were sent.
+    pub asked: u64,
+    /// Draws of others that were charged here.
+    pub charged: u64,
+    /// Draws that passed a request here.
+    pub used: u64,
+    /// Draws that were charged elsewhere and passed nobody here.
+    pub wasted: u64,
+}
+
+/// A draw that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking {
+    pub(crate) number: u64,
+    pub(crate) to: Region,
+    pub(crate) limit: LimitId,
+    pub(crate) tag: CellTag,
+    pub(crate) whole: Whole,
+    pub(crate) units: u64,
+}
+
+/// A draw of a mate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// Whose, and of which of its processes.
+    pub(crate) from: Writer,
+    pub(crate) boot: u32,
+    pub(crate) number: u64,
+    pub(crate) key: CellKey,
+    pub(crate) whole: Whole,
+    pub(crate) units: u64,
+    /// It is of no use when it is charged later: steady clock.
+    pub(crate) until_ns: u64,
+    /// Whether it was counted as demand.
+    pub(crate) is_told: bool,
+}
+
+/// Of whom units are drawn, and whose are.
+#[derive(Debug, Default)]
+struct Mates {
+    own: Option<Region>,
+    /// The nodes of the region that are heard and near enough, this one too.
+    live: SmallVec<[Region; 8]>,
+    /// Whether any others are heard: those have to do with each cell themselves.
+    has_far: bool,
+}
+
+/// What this node draws, and what is drawn of it.
+#[derive(Debug, Default)]
+pub(crate) struct Draws {
+    mates: RwLock<Mates>,
+    /// Whether there are mates.
+    has_mates: AtomicBool,
+    /// Members of the catalogue.
+    members: AtomicU64,
+    /// Whether nothing may be charged any more: the node stops, and what each cell owes is written down.
+    is_closed: AtomicBool,
+    /// Whether there is something to send, or units may have come for those that wait here.
+    is_due: AtomicBool,
+    /// When the first of those that wait here is to be answered, whatever it is by then: steady clock; 0 where none waits.
+    answer_ns: AtomicU64,
+    /// Marks of the cells that this node has to do with itself, and of some others: most checks need not look for theirs.
+    alone_marks: Marks,
+    /// Locked after any shard.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    asked: BTreeMap<u64, Asked>,
+    /// How many of them are of each cell.
+    asked_of: BTreeMap<CellKey, usize>,
+    credits: BTreeMap<(CellKey, u64), Credit>,
+    vain: BTreeMap<CellKey, Vain>,
+    /// Cells that this node has to do with itself, though another is their guard node; until when: steady clock.
+    alone: BTreeMap<CellKey, u64>,
+    /// When those that are over were last forgotten: steady clock.
+    swept_ns: u64,
+    /// Of whom an answer has come in time since the start.
+    near: BTreeMap<Region, Silent>,
+    /// When the others were last asked for nothing: steady clock.
+    nothing_ns: u64,
+    out: Vec<Asking>,
+    held: VecDeque<Held>,
+    counts: DrawCounts,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    key: CellKey,
+    to: Region,
+    whole: Whole,
+    units: u64,
+    at_ns: u64,
+    /// It is of no use when it is charged later: steady clock.
+    until_ns: u64,
+    is_sent: bool,
+}
+
+/// Units that another node has charged, for a request that had waited before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credit {
+    key: CellKey,
+    from: Region,
+    number: u64,
+    whole: Whole,
+    units: u64,
+    asked_ns: u64,
+}
+
+/// Whether a node's answers come too late, or not at all.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silent {
+    /// Draws in a row that were not answered, or too late for whoever waited.
+    times: u32,
+    /// How often in a row nothing was drawn of it for that.
+    left: u32,
+    is_left: bool,
+    /// Until when it is left at least, and when a draw was last of no use: steady clock.
+    until_ns: u64,
+    noted_ns: u64,
+}
+
+/// A cell of which nothing was to be had.
+#[derive(Clone, Copy, Debug)]
+struct Vain {
+    times: u32,
+    until_ns: u64,
+    /// Since when there was none: steady clock.
+    since_ns: u64,
+}
+
+impl Draws {
+    /// Begins with numbers that no earlier process of this node has used; how often it was started.
+    pub(crate) fn begin(&self, boot: u32) {
+        lock(&self.state).next = u64::from(boot).wrapping_mul(NUMBERS);
+    }
+
+    /// Which nodes of the region are heard, this one among them, and how many members the catalogue has. Those that are too far away to
+    /// draw of each other have to do with other regions and the pool each for itself.
+    pub(crate) fn see(&self, own: Region, mut live: SmallVec<[Region; 8]>, members: usize, now: Now) {
+        self.ask_for_nothing(own, &live, now);
+        let heard = live.len();
+        live.retain(|region| *region == own || !self.is_far(*region));
+        let has_far = live.len() < heard;
+        self.members.store(members as u64, Ordering::Relaxed);
+        self.has_mates.store(live.len() > 1, Ordering::Relaxed);
+        let mut mates = self.mates.write().unwrap_or_else(PoisonError::into_inner);
+        *mates = Mates { own: Some(own), live, has_far };
+    }
+
+    /// Whether a limit has so few units that one node of a region has to do with a cell of it.
+    fn are_few(&self, global: &Algorithm) -> bool {
+        let few = FEW * self.members.load(Ordering::Relaxed);
+        let a_second = match global {
+            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => meter.rate_milli() / 1_000,
+            other => {
+                let units = u128::from(other.budget()) * 1_000_000_000 / u128::from(other.period_ns().max(1));
+                u64::try_from(units).unwrap_or(u64::MAX)
+            }
+        };
+        global.budget() < few && a_second < few
+    }
+
+    /// The guard node of a cell: by rendezvous hash, so that of cells of one that is heard no more each of the others has its part. Nothing
+    /// where that is this node.
+    fn guard(&self, tag: CellTag) -> Option<Region> {
+        let mates = self.mates.read().unwrap_or_else(PoisonError::into_inner);
+        let tag = journal_tag(tag).0;
+        let rank =
+            |region: &Region| (mixed(tag as u64 ^ mixed((tag >> 64) as u64 ^ u64::from(region.0))), *region);
+        mates.live.iter().copied().max_by_key(rank).filter(|guard| Some(*guard) != mates.own)
+    }
+
+    /// Who speaks for a cell in this region: the guard node of one of few units, where those may be drawn.
+    pub(crate) fn speaker(&self, tag: CellTag, active: Option<&Active>, now: Now) -> Speaker {
+        let Some(active) = active.filter(|active| self.are_drawn(active)) else { return Speaker::Each };
+        match self.guard(tag) {
+            None if self.has_far() => Speaker::Each,
+            None => Speaker::Own,
+            Some(_) if self.is_alone((active.slot, journal_tag(tag)), now) => Speaker::Each,
+            Some(guard) => Speaker::Mate(guard),
+        }
+    }
+
+    /// Whether this node is a cell's guard node, though it may not speak for all.
+    pub(crate) fn guards(&self, tag: CellTag, active: Option<&Active>) -> bool {
+        active.is_some_and(|active| self.are_drawn(active)) && self.guard(tag).is_none()
+    }
+
+    fn are_drawn(&self, active: &Active) -> bool {
+        self.has_mates() && may_be_drawn(active) && self.are_few(&active.limit.algorithm)
+    }
+
+    fn has_far(&self) -> bool {
+        self.mates.read().unwrap_or_else(PoisonError::into_inner).has_far
+    }
+
+    /// Whether this node has to do with a cell itself, since its guard node had nothing.
+    fn is_alone(&self, key: CellKey, now: Now) -> bool {
+        self.alone_marks.may_have(key)
+            && lock(&self.state).alone.get(&key).is_some_and(|until_ns| now.steady_ns < *until_ns)
+    }
+
+    /// Whether any other node of the region is heard.
+    pub(crate) fn has_mates(&self) -> bool {
+        self.has_mates.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is charged from now on.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Whether that was said. Who asks holds the lock of the cell that it would charge: whoever writes it down takes that later.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Whether anything is to be sent, or tried again.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_due.load(Ordering::Acquire)
+    }
+
+    /// When the first of those that wait here is to be answered, whatever it is by then: steady clock.
+    pub(crate) fn answer_ns(&self) -> Option<u64> {
+        Some(self.answer_ns.load(Ordering::Acquire)).filter(|at_ns| *at_ns > 0)
+    }
+
+    /// Units came: those that wait here are to be tried again.
+    pub(crate) fn call(&self) {
+        if self.has_mates() {
+            self.is_due.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether a request may hope for a cell's guard node.
+    pub(crate) fn may_hope(&self, key: CellKey, now: Now) -> bool {
+        lock(&self.state).may_ask(key, now)
+    }
+
+    /// Takes units that were drawn for a request that waits since `since_ns`, and charged by the numbers that its limit has now. They are
+    /// used when it passes ([`Self::pass`]).
+    pub(crate) fn take(
+        &self,
+        key: CellKey,
+        (whole, units): (Whole, u64),
+        since_ns: u64,
+        now: Now,
+    ) -> Option<Credit> {
+        let mut state = lock(&self.state);
+        let fits = |credit: &Credit| {
+            credit.units == units
+                && (credit.whole == whole || broken(Broken::DrawOfOtherNumbers))
+                && (credit.asked_ns >= since_ns || broken(Broken::DrawUsedByAnybody))
+                && now.steady_ns < credit.asked_ns + DRAW_NS
+        };
+        let of_cell = state.credits.range((key, 0)..=(key, u64::MAX));
+        let (name, credit) =
+            of_cell.map(|(name, credit)| (*name, *credit)).find(|(_, credit)| fits(credit))?;
+        if !broken(Broken::DrawUsedTwice) {
+            state.credits.remove(&name);
+        }
+        Some(credit)
+    }
+
+    /// A request passes by what it has taken: so its cell's guard node is of use, and near enough.
+    pub(crate) fn pass(&self, credit: Credit) {
+        let mut state = lock(&self.state);
+        state.counts.used += 1;
+        state.vain.remove(&credit.key);
+        state.near.insert(credit.from, Silent::default());
+    }
+
+    /// A request does not pass after all: what it has taken is there for it when it asks again.
+    pub(crate) fn put_back(&self, credit: Credit) {
+        let mut state = lock(&self.state);
+        state.credits.insert((credit.key, credit.number), credit);
+    }
+
+    /// What is to be sent.
+    pub(crate) fn take_out(&self) -> Vec<Asking> {
+        self.is_due.store(false, Ordering::Release);
+        std::mem::take(&mut lock(&self.state).out)
+    }
+
+    /// A draw is about to be sent: within how many microseconds it is of use to whoever waits. Nothing where nobody does any more.
+    pub(crate) fn send(&self, number: u64, now_ns: u64) -> Option<u32> {
+        let mut state = lock(&self.state);
+        let asked = state.asked.get_mut(&number)?;
+        let left_us = asked.until_ns.saturating_sub(now_ns) / 1_000;
+        if left_us == 0 {
+            state.forget_asked(number);
+            return None;
+        }
+        asked.is_sent = true;
+        let units = asked.units;
+        state.counts.asked += u64::from(units > 0);
+        Some(u32::try_from(left_us).unwrap_or(u32::MAX))
+    }
+
+    /// What waits here for units; whoever takes it gives back what goes on waiting.
+    pub(crate) fn take_held(&self) -> VecDeque<Held> {
+        std::mem::take(&mut lock(&self.state).held)
+    }
+
+    pub(crate) fn put_held(&self, held: VecDeque<Held>) {
+        let mut state = lock(&self.state);
+        state.held = held;
+        self.answer_ns.store(state.answer_ns(), Ordering::Release);
+    }
+
+    /// A mate draws. Says whether there is room for it to wait.
+    pub(crate) fn hold(&self, held: Held) -> bool {
+        let mut state = lock(&self.state);
+        let of_peer = state.held.iter().filter(|other| other.from == held.from).count();
+        let of_cell = state.held.iter().filter(|other| other.key == held.key).count();
+        let has_room =
+            state.held.len() < HELD_MAX && of_peer < HELD_OF_PEER_MAX && of_cell < HELD_OF_CELL_MAX;
+        if has_room {
+            state.held.push_back(held);
+            self.answer_ns.store(state.answer_ns(), Ordering::Release);
+        }
+        has_room
+    }
+
+    pub(crate) fn count_charged(&self) {
+        lock(&self.state).counts.charged += 1;
+    }
+
+    /// What was drawn came, or nothing did, or none ever will: of a number that `from` was asked for by this process. Says whether that
+    /// was waited for.
+    pub(crate) fn came(&self, from: Region, number: u64, units: Option<u64>, now: Now) -> bool {
+        let mut state = lock(&self.state);
+        let answers =
+            |asked: &&Asked| asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units);
+        let Some(Asked { key, whole, at_ns, until_ns, .. }) =
+            state.asked.get(&number).filter(answers).copied()
+        else {
+            state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
+            return false;
+        };
+        state.forget_asked(number);
+        if units.is_none_or(|units| units == 0) && now.steady_ns < until_ns + BACK_NS {
+            // Units would have been of use. Of those that came it is known when they are used.
+            state.note_near(from, now);
+        } else if key == NO_CELL {
+            state.note_silent(from, now);
+        }
+        match units {
+            _ if key == NO_CELL => {}
+            None => state.leave_alone(key, now, &self.alone_marks),
+            Some(0) => state.miss(key, now, &self.alone_marks),
+            Some(units) => {
+                let credit = Credit { key, from, number, whole, units, asked_ns: at_ns };
+                state.credits.insert((key, number), credit);
+            }
+        }
+        true
+    }
+
+    /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. To whoever draws both are
+    /// the same: a guard node whose answers come when nobody waits any more would be charged for nobody, time and again. Says whether those
+    /// that wait should hear of it; and the least number that is still waited for.
+    pub(crate) fn expire(&self, now: Now) -> (bool, u64) {
+        let mut state = lock(&self.state);
+        let is_over = |at_ns: u64| now.steady_ns >= at_ns + DRAW_NS;
+        let late: SmallVec<[u64; 4]> =
+            state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
+        for number in &late {
+            let Some(Asked { key, to, .. }) = state.forget_asked(*number) else { continue };
+            if key != NO_CELL {
+                state.miss(key, now, &self.alone_marks);
+            }
+            state.note_silent(to, now);
+        }
+        let unused: SmallVec<[Credit; 4]> = state
+            .credits
+            .extract_if(.., |_, credit| is_over(credit.asked_ns))
+            .map(|(_, credit)| credit)
+            .collect();
+        for Credit { key, from, .. } in &unused {
+            state.counts.wasted += 1;
+            state.miss(*key, now, &self.alone_marks);
+            state.note_silent(*from, now);
+        }
+        if now.steady_ns >= state.swept_ns + SWEEP_NS {
+            state.swept_ns = now.steady_ns;
+            state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + ALONE_NS + MISSED_NS);
+            let before = state.alone.len();
+            state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
+            if state.alone.len() < before {
+                self.alone_marks.set_all(state.alone.keys());
+            }
+        }
+        (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
+    }
+
+    /// Whether a node has answered no draws lately, or too late, or none yet.
+    pub(crate) fn is_far(&self, region: Region) -> bool {
+        lock(&self.state).near.get(&region).is_none_or(|silent| silent.is_left)
+    }
+
+    /// Asks the other nodes of the region for nothing, from time to time.
+    fn ask_for_nothing(&self, own: Region, heard: &[Region], now: Now) {
+        let mut state = lock(&self.state);
+        if now.steady_ns < state.nothing_ns + NOTHING_NS {
+            return;
+        }
+        state.nothing_ns = now.steady_ns;
+        let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS - BACK_NS);
+        let (whole, units) = (Whole { units: 0, rate: None }, 0);
+        for to in heard.iter().copied().filter(|region| *region != own) {
+            state.next += 1;
+            let number = state.next;
+            state.note_asked(
+                number,
+                Asked { key: NO_CELL, to, whole, units, at_ns, until_ns, is_sent: false },
+            );
+            state.out.push(Asking { number, to, limit: LimitId(0), tag: NO_CELL.1, whole, units });
+        }
+        drop(state);
+        self.is_due.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn counts(&self) -> DrawCounts {
+        lock(&self.state).counts
+    }
+}
+
+impl State {
+    fn answer_ns(&self) -> u64 {
+        self.held.iter().map(|held| held.until_ns).min().unwrap_or(0)
+    }
+
+    fn has_room(&self, key: CellKey) -> bool {
+        let of_cell = self.asked_of.get(&key).copied().unwrap_or(0);
+        self.asked.len() + self.credits.len() < ASKED_MAX && of_cell < ASKED_OF_CELL_MAX
+    }
+
+    fn note_asked(&mut self, number: u64, asked: Asked) {
+        *self.asked_of.entry(asked.key).or_default() += 1;
+        self.asked.insert(number, asked);
+    }
+
+    /// It is waited for no more.
+    fn forget_asked(&mut self, number: u64) -> Option<Asked> {
+        let asked = self.asked.remove(&number)?;
+        if let Entry::Occupied(mut of_cell) = self.asked_of.entry(asked.key) {
+            *of_cell.get_mut() -= 1;
+            if *of_cell.get() == 0 {
+                of_cell.remove();
+            }
+        }
+        Some(asked)
+    }
+
+    /// Whether a cell's guard node may be asked: not while it had nothing a moment ago.
+    fn may_ask(&self, key: CellKey, now: Now) -> bool {
+        let is_vain = self.vain.get(&key).is_some_and(|vain| now.steady_ns < vain.until_ns);
+        !is_vain && self.has_room(key)
+    }
+
+    /// A cell's guard node had nothing. Of draws that were under way together, one counts.
+    fn miss(&mut self, key: CellKey, now: Now, marks: &Marks) {
+        let before = self.vain.get(&key).copied();
+        if before.is_some_and(|vain| now.steady_ns < vain.until_ns) {
+            return;
+        }
+        let since_ns = before.map_or(now.steady_ns, |vain| vain.since_ns);
+        if now.steady_ns >= since_ns + MISSED_NS {
+            self.leave_alone(key, now, marks);
+            let since_ns = now.steady_ns + ALONE_NS + AGAIN_NS - MISSED_NS;
+            self.vain.insert(key, Vain { times: 0, until_ns: now.steady_ns, since_ns });
+        } else if before.is_some() || self.vain.len() < VAIN_MAX {
+            let in_a_row = before.filter(|vain| now.steady_ns < vain.until_ns + VAIN_NS_MAX);
+            let times = in_a_row.map_or(0, |vain| vain.times);
+            let until_ns = now.steady_ns + (VAIN_NS << times.min(8)).min(VAIN_NS_MAX);
+            self.vain.insert(key, Vain { times: times + 1, until_ns, since_ns });
+        }
+    }
+
+    /// A draw of a node was of no use.
+    fn note_silent(&mut self, to: Region, now: Now) {
+        let Some(silent) = self.near.get_mut(&to) else { return };
+        silent.noted_ns = now.steady_ns;
+        if silent.is_left {
+            return;
+        }
+        silent.times += 1;
+        if silent.times >= SILENT_MAX || silent.left > 0 {
+            silent.until_ns = now.steady_ns + (FAR_NS << silent.left.min(8)).min(FAR_NS_MAX);
+            (silent.times, silent.left, silent.is_left) = (0, silent.left + 1, true);
+        }
+    }
+
+    /// A node answered in time.
+    fn note_near(&mut self, from: Region, now: Now) {
+        let silent = self.near.entry(from).or_default();
+        silent.is_left &= now.steady_ns < silent.until_ns;
+        if !silent.is_left && now.steady_ns >= silent.noted_ns + FAR_NS_MAX {
+            *silent = Silent::default();
+        }
+    }
+
+    /// A cell's guard node is of no use for now.
+    fn leave_alone(&mut self, key: CellKey, now: Now, marks: &Marks) {
+        self.vain.remove(&key);
+        if self.alone.len() < VAIN_MAX {
+            self.alone.insert(key, now.steady_ns + ALONE_NS);
+            marks.set(key);
+        }
+    }
+}
+
+/// Who speaks for a cell among the nodes of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaker {
+    /// Each for itself.
+    Each,
+    /// This node for all.
+    Own,
+    /// That one for all.
+    Mate(Region),
+}
+
+/// Whether units of a limit may be drawn: what it says of a request must not need more than its numbers, and what is charged must not wait
+/// for a disk. Nor where cells have other numbers than others: whoever is asked could not tell which this one has.
+pub(crate) fn may_be_drawn(active: &Active) -> bool {
+    let limit = &active.limit;
+    limit.spec.mode == Mode::Enforce
+        && limit.spec.on_store_loss == OnStoreLoss::Guard
+        && limit.classes.is_none()
+        && active.other_numbers.is_empty()
+        && limit.soft.is_none()
+        && limit.sharing.wait_ns.is_none_or(|wait_ns| wait_ns >= BACK_NS * 2)
+        && !active.durable
+        && active.live.is_none()
+        && !matches!(limit.algorithm, Algorithm::LeakyBucket(_))
+}
+
+impl Node {
+    /// Draws what a request was denied for want of, where that may be at other nodes of the region: for one that was asked with
+    /// [`crate::Drawing`], and waits for `patience_ns` at most, from `since_ns` on (steady clock: when it was first asked). Nothing where
+    /// there is nothing to draw. When [`Node::news`] changes it is asked again, with [`crate::Drawing::Since`]. Frames are to be sent then
+    /// ([`Node::poll`]).
+    pub fn draw(
+        &self,
+        answer: &Answer,
+        catalogue: &Catalogue,
+        patience_ns: u64,
+        since_ns: u64,
+        now: Now,
+    ) -> Option<Draw> {
+        let is_lacked =
+            |limit: &&crate::LimitAnswer| limit.outcome == Outcome::Deny && limit.drawn_of.is_some();
+        if answer.allowed || patience_ns <= BACK_NS || !answer.limits.iter().any(|limit| is_lacked(&limit)) {
+            return None;
+        }
+        let now = self.not_before(now);
+        let until_ns = now.steady_ns + patience_ns.min(DRAW_NS) - BACK_NS;
+        let mut numbers = SmallVec::new();
+        let mut state = lock(&self.draws.state);
+        for limit in answer.limits.iter().filter(is_lacked) {
+            let active = &catalogue.limits[limit.limit as usize];
+            let key = (active.slot, journal_tag(limit.tag));
+            let Some(to) = limit.drawn_of.filter(|_| state.may_ask(key, now)) else { continue };
+            state.next += 1;
+            let number = state.next;
+            let units = limit.units;
+            let whole = Whole::of(&active.limit.algorithm);
+            let at_ns = now.steady_ns;
+            state.note_asked(number, Asked { key, to, whole, units, at_ns, until_ns, is_sent: false });
+            let (limit, tag) = (active.limit.id, key.1);
+            state.out.push(Asking { number, to, limit, tag, whole, units });
+            numbers.push(number);
+        }
+        drop(state);
+        self.draws.is_due.store(true, Ordering::Release);
+        (!numbers.is_empty()).then_some(Draw { numbers, since_ns })
+    }
+
+    /// Whether none of what was drawn is under way any more: a request that goes on waiting may draw again.
+    pub fn is_drawn_out(&self, draw: &Draw) -> bool {
+        let state = lock(&self.draws.state);
+        !draw.numbers.iter().any(|number| state.asked.contains_key(number))
+    }
+
+    /// The request waits no more. What is not sent yet is not drawn; what is may be for another one that waits.
+    pub fn undraw(&self, draw: &Draw) {
+        let mut state = lock(&self.draws.state);
+        for number in &draw.numbers {
+            if state.asked.get(number).is_some_and(|asked| !asked.is_sent) {
+                state.forget_asked(*number);
+                state.out.retain(|asking| asking.number != *number);
+            }
+        }
+    }
+
+    /// When a mate is to be answered that nothing has come for: steady clock.
+    pub fn draws_due_ns(&self) -> Option<u64> {
+        self.draws.answer_ns()
+    }
+
+    /// Whether there are frames to be sent at once, and not when time has passed.
+    pub fn has_draws(&self) -> bool {
+        self.draws.is_due()
+    }
+
+    /// What became of draws.
+    pub fn draw_counts(&self) -> DrawCounts {
+        self.draws.counts()
+    }
+}
+
+/// A set of cells, which says of some others too that they may be in it; without a lock.
+#[derive(Debug)]
+struct Marks(Box<[AtomicU64]>);
+
+impl Default for Marks {
+    fn default() -> Self {
+        Self((0..MARKS / 64).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Marks {
+    fn place(&self, (slot, tag): CellKey) -> (usize, u64) {
+        let tag = tag.0 ^ u128::from(slot);
+        let place = mixed(tag as u64 ^ mixed((tag >> 64) as u64)) % MARKS;
+        ((place / 64) as usize, 1 << (place % 64))
+    }
+
+    fn may_have(&self, key: CellKey) -> bool {
+        let (word, bit) = self.place(key);
+        self.0[word].load(Ordering::Relaxed) & bit > 0
+    }
+
+    fn set(&self, key: CellKey) {
+        let (word, bit) = self.place(key);
+        self.0[word].fetch_or(bit, Ordering::Relaxed);
+    }
+
+    /// These, and none that were there before. Whoever sets others meanwhile holds the same lock.
+    fn set_all<'k>(&self, keys: impl Iterator<Item = &'k CellKey>) {
+        let mut words = vec![0; self.0.len()];
+        for key in keys {
+            let (word, bit) = self.place(*key);
+            words[word] |= bit;
+        }
+        for (place, word) in self.0.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A number that is unlike those of its neighbours (splitmix64).
+const fn mixed(number: u64) -> u64 {
+    let x = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MATE: Region = Region(2);
+    const KEY: CellKey = (1, CellTag(7));
+    const WHOLE: Whole = Whole { units: 20, rate: None };
+
+    /// Draws of a mate at a time, by numbers from 1.
+    fn drawn(now: Now, count: u64) -> Draws {
+        let draws = Draws::default();
+        for number in 1..=count {
+            let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS);
+            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns, until_ns, is_sent: false };
+            lock(&draws.state).note_asked(number, asked);
+        }
+        draws
+    }
+
+    #[test]
+    fn what_another_node_says_of_a_draw_changes_nothing() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 1);
+        assert!(!draws.came(Region(3), 1, Some(1), now), "it was not asked");
+        assert!(!draws.came(MATE, 1, Some(2), now), "so many were not asked for");
+        assert!(!draws.came(MATE, 2, Some(1), now), "nor was this");
+        assert!(draws.take(KEY, (WHOLE, 1), 0, now).is_none());
+        assert!(draws.came(MATE, 1, Some(1), now));
+        assert!(!draws.came(MATE, 1, Some(1), now), "once");
+        assert!(draws.take(KEY, (Whole { units: 21, ..WHOLE }, 1), 0, now).is_none(), "other numbers");
+        assert!(draws.take(KEY, (WHOLE, 1), 1_001, now).is_none(), "it came later");
+        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now.later(DRAW_NS)).is_none(), "too late");
+        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now).is_some());
+        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now).is_none(), "once");
+    }
+
+    #[test]
+    fn what_is_over_before_it_is_sent_is_not_drawn() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 2);
+        let at_ns = now.steady_ns + DRAW_WAIT_NS;
+        assert_eq!(draws.send(1, at_ns - 1_000_000), Some(1_000), "what is left of its time");
+        assert_eq!(draws.send(2, at_ns), None);
+        assert_eq!(draws.send(3, now.steady_ns), None, "nobody asks for that");
+        assert_eq!(draws.counts().asked, 1);
+        assert!(lock(&draws.state).asked.keys().eq([&1]));
+    }
+
+    #[test]
+    fn of_draws_that_miss_together_one_counts() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 8);
+        (1..=8).for_each(|number| assert!(draws.came(MATE, number, Some(0), now)));
+        assert!(!draws.may_hope(KEY, now.later(VAIN_NS - 1)));
+        assert!(draws.may_hope(KEY, now.later(VAIN_NS)));
+    }
+
+    #[test]
+    fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
+        let now = Now::at(1_000);
+        let (draws, max) = (drawn(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
+        assert!(draws.is_far(MATE), "it is not known yet");
+        lock(&draws.state).note_near(MATE, now);
+        (1..=max).for_each(|number| assert!(draws.came(MATE, number, Some(1), now.later(8_000_000))));
+        assert!(!draws.is_far(MATE));
+        let end = now.later(DRAW_NS);
+        draws.expire(end);
+        assert!(!draws.may_hope(KEY, end) && draws.is_far(MATE));
+        assert_eq!(draws.counts(), DrawCounts { wasted: max, ..DrawCounts::default() });
+        // An answer in time is enough to ask on, though not at once, one more of no use to stop, and one that is used for all to be well.
+        let asked = |number, now: Now, (answered, after_ns)| {
+            let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS - BACK_NS);
+            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns, until_ns, is_sent: true };
+            lock(&draws.state).note_asked(number, asked);
+            assert!(draws.came(MATE, number, Some(answered), now.later(after_ns)));
+        };
+        let again = end.later(FAR_NS);
+        asked(max + 1, end, (0, 0));
+        asked(max + 2, again, (0, DRAW_WAIT_NS));
+        assert!(draws.is_far(MATE));
+        asked(max + 3, again, (0, DRAW_WAIT_NS - 1));
+        assert!(!draws.is_far(MATE));
+        asked(max + 4, again, (1, 0));
+        let end = again.later(DRAW_NS);
+        draws.expire(end);
+        assert!(draws.is_far(MATE));
+        asked(max + 5, end.later(FAR_NS), (0, 0));
+        assert!(draws.is_far(MATE), "for longer");
+        let again = end.later(FAR_NS * 2);
+        asked(max + 6, again, (0, 0));
+        asked(max + 7, again, (1, 0));
+        draws.pass(draws.take(KEY, (WHOLE, 1), 0, again).expect("it came"));
+        asked(max + 8, again, (1, 0));
+        draws.expire(again.later(DRAW_NS));
+        assert!(!draws.is_far(MATE));
+    }
+
+    #[test]
+    fn a_cell_whose_guard_node_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 1);
+        assert!(draws.came(MATE, 1, None, now));
+        assert!(draws.is_alone(KEY, now.later(ALONE_NS - 1)) && !draws.is_alone(KEY, now.later(ALONE_NS)));
+        draws.expire(now.later(ALONE_NS));
+        let draws = drawn(now, 0);
+        let mut times = Vec::new();
+        for number in 1..=200 {
+            let at = now.later(number * 40_000_000);
+            draws.expire(at);
+            if !draws.is_alone(KEY, at) {
+                lock(&draws.state).miss(KEY, at, &draws.alone_marks);
+                draws.expire(at);
+                times.extend(draws.is_alone(KEY, at).then_some(at.steady_ns - now.steady_ns));
+            }
+        }
+        let [first, second, ..] = times[..] else { panic!("{times:?}") };
+        assert!((MISSED_NS..MISSED_NS + 100_000_000).contains(&first), "{first}");
+        let again = first + ALONE_NS + AGAIN_NS;
+        assert!((again..again + 100_000_000).contains(&second), "{second}, after {first}");
+    }
+
+    #[test]
+    fn few_cells_are_looked_for_that_are_not_left_to_each() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, 0);
+        let key = |number: u64| (1, CellTag(u128::from(mixed(number)) << 64));
+        for number in 0..VAIN_MAX as u64 {
+            lock(&draws.state).leave_alone(key(number), now, &draws.alone_marks);
+        }
+        assert!((0..VAIN_MAX as u64).all(|number| draws.is_alone(key(number), now)));
+        let others = (100_000..110_000).filter(|number| draws.alone_marks.may_have(key(*number))).count();
+        assert!(others < 1_500, "{others}");
+        draws.expire(now.later(ALONE_NS));
+        assert!(draws.alone_marks.0.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn no_more_is_asked_for_than_there_is_room_for() {
+        let now = Now::at(1_000);
+        let draws = drawn(now, ASKED_OF_CELL_MAX as u64);
+        assert!(!draws.may_hope(KEY, now));
+        assert!(draws.came(MATE, 3, Some(1), now));
+        assert!(draws.may_hope(KEY, now));
+        // Those that did not come are given up.
+        draws.expire(now.later(DRAW_NS));
+        let state = lock(&draws.state);
+        assert!(state.asked.is_empty() && state.asked_of.is_empty() && state.credits.is_empty());
+    }
+}

@@ -1,0 +1,251 @@
+//! Draws between nodes of one region ([`crate::draws`]): says which are asked for, charges those of others, and hears what became of its own.
+
+use acequia_limits::{Now, UNITS_MAX};
+use acequia_rights::{
+    Refusal, Region, Writer,
+    broken::{Broken, broken},
+};
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+
+use super::{
+    CellKey, REACH_NS, Sharing,
+    outbox::Topic,
+    wire::{Entry, Header, Whole},
+};
+use crate::{
+    Catalogue, Node,
+    draws::{Asking, Held, may_be_drawn},
+    journal::HeapCell,
+    local::Guard,
+    shard_of,
+    visit::Visit,
+};
+
+/// What became of a draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Charge {
+    Done,
+    /// There is nothing now, and more may come.
+    Later,
+    /// Not here.
+    Never,
+}
+
+impl Sharing {
+    /// Which nodes of the region are heard; and what was drawn and has not come is given up.
+    pub(super) fn keep_draws(&mut self, node: &Node, now: Now) {
+        let Some(guard) = &node.guard else { return };
+        let own = self.me().region;
+        let is_live = |region: &Region| {
+            *region == own || self.peers.get(region).is_some_and(|peer| self.is_partner(peer, now))
+        };
+        let owns = self.owns_nothing().is_none();
+        let live: SmallVec<[Region; 8]> =
+            guard.members().iter().copied().filter(|region| owns && is_live(region)).collect();
+        let members = self.versions.version().map_or(0, |version| version.members.len());
+        node.draws.see(own, live, members, now);
+        let (is_news, least) = node.draws.expire(now);
+        for region in guard.members() {
+            if let Some(peer) = self.peers.get_mut(region) {
+                peer.outbox.forget_draws(least);
+                peer.outbox.forget_drawn(now.steady_ns);
+            }
+        }
+        if is_news {
+            node.elsewhere.tell();
+        }
+        // What this node got since, of others or by time, is for those that wait here.
+        self.serve_draws(node, now);
+    }
+
+    /// Puts in line what is to be drawn, and charges what others have drawn if there are units by now.
+    pub(super) fn serve_draws(&mut self, node: &Node, now: Now) {
+        for Asking { number, to, limit, tag, whole, units } in node.draws.take_out() {
+            if let Some(peer) =
+                self.peers.get_mut(&to).filter(|peer| peer.is_reached(now.steady_ns, REACH_NS))
+            {
+                // Filled in when it is sent.
+                let within_us = 0;
+                let entry = Entry::Draw { limit, tag, whole, number, units, within_us };
+                peer.outbox.tell(Topic::Draw(number), entry, 0);
+            }
+        }
+        let mut held = node.draws.take_held();
+        if held.is_empty() {
+            return;
+        }
+        let catalogue = node.catalogue();
+        // Of what one finds nothing of, another finds nothing.
+        let mut empty: BTreeSet<CellKey> = BTreeSet::new();
+        held.retain_mut(|held| {
+            let is_vain = now.steady_ns < held.until_ns && empty.contains(&held.key);
+            let waits = is_vain || !self.serve(node, &catalogue, held, now);
+            if waits {
+                empty.insert(held.key);
+            }
+            waits
+        });
+        node.draws.put_held(held);
+    }
+
+    /// Answers a draw, if there are units, or none that could come, or it is too late. Says whether it is answered, or nobody waits for it
+    /// any more.
+    fn serve(&mut self, node: &Node, catalogue: &Catalogue, held: &mut Held, now: Now) -> bool {
+        let Held { from, boot, number, units, .. } = *held;
+        let Some(peer) = self.peers.get(&from.region) else { return true };
+        if (peer.writer, peer.boot) != (from, boot) {
+            return true;
+        }
+        let is_late = now.steady_ns >= held.until_ns;
+        let charge = if is_late { Charge::Later } else { self.charge_drawn(node, catalogue, held, now) };
+        let units = match charge {
+            Charge::Done => {
+                node.draws.count_charged();
+                Some(units)
+            }
+            Charge::Later if is_late => Some(0),
+            Charge::Later => return false,
+            Charge::Never => None,
+        };
+        self.answer(from, (number, units), now);
+        true
+    }
+
+    /// Charges this node's cell, as for a request of its own; says whether it could.
+    fn charge_drawn(&self, node: &Node, catalogue: &Catalogue, held: &mut Held, now: Now) -> Charge {
+        let Held { key, whole, units, .. } = *held;
+        let (slot, tag) = key;
+        let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
+        let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
+        if owns_nothing || !active.is_some_and(may_be_drawn) || node.draws.is_closed() {
+            return Charge::Never;
+        }
+        // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
+        let has_pool =
+            node.elsewhere.do_pools_answer() && !node.losses.is_lost(tag) && !node.is_journal_down();
+        let may_come = has_pool && node.draws.guards(tag, active);
+        let is_first = !std::mem::replace(&mut held.is_told, true);
+        let visit = Visit { node, catalogue, key, now, which: None };
+        let charged = visit.at(true, |ground, cell| {
+            cell.forget_held_if_renumbered();
+            let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
+            let is_its = Whole::of(ground.global) == whole || broken(Broken::DrawOfOtherNumbers);
+            // What callers lease of it they may spend without asking.
+            let is_free = account.leased() == 0 && ground.in_force && !ground.local.owns_nothing();
+            if !is_its || !is_free || node.draws.is_closed() || units > ground.global.budget() {
+                return (Charge::Never, false);
+            }
+            // What was not there until now may have been forgotten by a clock that reads more.
+            if now.wall_ns < node.wall_high_ns() {
+                return (Charge::Later, false);
+            }
+            account.settle(words, ground, now, &*node.sessions());
+            let verdict = account.algorithm.probe(words, now, units, ground.salt);
+            let is_there = verdict.allowed && verdict.delay_ns == 0;
+            if !is_there && !may_come {
+                return (Charge::Never, false);
+            }
+            let calls = is_first && account.offer((units, units), &verdict, now);
+            if is_there && !broken(Broken::DrawUncharged) {
+                account.algorithm.charge_heap(words, now, units, ground.salt);
+            }
+            (if is_there { Charge::Done } else { Charge::Later }, calls)
+        });
+        let (charge, calls) = charged.unwrap_or((Charge::Never, false));
+        if charge == Charge::Done || calls {
+            let mut cells = node.shards[shard_of(tag)].lock();
+            if charge == Charge::Done {
+                cells.count_spent(slot, units);
+            }
+            if calls {
+                cells.attend(slot, tag);
+                drop(cells);
+                node.call(shard_of(tag));
+            }
+        }
+        charge
+    }
+
+    /// A node of the region draws.
+    pub(super) fn take_draw(
+        &mut self,
+        node: &Node,
+        header: &Header,
+        entry: &Entry,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        let Entry::Draw { limit, tag, whole, number, units, within_us } = *entry else {
+            return Err(Refusal::Malformed);
+        };
+        let from = header.writer;
+        if !self.is_mate(node, from) || units > UNITS_MAX {
+            return Err(Refusal::Malformed);
+        }
+        if units == 0 {
+            // It asks how far away this node is.
+            self.answer(from, (number, Some(0)), now);
+            return Ok(());
+        }
+        let Some(slot) = node.slot_of(limit) else {
+            self.answer(from, (number, None), now);
+            return Err(Refusal::Unknown(number));
+        };
+        let within_ns = (u64::from(within_us) * 1_000).min(crate::DRAW_NS);
+        let mut held = Held {
+            from,
+            boot: header.boot,
+            number,
+            key: (slot, crate::journal_tag(tag)),
+            whole,
+            units,
+            until_ns: now.steady_ns + within_ns,
+            is_told: false,
+        };
+        let catalogue = node.catalogue();
+        if !self.serve(node, &catalogue, &mut held, now) && !node.draws.hold(held) {
+            self.answer(from, (number, Some(0)), now);
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, to: Writer, (number, units): (u64, Option<u64>), now: Now) {
+        if let Some(peer) = self.peers.get_mut(&to.region) {
+            peer.outbox.tell_drawn(number, units, now.steady_ns);
+        }
+    }
+
+    /// What this process drew has come, or is not to be had.
+    pub(super) fn take_drawn(
+        &self,
+        node: &Node,
+        header: &Header,
+        (number, units): (u64, Option<u64>),
+        now: Now,
+    ) -> Result<(), Refusal> {
+        // What an earlier process drew is for nobody.
+        let is_own =
+            (header.seen.incarnation, header.seen.boot) == (self.home.writer.incarnation, self.beats.boot());
+        if !is_own || !self.is_mate(node, header.writer) {
+            return Err(Refusal::Malformed);
+        }
+        // On an old disk this process may have the numbers of another one.
+        if self.owns_nothing().is_some() {
+            return Err(Refusal::Unknown(number));
+        }
+        if !node.draws.came(header.writer.region, number, units, now) {
+            return Err(Refusal::Unknown(number));
+        }
+        // Of nothing those that wait need not hear.
+        if units != Some(0) {
+            node.elsewhere.tell();
+        }
+        Ok(())
+    }
+
+    /// Whether a writer is a node of this one's region that the catalogue names.
+    fn is_mate(&self, node: &Node, writer: Writer) -> bool {
+        let members = node.guard.as_ref().map_or(&[][..], Guard::members);
+        members.contains(&writer.region) && writer.region != self.me().region && self.versions.owns(writer)
+    }
+}
