@@ -79,6 +79,8 @@ pub(super) struct Leased {
     pub(super) takings: Takings,
     /// Whether a call waits for the disk.
     pub(super) waits_for_disk: bool,
+    /// The largest cost that was denied while no call could be made.
+    unasked: u64,
     /// Whether something is to be given back when the store was heard.
     pub(super) wants_word: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
@@ -167,6 +169,7 @@ impl Leased {
             window: 0,
             takings: Takings::default(),
             waits_for_disk: false,
+            unasked: 0,
             wants_word: false,
             told: SmallVec::new(),
             says_now: false,
@@ -301,6 +304,16 @@ impl Leased {
         } else if self.is_idle(now) && self.demand.units_milli() > 0 {
             self.demand = Demand::since(now.steady_ns);
         }
+    }
+
+    /// The largest cost that was denied, since the last look or before while no call could be made.
+    pub(super) fn denied(&mut self, offered: &Offered) -> u64 {
+        offered.denied.max(std::mem::take(&mut self.unasked))
+    }
+
+    /// No call is made, and not for want of need: so much was denied.
+    pub(super) const fn leave_unasked(&mut self, denied: u64) {
+        self.unasked = denied;
     }
 
     /// Whether nobody has asked for it for long.

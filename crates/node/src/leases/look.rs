@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Node,
-    account::{Account, Ground, KeptOfPool, Looker, Taken, begins_ns},
+    account::{Account, Ground, KeptOfPool, Looker, Offered, Taken, begins_ns},
     draws::Speaker,
     journal::HeapCell,
     sharing::CellKey,
@@ -72,8 +72,9 @@ pub(super) fn look_at(
     account.keep_part(words, ground, (now.wall_ns, None), now);
     // Of a window that began since numbers were made there may be less.
     let pool = ground.local.pool_of(ground.global, ground.salt, account.window()).unwrap_or(pool);
+    let offered = account.look(Looker::Pools);
     let seen = Seen {
-        offered: account.look(Looker::Pools),
+        offered: Offered { denied: leased.denied(&offered), ..offered },
         available: account.unleased(words, now, ground.salt),
         standing: account.standing(),
         pool,
@@ -138,6 +139,9 @@ pub(super) fn look_at(
             )
         }
     };
+    if leased.waits_for_disk || scene.generation.is_none() {
+        leased.leave_unasked(seen.offered.denied);
+    }
     leased.held = held_of(account, words, ground);
     let is_over = leased.is_idle(now)
         && leased.pending.is_none()

@@ -145,3 +145,25 @@ fn pools_grant_again_when_all_disks_are_gone() {
         world.expect_granting("when all are back");
     }
 }
+
+/// The row that a call for units waits for is written first. What the request lacks is not forgotten meanwhile: of few units nothing is
+/// taken ahead, so a call that does not say so brings nothing.
+#[test]
+fn whoever_waits_for_the_first_of_a_window_has_it_when_the_disk_knows() {
+    let mut world = World::kept(3, &[window("w", 8, "10s")], GUARD, 1);
+    world.is_prompt = true;
+    (0..3).for_each(|place| while world.ask(place, "k", 1) {});
+    world.pass(62 * S);
+    let mut denied = 0;
+    for number in 0..9 {
+        let key = format!("cold{number}");
+        if world.ask(number % 3, &key, 1) {
+            // Its cell's guard unit is here.
+            continue;
+        }
+        denied += 1;
+        world.pass(20 * MS);
+        assert!(world.ask(number % 3, &key, 1), "what was missed has come");
+    }
+    assert!(denied > 3, "{denied}");
+}
