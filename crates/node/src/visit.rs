@@ -26,8 +26,8 @@ pub(crate) struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// Runs a look at the cell, which has an account then. Nothing where there is none and none is to
-    /// be opened, where there is no room for one, or where the limit is not known any more.
+    /// Runs a look at the cell, which has an account then; whoever opens one has somebody look at it from then on, or nobody drops it.
+    /// Nothing where there is none and none is to be opened, where there is no room for one, or where the limit is not known any more.
     pub(crate) fn at<R>(&self, open: bool, look: impl FnOnce(&Ground<'_>, &mut HeapCell) -> R) -> Option<R> {
         let (slot, tag) = self.key;
         let mut cells = self.node.shards[shard_of(tag)].lock();
@@ -90,6 +90,8 @@ impl Visit<'_> {
             }
             return Some(ground);
         }
+        // By a clock that reads less it would be brought back.
+        self.node.leave_behind(self.now);
         let began = self.catalogue.began(slot, heir).unwrap_or(self.now);
         if cells.account(place).is_none() {
             let words = cells.words(cells.table.at(place)).to_vec();

@@ -322,6 +322,19 @@ fn an_override_for_more_keys_keeps_the_debt_of_those_it_had() {
 }
 
 #[test]
+fn an_override_that_has_ended_by_the_clock_of_one_thread_has_ended_for_all() {
+    let until = START.later(S);
+    let node = scene::node(&[with_overrides(&[override_of("big", 100, "1/h", Some(until))])], START);
+    let (mut ahead, mut behind) = (node.asker(), node.asker());
+    let budget =
+        |asker: &mut Asker, now: Now| scene::ask_as(asker, "big", 1, now, Ask::CHECK).limits[0].budget;
+    assert_eq!(budget(&mut behind, START.later(S - MS)), 100);
+    assert_eq!(budget(&mut ahead, until), 10);
+    assert_eq!(budget(&mut behind, START.later(S - MS)), 10, "it is over");
+    assert_eq!(budget(&mut ahead, until.later(1)), 10);
+}
+
+#[test]
 fn an_override_that_ended_and_is_then_removed_mints_nothing() {
     let until = START.later(S);
     let node = scene::node(&[with_overrides(&[override_of("big", 100, "100/s", Some(until))])], START);

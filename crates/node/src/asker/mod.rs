@@ -474,10 +474,15 @@ impl<'a> Check<'a, '_> {
             if numbers == hit.numbers {
                 // So they were guessed right.
                 cells.table.at_mut(place).set_numbers(numbers);
+            } else if self.now.wall_ns < self.node.wall_high_ns() {
+                // It may have been brought to those by a clock that reads more, by which what this one goes by has ended.
+                return Err(Stale);
             } else if let Some(cell) = cells.shared_mut(place) {
+                self.node.leave_behind(self.now);
                 self.renumber(hit, numbers, cell);
                 cells.table.at_mut(place).set_numbers(hit.numbers);
             } else {
+                self.node.leave_behind(self.now);
                 let words = cells.words(cells.table.at(place));
                 let state = self.carry(hit, numbers, words);
                 let state = self.not_less_than_forgotten(hit, self.algorithm(hit), state);
