@@ -30,7 +30,7 @@ pub(crate) use self::{
     less::{begins_ns, charged},
     offered::{Looker, Offered},
 };
-use crate::{kept::Pledge, local::Local};
+use crate::{draws::DRAWN_NS, kept::Pledge, local::Local};
 
 /// What a cell's account is kept by: the limit's numbers for its cell, whole and local.
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +125,8 @@ struct Windows {
     restored_until_ns: u64,
     /// What was asked for that one look has seen and the other has not.
     unseen: [Offered; 2],
+    /// When another node of the region last drew of it: steady clock, 0 for not at all.
+    drawn_ns: u64,
 }
 
 impl Windows {
@@ -155,6 +157,7 @@ static NO_WINDOWS: Windows = Windows {
     stood: 0,
     restored_until_ns: 0,
     unseen: [Offered::NONE; 2],
+    drawn_ns: 0,
 };
 
 /// A loan that ended by itself.
@@ -278,6 +281,17 @@ impl Account {
         calls
     }
 
+    /// Another node of the region draws of it.
+    pub(crate) fn note_drawn(&mut self, now: Now) {
+        self.windows_mut().drawn_ns = now.steady_ns;
+    }
+
+    /// Whether others drew of it lately: what they need they do not take of the region's pool.
+    pub(crate) fn is_drawn(&self, now: Now) -> bool {
+        let drawn_ns = self.windows().drawn_ns;
+        drawn_ns > 0 && now.steady_ns < drawn_ns + DRAWN_NS
+    }
+
     /// Units that callers may spend until their leases end.
     #[inline]
     pub(crate) const fn leased(&self) -> u64 {
@@ -314,6 +328,13 @@ impl Account {
     /// A look is waiting.
     pub(crate) const fn flag(&mut self) {
         self.flagged = true;
+    }
+
+    /// Whether a look is to be called for since nobody looks at it yet.
+    pub(crate) fn calls_first(&mut self) -> bool {
+        let calls = self.lookers == [false; 2] && !self.flagged;
+        self.flagged |= calls;
+        calls
     }
 
     /// A look: what was asked for since this one's last.

@@ -1,32 +1,35 @@
 //! Draws: a request that waits at one node of a region is charged at another one, which holds what the region has of its cell.
 //!
 //! Of a cell of few units every node of a region would have a piece that is of no use to it, or would be found by nobody else. So one
-//! node of the region, its *guard node*, has to do with other regions and with the region's pool for such a cell, and the others, its
-//! *mates*, ask it for single units over the mesh. The guard node charges its own cell, as for a request of its own, and says so; then
+//! node of the region, its *speaker*, has to do with other regions and with the region's pool for such a cell, and the others, its
+//! *mates*, ask it for single units over the mesh. The speaker charges its own cell, as for a request of its own, and says so; then
 //! the request that waits passes, and is charged nowhere else.
 //!
-//! **Whatever passes was charged once, before it passed and after it came.** So it counts as if it had passed at the guard node when that
-//! charged it, within the time that it took, and what the guard node's cell promises is kept. It rests on this:
+//! **Whatever passes was charged once, before it passed and after it came.** So it counts as if it had passed at the speaker when that
+//! charged it, within the time that it took, and what the speaker's cell promises is kept. It rests on this:
 //!
-//! - The guard node charges before it answers ([`crate::sharing`]), once for each time that it hears a draw: of one that comes twice it
+//! - The speaker charges before it answers ([`crate::sharing`]), once for each time that it hears a draw: of one that comes twice it
 //!   charges more than passes.
 //! - It charges by the numbers that the limit has where the request waits, and has no others: while catalogues or files differ, it
 //!   refuses. When the limit has other numbers there by the time that it comes, it passes nobody.
 //! - A draw has a number that its process used once, and no process of the node before it. What comes of a number is heard once, from
 //!   whom it was asked, in a frame that was meant for this process; it then is a *credit*, which one request takes (`Draws::take`).
-//! - A request takes a credit only if it has waited since before that was asked for: it was there when the guard node charged. One that
+//! - A request takes a credit only if it has waited since before that was asked for: it was there when the speaker charged. One that
 //!   came later was not ([`crate::Drawing::Since`]).
 //! - A credit lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request passes no later than that after it
 //!   was charged.
 //!
 //! Frames that are lost, late or repeated, a node that dies or begins anew, a request that waits no more: they waste units, which are
-//! charged and pass nobody. Which node is a cell's guard node is no matter of safety: each charges what it has. One that has nothing, and
+//! charged and pass nobody. Which node is a cell's speaker is no matter of safety: each charges what it has. One that has nothing, and
 //! can come by nothing, says so: then its mates have to do with the cell themselves for a while (`Draws::is_alone`).
+
+mod marks;
+mod mates;
 
 use std::{
     collections::{BTreeMap, VecDeque, btree_map::Entry},
     sync::{
-        Mutex, PoisonError, RwLock,
+        Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -39,20 +42,23 @@ use acequia_rights::{
 use smallvec::SmallVec;
 
 use crate::{
-    Active, Answer, Catalogue, Node, Outcome, journal_tag, lock,
+    Active, Answer, Catalogue, LimitAnswer, Node, Outcome, journal_tag, lock,
     sharing::{CellKey, wire::Whole},
 };
+use marks::Marks;
+use mates::Mates;
 
 /// What is drawn passes a request within so long after it was asked for, or nobody.
 pub const DRAW_NS: u64 = 50_000_000;
-/// How long a request waits for what is drawn, unless its limit says how long it waits: the guard node may have to ask the region's pool
+/// The longest that one draw is waited for: what comes at the last moment is still to pass somebody. Whoever waits for longer draws again.
+const ASK_NS: u64 = 40_000_000;
+/// How long a request waits for what is drawn, unless its limit says how long it waits: the speaker may have to ask the region's pool
 /// first, and all three are near. Timers are up to a millisecond late, and nobody shall wait for much longer than three.
 pub const DRAW_WAIT_NS: u64 = 2_500_000;
-/// The guard node charges no later than so long before whoever drew gives up: the answer takes time, too.
+/// The speaker charges no later than so long before whoever drew gives up: the answer takes time, too.
 const BACK_NS: u64 = 750_000;
 /// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second. Up to here
-/// draws are worth a message and a wait for nearly each request at a mate: with four nodes in each of three regions, of which half of what
-/// there is is asked for, 91 % of 20/s pass instead of 64, 97 % of 60/s instead of 92. Of 200/s it would be 99 instead of 98.
+/// draws are worth a message and a wait for nearly each request at a mate (the table in crates/README.md).
 const FEW: u64 = 16;
 /// Draws that this node has asked for and that may still be answered; of one cell; and credits that nobody has taken, of all cells.
 const ASKED_MAX: usize = 1_024;
@@ -61,7 +67,7 @@ const ASKED_OF_CELL_MAX: usize = 16;
 const HELD_MAX: usize = 512;
 const HELD_OF_PEER_MAX: usize = 128;
 const HELD_OF_CELL_MAX: usize = 32;
-/// Of a cell whose guard node had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
+/// Of a cell whose speaker had nothing no more is drawn for so long, and twice as long each time in a row, up to the other.
 const VAIN_NS: u64 = 4_000_000;
 const VAIN_NS_MAX: u64 = 32_000_000;
 /// A node of which none of so many draws in a row was of use is too far away, or stuck: for so long nothing is drawn of it but nothing, and
@@ -77,16 +83,18 @@ const NOTHING_NS: u64 = 1_000_000_000;
 const NUMBERS: u64 = 1 << 40;
 /// The cell that nothing is asked for of.
 const NO_CELL: CellKey = (u16::MAX, CellTag(0));
-/// Cells that are remembered because their guard node had nothing, and of those that have none.
+/// Cells that are remembered because their speaker had nothing, and of those that have none.
 const VAIN_MAX: usize = 16_384;
-/// Marks of the latter, in bits: few others have the same while that many are remembered.
-const MARKS: u64 = VAIN_MAX as u64 * 8;
-/// Of a cell whose guard node says that it cannot come by units, or that had none for so long, this node has to do with other regions
+/// Of a cell whose speaker says that it cannot come by units, or that had none for so long, this node has to do with other regions
 /// and the pool itself for so long, as if there were no draws. Then it asks again.
 const MISSED_NS: u64 = 2_000_000_000;
 const ALONE_NS: u64 = 2_000_000_000;
 /// One that then has had nothing for so long is left again.
 const AGAIN_NS: u64 = 250_000_000;
+/// Where nobody asked for so long it is not known that there was nothing meanwhile.
+const UNASKED_NS: u64 = 500_000_000;
+/// A cell that mates drew of so long ago is one that they draw of.
+pub(crate) const DRAWN_NS: u64 = 2_000_000_000;
 /// How often such cells are looked through.
 const SWEEP_NS: u64 = 250_000_000;
 
@@ -126,6 +134,8 @@ pub(crate) struct Asking {
     pub(crate) tag: CellTag,
     pub(crate) whole: Whole,
     pub(crate) units: u64,
+    /// Whether the request was drawn for before.
+    pub(crate) is_again: bool,
 }
 
 /// A draw of a mate.
@@ -144,24 +154,10 @@ pub(crate) struct Held {
     pub(crate) is_told: bool,
 }
 
-/// Of whom units are drawn, and whose are.
-#[derive(Debug, Default)]
-struct Mates {
-    own: Option<Region>,
-    /// The nodes of the region that are heard and near enough, this one too.
-    live: SmallVec<[Region; 8]>,
-    /// Whether any others are heard: those have to do with each cell themselves.
-    has_far: bool,
-}
-
 /// What this node draws, and what is drawn of it.
 #[derive(Debug, Default)]
 pub(crate) struct Draws {
-    mates: RwLock<Mates>,
-    /// Whether there are mates.
-    has_mates: AtomicBool,
-    /// Members of the catalogue.
-    members: AtomicU64,
+    mates: Mates,
     /// Whether nothing may be charged any more: the node stops, and what each cell owes is written down.
     is_closed: AtomicBool,
     /// Whether there is something to send, or units may have come for those that wait here.
@@ -182,12 +178,10 @@ struct State {
     asked_of: BTreeMap<CellKey, usize>,
     credits: BTreeMap<(CellKey, u64), Credit>,
     vain: BTreeMap<CellKey, Vain>,
-    /// Cells that this node has to do with itself, though another is their guard node; until when: steady clock.
+    /// Cells that this node has to do with itself, though another is their speaker; until when: steady clock.
     alone: BTreeMap<CellKey, u64>,
     /// When those that are over were last forgotten: steady clock.
     swept_ns: u64,
-    /// Of whom an answer has come in time since the start.
-    near: BTreeMap<Region, Silent>,
     /// When the others were last asked for nothing: steady clock.
     nothing_ns: u64,
     out: Vec<Asking>,
@@ -216,19 +210,8 @@ pub(crate) struct Credit {
     whole: Whole,
     units: u64,
     asked_ns: u64,
-}
-
-/// Whether a node's answers come too late, or not at all.
-#[derive(Clone, Copy, Debug, Default)]
-struct Silent {
-    /// Draws in a row that were not answered, or too late for whoever waited.
-    times: u32,
-    /// How often in a row nothing was drawn of it for that.
-    left: u32,
-    is_left: bool,
-    /// Until when it is left at least, and when a draw was last of no use: steady clock.
-    until_ns: u64,
-    noted_ns: u64,
+    /// Whether it came when whoever it was asked for waited no more.
+    is_late: bool,
 }
 
 /// A cell of which nothing was to be had.
@@ -248,73 +231,42 @@ impl Draws {
 
     /// Which nodes of the region are heard, this one among them, and how many members the catalogue has. Those that are too far away to
     /// draw of each other have to do with other regions and the pool each for itself.
-    pub(crate) fn see(&self, own: Region, mut live: SmallVec<[Region; 8]>, members: usize, now: Now) {
-        self.ask_for_nothing(own, &live, now);
-        let heard = live.len();
-        live.retain(|region| *region == own || !self.is_far(*region));
-        let has_far = live.len() < heard;
-        self.members.store(members as u64, Ordering::Relaxed);
-        self.has_mates.store(live.len() > 1, Ordering::Relaxed);
-        let mut mates = self.mates.write().unwrap_or_else(PoisonError::into_inner);
-        *mates = Mates { own: Some(own), live, has_far };
+    pub(crate) fn see(&self, own: Region, heard: &[Region], members: usize, now: Now) {
+        self.ask_for_nothing(own, heard, now);
+        self.mates.see(own, heard, members);
     }
 
-    /// Whether a limit has so few units that one node of a region has to do with a cell of it.
-    fn are_few(&self, global: &Algorithm) -> bool {
-        let few = FEW * self.members.load(Ordering::Relaxed);
-        let a_second = match global {
-            Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => meter.rate_milli() / 1_000,
-            other => {
-                let units = u128::from(other.budget()) * 1_000_000_000 / u128::from(other.period_ns().max(1));
-                u64::try_from(units).unwrap_or(u64::MAX)
-            }
-        };
-        global.budget() < few && a_second < few
-    }
-
-    /// The guard node of a cell: by rendezvous hash, so that of cells of one that is heard no more each of the others has its part. Nothing
-    /// where that is this node.
-    fn guard(&self, tag: CellTag) -> Option<Region> {
-        let mates = self.mates.read().unwrap_or_else(PoisonError::into_inner);
-        let tag = journal_tag(tag).0;
-        let rank =
-            |region: &Region| (mixed(tag as u64 ^ mixed((tag >> 64) as u64 ^ u64::from(region.0))), *region);
-        mates.live.iter().copied().max_by_key(rank).filter(|guard| Some(*guard) != mates.own)
-    }
-
-    /// Who speaks for a cell in this region: the guard node of one of few units, where those may be drawn.
+    /// Who speaks for a cell in this region, where it is of a limit of few units that may be drawn.
     pub(crate) fn speaker(&self, tag: CellTag, active: Option<&Active>, now: Now) -> Speaker {
         let Some(active) = active.filter(|active| self.are_drawn(active)) else { return Speaker::Each };
-        match self.guard(tag) {
-            None if self.has_far() => Speaker::Each,
+        match self.mates.speaker(tag) {
+            None if self.mates.has_far() => Speaker::Each,
             None => Speaker::Own,
             Some(_) if self.is_alone((active.slot, journal_tag(tag)), now) => Speaker::Each,
-            Some(guard) => Speaker::Mate(guard),
+            Some(speaker) => Speaker::Mate(speaker),
         }
     }
 
-    /// Whether this node is a cell's guard node, though it may not speak for all.
-    pub(crate) fn guards(&self, tag: CellTag, active: Option<&Active>) -> bool {
-        active.is_some_and(|active| self.are_drawn(active)) && self.guard(tag).is_none()
+    /// Whether this node is a cell's speaker, though others may be too far away for it to speak for all.
+    pub(crate) fn is_speaker(&self, tag: CellTag, active: Option<&Active>) -> bool {
+        active.is_some_and(|active| self.are_drawn(active)) && self.mates.speaker(tag).is_none()
     }
 
+    #[inline]
     fn are_drawn(&self, active: &Active) -> bool {
-        self.has_mates() && may_be_drawn(active) && self.are_few(&active.limit.algorithm)
+        self.mates.are_few(&active.limit.algorithm) && may_be_drawn(active)
     }
 
-    fn has_far(&self) -> bool {
-        self.mates.read().unwrap_or_else(PoisonError::into_inner).has_far
-    }
-
-    /// Whether this node has to do with a cell itself, since its guard node had nothing.
+    /// Whether this node has to do with a cell itself, since its speaker had nothing.
     fn is_alone(&self, key: CellKey, now: Now) -> bool {
         self.alone_marks.may_have(key)
             && lock(&self.state).alone.get(&key).is_some_and(|until_ns| now.steady_ns < *until_ns)
     }
 
-    /// Whether any other node of the region is heard.
+    /// Whether any other node of the region is heard, and near enough.
+    #[inline]
     pub(crate) fn has_mates(&self) -> bool {
-        self.has_mates.load(Ordering::Relaxed)
+        self.mates.are_any()
     }
 
     /// Nothing is charged from now on.
@@ -344,9 +296,14 @@ impl Draws {
         }
     }
 
-    /// Whether a request may hope for a cell's guard node.
-    pub(crate) fn may_hope(&self, key: CellKey, now: Now) -> bool {
-        lock(&self.state).may_ask(key, now)
+    /// Since when whoever comes now may hope for a cell's speaker: it had nothing since then, by the steady clock. Nothing while it had none
+    /// a moment ago.
+    pub(crate) fn hopes_since(&self, key: CellKey, now: Now) -> Option<u64> {
+        match lock(&self.state).vain.get(&key) {
+            Some(vain) if now.steady_ns < vain.until_ns => None,
+            Some(vain) if vain.was_asked(now) => Some(vain.since_ns),
+            _ => Some(now.steady_ns),
+        }
     }
 
     /// Takes units that were drawn for a request that waits since `since_ns`, and charged by the numbers that its limit has now. They are
@@ -374,12 +331,13 @@ impl Draws {
         Some(credit)
     }
 
-    /// A request passes by what it has taken: so its cell's guard node is of use, and near enough.
+    /// A request passes by what it has taken: so its cell's speaker is of use, and near enough.
     pub(crate) fn pass(&self, credit: Credit) {
         let mut state = lock(&self.state);
         state.counts.used += 1;
         state.vain.remove(&credit.key);
-        state.near.insert(credit.from, Silent::default());
+        drop(state);
+        self.mates.note_use(credit.from);
     }
 
     /// A request does not pass after all: what it has taken is there for it when it asks again.
@@ -442,8 +400,9 @@ impl Draws {
     /// was waited for.
     pub(crate) fn came(&self, from: Region, number: u64, units: Option<u64>, now: Now) -> bool {
         let mut state = lock(&self.state);
-        let answers =
-            |asked: &&Asked| asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units);
+        let answers = |asked: &&Asked| {
+            asked.is_sent && asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units)
+        };
         let Some(Asked { key, whole, at_ns, until_ns, .. }) =
             state.asked.get(&number).filter(answers).copied()
         else {
@@ -451,27 +410,29 @@ impl Draws {
             return false;
         };
         state.forget_asked(number);
-        if units.is_none_or(|units| units == 0) && now.steady_ns < until_ns + BACK_NS {
+        let is_late = now.steady_ns >= until_ns + BACK_NS;
+        if units.is_none_or(|units| units == 0) && !is_late {
             // Units would have been of use. Of those that came it is known when they are used.
-            state.note_near(from, now);
+            self.mates.note_near(from, now);
         } else if key == NO_CELL {
-            state.note_silent(from, now);
+            self.mates.note_silent(from, now);
         }
         match units {
             _ if key == NO_CELL => {}
             None => state.leave_alone(key, now, &self.alone_marks),
             Some(0) => state.miss(key, now, &self.alone_marks),
             Some(units) => {
-                let credit = Credit { key, from, number, whole, units, asked_ns: at_ns };
+                let credit = Credit { key, from, number, whole, units, asked_ns: at_ns, is_late };
                 state.credits.insert((key, number), credit);
             }
         }
         true
     }
 
-    /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. To whoever draws both are
-    /// the same: a guard node whose answers come when nobody waits any more would be charged for nobody, time and again. Says whether those
-    /// that wait should hear of it; and the least number that is still waited for.
+    /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. If that came late it is as if
+    /// nothing had: a speaker whose answers come when nobody waits any more would be charged for nobody, time and again. What came in time
+    /// was for somebody who hung up, or passed by other units. Says whether those that wait should hear of it; and the least number that is
+    /// still waited for.
     pub(crate) fn expire(&self, now: Now) -> (bool, u64) {
         let mut state = lock(&self.state);
         let is_over = |at_ns: u64| now.steady_ns >= at_ns + DRAW_NS;
@@ -482,17 +443,17 @@ impl Draws {
             if key != NO_CELL {
                 state.miss(key, now, &self.alone_marks);
             }
-            state.note_silent(to, now);
+            self.mates.note_silent(to, now);
         }
         let unused: SmallVec<[Credit; 4]> = state
             .credits
             .extract_if(.., |_, credit| is_over(credit.asked_ns))
             .map(|(_, credit)| credit)
             .collect();
-        for Credit { key, from, .. } in &unused {
-            state.counts.wasted += 1;
+        state.counts.wasted += unused.len() as u64;
+        for Credit { key, from, .. } in unused.iter().filter(|credit| credit.is_late) {
             state.miss(*key, now, &self.alone_marks);
-            state.note_silent(*from, now);
+            self.mates.note_silent(*from, now);
         }
         if now.steady_ns >= state.swept_ns + SWEEP_NS {
             state.swept_ns = now.steady_ns;
@@ -504,11 +465,6 @@ impl Draws {
             }
         }
         (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
-    }
-
-    /// Whether a node has answered no draws lately, or too late, or none yet.
-    pub(crate) fn is_far(&self, region: Region) -> bool {
-        lock(&self.state).near.get(&region).is_none_or(|silent| silent.is_left)
     }
 
     /// Asks the other nodes of the region for nothing, from time to time.
@@ -527,7 +483,8 @@ impl Draws {
                 number,
                 Asked { key: NO_CELL, to, whole, units, at_ns, until_ns, is_sent: false },
             );
-            state.out.push(Asking { number, to, limit: LimitId(0), tag: NO_CELL.1, whole, units });
+            let (limit, tag) = (LimitId(0), NO_CELL.1);
+            state.out.push(Asking { number, to, limit, tag, whole, units, is_again: false });
         }
         drop(state);
         self.is_due.store(true, Ordering::Release);
@@ -565,23 +522,23 @@ impl State {
         Some(asked)
     }
 
-    /// Whether a cell's guard node may be asked: not while it had nothing a moment ago.
+    /// Whether a cell's speaker may be asked: not while it had nothing a moment ago.
     fn may_ask(&self, key: CellKey, now: Now) -> bool {
         let is_vain = self.vain.get(&key).is_some_and(|vain| now.steady_ns < vain.until_ns);
         !is_vain && self.has_room(key)
     }
 
-    /// A cell's guard node had nothing. Of draws that were under way together, one counts.
+    /// A cell's speaker had nothing. Of draws that were under way together, one counts.
     fn miss(&mut self, key: CellKey, now: Now, marks: &Marks) {
         let before = self.vain.get(&key).copied();
         if before.is_some_and(|vain| now.steady_ns < vain.until_ns) {
             return;
         }
-        let since_ns = before.map_or(now.steady_ns, |vain| vain.since_ns);
+        let since_ns = before.filter(|vain| vain.was_asked(now)).map_or(now.steady_ns, |vain| vain.since_ns);
         if now.steady_ns >= since_ns + MISSED_NS {
             self.leave_alone(key, now, marks);
             let since_ns = now.steady_ns + ALONE_NS + AGAIN_NS - MISSED_NS;
-            self.vain.insert(key, Vain { times: 0, until_ns: now.steady_ns, since_ns });
+            self.vain.insert(key, Vain { times: 0, until_ns: now.steady_ns + ALONE_NS, since_ns });
         } else if before.is_some() || self.vain.len() < VAIN_MAX {
             let in_a_row = before.filter(|vain| now.steady_ns < vain.until_ns + VAIN_NS_MAX);
             let times = in_a_row.map_or(0, |vain| vain.times);
@@ -590,36 +547,20 @@ impl State {
         }
     }
 
-    /// A draw of a node was of no use.
-    fn note_silent(&mut self, to: Region, now: Now) {
-        let Some(silent) = self.near.get_mut(&to) else { return };
-        silent.noted_ns = now.steady_ns;
-        if silent.is_left {
-            return;
-        }
-        silent.times += 1;
-        if silent.times >= SILENT_MAX || silent.left > 0 {
-            silent.until_ns = now.steady_ns + (FAR_NS << silent.left.min(8)).min(FAR_NS_MAX);
-            (silent.times, silent.left, silent.is_left) = (0, silent.left + 1, true);
-        }
-    }
-
-    /// A node answered in time.
-    fn note_near(&mut self, from: Region, now: Now) {
-        let silent = self.near.entry(from).or_default();
-        silent.is_left &= now.steady_ns < silent.until_ns;
-        if !silent.is_left && now.steady_ns >= silent.noted_ns + FAR_NS_MAX {
-            *silent = Silent::default();
-        }
-    }
-
-    /// A cell's guard node is of no use for now.
+    /// A cell's speaker is of no use for now.
     fn leave_alone(&mut self, key: CellKey, now: Now, marks: &Marks) {
         self.vain.remove(&key);
         if self.alone.len() < VAIN_MAX {
             self.alone.insert(key, now.steady_ns + ALONE_NS);
             marks.set(key);
         }
+    }
+}
+
+impl Vain {
+    /// Whether it was asked again soon after it had nothing.
+    const fn was_asked(&self, now: Now) -> bool {
+        now.steady_ns < self.until_ns + UNASKED_NS
     }
 }
 
@@ -650,44 +591,61 @@ pub(crate) fn may_be_drawn(active: &Active) -> bool {
 }
 
 impl Node {
+    /// Whether what a request was denied for want of may be at other nodes of the region: whoever waits draws for it.
+    pub fn may_draw(&self, answer: &Answer) -> bool {
+        !answer.allowed && answer.limits.iter().any(|limit| is_lacked(&limit) && limit.drawn_of.is_some())
+    }
+
     /// Draws what a request was denied for want of, where that may be at other nodes of the region: for one that was asked with
-    /// [`crate::Drawing`], and waits for `patience_ns` at most, from `since_ns` on (steady clock: when it was first asked). Nothing where
-    /// there is nothing to draw. When [`Node::news`] changes it is asked again, with [`crate::Drawing::Since`]. Frames are to be sent then
-    /// ([`Node::poll`]).
+    /// [`crate::Drawing`], and waits for `patience_ns` at most, from `since_ns` on (steady clock: when it was first asked); `is_again`: it was
+    /// drawn for before. Nothing where there is nothing to draw, nor while it lacks anything else: units would be charged for nobody. When
+    /// [`Node::news`] changes it is asked again, with [`crate::Drawing::Since`]. Frames are to be sent then ([`Node::poll`]).
     pub fn draw(
         &self,
         answer: &Answer,
         catalogue: &Catalogue,
         patience_ns: u64,
-        since_ns: u64,
+        (since_ns, is_again): (u64, bool),
         now: Now,
     ) -> Option<Draw> {
-        let is_lacked =
-            |limit: &&crate::LimitAnswer| limit.outcome == Outcome::Deny && limit.drawn_of.is_some();
-        if answer.allowed || patience_ns <= BACK_NS || !answer.limits.iter().any(|limit| is_lacked(&limit)) {
+        if patience_ns <= BACK_NS || !self.may_draw(answer) {
             return None;
         }
         let now = self.not_before(now);
-        let until_ns = now.steady_ns + patience_ns.min(DRAW_NS) - BACK_NS;
-        let mut numbers = SmallVec::new();
+        let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + patience_ns.min(ASK_NS) - BACK_NS);
+        let key_of =
+            |limit: &LimitAnswer| (catalogue.limits[limit.limit as usize].slot, journal_tag(limit.tag));
         let mut state = lock(&self.draws.state);
-        for limit in answer.limits.iter().filter(is_lacked) {
-            let active = &catalogue.limits[limit.limit as usize];
-            let key = (active.slot, journal_tag(limit.tag));
-            let Some(to) = limit.drawn_of.filter(|_| state.may_ask(key, now)) else { continue };
+        let may_ask = |limit: &LimitAnswer| limit.drawn_of.is_some() && state.may_ask(key_of(limit), now);
+        if !answer.limits.iter().filter(is_lacked).all(may_ask) {
+            return None;
+        }
+        // What there was none of lately is drawn first, and the rest when that has come.
+        let is_doubtful = |limit: &&LimitAnswer| state.vain.contains_key(&key_of(limit));
+        let lacked = || answer.limits.iter().filter(is_lacked);
+        let doubtful: SmallVec<[&LimitAnswer; 2]> = lacked().filter(is_doubtful).collect();
+        let drawn = if doubtful.is_empty() { lacked().collect() } else { doubtful };
+        let mut numbers = SmallVec::new();
+        for limit in drawn {
+            let Some(to) = limit.drawn_of else { continue };
             state.next += 1;
-            let number = state.next;
-            let units = limit.units;
-            let whole = Whole::of(&active.limit.algorithm);
-            let at_ns = now.steady_ns;
+            let (number, units, key) = (state.next, limit.units, key_of(limit));
+            let active = &catalogue.limits[limit.limit as usize].limit;
+            let whole = Whole::of(&active.algorithm);
             state.note_asked(number, Asked { key, to, whole, units, at_ns, until_ns, is_sent: false });
-            let (limit, tag) = (active.limit.id, key.1);
-            state.out.push(Asking { number, to, limit, tag, whole, units });
+            let (limit, tag) = (active.id, key.1);
+            state.out.push(Asking { number, to, limit, tag, whole, units, is_again });
             numbers.push(number);
         }
         drop(state);
         self.draws.is_due.store(true, Ordering::Release);
-        (!numbers.is_empty()).then_some(Draw { numbers, since_ns })
+        Some(Draw { numbers, since_ns })
+    }
+
+    /// Whether nothing has come yet of what was drawn for a request.
+    pub fn is_drawing(&self, draw: &Draw) -> bool {
+        let state = lock(&self.draws.state);
+        draw.numbers.iter().all(|number| state.asked.contains_key(number))
     }
 
     /// Whether none of what was drawn is under way any more: a request that goes on waiting may draw again.
@@ -723,57 +681,13 @@ impl Node {
     }
 }
 
-/// A set of cells, which says of some others too that they may be in it; without a lock.
-#[derive(Debug)]
-struct Marks(Box<[AtomicU64]>);
-
-impl Default for Marks {
-    fn default() -> Self {
-        Self((0..MARKS / 64).map(|_| AtomicU64::new(0)).collect())
-    }
-}
-
-impl Marks {
-    fn place(&self, (slot, tag): CellKey) -> (usize, u64) {
-        let tag = tag.0 ^ u128::from(slot);
-        let place = mixed(tag as u64 ^ mixed((tag >> 64) as u64)) % MARKS;
-        ((place / 64) as usize, 1 << (place % 64))
-    }
-
-    fn may_have(&self, key: CellKey) -> bool {
-        let (word, bit) = self.place(key);
-        self.0[word].load(Ordering::Relaxed) & bit > 0
-    }
-
-    fn set(&self, key: CellKey) {
-        let (word, bit) = self.place(key);
-        self.0[word].fetch_or(bit, Ordering::Relaxed);
-    }
-
-    /// These, and none that were there before. Whoever sets others meanwhile holds the same lock.
-    fn set_all<'k>(&self, keys: impl Iterator<Item = &'k CellKey>) {
-        let mut words = vec![0; self.0.len()];
-        for key in keys {
-            let (word, bit) = self.place(*key);
-            words[word] |= bit;
-        }
-        for (place, word) in self.0.iter().zip(words) {
-            place.store(word, Ordering::Relaxed);
-        }
-    }
-}
-
-/// A number that is unlike those of its neighbours (splitmix64).
-const fn mixed(number: u64) -> u64 {
-    let x = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
+fn is_lacked(limit: &&LimitAnswer) -> bool {
+    limit.outcome == Outcome::Deny
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{marks::mixed, *};
 
     const MATE: Region = Region(2);
     const KEY: CellKey = (1, CellTag(7));
@@ -784,7 +698,7 @@ mod tests {
         let draws = Draws::default();
         for number in 1..=count {
             let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS);
-            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns, until_ns, is_sent: false };
+            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns, until_ns, is_sent: true };
             lock(&draws.state).note_asked(number, asked);
         }
         draws
@@ -824,21 +738,23 @@ mod tests {
         let now = Now::at(1_000);
         let draws = drawn(now, 8);
         (1..=8).for_each(|number| assert!(draws.came(MATE, number, Some(0), now)));
-        assert!(!draws.may_hope(KEY, now.later(VAIN_NS - 1)));
-        assert!(draws.may_hope(KEY, now.later(VAIN_NS)));
+        assert_eq!(draws.hopes_since(KEY, now.later(VAIN_NS - 1)), None);
+        assert_eq!(draws.hopes_since(KEY, now.later(VAIN_NS)), Some(now.steady_ns), "since it had nothing");
+        let long = now.later(VAIN_NS + UNASKED_NS);
+        assert_eq!(draws.hopes_since(KEY, long), Some(long.steady_ns), "nobody knows");
     }
 
     #[test]
     fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
         let now = Now::at(1_000);
         let (draws, max) = (drawn(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
-        assert!(draws.is_far(MATE), "it is not known yet");
-        lock(&draws.state).note_near(MATE, now);
+        assert!(draws.mates.is_far(MATE), "it is not known yet");
+        draws.mates.note_near(MATE, now);
         (1..=max).for_each(|number| assert!(draws.came(MATE, number, Some(1), now.later(8_000_000))));
-        assert!(!draws.is_far(MATE));
+        assert!(!draws.mates.is_far(MATE));
         let end = now.later(DRAW_NS);
         draws.expire(end);
-        assert!(!draws.may_hope(KEY, end) && draws.is_far(MATE));
+        assert!(draws.hopes_since(KEY, end).is_none() && draws.mates.is_far(MATE));
         assert_eq!(draws.counts(), DrawCounts { wasted: max, ..DrawCounts::default() });
         // An answer in time is enough to ask on, though not at once, one more of no use to stop, and one that is used for all to be well.
         let asked = |number, now: Now, (answered, after_ns)| {
@@ -850,26 +766,29 @@ mod tests {
         let again = end.later(FAR_NS);
         asked(max + 1, end, (0, 0));
         asked(max + 2, again, (0, DRAW_WAIT_NS));
-        assert!(draws.is_far(MATE));
+        assert!(draws.mates.is_far(MATE));
         asked(max + 3, again, (0, DRAW_WAIT_NS - 1));
-        assert!(!draws.is_far(MATE));
+        assert!(!draws.mates.is_far(MATE));
         asked(max + 4, again, (1, 0));
+        draws.expire(again.later(DRAW_NS));
+        assert!(!draws.mates.is_far(MATE), "whoever waited hung up");
+        asked(max + 5, again, (1, DRAW_WAIT_NS));
         let end = again.later(DRAW_NS);
         draws.expire(end);
-        assert!(draws.is_far(MATE));
-        asked(max + 5, end.later(FAR_NS), (0, 0));
-        assert!(draws.is_far(MATE), "for longer");
+        assert!(draws.mates.is_far(MATE));
+        asked(max + 6, end.later(FAR_NS), (0, 0));
+        assert!(draws.mates.is_far(MATE), "for longer");
         let again = end.later(FAR_NS * 2);
-        asked(max + 6, again, (0, 0));
-        asked(max + 7, again, (1, 0));
-        draws.pass(draws.take(KEY, (WHOLE, 1), 0, again).expect("it came"));
+        asked(max + 7, again, (0, 0));
         asked(max + 8, again, (1, 0));
+        draws.pass(draws.take(KEY, (WHOLE, 1), 0, again).expect("it came"));
+        asked(max + 9, again, (1, DRAW_WAIT_NS));
         draws.expire(again.later(DRAW_NS));
-        assert!(!draws.is_far(MATE));
+        assert!(!draws.mates.is_far(MATE));
     }
 
     #[test]
-    fn a_cell_whose_guard_node_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
+    fn a_cell_whose_speaker_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
         let now = Now::at(1_000);
         let draws = drawn(now, 1);
         assert!(draws.came(MATE, 1, None, now));
@@ -904,16 +823,17 @@ mod tests {
         let others = (100_000..110_000).filter(|number| draws.alone_marks.may_have(key(*number))).count();
         assert!(others < 1_500, "{others}");
         draws.expire(now.later(ALONE_NS));
-        assert!(draws.alone_marks.0.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+        assert!(draws.alone_marks.is_empty());
     }
 
     #[test]
     fn no_more_is_asked_for_than_there_is_room_for() {
         let now = Now::at(1_000);
         let draws = drawn(now, ASKED_OF_CELL_MAX as u64);
-        assert!(!draws.may_hope(KEY, now));
+        assert!(!lock(&draws.state).may_ask(KEY, now));
+        assert!(draws.hopes_since(KEY, now).is_some(), "whoever comes waits for room");
         assert!(draws.came(MATE, 3, Some(1), now));
-        assert!(draws.may_hope(KEY, now));
+        assert!(lock(&draws.state).may_ask(KEY, now));
         // Those that did not come are given up.
         draws.expire(now.later(DRAW_NS));
         let state = lock(&draws.state);

@@ -1,4 +1,5 @@
-//! What a denied request may wait for: units that other regions may have, and that this one has asked them for.
+//! What a denied request may wait for: units that other regions may have, and that this one has asked them for; or that are in the pool of its
+//! own region, or at another one of its nodes ([`crate::draws`]).
 //!
 //! No decision waits: an answer is there at once, by what this region holds. But a limit may let whoever asked wait a little
 //! and ask again when units came. Of a limit with fewer units than there are regions, that is the rule: most regions hold
@@ -106,6 +107,8 @@ impl Node {
                     None => 0,
                 };
                 patience_ns = patience_ns.min(wait_ns).min(limit.hope_ns);
+            } else if limit.is_drawn {
+                // It is charged elsewhere, for when the request passes.
             } else if of.spec.charge == Charge::Each || limit.is_charged {
                 return 0;
             }

@@ -319,6 +319,7 @@ fn numbers_that_no_honest_peer_sends_are_read() {
                     number: u64::MAX,
                     units: u64::MAX,
                     within_us: u32::MAX,
+                    is_again: false,
                 },
                 Entry::Drawn { number: u64::MAX, units: Some(u64::MAX) },
                 Entry::Ask { id, end_ns: u64::MAX, units: u64::MAX },

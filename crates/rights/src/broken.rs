@@ -306,7 +306,7 @@ pub enum Broken {
     LeaseGuardTwice,
     /// A pool does not wait for as long as a node counts on what it holds.
     LeaseTakenBackEarly,
-    /// A guard node answers a draw and does not charge it.
+    /// A cell's speaker answers a draw and does not charge it.
     DrawUncharged,
     /// A draw is charged, and used, by other numbers than the limit has where a request waits.
     DrawOfOtherNumbers,

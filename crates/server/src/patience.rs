@@ -1,4 +1,5 @@
-//! Requests that wait for units of other regions, or of the region's pools, for a bounded time and in a bounded number.
+//! Requests that wait for units of other regions, of the region's pools, or of another one of its nodes, for a bounded time and in a bounded
+//! number.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,6 +13,8 @@ use tokio::{
 /// Requests that wait at one time. Past them a denial counts at once: whoever floods a limit shall take neither memory by it
 /// nor all streams of a proxy's connection.
 const WAITING_MAX: usize = 256;
+/// Whoever is drawn for, and waits for longer, is asked about again so often: there may be room to draw by now, or units.
+const DRAW_AGAIN: Duration = Duration::from_millis(10);
 
 /// Where requests wait.
 #[derive(Debug)]
@@ -43,6 +46,8 @@ pub(crate) struct Patience {
     pub(crate) denied: u64,
     until: Instant,
     news: watch::Receiver<u64>,
+    /// Whether what it lacks may be drawn; and what was.
+    may_draw: bool,
     drawn: Option<Drawn>,
     /// Since when it waits: steady clock.
     since_ns: u64,
@@ -65,7 +70,7 @@ impl Waiting {
     pub(crate) fn patience(&self, longest: Duration, denied: u64, since_ns: u64) -> Option<Patience> {
         let room = Arc::clone(&self.room).try_acquire_owned().ok()?;
         let (until, news) = (Instant::now() + longest, self.news.subscribe());
-        Some(Patience { denied, until, news, drawn: None, since_ns, _room: room })
+        Some(Patience { denied, until, news, may_draw: false, drawn: None, since_ns, _room: room })
     }
 
     /// There are frames to be sent at once.
@@ -85,21 +90,28 @@ impl Waiting {
 }
 
 impl Patience {
-    /// Waits for news, or until the time is over. The sender outlives whoever waits.
+    /// Waits for news, or until the time is over. The sender outlives whoever waits. While something is drawn for it and nothing of that has
+    /// come, news are for others.
     pub(crate) async fn wait(&mut self) {
-        let _over = timeout_at(self.until, self.news.changed()).await;
+        let until = if self.may_draw { self.until.min(Instant::now() + DRAW_AGAIN) } else { self.until };
+        while timeout_at(until, self.news.changed()).await.is_ok() && self.is_drawing() {}
+    }
+
+    fn is_drawing(&self) -> bool {
+        self.drawn.as_ref().is_some_and(|Drawn { node, draw }| node.is_drawing(draw))
     }
 
     /// Draws what the request was just denied for want of, where it may be and nothing that was drawn before is under way. Says whether
     /// there are frames to be sent.
     pub(crate) fn draw(&mut self, node: &Arc<Node>, asker: &Asker, now: Now) -> bool {
+        let (answer, catalogue) = asker.last();
+        self.may_draw |= node.may_draw(answer);
         if self.drawn.as_ref().is_some_and(|drawn| !node.is_drawn_out(&drawn.draw)) {
             return false;
         }
-        let (answer, catalogue) = asker.last();
         let left = self.until.saturating_duration_since(Instant::now());
         let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-        let draw = node.draw(answer, catalogue, left_ns, self.since_ns, now);
+        let draw = node.draw(answer, catalogue, left_ns, (self.since_ns, self.drawn.is_some()), now);
         let draws = draw.is_some();
         if let Some(draw) = draw {
             self.drawn = Some(Drawn { node: Arc::clone(node), draw });
@@ -114,7 +126,7 @@ impl Patience {
 
     /// Whether a request that is denied again goes on waiting, by the limits that deny it now.
     pub(crate) fn goes_on(&self, denied: u64) -> bool {
-        goes_on((self.denied, denied), self.drawn.is_some())
+        goes_on((self.denied, denied), self.may_draw)
     }
 
     /// The same for no longer than `left` from now, unless its time is over.
@@ -126,9 +138,10 @@ impl Patience {
 }
 
 /// What limits miss that did not deny a request before was asked of nobody. Of those that did, some may have what was drawn for them by now,
-/// while others still wait for theirs. Where no limit denies any more, something else does, and nothing mends that.
-const fn goes_on((before, now): (u64, u64), has_drawn: bool) -> bool {
-    if has_drawn { now != 0 && now & !before == 0 } else { now == before }
+/// while others still wait for theirs, or are drawn for after those. Where no limit denies any more, something else does, and nothing mends
+/// that.
+const fn goes_on((before, now): (u64, u64), may_draw: bool) -> bool {
+    if may_draw { now != 0 && now & !before == 0 } else { now == before }
 }
 
 #[cfg(test)]

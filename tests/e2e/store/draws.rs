@@ -87,13 +87,13 @@ fn what_one_node_of_a_region_draws_of_the_other_is_charged_once() {
     until_pools_grant(&nodes[..2]);
 
     let mut seen = Seen { begun: Instant::now(), allowed: [0; KEYS] };
-    // Of some of so many keys the one is the guard node, and of some the other, as good as surely.
+    // Of some of so many keys the one is the speaker, and of some the other, as good as surely.
     eventually("each has drawn of the other, and used that", || {
         seen.ask(&nodes);
         nodes[..2].iter().all(|node| draws(node, "used") > 0.0 && draws(node, "charged") > 0.0)
     });
 
-    // A guard node dies, with what it charged; then it is there again.
+    // A speaker dies, with what it charged; then it is there again.
     nodes[1].kill();
     for _ in 0..20 {
         seen.ask(slice::from_ref(&nodes[0]));

@@ -12,7 +12,7 @@ use acequia_fuzz::{
 };
 use acequia_limits::{CellTag, LimitId, Now, Part, Request};
 use acequia_node::{
-    Ask, Outcome,
+    Ask, Drawing, LimitAnswer, Outcome,
     sharing::wire::{self, Entry, Header, Rough, Seen, ShortId, Whole},
 };
 use acequia_rights::{
@@ -34,9 +34,10 @@ const KEYS: [&str; 3] = ["a", "b", "c"];
 
 fuzz_target!(init: seeds::write(|| seeds::random(24, 1_024)), |bytes: &[u8]| {
     let (_, peak) = memory::peak_of(|| {
-        let mut history = History::new();
+        let mut bytes = Unstructured::new(bytes);
+        let mut history = History::new(bytes.arbitrary().unwrap_or(false));
         // It ends when the bytes do.
-        let _ = history.run(&mut Unstructured::new(bytes));
+        let _ = history.run(&mut bytes);
         history.end();
     });
     assert!(peak <= BYTES_MAX, "{peak} bytes");
@@ -65,6 +66,8 @@ struct History {
     admitted: BTreeMap<(LimitId, CellTag), Admitted>,
     /// Units that the peers ever said to have lent and given.
     told: u64,
+    /// Since when some request waits for what was drawn for it: steady clock.
+    waits_since: Option<u64>,
 }
 
 /// Units let through in one instant, and the largest budget that the limit had in it.
@@ -92,9 +95,10 @@ static CELLS: LazyLock<Vec<(LimitId, CellTag)>> = LazyLock::new(|| {
 });
 
 impl History {
-    fn new() -> Self {
+    /// `has_mate`: the first peer is a node of the same region, which draws of this one, and this one of that.
+    fn new(has_mate: bool) -> Self {
         let now = Now::at(place::START);
-        let mut place = Place::new(0, now);
+        let mut place = if has_mate { Place::beside(1, 0, now) } else { Place::new(0, now) };
         place.found(now);
         let peer = |region| Peer {
             writer: place::writer(region),
@@ -107,7 +111,8 @@ impl History {
             seen: Seen::default(),
             grants: Vec::new(),
         };
-        Self { now, place, peers: [peer(1), peer(2)], admitted: BTreeMap::new(), told: 0 }
+        let peers = [peer(1), peer(2)];
+        Self { now, place, peers, admitted: BTreeMap::new(), told: 0, waits_since: None }
     }
 
     fn run(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
@@ -168,12 +173,21 @@ impl History {
         let mut request = Request::new("shop", &entries);
         request.cost = cost;
         for _ in 0..times {
+            let drawing = self.waits_since.map_or(Drawing::May, Drawing::Since);
             let asker = &mut self.place.asker;
-            if !asker.check(&request, self.now, Ask::CHECK).allowed {
+            let is_allowed = asker.check(&request, self.now, Ask::CHECK.drawing(drawing)).allowed;
+            let (answer, catalogue) = asker.last();
+            if !is_allowed {
+                let since_ns = self.waits_since.unwrap_or(self.now.steady_ns);
+                let of = (since_ns, self.waits_since.is_some());
+                if self.place.node.draw(answer, catalogue, 40 * MS, of, self.now).is_some() {
+                    self.waits_since = Some(since_ns);
+                }
                 break;
             }
-            let (answer, catalogue) = asker.last();
-            for said in answer.limits.iter().filter(|said| said.outcome == Outcome::Allow) {
+            // What others charged is believed, too.
+            let is_own = |said: &&LimitAnswer| said.outcome == Outcome::Allow && !said.is_drawn;
+            for said in answer.limits.iter().filter(is_own) {
                 // In one instant, which is the least of promises. What the peers say that they lend and give
                 // is believed: their certificates are.
                 let limit = &catalogue.limits[said.limit as usize].limit;
@@ -381,18 +395,24 @@ impl History {
             19 => {
                 let (limit, tag) = self.cell(u)?;
                 let rate = if u.arbitrary()? { Some((number(u)?, number(u)?)) } else { None };
-                let whole = Whole { units: number(u)?, rate };
+                // As the limit has it that may be drawn.
+                let whole = match u.arbitrary()? {
+                    true => Whole { units: 30, rate: None },
+                    false => Whole { units: number(u)?, rate },
+                };
                 Entry::Draw {
                     limit,
                     tag,
                     whole,
                     number: number(u)?,
-                    units: number(u)?,
+                    units: if u.arbitrary()? { small(u, 4)? } else { number(u)? },
                     within_us: u.arbitrary()?,
+                    is_again: u.arbitrary()?,
                 }
             }
             20 => Entry::Drawn {
-                number: small(u, 4)?,
+                // As the node has drawn them, which begins once.
+                number: (u64::from(u.arbitrary::<bool>()?) << 40) + small(u, 8)?,
                 units: if u.arbitrary()? { Some(small(u, 4)?) } else { None },
             },
             _ => {

@@ -13,7 +13,8 @@ use acequia_fuzz::{
     },
     memory, seeds,
     wire::{
-        MAX_CHECKS, Malformed, WireRecord, WireRequest, read_check_batch, read_check_request, read_rate_limit_request,
+        MAX_CHECKS, Malformed, WireRecord, WireRequest, read_check_batch, read_check_request,
+        read_rate_limit_request,
     },
 };
 use libfuzzer_sys::fuzz_target;

@@ -12,8 +12,8 @@ use acequia_fuzz::{
     },
     memory, seeds,
     wire::{
-        ChargeOut, CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue, RateLimitResponseWriter,
-        Reader, StatusOut, WireType, write_check_response, write_check_result,
+        ChargeOut, CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue,
+        RateLimitResponseWriter, Reader, StatusOut, WireType, write_check_response, write_check_result,
     },
 };
 
@@ -131,7 +131,12 @@ fn write_check(check: &Check<'_>) {
         delay_ms: check.delay_ms,
         reason: reason(check.reason),
         limits: &limits,
-        charge: Some(ChargeOut { charge_id: check.limit, is_repeat: check.allowed, charged: check.delay_ms, lapses_in_ms: check.delay_ms }),
+        charge: Some(ChargeOut {
+            charge_id: check.limit,
+            is_repeat: check.allowed,
+            charged: check.delay_ms,
+            lapses_in_ms: check.delay_ms,
+        }),
     };
     let mut bytes = Vec::new();
     write_check_response(&mut bytes, &out);

@@ -1,10 +1,14 @@
 //! Nodes of regions, with disks in memory.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use acequia_limits::{CellTag, HashKey, LimitId, Now, Request, limit::LimitSpec};
 use acequia_node::{
-    Ask, Asker, Config, Home, Kept, Node, Row,
+    Ask, Asker, Config, Home, Keep, Kept, Node, Row,
+    leases::Siblings,
     sharing::{self, wire},
 };
 use acequia_rights::{
@@ -69,7 +73,31 @@ pub fn rows(disk: &Disk, id: LimitId) -> Vec<Row> {
 impl Place {
     /// A region on an empty disk.
     pub fn new(region: u16, now: Now) -> Self {
-        let node = Arc::new(Node::new(config(Some(region), None)));
+        Self::begin(Node::new(config(Some(region), None)), now)
+    }
+
+    /// A node of a region, which shares its limits with another one of it. Their store cannot be reached.
+    pub fn beside(mate: u16, region: u16, now: Now) -> Self {
+        let siblings = Siblings {
+            node: 1,
+            boot: 1,
+            nodes: BTreeSet::from([1, 2]),
+            members: BTreeMap::from([(1, Region(region)), (2, Region(mate))]),
+            terms: 0,
+            guard_percent: 20,
+            clock_error_ns: 5 * MS,
+            drift_ppm: 1_000,
+            begun_us: 0,
+            knows_from_us: Some(0),
+            is_new: true,
+            rows_hold: BTreeSet::new(),
+            generations: Vec::new(),
+        };
+        Self::begin(Node::among(config(Some(region), None), Keep::default(), siblings), now)
+    }
+
+    fn begin(node: Node, now: Now) -> Self {
+        let node = Arc::new(node);
         node.resume_home(Vec::new(), now, |_| Vec::new()).expect("an empty disk");
         (0..REGIONS).for_each(|other| node.meet(writer(other)));
         let mut place = Self { asker: node.asker(), node, disk: Disk::new() };

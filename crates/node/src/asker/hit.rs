@@ -30,7 +30,7 @@ pub(super) struct Hit {
     /// The node of the region that has what it lacks, if that may be drawn.
     pub(super) drawn_of: Option<Region>,
     /// What that has charged for it.
-    pub(super) credit: Option<Credit>,
+    pub(super) credit: Option<Box<Credit>>,
     /// What classes of consumers make of it, where its limit has any.
     pub(super) classed: Classed,
 }

@@ -19,7 +19,7 @@ use super::{
     hit::{Called, Hit, Place},
 };
 use crate::{
-    Active, DRAW_NS,
+    Active, DRAW_NS, DRAW_WAIT_NS,
     account::Account,
     draws::{Credit, Speaker},
     journal_tag,
@@ -57,12 +57,12 @@ impl Check<'_, '_> {
         }
     }
 
-    /// The node of the region that has to do with other regions and the pool for a cell, if what the request lacks may be drawn of it.
-    #[cold]
+    /// The node of the region that speaks for a cell, if what the request lacks may be drawn of it.
+    #[inline]
     fn drawn_of(&self, hit: &Hit) -> Option<Region> {
         let may = hit.charges && hit.place != Place::Shared;
         match self.node.draws.speaker(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
-            Speaker::Mate(guard) => Some(guard),
+            Speaker::Mate(speaker) => Some(speaker),
             _ => None,
         }
     }
@@ -71,8 +71,8 @@ impl Check<'_, '_> {
     pub(super) fn keep_credits(&self, hits: &mut [Hit], answer: &Answer) {
         for credit in hits.iter_mut().filter_map(|hit| hit.credit.take()) {
             match answer.allowed {
-                true => self.node.draws.pass(credit),
-                false => self.node.draws.put_back(credit),
+                true => self.node.draws.pass(*credit),
+                false => self.node.draws.put_back(*credit),
             }
         }
     }
@@ -139,7 +139,7 @@ impl Check<'_, '_> {
             }
             match self.credit(hit, reason) {
                 Some(credit) => {
-                    hit.credit = Some(credit);
+                    hit.credit = Some(Box::new(credit));
                     (
                         Verdict { allowed: true, retry_after_ns: 0, delay_ns: 0, ..verdict },
                         Reason::WithinLimit,
@@ -204,8 +204,8 @@ impl Check<'_, '_> {
         may.then(|| self.node.draws.take(key, units, since_ns, self.now)).flatten()
     }
 
-    /// For how long units may come that are drawn, as long as for those of other regions: for whoever comes, not at all while there were
-    /// none a moment ago.
+    /// For how long units may come that are drawn, as long as for those of other regions since there were none: for whoever comes, not at
+    /// all while there were none a moment ago. Whether there are some now the speaker alone knows: for so long as it is asked.
     fn hope_of_draws_ns(&self, hit: &Hit) -> u64 {
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
         let lasts_ns = self.node.elsewhere.hope().lasts_ns.max(DRAW_NS);
@@ -213,8 +213,10 @@ impl Check<'_, '_> {
             Drawing::Since(since_ns) => {
                 since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns).min(WAIT_NS_MAX)
             }
-            _ if self.node.draws.may_hope(key, self.now) => lasts_ns.min(WAIT_NS_MAX),
-            _ => 0,
+            _ => self.node.draws.hopes_since(key, self.now).map_or(0, |since_ns| {
+                let left_ns = since_ns.saturating_add(lasts_ns).saturating_sub(self.now.steady_ns);
+                left_ns.clamp(DRAW_WAIT_NS, WAIT_NS_MAX)
+            }),
         }
     }
 

@@ -81,8 +81,8 @@ pub(super) fn look_at(
         later_pool: ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or(pool).units,
         budget: ground.global.budget(),
         nodes: match scene.speaker {
-            // No other takes of it, but for what must be charged there.
-            Speaker::Own => 1,
+            // No other takes of it, but for requests that cannot be drawn for.
+            Speaker::Own if account.is_drawn(now) => 1,
             _ => scene.home.nodes.len() as u64,
         },
         for_others: account.take_for_others(),

@@ -66,6 +66,8 @@ pub(crate) struct Told {
     pub(crate) demand: Rough,
     pub(crate) holds: Rough,
     pub(crate) left: Rough,
+    /// What it speaks for, where that is not its own standing part.
+    pub(crate) stands: Option<Rough>,
     pub(crate) at_ns: u64,
 }
 

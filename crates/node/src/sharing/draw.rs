@@ -1,12 +1,12 @@
 //! Draws between nodes of one region ([`crate::draws`]): says which are asked for, charges those of others, and hears what became of its own.
 
-use acequia_limits::{Now, UNITS_MAX};
+use acequia_limits::{Algorithm, Now, UNITS_MAX};
 use acequia_rights::{
     Refusal, Region, Writer,
     broken::{Broken, broken},
 };
 use smallvec::SmallVec;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::{
     CellKey, REACH_NS, Sharing,
@@ -44,7 +44,7 @@ impl Sharing {
         let live: SmallVec<[Region; 8]> =
             guard.members().iter().copied().filter(|region| owns && is_live(region)).collect();
         let members = self.versions.version().map_or(0, |version| version.members.len());
-        node.draws.see(own, live, members, now);
+        node.draws.see(own, &live, members, now);
         let (is_news, least) = node.draws.expire(now);
         for region in guard.members() {
             if let Some(peer) = self.peers.get_mut(region) {
@@ -61,13 +61,13 @@ impl Sharing {
 
     /// Puts in line what is to be drawn, and charges what others have drawn if there are units by now.
     pub(super) fn serve_draws(&mut self, node: &Node, now: Now) {
-        for Asking { number, to, limit, tag, whole, units } in node.draws.take_out() {
+        for Asking { number, to, limit, tag, whole, units, is_again } in node.draws.take_out() {
             if let Some(peer) =
                 self.peers.get_mut(&to).filter(|peer| peer.is_reached(now.steady_ns, REACH_NS))
             {
                 // Filled in when it is sent.
                 let within_us = 0;
-                let entry = Entry::Draw { limit, tag, whole, number, units, within_us };
+                let entry = Entry::Draw { limit, tag, whole, number, units, within_us, is_again };
                 peer.outbox.tell(Topic::Draw(number), entry, 0);
             }
         }
@@ -76,13 +76,14 @@ impl Sharing {
             return;
         }
         let catalogue = node.catalogue();
-        // Of what one finds nothing of, another finds nothing.
-        let mut empty: BTreeSet<CellKey> = BTreeSet::new();
+        // Of what one finds too few units of, another one finds no more.
+        let mut missing: BTreeMap<CellKey, u64> = BTreeMap::new();
         held.retain_mut(|held| {
-            let is_vain = now.steady_ns < held.until_ns && empty.contains(&held.key);
+            let least = missing.get(&held.key).copied();
+            let is_vain = now.steady_ns < held.until_ns && least.is_some_and(|least| held.units >= least);
             let waits = is_vain || !self.serve(node, &catalogue, held, now);
             if waits {
-                empty.insert(held.key);
+                missing.insert(held.key, least.map_or(held.units, |least| least.min(held.units)));
             }
             waits
         });
@@ -118,35 +119,43 @@ impl Sharing {
         let (slot, tag) = key;
         let active = catalogue.active_of(slot).filter(|active| active.is_in_force(now.wall_ns));
         let owns_nothing = self.owns_nothing().is_some() || node.owns_nothing().is_some();
-        if owns_nothing || !active.is_some_and(may_be_drawn) || node.draws.is_closed() {
+        let numbers = active.filter(|active| may_be_drawn(active)).map(|active| &active.limit.algorithm);
+        let is_its = |global: &Algorithm| Whole::of(global) == whole || broken(Broken::DrawOfOtherNumbers);
+        let may_give = |global: &Algorithm| is_its(global) && units <= global.budget();
+        if owns_nothing || node.draws.is_closed() || !numbers.is_some_and(may_give) {
             return Charge::Never;
+        }
+        // What was not there until now may have been forgotten by a clock that reads more.
+        if now.wall_ns < node.wall_high_ns() {
+            return Charge::Later;
         }
         // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
         let has_pool =
             node.elsewhere.do_pools_answer() && !node.losses.is_lost(tag) && !node.is_journal_down();
-        let may_come = has_pool && node.draws.guards(tag, active);
+        let may_come = has_pool && node.draws.is_speaker(tag, active);
         let is_first = !std::mem::replace(&mut held.is_told, true);
         let visit = Visit { node, catalogue, key, now, which: None };
         let charged = visit.at(true, |ground, cell| {
             cell.forget_held_if_renumbered();
             let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
-            let is_its = Whole::of(ground.global) == whole || broken(Broken::DrawOfOtherNumbers);
+            let is_new = account.calls_first();
             // What callers lease of it they may spend without asking.
             let is_free = account.leased() == 0 && ground.in_force && !ground.local.owns_nothing();
-            if !is_its || !is_free || node.draws.is_closed() || units > ground.global.budget() {
-                return (Charge::Never, false);
+            if !may_give(ground.global) || !is_free || node.draws.is_closed() {
+                return (Charge::Never, is_new);
             }
-            // What was not there until now may have been forgotten by a clock that reads more.
+            // As before the cell was locked.
             if now.wall_ns < node.wall_high_ns() {
-                return (Charge::Later, false);
+                return (Charge::Later, is_new);
             }
             account.settle(words, ground, now, &*node.sessions());
+            account.note_drawn(now);
             let verdict = account.algorithm.probe(words, now, units, ground.salt);
             let is_there = verdict.allowed && verdict.delay_ns == 0;
             if !is_there && !may_come {
-                return (Charge::Never, false);
+                return (Charge::Never, is_new);
             }
-            let calls = is_first && account.offer((units, units), &verdict, now);
+            let calls = (is_first && account.offer((units, units), &verdict, now)) || is_new;
             if is_there && !broken(Broken::DrawUncharged) {
                 account.algorithm.charge_heap(words, now, units, ground.salt);
             }
@@ -175,7 +184,7 @@ impl Sharing {
         entry: &Entry,
         now: Now,
     ) -> Result<(), Refusal> {
-        let Entry::Draw { limit, tag, whole, number, units, within_us } = *entry else {
+        let Entry::Draw { limit, tag, whole, number, units, within_us, is_again } = *entry else {
             return Err(Refusal::Malformed);
         };
         let from = header.writer;
@@ -200,7 +209,7 @@ impl Sharing {
             whole,
             units,
             until_ns: now.steady_ns + within_ns,
-            is_told: false,
+            is_told: is_again,
         };
         let catalogue = node.catalogue();
         if !self.serve(node, &catalogue, &mut held, now) && !node.draws.hold(held) {
@@ -233,11 +242,8 @@ impl Sharing {
         if self.owns_nothing().is_some() {
             return Err(Refusal::Unknown(number));
         }
-        if !node.draws.came(header.writer.region, number, units, now) {
-            return Err(Refusal::Unknown(number));
-        }
-        // Of nothing those that wait need not hear.
-        if units != Some(0) {
+        // What comes late is nothing out of order. Of nothing those that wait need not hear.
+        if node.draws.came(header.writer.region, number, units, now) && units != Some(0) {
             node.elsewhere.tell();
         }
         Ok(())

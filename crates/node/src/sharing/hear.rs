@@ -173,8 +173,6 @@ impl Sharing {
             return Ok(());
         }
         peer.owes_reply |= !entries.is_empty();
-        // What came may be for whoever draws of it.
-        node.draws.call();
         for (entry, key) in entries.into_iter().zip(keys) {
             if self.take_entry(node, &header, key, entry, now).is_err() {
                 self.traffic.entries_refused += 1;
@@ -409,9 +407,13 @@ impl Sharing {
                 self.wake(key, now.steady_ns);
                 if brings {
                     node.elsewhere.tell();
+                    // It may be for whoever draws of it.
+                    node.draws.call();
                 }
             }
             Err(Refusal::RestoredDisk { .. }) => self.restored_disk = true,
+            // It may have been opened for this.
+            Err(_) if owned => drop(self.wake(key, now.steady_ns)),
             Err(_) => {}
         }
         result

@@ -515,6 +515,8 @@ impl Sharing {
         let holds = resource.weigh(account.effective()).saturating_add(more);
         // Of a cell that nobody asks for the others wait for nothing, until one of them is asked and says so.
         let is_idle = warm.is_idle(now.steady_ns);
+        let stands = (speaker != Speaker::Each)
+            .then(|| Rough::new(resource.weigh(self.standing_for(node, account, speaker, ground, now))));
         let due = match warm.told {
             None => true,
             Some(told) => {
@@ -525,7 +527,8 @@ impl Sharing {
                 let by_now = |told: Told, age: u64| {
                     Rough::new(told.left.get().saturating_sub(units_in(told.demand.get(), age)))
                 };
-                let changed = differs(told.demand, demand, if scarce { 8 } else { 3 })
+                let changed = told.stands != stands
+                    || differs(told.demand, demand, if scarce { 8 } else { 3 })
                     || differs(told.holds, holds, 32)
                     || (*resource == Resource::Rights && differs(by_now(told, age), left, 8));
                 let is_old = age >= if scarce { REFRESH_NS / 4 } else { REFRESH_NS };
@@ -539,11 +542,10 @@ impl Sharing {
             demand: Rough::new(demand),
             holds: Rough::new(holds),
             left: Rough::new(left),
+            stands,
             at_ns: now.steady_ns,
         };
         warm.told = Some(told);
-        let stands = (speaker != Speaker::Each)
-            .then(|| Rough::new(resource.weigh(self.standing_for(node, account, speaker, ground, now))));
         for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
             let id = ShortId::default();
             let Told { demand, holds, left, .. } = told;

@@ -129,7 +129,7 @@ pub enum Entry {
         holds: Rough,
         /// Units that could be charged now.
         left: Rough,
-        /// What the sender speaks for of the standing shares, as `holds`, where that is not its own: a cell's guard node speaks for its
+        /// What the sender speaks for of the standing shares, as `holds`, where that is not its own: a cell's speaker speaks for its
         /// region, and its mates for less than they have.
         stands: Option<Rough>,
     },
@@ -228,7 +228,7 @@ pub enum Entry {
         /// Its real cost; nothing to give it all back.
         cost: Option<u64>,
     },
-    /// A request waits at the sender, a node of the same region: the receiver, its cell's guard node, shall charge its own cell.
+    /// A request waits at the sender, a node of the same region: the receiver, its cell's speaker, shall charge its own cell.
     Draw {
         /// The cell's limit.
         limit: LimitId,
@@ -242,6 +242,8 @@ pub enum Entry {
         units: u64,
         /// It is of no use when it is charged later than this, in microseconds.
         within_us: u32,
+        /// The request was drawn for before: it is no more demand than that.
+        is_again: bool,
     },
     /// The answer to a draw: the sender has charged it.
     Drawn {

@@ -143,6 +143,9 @@ enum Message {
     Frame(usize, usize, Vec<u8>),
 }
 
+/// Requests that wait and may be drawn for are asked about so often.
+const DRAW_AGAIN_NS: u64 = 10 * MS;
+
 /// A request that waits at a node.
 struct Waiting {
     place: usize,
@@ -153,6 +156,8 @@ struct Waiting {
     came_ns: u64,
     since_ns: u64,
     until_ns: u64,
+    /// When it is asked about again, whatever comes.
+    again_ns: u64,
     /// What the node's news were when it was last asked.
     news: u64,
     draw: Option<Draw>,
@@ -184,6 +189,8 @@ struct Charges {
     /// Which process of a node used a number.
     numbers: BTreeMap<(usize, u64), u32>,
     answered: BTreeSet<DrawName>,
+    /// What limits gave at nodes before they last heard something or looked.
+    gave: BTreeMap<(usize, LimitId), Whole>,
     /// What has passed nobody yet.
     unused: BTreeMap<Drawer, Vec<Charged>>,
 }
@@ -526,7 +533,9 @@ impl World {
             let (came_ns, since_ns, at) = (self.true_ns, self.now(place).steady_ns, &self.nodes[place]);
             let (boot, news, until_ns) = (at.boot, at.node.news(), came_ns + patience_ns);
             let (key, draw) = (key.to_owned(), None);
-            let mut waiting = Waiting { place, boot, key, cost, came_ns, since_ns, until_ns, news, draw };
+            let again_ns = came_ns + DRAW_AGAIN_NS;
+            let mut waiting =
+                Waiting { place, boot, key, cost, came_ns, since_ns, until_ns, again_ns, news, draw };
             self.draw(&mut waiting);
             self.waiting.push(waiting);
         }
@@ -542,7 +551,8 @@ impl World {
         }
         let (answer, catalogue) = at.asker.last();
         let left_ns = waiting.until_ns.saturating_sub(self.true_ns);
-        if let Some(draw) = at.node.draw(answer, catalogue, left_ns, waiting.since_ns, now) {
+        let of = (waiting.since_ns, waiting.draw.is_some());
+        if let Some(draw) = at.node.draw(answer, catalogue, left_ns, of, now) {
             waiting.draw = Some(draw);
             for limit in &answer.limits {
                 let cell = (catalogue.limits[limit.limit as usize].limit.id, named(limit));
@@ -570,13 +580,29 @@ impl World {
                     }
                     let (cell, whole) = self.charges.drawn[&name];
                     let (limit, key, budget) = self.charges.cells[&cell].clone();
-                    assert_eq!(self.gives(from, cell.0), Some(whole), "node {from} charged by other numbers");
+                    let gave = self.charges.gave.get(&(from, cell.0)).copied();
+                    let gives = [self.gives(from, cell.0), gave];
+                    assert!(
+                        gives.contains(&Some(whole)),
+                        "node {from} charged by {whole:?}, and has {gives:?}"
+                    );
                     let charged = Charged { at_ns: self.true_ns, units, whole };
                     self.charges.unused.entry((to, boot, cell)).or_default().push(charged);
                     self.admit((limit, &key, budget), cell.1, units, &format!("{from} for {to}"));
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// Remembers what a node's limits give before something changes that, maybe: it may have charged by that already.
+    fn note_numbers(&mut self, place: usize) {
+        let limits: Vec<_> = self.nodes[place].node.catalogue().limits.iter().map(|of| of.limit.id).collect();
+        for limit in limits {
+            match self.gives(place, limit) {
+                Some(whole) => self.charges.gave.insert((place, limit), whole),
+                None => self.charges.gave.remove(&(place, limit)),
+            };
         }
     }
 
@@ -616,10 +642,15 @@ impl World {
             if at.boot != waiting.boot {
                 continue;
             }
-            if news == waiting.news && self.true_ns < waiting.until_ns {
+            // As servers do it.
+            let is_drawing = waiting.draw.as_ref().is_some_and(|draw| at.node.is_drawing(draw));
+            let is_news = news != waiting.news && !is_drawing;
+            let at_ns = waiting.until_ns.min(waiting.again_ns);
+            if !is_news && self.true_ns < at_ns {
                 self.waiting.push(waiting);
                 continue;
             }
+            waiting.again_ns = self.true_ns + DRAW_AGAIN_NS;
             let Waiting { place, cost, came_ns, .. } = waiting;
             waiting.news = news;
             let drawing = waiting.draw.as_ref().map_or(Drawing::May, |draw| Drawing::Since(draw.since_ns()));
@@ -770,6 +801,7 @@ impl World {
             let is_due = due_ns.is_some_and(|due_ns| due_ns <= now.steady_ns);
             if at.ticked_ns == 0 || self.true_ns >= at.ticked_ns + 10 * MS || at.node.calls() || is_due {
                 if self.regions.is_some() {
+                    self.note_numbers(place);
                     let at = &self.nodes[place];
                     let adopted = at.node.tick(now, |id| Some(rows_of(&at.rows, id)));
                     adopted.expect("a version that fits");
@@ -922,6 +954,7 @@ impl World {
                     }
                 }
                 Message::Frame(from, to, frame) => {
+                    self.note_numbers(to);
                     let now = self.now(to);
                     // A frame of a process that is gone is refused.
                     let _ = self.nodes[to].node.handle(writer(from).region, &frame, now);

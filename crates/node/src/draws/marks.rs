@@ -1,0 +1,62 @@
+//! A set of cells that is asked without a lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::VAIN_MAX;
+use crate::sharing::CellKey;
+
+/// Marks of cells, in bits: few others have the same while [`VAIN_MAX`] are remembered.
+const MARKS: u64 = VAIN_MAX as u64 * 8;
+
+/// A set of cells, which says of some others too that they may be in it.
+#[derive(Debug)]
+pub(super) struct Marks(Box<[AtomicU64]>);
+
+impl Default for Marks {
+    fn default() -> Self {
+        Self((0..MARKS / 64).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Marks {
+    fn place(&self, (slot, tag): CellKey) -> (usize, u64) {
+        let tag = tag.0 ^ u128::from(slot);
+        let place = mixed(tag as u64 ^ mixed((tag >> 64) as u64)) % MARKS;
+        ((place / 64) as usize, 1 << (place % 64))
+    }
+
+    pub(super) fn may_have(&self, key: CellKey) -> bool {
+        let (word, bit) = self.place(key);
+        self.0[word].load(Ordering::Relaxed) & bit > 0
+    }
+
+    pub(super) fn set(&self, key: CellKey) {
+        let (word, bit) = self.place(key);
+        self.0[word].fetch_or(bit, Ordering::Relaxed);
+    }
+
+    /// These, and none that were there before. Whoever sets others meanwhile holds the same lock.
+    pub(super) fn set_all<'k>(&self, keys: impl Iterator<Item = &'k CellKey>) {
+        let mut words = vec![0; self.0.len()];
+        for key in keys {
+            let (word, bit) = self.place(*key);
+            words[word] |= bit;
+        }
+        for (place, word) in self.0.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| word.load(Ordering::Relaxed) == 0)
+    }
+}
+
+/// A number that is unlike those of its neighbours (splitmix64).
+pub(super) const fn mixed(number: u64) -> u64 {
+    let x = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
