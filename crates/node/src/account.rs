@@ -271,8 +271,10 @@ impl Account {
         let first = self.offered.events == 0;
         self.offered.smallest = if first { needed } else { self.offered.smallest.min(needed) };
         self.offered.largest = self.offered.largest.max(needed);
-        self.offered.events += 1;
+        self.offered.events = self.offered.events.saturating_add(1);
         if !verdict.allowed {
+            let cost = u32::try_from(needed).unwrap_or(u32::MAX);
+            self.offered.missed = self.offered.missed.saturating_add(cost);
             self.offered.denied = self.offered.denied.max(needed);
             self.miss(now);
         }

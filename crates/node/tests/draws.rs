@@ -151,7 +151,7 @@ fn slow_mates_are_done_without() {
         let undrawn = with_override(spec.clone(), "k9", &of_other);
         for a_second in [20, 60, 400] {
             let [passed, without] = [&spec, &undrawn].map(|spec| {
-                let mut world = of_limits_near(&[spec.clone()], 1, Some((3 * MS, 8 * MS)));
+                let mut world = of_limits_near(std::slice::from_ref(spec), 1, Some((3 * MS, 8 * MS)));
                 passes(&mut world, &places, a_second, 5);
                 let passed = passes(&mut world, &places, a_second, 20);
                 assert_eq!(counts(&world), DrawCounts::default());
@@ -324,7 +324,9 @@ fn a_large_request_holds_up_no_small_ones() {
     // What the speaker has is gone; then it comes back, one in 35 ms.
     while world.ask(1, &key, 1) {}
     world.ask_or_wait(0, &key, 90);
-    (0..5).for_each(|_| drop(world.ask_or_wait(0, &key, 1)));
+    for _ in 0..5 {
+        world.ask_or_wait(0, &key, 1);
+    }
     world.pass(3 * MS);
     assert!(world.waiting() > 1);
     let late = world.passed_late;

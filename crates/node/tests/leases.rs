@@ -477,8 +477,9 @@ fn untold() {
     let mut world = taken_by_the_first();
     world.server.restart(None);
     let before = world.nodes[0].generations.clone();
+    // A call for more is always under way.
     while world.nodes[0].generations == before {
-        world.ask(0, "w", 1);
+        world.ask(0, "w", 6);
         world.pass(MS / 20);
     }
     world.nodes[0].way = Way::CUT;
@@ -785,4 +786,32 @@ fn every_rule_is_needed() {
     }
     let _ = std::panic::take_hook();
     assert_eq!(survive, [], "rules that can be left out unnoticed");
+}
+
+/// So many requests for a key that nobody asked for before come at one node at once, as a page loads.
+#[test]
+fn what_comes_at_once_for_a_cold_key_passes() {
+    for (spec, nodes) in [
+        (window("w", 60, "60s"), 3),
+        (bucket("b", "1/s", 60), 3),
+        (sliding("s", 60, "60s"), 3),
+        (window("w", 30, "10s"), 10),
+        (bucket("b", "10/s", 30), 10),
+        (sliding("s", 30, "10s"), 10),
+    ] {
+        let name = spec.name.clone();
+        let mut world = settled(nodes, spec);
+        world.is_prompt = true;
+        world.pass(2 * S);
+        let mut passed = 0;
+        for number in 0..10 {
+            let late = world.passed_late;
+            for _ in 0..8 {
+                passed += u64::from(world.ask_or_wait(number % nodes, &format!("cold{number}"), 1));
+            }
+            world.pass(50 * MS);
+            passed += world.passed_late - late;
+        }
+        assert!(passed >= 78, "{name} with {nodes}: {passed} of 80 passed");
+    }
 }

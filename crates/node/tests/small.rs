@@ -20,7 +20,7 @@ fn passed(world: &mut World, units: u64) -> (u64, u64) {
     for key in 0..KEYS {
         for _ in 0..units {
             let place = world.below(nodes) as usize;
-            at_once += u64::from(world.ask_patiently(place, &format!("k{key}"), 1));
+            at_once += u64::from(world.ask_and_wait(place, &format!("k{key}"), 1));
         }
     }
     let mut later = at_once;

@@ -13,8 +13,9 @@ pub(crate) enum Looker {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offered {
     pub(crate) units: u64,
-    pub(crate) events: u64,
-    /// The largest cost that was denied.
+    pub(crate) events: u32,
+    /// Of what was denied, the costs of all; and the largest.
+    pub(crate) missed: u32,
     pub(crate) denied: u64,
     /// The largest cost of all, and the smallest.
     pub(crate) largest: u64,
@@ -31,7 +32,7 @@ impl Looker {
 }
 
 impl Offered {
-    pub(super) const NONE: Self = Self { units: 0, events: 0, denied: 0, largest: 0, smallest: 0 };
+    pub(super) const NONE: Self = Self { units: 0, events: 0, missed: 0, denied: 0, largest: 0, smallest: 0 };
 
     /// Both.
     pub(super) fn and(self, other: Self) -> Self {
@@ -43,6 +44,7 @@ impl Offered {
         Self {
             units: self.units.saturating_add(other.units),
             events: self.events.saturating_add(other.events),
+            missed: self.missed.saturating_add(other.missed),
             denied: self.denied.max(other.denied),
             largest: self.largest.max(other.largest),
             smallest,

@@ -44,6 +44,8 @@ const LITTLE_PART: u64 = 1_024;
 const DISK_NS: u64 = 1_000_000;
 /// A pool that had nothing may have something after so long.
 const DRY_NS: u64 = 1_000_000_000;
+/// What a pool said that it had left so long ago, it may have more of now.
+const LEFT_NS: u64 = 1_000_000_000;
 /// What is wanted for later, and not soon, is asked for no more often.
 const LATER_NS: u64 = 1_000_000_000;
 
@@ -79,8 +81,11 @@ pub(super) struct Leased {
     pub(super) takings: Takings,
     /// Whether a call waits for the disk.
     pub(super) waits_for_disk: bool,
-    /// The largest cost that was denied while no call could be made.
-    unasked: u64,
+    /// What was denied while no call could be made: the costs of all, and the largest.
+    unasked: (u32, u64),
+    /// What must come at least for one that was denied to pass, where the next call needs more, for several; and of the call under way.
+    least: u64,
+    asked_least: u64,
     /// Whether something is to be given back when the store was heard.
     pub(super) wants_word: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
@@ -169,7 +174,9 @@ impl Leased {
             window: 0,
             takings: Takings::default(),
             waits_for_disk: false,
-            unasked: 0,
+            unasked: (0, 0),
+            least: 0,
+            asked_least: 0,
             wants_word: false,
             told: SmallVec::new(),
             says_now: false,
@@ -271,6 +278,7 @@ impl Leased {
     /// A call is made, which says what is held; none, if there is no room for it.
     pub(super) const fn calls(&mut self, id: Option<u64>) {
         (self.pending, self.says_now) = (id, id.is_some());
+        self.asked_least = self.least;
     }
 
     /// The pool knows what the last call said, in a generation.
@@ -296,8 +304,8 @@ impl Leased {
     pub(super) fn observe(&mut self, seen: &Seen, now: Now) {
         let Offered { units, events, .. } = seen.offered;
         // What no cell could ever give is not asked for.
-        let most = events.saturating_mul(seen.budget);
-        self.demand.observe(units.min(most), events, now.steady_ns);
+        let most = u64::from(events).saturating_mul(seen.budget);
+        self.demand.observe(units.min(most), events.into(), now.steady_ns);
         self.looked_ns = now.steady_ns;
         if events > 0 {
             self.busy_ns = now.steady_ns;
@@ -306,14 +314,19 @@ impl Leased {
         }
     }
 
-    /// The largest cost that was denied, since the last look or before while no call could be made.
-    pub(super) fn denied(&mut self, offered: &Offered) -> u64 {
-        offered.denied.max(std::mem::take(&mut self.unasked))
+    /// What was asked for since the last look, and what was denied before while no call could be made.
+    pub(super) fn with_unasked(&mut self, offered: Offered) -> Offered {
+        let (missed, denied) = std::mem::take(&mut self.unasked);
+        Offered {
+            missed: offered.missed.saturating_add(missed),
+            denied: offered.denied.max(denied),
+            ..offered
+        }
     }
 
-    /// No call is made, and not for want of need: so much was denied.
-    pub(super) const fn leave_unasked(&mut self, denied: u64) {
-        self.unasked = denied;
+    /// No call is made, and not for want of need.
+    pub(super) const fn leave_unasked(&mut self, offered: &Offered) {
+        self.unasked = (offered.missed, offered.denied);
     }
 
     /// Whether nobody has asked for it for long.
@@ -342,6 +355,11 @@ impl Leased {
         self.in_vain > 0 && now.steady_ns < self.quiet_until_ns + DRY_NS
     }
 
+    /// Whether its pool had nothing a moment ago, or what is wanted of it can wait.
+    pub(super) const fn is_quiet(&self, now_ns: u64) -> bool {
+        now_ns < self.quiet_until_ns
+    }
+
     /// What of its pool this node could take without taking what the others may need as well.
     pub(super) fn within_reach(&self, seen: &Seen, held: Part, now: Now) -> Part {
         if self.is_dry(now) || self.must_shrink() {
@@ -365,14 +383,23 @@ impl Leased {
             let is_little = units < self.soon() / 4 && units <= self.under.units / LITTLE_PART;
             let quiet_until_ns = if is_little { now_ns + LITTLE_NS } else { 0 };
             (self.chunk, self.in_vain, self.quiet_until_ns) = (units, 0, quiet_until_ns);
+        } else if wanted && self.has_left_least() {
+            // There is not enough for all, and enough for one.
+            let cost = std::mem::take(&mut self.asked_least);
+            self.unasked = (0, cost.max(self.unasked.1));
         } else if wanted {
             self.quiet_until_ns = now_ns + (VAIN_NS << self.in_vain.min(8)).min(VAIN_NS_MAX);
             self.in_vain = self.in_vain.saturating_add(1);
         }
     }
 
+    fn has_left_least(&self) -> bool {
+        self.asked_least > 0 && self.left.is_some_and(|left| left >= self.asked_least)
+    }
+
     /// Nobody answered, or not what was asked.
     pub(super) fn missed(&mut self, now_ns: u64) {
+        self.asked_least = 0;
         self.came(0, true, now_ns);
     }
 
@@ -390,7 +417,7 @@ impl Leased {
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
         let most = self.left.unwrap_or(seen.pool.units) / seen.nodes;
         let ahead = self.wanted_in(time_left_ns.min(AHEAD_NS)).min(most.max(self.soon()));
-        let needed = self.needed(seen).saturating_add(seen.for_others.units);
+        let needed = self.needed(seen, now).saturating_add(seen.for_others.units);
         if ahead > seen.available || needed > 0 {
             self.tight_ns = now.steady_ns;
         }
@@ -431,7 +458,7 @@ impl Leased {
             let of_others = seen.beside_others(Part::default());
             (rate, along) = (of_others.rate, of_others.units);
         }
-        let needed = self.needed(seen);
+        let needed = self.needed(seen, now);
         let has = held.units + seen.standing.units;
         let is_low = self.demand.events_milli() > 0 && seen.available < (has / 4).min(self.soon().max(1));
         if needed > 0 || is_low {
@@ -480,7 +507,7 @@ impl Leased {
         let some = u64::from(self.demand.events_milli() > 0);
         let ahead = if is_scarce { 0 } else { self.wanted_in(window_ns).saturating_add(some) };
         let aim = seen.beside_others(Part { rate: 0, units: ahead }).units;
-        let needed = self.needed(seen);
+        let needed = self.needed(seen, now);
         if needed > 0 || aim > held {
             self.tight_ns = now.steady_ns;
         }
@@ -522,10 +549,16 @@ impl Leased {
             && now.steady_ns >= self.quiet_until_ns
     }
 
-    /// Units without which what was denied cannot pass.
-    fn needed(&self, seen: &Seen) -> u64 {
-        let denied = seen.offered.denied;
-        if denied <= seen.budget { denied.saturating_sub(seen.available) } else { 0 }
+    /// Units without which what was denied cannot pass: all of it, since it may wait; but no more than half of what there is, so far as is
+    /// known, unless one request needs more.
+    fn needed(&mut self, seen: &Seen, now: Now) -> u64 {
+        let Offered { denied, missed, .. } = seen.offered;
+        let least = if denied <= seen.budget { denied.saturating_sub(seen.available) } else { 0 };
+        let left = self.left.filter(|_| now.steady_ns < self.renewed_ns + LEFT_NS);
+        let half = left.unwrap_or(seen.pool.units).div_ceil(2);
+        let all = u64::from(missed).saturating_sub(seen.available).min(half);
+        self.least = if all > least { least } else { 0 };
+        if least == 0 { 0 } else { all.max(least) }
     }
 
     /// A tenth more than is asked for in a time.

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Node,
-    account::{Account, Ground, KeptOfPool, Looker, Offered, Taken, begins_ns},
+    account::{Account, Ground, KeptOfPool, Looker, Taken, begins_ns},
     draws::Speaker,
     journal::HeapCell,
     sharing::CellKey,
@@ -74,7 +74,7 @@ pub(super) fn look_at(
     let pool = ground.local.pool_of(ground.global, ground.salt, account.window()).unwrap_or(pool);
     let offered = account.look(Looker::Pools);
     let seen = Seen {
-        offered: Offered { denied: leased.denied(&offered), ..offered },
+        offered: leased.with_unasked(offered),
         available: account.unleased(words, now, ground.salt),
         standing: account.standing(),
         pool,
@@ -140,7 +140,7 @@ pub(super) fn look_at(
         }
     };
     if leased.waits_for_disk || scene.generation.is_none() {
-        leased.leave_unasked(seen.offered.denied);
+        leased.leave_unasked(&seen.offered);
     }
     leased.held = held_of(account, words, ground);
     let is_over = leased.is_idle(now)

@@ -90,8 +90,9 @@ const CELLS_MAX: usize = 1 << 20;
 const LOOKS_MAX: usize = 4_096;
 /// A cell that could not be looked at is tried again after so long.
 const LATER_NS: u64 = 10_000_000;
-/// Looks at one cell that calls are at least so far apart.
-const APART_NS: u64 = 2_000_000;
+/// Looks at one cell that calls are at least so far apart: far less than a decision waits, and more while its pool has nothing anyway.
+const APART_NS: u64 = 500_000;
+const APART_IN_VAIN_NS: u64 = 2_000_000;
 /// Every group is asked how it is so often, whether this node has anything of it or not: a generation grants when all nodes have
 /// told what they hold, and nobody tells a node that another has begun one.
 const WATCH_NS: u64 = 4_000_000_000;
@@ -328,7 +329,8 @@ impl Leases {
     /// A cell calls: it is looked at now, or soon if that was done just before.
     pub(crate) fn wake(&mut self, key: CellKey, now_ns: u64) {
         if let Some(leased) = self.cells.get(&key) {
-            let due_ns = (leased.looked_ns + APART_NS).clamp(now_ns, leased.due_ns.max(now_ns));
+            let apart_ns = if leased.is_quiet(now_ns) { APART_IN_VAIN_NS } else { APART_NS };
+            let due_ns = (leased.looked_ns + apart_ns).clamp(now_ns, leased.due_ns.max(now_ns));
             return self.look_at_time(key, due_ns);
         }
         if self.cells.len() >= CELLS_MAX {

@@ -144,8 +144,8 @@ impl Sharing {
             self.over_lent.insert(key);
         }
         // What no cell could ever give is not asked for.
-        let most = offered.events.saturating_mul(ground.global.budget());
-        warm.demand.observe(offered.units.min(most), offered.events, now.steady_ns);
+        let most = u64::from(offered.events).saturating_mul(ground.global.budget());
+        warm.demand.observe(offered.units.min(most), offered.events.into(), now.steady_ns);
         if offered.events > 0 {
             warm.note_asked(now.steady_ns);
         } else if warm.is_idle(now.steady_ns) && warm.demand.units_milli() > 0 {
