@@ -202,7 +202,7 @@ struct Asked {
 }
 
 /// Units that another node has charged, for a request that had waited before.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Credit {
     key: CellKey,
     from: Region,

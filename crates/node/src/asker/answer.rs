@@ -5,7 +5,7 @@ use acequia_rights::Region;
 use smallvec::SmallVec;
 
 use super::HITS_INLINE;
-use crate::{Catalogue, ChargeId};
+use crate::{Catalogue, ChargeId, draws::Credit};
 
 /// Nanoseconds to wait while the journal cannot be written: it is tried again about as often.
 pub(super) const JOURNAL_RETRY_NS: u64 = 1_000_000_000;
@@ -33,6 +33,8 @@ pub struct Answer {
     pub after_batch: u64,
     /// How the charge is remembered, if it is.
     pub charge: Option<Charged>,
+    /// What was drawn for it, while it is not known whether it passes by that.
+    pub(super) credits: Vec<Credit>,
 }
 
 /// A charge that is remembered.
@@ -144,6 +146,7 @@ impl Default for Answer {
             unmatched: 0,
             after_batch: 0,
             charge: None,
+            credits: Vec::new(),
         }
     }
 }

@@ -5,7 +5,6 @@ use acequia_rights::Region;
 use smallvec::SmallVec;
 
 use super::{Check, DESCRIPTORS_MAX, HITS_INLINE, classed::Classed};
-use crate::draws::Credit;
 
 /// A cell that the request hits.
 #[derive(Debug)]
@@ -29,8 +28,6 @@ pub(super) struct Hit {
     pub(super) hope_ns: Option<u64>,
     /// The node of the region that has what it lacks, if that may be drawn.
     pub(super) drawn_of: Option<Region>,
-    /// What that has charged for it.
-    pub(super) credit: Option<Box<Credit>>,
     /// What classes of consumers make of it, where its limit has any.
     pub(super) classed: Classed,
 }
@@ -66,7 +63,6 @@ impl Found {
             has_lent: false,
             hope_ns: None,
             drawn_of: None,
-            credit: None,
             classed: Classed::NONE,
         }
     }

@@ -203,7 +203,7 @@ impl<'a> Check<'a, '_> {
         let mut shared = self.lock_shared(std::slice::from_ref(hit))?;
         let state = self.probe(hit, 0, &mut cells, shared.as_deref_mut(), answer);
         decide_one(answer, self.catalogue);
-        self.keep_credits(std::slice::from_mut(hit), answer);
+        self.keep_credits(answer);
         let hit = &*hit;
         if self.is_due(hit, answer, 0) {
             let left = answer.limits[0].verdict.remaining;
@@ -336,7 +336,7 @@ impl<'a> Check<'a, '_> {
             self.fall_back(hits, &mut states, &mut guards, answer);
         }
         decide(answer, self.catalogue);
-        self.keep_credits(hits, answer);
+        self.keep_credits(answer);
         for (number, (hit, state)) in hits.iter().zip(states).enumerate() {
             if self.is_due(hit, answer, number) {
                 let left = answer.limits[number].verdict.remaining;

@@ -68,11 +68,12 @@ impl Check<'_, '_> {
     }
 
     /// What was drawn for a request is used if it passes, and else is there when it is asked again.
-    pub(super) fn keep_credits(&self, hits: &mut [Hit], answer: &Answer) {
-        for credit in hits.iter_mut().filter_map(|hit| hit.credit.take()) {
+    #[inline]
+    pub(super) fn keep_credits(&self, answer: &mut Answer) {
+        while let Some(credit) = answer.credits.pop() {
             match answer.allowed {
-                true => self.node.draws.pass(*credit),
-                false => self.node.draws.put_back(*credit),
+                true => self.node.draws.pass(credit),
+                false => self.node.draws.put_back(credit),
             }
         }
     }
@@ -129,7 +130,7 @@ impl Check<'_, '_> {
         if (leased != 0 || hit.classed.leaves_some()) && hit.account == Called::None {
             verdict = self.keep_back(hit, (before, leased), verdict, (cells, state.as_ref()));
         }
-        let mut hope_ns = 0;
+        let (mut hope_ns, mut is_drawn) = (0, false);
         let (verdict, reason) = if !verdict.allowed {
             let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
             let (verdict, reason) = self.why_denied(hit, verdict, over);
@@ -139,7 +140,8 @@ impl Check<'_, '_> {
             }
             match self.credit(hit, reason) {
                 Some(credit) => {
-                    hit.credit = Some(Box::new(credit));
+                    answer.credits.push(credit);
+                    is_drawn = true;
                     (
                         Verdict { allowed: true, retry_after_ns: 0, delay_ns: 0, ..verdict },
                         Reason::WithinLimit,
@@ -183,7 +185,7 @@ impl Check<'_, '_> {
             class: hit.class(),
             is_charged: false,
             drawn_of: hit.drawn_of.filter(|_| hope_ns > 0),
-            is_drawn: hit.credit.is_some(),
+            is_drawn,
             numbers: hit.numbers,
         });
         state
