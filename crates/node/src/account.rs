@@ -273,7 +273,7 @@ impl Account {
         self.offered.largest = self.offered.largest.max(needed);
         self.offered.events = self.offered.events.saturating_add(1);
         if !verdict.allowed {
-            let cost = u32::try_from(needed).unwrap_or(u32::MAX);
+            let cost = u32::try_from(units).unwrap_or(u32::MAX);
             self.offered.missed = self.offered.missed.saturating_add(cost);
             self.offered.denied = self.offered.denied.max(needed);
             self.miss(now);

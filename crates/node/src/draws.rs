@@ -439,11 +439,14 @@ impl Draws {
         let late: SmallVec<[u64; 4]> =
             state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
         for number in &late {
-            let Some(Asked { key, to, .. }) = state.forget_asked(*number) else { continue };
+            let Some(Asked { key, to, is_sent, .. }) = state.forget_asked(*number) else { continue };
             if key != NO_CELL {
                 state.miss(key, now, &self.alone_marks);
             }
-            self.mates.note_silent(to, now);
+            // What did not leave says nothing of whoever it was for.
+            if is_sent {
+                self.mates.note_silent(to, now);
+            }
         }
         let unused: SmallVec<[Credit; 4]> = state
             .credits

@@ -31,7 +31,9 @@ impl Visit<'_> {
     pub(crate) fn at<R>(&self, open: bool, look: impl FnOnce(&Ground<'_>, &mut HeapCell) -> R) -> Option<R> {
         let (slot, tag) = self.key;
         let mut cells = self.node.shards[shard_of(tag)].lock();
-        let told = self.which.and_then(|which| self.catalogue.numbers_of(slot, which, self.now));
+        // By no time before one at which cells were brought to other numbers.
+        let at = Now { wall_ns: self.now.wall_ns.max(self.node.wall_high_ns()), ..self.now };
+        let told = self.which.and_then(|which| self.catalogue.numbers_of(slot, which, at));
         let newest = match told {
             Some(told) => told,
             None => self.catalogue.newest_numbers(slot, tag.salt())?,

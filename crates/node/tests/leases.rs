@@ -815,3 +815,50 @@ fn what_comes_at_once_for_a_cold_key_passes() {
         assert!(passed >= 78, "{name} with {nodes}: {passed} of 80 passed");
     }
 }
+
+/// More come at once than there is: half of that passes at least, whatever each costs.
+#[test]
+fn of_what_comes_at_once_half_of_what_there_is_passes() {
+    for (spec, cost, least) in [
+        (window("w", 20, "60s"), 1, 9),
+        (bucket("b", "1/s", 20), 1, 9),
+        (sliding("s", 20, "60s"), 1, 9),
+        (window("w", 20, "60s"), 4, 2),
+        (sliding("s", 20, "60s"), 4, 2),
+    ] {
+        let name = spec.name.clone();
+        let mut world = settled(3, spec);
+        world.is_prompt = true;
+        world.pass(2 * S);
+        for number in 0..6 {
+            let late = world.passed_late;
+            let at_once =
+                (0..30).filter(|_| world.ask_or_wait(number % 3, &format!("cold{number}"), cost)).count();
+            world.pass(50 * MS);
+            let passed = at_once as u64 + world.passed_late - late;
+            assert!(passed >= least, "{name}: {passed} of {cost}");
+        }
+    }
+}
+
+/// A pool that may not grant yet has much left: that is no reason to ask it again and again.
+#[test]
+fn a_pool_that_may_not_grant_is_left_alone() {
+    for spec in [window("w", 200, "60s"), sliding("s", 200, "60s")] {
+        let name = spec.name.clone();
+        let mut world = settled(3, spec);
+        world.is_prompt = true;
+        // It grants when all have told it what they hold, which one cannot.
+        world.nodes[2].way = Way::CUT;
+        world.server.restart(None);
+        world.pass(3 * S);
+        let calls = world.calls;
+        for _ in 0..4_000 {
+            world.ask(0, "k", 1);
+            world.ask(0, "k", 1);
+            world.pass(MS / 4);
+        }
+        println!("{name}: {} calls", world.calls - calls);
+        assert!(world.calls - calls < 300, "{name}: {} calls in a second", world.calls - calls);
+    }
+}

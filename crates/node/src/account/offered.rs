@@ -14,7 +14,7 @@ pub(crate) enum Looker {
 pub(crate) struct Offered {
     pub(crate) units: u64,
     pub(crate) events: u32,
-    /// Of what was denied, the costs of all; and the largest.
+    /// Of what was denied, the costs of all; and the largest, with what a class leaves to others.
     pub(crate) missed: u32,
     pub(crate) denied: u64,
     /// The largest cost of all, and the smallest.

@@ -329,6 +329,8 @@ impl Check<'_, '_> {
         let counts = self.ask.is_demand()
             && hit.charges
             && hit.drawn_of.is_none()
+            // What no cell could ever give nobody is asked for.
+            && hit.units <= self.global(hit).budget()
             && self.limit(hit).limit.spec.mode == Mode::Enforce;
         let calls = counts && {
             // What a class leaves to others must be there too.

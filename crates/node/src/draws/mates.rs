@@ -127,6 +127,7 @@ impl Mates {
         let mut near = lock(&self.near);
         let silent = near.entry(from).or_default();
         silent.is_left &= now.steady_ns < silent.until_ns;
+        silent.times = 0;
         if !silent.is_left && now.steady_ns >= silent.noted_ns + FAR_NS_MAX {
             *silent = Silent::default();
         }

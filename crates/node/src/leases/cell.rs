@@ -44,6 +44,8 @@ const LITTLE_PART: u64 = 1_024;
 const DISK_NS: u64 = 1_000_000;
 /// A pool that had nothing may have something after so long.
 const DRY_NS: u64 = 1_000_000_000;
+/// Whoever was denied so long ago waits no more.
+const UNASKED_NS: u64 = 5_000_000;
 /// What a pool said that it had left so long ago, it may have more of now.
 const LEFT_NS: u64 = 1_000_000_000;
 /// What is wanted for later, and not soon, is asked for no more often.
@@ -81,11 +83,11 @@ pub(super) struct Leased {
     pub(super) takings: Takings,
     /// Whether a call waits for the disk.
     pub(super) waits_for_disk: bool,
-    /// What was denied while no call could be made: the costs of all, and the largest.
-    unasked: (u32, u64),
-    /// What must come at least for one that was denied to pass, where the next call needs more, for several; and of the call under way.
-    least: u64,
-    asked_least: u64,
+    /// What was denied and not asked for, since no call could be made or since there was not enough for all.
+    unasked: Missed,
+    /// What the last look found that was missed, and what of the call under way.
+    missed: Missed,
+    asked: Missed,
     /// Whether something is to be given back when the store was heard.
     pub(super) wants_word: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
@@ -98,6 +100,17 @@ pub(super) struct Leased {
     under: Part,
     /// What may be held of it at most, where that is less than what is.
     most: Option<Part>,
+}
+
+/// What was denied: units in all, the largest cost, and since when.
+#[derive(Clone, Copy, Debug, Default)]
+struct Missed {
+    units: u32,
+    denied: u64,
+    since_ns: u64,
+    /// What must come for one of them to pass, and what is asked for.
+    least: u64,
+    needed: u64,
 }
 
 /// What a cell has, and what was asked of it since the last look.
@@ -174,9 +187,9 @@ impl Leased {
             window: 0,
             takings: Takings::default(),
             waits_for_disk: false,
-            unasked: (0, 0),
-            least: 0,
-            asked_least: 0,
+            unasked: Missed::default(),
+            missed: Missed::default(),
+            asked: Missed::default(),
             wants_word: false,
             told: SmallVec::new(),
             says_now: false,
@@ -278,7 +291,7 @@ impl Leased {
     /// A call is made, which says what is held; none, if there is no room for it.
     pub(super) const fn calls(&mut self, id: Option<u64>) {
         (self.pending, self.says_now) = (id, id.is_some());
-        self.asked_least = self.least;
+        self.asked = self.missed;
     }
 
     /// The pool knows what the last call said, in a generation.
@@ -315,18 +328,25 @@ impl Leased {
     }
 
     /// What was asked for since the last look, and what was denied before while no call could be made.
-    pub(super) fn with_unasked(&mut self, offered: Offered) -> Offered {
-        let (missed, denied) = std::mem::take(&mut self.unasked);
-        Offered {
-            missed: offered.missed.saturating_add(missed),
-            denied: offered.denied.max(denied),
+    /// Whoever missed it before that waits no more, for the most part.
+    pub(super) fn with_unasked(&mut self, offered: Offered, now: Now) -> Offered {
+        let before = std::mem::take(&mut self.unasked);
+        let still_waits = before.units > 0 && now.steady_ns < before.since_ns + UNASKED_NS;
+        let units = if still_waits { before.units } else { 0 };
+        let since_ns = if still_waits { before.since_ns } else { now.steady_ns };
+        let offered = Offered {
+            missed: offered.missed.saturating_add(units),
+            denied: offered.denied.max(before.denied),
             ..offered
-        }
+        };
+        let (units, denied) = (offered.missed, offered.denied);
+        self.missed = Missed { units, denied, since_ns, ..Missed::default() };
+        offered
     }
 
-    /// No call is made, and not for want of need.
-    pub(super) const fn leave_unasked(&mut self, offered: &Offered) {
-        self.unasked = (offered.missed, offered.denied);
+    /// No call is made of what the last look found, and not for want of need.
+    pub(super) const fn leave_unasked(&mut self) {
+        self.unasked = self.missed;
     }
 
     /// Whether nobody has asked for it for long.
@@ -355,9 +375,14 @@ impl Leased {
         self.in_vain > 0 && now.steady_ns < self.quiet_until_ns + DRY_NS
     }
 
-    /// Whether its pool had nothing a moment ago, or what is wanted of it can wait.
+    /// Whether no call can be made now: its pool had nothing a moment ago, or is being asked.
     pub(super) const fn is_quiet(&self, now_ns: u64) -> bool {
-        now_ns < self.quiet_until_ns
+        now_ns < self.quiet_until_ns || self.pending.is_some()
+    }
+
+    /// What one of those needs that were denied.
+    pub(super) const fn least(&self) -> u64 {
+        self.missed.least
     }
 
     /// What of its pool this node could take without taking what the others may need as well.
@@ -385,21 +410,30 @@ impl Leased {
             (self.chunk, self.in_vain, self.quiet_until_ns) = (units, 0, quiet_until_ns);
         } else if wanted && self.has_left_least() {
             // There is not enough for all, and enough for one.
-            let cost = std::mem::take(&mut self.asked_least);
-            self.unasked = (0, cost.max(self.unasked.1));
+            self.leave_of_call();
         } else if wanted {
             self.quiet_until_ns = now_ns + (VAIN_NS << self.in_vain.min(8)).min(VAIN_NS_MAX);
             self.in_vain = self.in_vain.saturating_add(1);
         }
     }
 
+    /// Whether the pool refused since it had less than was needed for all, and enough for one.
     fn has_left_least(&self) -> bool {
-        self.asked_least > 0 && self.left.is_some_and(|left| left >= self.asked_least)
+        let Missed { least, needed, .. } = self.asked;
+        least > 0 && self.left.is_some_and(|left| (least..needed).contains(&left))
+    }
+
+    /// What the last call was for is to be asked for again, beside what was missed since.
+    fn leave_of_call(&mut self) {
+        let (asked, since) = (std::mem::take(&mut self.asked), self.unasked);
+        let since_ns = if since.units > 0 { since.since_ns.min(asked.since_ns) } else { asked.since_ns };
+        let (units, denied) = (since.units.saturating_add(asked.units), since.denied.max(asked.denied));
+        self.unasked = Missed { units, denied, since_ns, ..Missed::default() };
     }
 
     /// Nobody answered, or not what was asked.
     pub(super) fn missed(&mut self, now_ns: u64) {
-        self.asked_least = 0;
+        self.asked = Missed::default();
         self.came(0, true, now_ns);
     }
 
@@ -421,7 +455,7 @@ impl Leased {
         if ahead > seen.available || needed > 0 {
             self.tight_ns = now.steady_ns;
         }
-        // The pool gives a part of what it has: little by little, so that no node has what others need.
+        // The pool gives a part of what it has beyond what is needed: little by little, so that no node has idle what others need.
         let is_low =
             needed > 0 || seen.available < ahead / 2 || self.is_later(seen.available, ahead, LATER_NS, now);
         if is_low && now.steady_ns >= self.quiet_until_ns {
@@ -556,9 +590,10 @@ impl Leased {
         let least = if denied <= seen.budget { denied.saturating_sub(seen.available) } else { 0 };
         let left = self.left.filter(|_| now.steady_ns < self.renewed_ns + LEFT_NS);
         let half = left.unwrap_or(seen.pool.units).div_ceil(2);
-        let all = u64::from(missed).saturating_sub(seen.available).min(half);
-        self.least = if all > least { least } else { 0 };
-        if least == 0 { 0 } else { all.max(least) }
+        let all = u64::from(missed).saturating_sub(seen.available);
+        let needed = if least > 0 { all.min(half).max(least) } else { 0 };
+        (self.missed.least, self.missed.needed) = (least, needed);
+        needed
     }
 
     /// A tenth more than is asked for in a time.

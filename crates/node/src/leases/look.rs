@@ -74,7 +74,7 @@ pub(super) fn look_at(
     let pool = ground.local.pool_of(ground.global, ground.salt, account.window()).unwrap_or(pool);
     let offered = account.look(Looker::Pools);
     let seen = Seen {
-        offered: leased.with_unasked(offered),
+        offered: leased.with_unasked(offered, now),
         available: account.unleased(words, now, ground.salt),
         standing: account.standing(),
         pool,
@@ -140,7 +140,7 @@ pub(super) fn look_at(
         }
     };
     if leased.waits_for_disk || scene.generation.is_none() {
-        leased.leave_unasked(&seen.offered);
+        leased.leave_unasked();
     }
     leased.held = held_of(account, words, ground);
     let is_over = leased.is_idle(now)
@@ -295,7 +295,8 @@ fn ask_window(
         // No more than would come: what the disk says of it counts as spent if this process ends.
         let part = leased.left.unwrap_or(seen.pool.units).div_ceil(window::PART);
         stock.wanted = stock.wanted.min(part.max(stock.needed).max(1));
-        let ahead = if taken.end_ns == open_ns { stock.wanted } else { 0 };
+        let next = stock.wanted.min(part.max(leased.least()).max(1));
+        let ahead = if taken.end_ns == open_ns { next } else { 0 };
         // A call for more leaves when the disk knows what it may bring; what must be told is told meanwhile.
         if !leased.covers(taken, stock.wanted, ahead, committed) && !broken(Broken::LeaseTakesUnwritten) {
             leased.waits_for_disk = true;

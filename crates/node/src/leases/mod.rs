@@ -90,7 +90,7 @@ const CELLS_MAX: usize = 1 << 20;
 const LOOKS_MAX: usize = 4_096;
 /// A cell that could not be looked at is tried again after so long.
 const LATER_NS: u64 = 10_000_000;
-/// Looks at one cell that calls are at least so far apart: far less than a decision waits, and more while its pool has nothing anyway.
+/// Looks at one cell that calls are at least so far apart: far less than a decision waits, and more while its pool cannot be asked anyway.
 const APART_NS: u64 = 500_000;
 const APART_IN_VAIN_NS: u64 = 2_000_000;
 /// Every group is asked how it is so often, whether this node has anything of it or not: a generation grants when all nodes have

@@ -778,7 +778,9 @@ impl World {
             let ticking = self.nodes.iter().filter(|at| !at.is_hung);
             let tick = ticking.map(|at| at.ticked_ns + 10 * MS).min();
             let waiting = self.waiting.iter().map(|waiting| waiting.until_ns).min();
-            let next_ns = [message, give_up, tick, waiting].into_iter().flatten().min().unwrap_or(end_ns);
+            let look = self.next_look_ns();
+            let next_ns =
+                [message, give_up, tick, waiting, look].into_iter().flatten().min().unwrap_or(end_ns);
             if next_ns > end_ns {
                 break;
             }
@@ -788,6 +790,16 @@ impl World {
         self.true_ns = end_ns;
         self.tick();
         self.wake_waiting();
+    }
+
+    /// When the next look at a cell is due, where nodes are prompt.
+    fn next_look_ns(&self) -> Option<u64> {
+        let prompt = (0..self.nodes.len()).filter(|place| self.is_prompt && !self.nodes[*place].is_hung);
+        let due_ns = prompt.filter_map(|place| {
+            let after_ns = self.nodes[place].node.leases_due_ns()?.saturating_sub(self.now(place).steady_ns);
+            (after_ns > 0).then_some(self.true_ns + after_ns + after_ns / 1_000)
+        });
+        due_ns.min()
     }
 
     fn tick(&mut self) {
