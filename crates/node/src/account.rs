@@ -322,51 +322,6 @@ impl Account {
         }
     }
 
-    /// Whether anything was asked for since the last look.
-    pub(crate) fn was_asked(&self) -> bool {
-        self.offered.events > 0 || self.windows().unseen.iter().any(|unseen| unseen.events > 0)
-    }
-
-    /// A look is waiting.
-    pub(crate) const fn flag(&mut self) {
-        self.flagged = true;
-    }
-
-    /// Whether a look is to be called for since nobody looks at it yet.
-    pub(crate) fn calls_first(&mut self) -> bool {
-        let calls = self.lookers == [false; 2] && !self.flagged;
-        self.flagged |= calls;
-        calls
-    }
-
-    /// A look: what was asked for since this one's last.
-    pub(crate) fn look(&mut self, by: Looker) -> Offered {
-        self.flagged = false;
-        self.lookers[by as usize] = true;
-        let offered = std::mem::take(&mut self.offered);
-        if self.lookers[by.other() as usize] && offered.events > 0 {
-            let unseen = &mut self.windows_mut().unseen[by.other() as usize];
-            *unseen = unseen.and(offered);
-        }
-        match &mut self.windows {
-            Some(windows) => std::mem::take(&mut windows.unseen[by as usize]).and(offered),
-            None => offered,
-        }
-    }
-
-    /// One looks no more. Says whether nobody does: the account may be dropped then.
-    pub(crate) fn leave_alone(&mut self, by: Looker) -> bool {
-        self.lookers[by as usize] = false;
-        if let Some(windows) = &mut self.windows {
-            windows.unseen[by as usize] = Offered::NONE;
-            match by {
-                Looker::Pools => windows.within_reach = None,
-                Looker::Regions => windows.for_others = Part::default(),
-            }
-        }
-        self.lookers == [false; 2]
-    }
-
     /// Less than this left shall call for a look.
     pub(crate) const fn set_low_water(&mut self, units: u64) {
         self.low_water = units;

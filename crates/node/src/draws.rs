@@ -79,6 +79,8 @@ const FAR_NS_MAX: u64 = 32_000_000_000;
 /// Each node of the region is asked for nothing so often: whether an answer can be here in time is to be known to both ends, and it shall
 /// cost no units to find out.
 const NOTHING_NS: u64 = 1_000_000_000;
+/// A cell that mates drew of so long ago is one that they draw of.
+pub(crate) const DRAWN_NS: u64 = 2_000_000_000;
 /// Draws that one process may ask for: each begins after those of all before it.
 const NUMBERS: u64 = 1 << 40;
 /// The cell that nothing is asked for of.
@@ -93,9 +95,7 @@ const ALONE_NS: u64 = 2_000_000_000;
 const AGAIN_NS: u64 = 250_000_000;
 /// Where nobody asked for so long it is not known that there was nothing meanwhile.
 const UNASKED_NS: u64 = 500_000_000;
-/// A cell that mates drew of so long ago is one that they draw of.
-pub(crate) const DRAWN_NS: u64 = 2_000_000_000;
-/// How often such cells are looked through.
+/// How often cells whose speaker had nothing are looked through.
 const SWEEP_NS: u64 = 250_000_000;
 
 /// A request that waits for what is drawn for it ([`Node::draw`]).

@@ -45,7 +45,7 @@ const DISK_NS: u64 = 1_000_000;
 /// A pool that had nothing may have something after so long.
 const DRY_NS: u64 = 1_000_000_000;
 /// Whoever was denied so long ago waits no more.
-const UNASKED_NS: u64 = 5_000_000;
+const WAITS_NS: u64 = 5_000_000;
 /// What a pool said that it had left so long ago, it may have more of now.
 const LEFT_NS: u64 = 1_000_000_000;
 /// What is wanted for later, and not soon, is asked for no more often.
@@ -327,11 +327,11 @@ impl Leased {
         }
     }
 
-    /// What was asked for since the last look, and what was denied before while no call could be made.
-    /// Whoever missed it before that waits no more, for the most part.
+    /// What was asked for since the last look, and what was denied before it and not asked for: of that, in all, only what somebody may wait
+    /// for still.
     pub(super) fn with_unasked(&mut self, offered: Offered, now: Now) -> Offered {
         let before = std::mem::take(&mut self.unasked);
-        let still_waits = before.units > 0 && now.steady_ns < before.since_ns + UNASKED_NS;
+        let still_waits = before.units > 0 && now.steady_ns < before.since_ns + WAITS_NS;
         let units = if still_waits { before.units } else { 0 };
         let since_ns = if still_waits { before.since_ns } else { now.steady_ns };
         let offered = Offered {
