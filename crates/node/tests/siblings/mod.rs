@@ -2,22 +2,21 @@
 
 #![allow(dead_code, reason = "every story needs its own part of the world")]
 
+mod draws;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
 use acequia_limits::{
-    Algorithm, CellTag, Descriptor, LimitId, Now,
+    CellTag, Descriptor, LimitId, Now,
     limit::{LimitSpec, OneOrMany},
 };
 use acequia_node::{
-    Ask, Asker, Config, DRAW_NS, Draw, Drawing, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
+    Ask, Asker, Config, Drawing, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
     leases::{CALL_NS, Call, GROUPS, Heard, PoolName, Question, Said, Siblings},
-    sharing::{
-        self,
-        wire::{Entry, Whole, read},
-    },
+    sharing,
 };
 use acequia_rights::{
     Region, Writer,
@@ -27,6 +26,8 @@ use acequia_rights::{
     },
     versions::{CellKey, Draft, Fence, Member},
 };
+
+use draws::{Charges, DRAW_AGAIN_NS, Waiting};
 
 use crate::scene::{
     self, KEY, MS, ROOMY, S, START,
@@ -141,58 +142,6 @@ enum Message {
     Answer(u64, usize, u32, u64, Said),
     /// From a node to another, which may be of another region.
     Frame(usize, usize, Vec<u8>),
-}
-
-/// Requests that wait and may be drawn for are asked about so often.
-const DRAW_AGAIN_NS: u64 = 10 * MS;
-
-/// A request that waits at a node.
-struct Waiting {
-    place: usize,
-    boot: u32,
-    key: String,
-    cost: u64,
-    /// When it came, in true time and on the node's steady clock.
-    came_ns: u64,
-    since_ns: u64,
-    until_ns: u64,
-    /// When it is asked about again, whatever comes.
-    again_ns: u64,
-    /// What the node's news were when it was last asked.
-    news: u64,
-    draw: Option<Draw>,
-}
-
-/// A cell, as frames name it.
-type CellName = (LimitId, CellTag);
-/// A draw: who drew, in which of its processes, of whom, and its number.
-type DrawName = (usize, u32, usize, u64);
-/// A cell, and whose requests may pass by what was charged for them: a node's, in one of its processes.
-type Drawer = (usize, u32, CellName);
-
-/// Units that were charged for another node.
-#[derive(Clone, Copy)]
-struct Charged {
-    /// True time.
-    at_ns: u64,
-    units: u64,
-    /// What the whole limit gave.
-    whole: Whole,
-}
-
-/// What nodes charged for others, as their frames said.
-#[derive(Default)]
-struct Charges {
-    /// The limit, the key and the budget of a cell that was drawn of.
-    cells: BTreeMap<CellName, (usize, String, u64)>,
-    drawn: BTreeMap<DrawName, (CellName, Whole)>,
-    /// Which process of a node used a number.
-    numbers: BTreeMap<(usize, u64), u32>,
-    answered: BTreeSet<DrawName>,
-    /// What limits gave at nodes before they last heard something or looked.
-    gave: BTreeMap<(usize, LimitId), Whole>,
-    /// What has passed nobody yet.
-    unused: BTreeMap<Drawer, Vec<Charged>>,
 }
 
 /// Several regions, each with a server of its own, whose nodes share the limits by a catalogue.
@@ -540,130 +489,6 @@ impl World {
             self.waiting.push(waiting);
         }
         is_allowed
-    }
-
-    /// Has the node draw for a request that it just denied, and that goes on waiting.
-    fn draw(&mut self, waiting: &mut Waiting) {
-        let now = self.now(waiting.place);
-        let at = &self.nodes[waiting.place];
-        if waiting.draw.as_ref().is_some_and(|draw| !at.node.is_drawn_out(draw)) {
-            return;
-        }
-        let (answer, catalogue) = at.asker.last();
-        let left_ns = waiting.until_ns.saturating_sub(self.true_ns);
-        let of = (waiting.since_ns, waiting.draw.is_some());
-        if let Some(draw) = at.node.draw(answer, catalogue, left_ns, of, now) {
-            waiting.draw = Some(draw);
-            for limit in &answer.limits {
-                let cell = (catalogue.limits[limit.limit as usize].limit.id, named(limit));
-                self.charges.cells.insert(cell, (limit.limit as usize, waiting.key.clone(), limit.budget));
-            }
-        }
-    }
-
-    /// Notes draws that a frame between nodes of a region asks for, and those that it says were charged: those count as admitted.
-    fn note_draws(&mut self, from: usize, to: usize, frame: &[u8]) {
-        let frame = read(frame).expect("a frame of ours");
-        for entry in frame.entries {
-            match entry {
-                Entry::Draw { limit, tag, whole, number, .. } => {
-                    let name = (from, frame.header.boot, to, number);
-                    let first = *self.charges.numbers.entry((from, number)).or_insert(name.1);
-                    assert_eq!(first, name.1, "two processes of node {from} drew by the number {number}");
-                    self.charges.drawn.insert(name, ((limit, tag), whole));
-                }
-                Entry::Drawn { number, units: Some(units @ 1..) } => {
-                    let boot = frame.header.seen.boot;
-                    let name = (to, boot, from, number);
-                    if !self.charges.answered.insert(name) {
-                        continue;
-                    }
-                    let (cell, whole) = self.charges.drawn[&name];
-                    let (limit, key, budget) = self.charges.cells[&cell].clone();
-                    let gave = self.charges.gave.get(&(from, cell.0)).copied();
-                    let gives = [self.gives(from, cell.0), gave];
-                    assert!(
-                        gives.contains(&Some(whole)),
-                        "node {from} charged by {whole:?}, and has {gives:?}"
-                    );
-                    let charged = Charged { at_ns: self.true_ns, units, whole };
-                    self.charges.unused.entry((to, boot, cell)).or_default().push(charged);
-                    self.admit((limit, &key, budget), cell.1, units, &format!("{from} for {to}"));
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Remembers what a node's limits give before something changes that, maybe: it may have charged by that already.
-    fn note_numbers(&mut self, place: usize) {
-        let limits: Vec<_> = self.nodes[place].node.catalogue().limits.iter().map(|of| of.limit.id).collect();
-        for limit in limits {
-            match self.gives(place, limit) {
-                Some(whole) => self.charges.gave.insert((place, limit), whole),
-                None => self.charges.gave.remove(&(place, limit)),
-            };
-        }
-    }
-
-    /// What a limit gives as a node knows it, where its cells have one set of numbers.
-    fn gives(&self, place: usize, limit: LimitId) -> Option<Whole> {
-        let catalogue = self.nodes[place].node.catalogue();
-        let of = &catalogue.limits.iter().find(|active| active.limit.id == limit)?.limit;
-        let rate = match &of.algorithm {
-            Algorithm::TokenBucket(meter) => Some(meter.terms()),
-            _ => None,
-        };
-        of.overrides.is_empty().then(|| Whole { units: of.algorithm.budget(), rate })
-    }
-
-    /// A request that came at a time passes because another node has charged it: since then, by the numbers of now, for this process, and
-    /// nobody else passed by that.
-    #[track_caller]
-    fn use_charge(&mut self, place: usize, cell: CellName, units: u64, came_ns: u64) {
-        let whole = self.gives(place, cell.0);
-        let unused = self.charges.unused.entry((place, self.nodes[place].boot, cell)).or_default();
-        let its = unused.iter().position(|charged| {
-            charged.at_ns >= came_ns && charged.units == units && Some(charged.whole) == whole
-        });
-        let its = its.unwrap_or_else(|| {
-            panic!("node {place} passed {units} of a request that came at {came_ns}, and nobody charged that since")
-        });
-        let Charged { at_ns, .. } = unused.remove(its);
-        let most_ns = DRAW_NS + DRAW_NS / 100;
-        assert!(self.true_ns - at_ns <= most_ns, "it was charged {} ns ago", self.true_ns - at_ns);
-    }
-
-    /// Asks again about those that wait, where units came or the time is over.
-    fn wake_waiting(&mut self) {
-        for mut waiting in std::mem::take(&mut self.waiting) {
-            let at = &self.nodes[waiting.place];
-            let news = at.node.news();
-            if at.boot != waiting.boot {
-                continue;
-            }
-            // As servers do it.
-            let is_drawing = waiting.draw.as_ref().is_some_and(|draw| at.node.is_drawing(draw));
-            let is_news = news != waiting.news && !is_drawing;
-            let at_ns = waiting.until_ns.min(waiting.again_ns);
-            if !is_news && self.true_ns < at_ns {
-                self.waiting.push(waiting);
-                continue;
-            }
-            waiting.again_ns = self.true_ns + DRAW_AGAIN_NS;
-            let Waiting { place, cost, came_ns, .. } = waiting;
-            waiting.news = news;
-            let drawing = waiting.draw.as_ref().map_or(Drawing::May, |draw| Drawing::Since(draw.since_ns()));
-            let ask = Ask::CHECK.again().drawing(drawing);
-            let is_allowed = self.ask_since(place, &waiting.key, cost, (ask, came_ns)).0;
-            self.passed_late += u64::from(is_allowed);
-            if !is_allowed && self.true_ns < waiting.until_ns {
-                self.draw(&mut waiting);
-                self.waiting.push(waiting);
-            } else if let Some(draw) = waiting.draw {
-                self.nodes[place].node.undraw(&draw);
-            }
-        }
     }
 
     /// Gives how long the caller may wait, too.
