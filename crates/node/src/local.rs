@@ -40,8 +40,8 @@ enum Shared {
 /// The least limit of which a node keeps a unit whatever the percentage, unless that is 0; among regions, the least part, from
 /// [`UNIT_FROM_PERCENT`] on. While the
 /// store answers, that unit is found only by whom chance sends to the one node that has it, until others ask that for it: of a limit
-/// of one unit most are denied at first, of two a quarter. So all of those are in the pool, where every node finds them. From here on nobody
-/// is worse off for it (`a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store`), and with the store gone something passes.
+/// of one unit most are denied at first, of two a quarter. So all of those are in the pool, where every node finds them. From here on few
+/// are (`a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store`), and with the store gone something passes.
 ///
 /// What a node keeps goes by nothing but its own part, and grows with that, as does the rest: whichever totals and files nodes go by, together
 /// they keep, and put into pools, no more than the largest. A node that kept a unit because no other has enough would break that.

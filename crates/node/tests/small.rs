@@ -45,7 +45,7 @@ fn alone(spec: LimitSpec, percent: u8, has_store: bool) -> World {
 }
 
 /// Why of few units none is with a guard node: one that is, is not found by most who ask while the store is there. So
-/// such a cell is exact, and without the store nothing of it passes. Of four units or more one is, and nobody is worse off.
+/// such a cell is exact, and without the store nothing of it passes. Of four units or more one is, and few are denied at first.
 #[test]
 fn a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store() {
     println!("of four nodes, in percent      with the store       without");
@@ -71,8 +71,8 @@ fn a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store() {
         assert_eq!((kept, later, without), (0, 100, 0));
         let (kept, at_once, later, without) = row(units, 10);
         assert_eq!((kept, later, without), (1, 100, 100 / units));
-        // Who is asked more than once takes a unit ahead, which others do not find either.
-        assert!(at_once + 5 >= beside, "{at_once} beside {beside}");
+        // The last unit is found at once by those only whom chance sends to the node that has it.
+        assert!(beside == 100 && at_once >= 90, "{at_once} beside {beside}");
     }
 }
 

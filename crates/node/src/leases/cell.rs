@@ -6,7 +6,7 @@
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
 use acequia_rights::{
     broken::{Broken, broken},
-    pool::Generation,
+    pool::{Generation, window::PART},
 };
 use smallvec::SmallVec;
 
@@ -69,6 +69,9 @@ pub(super) struct Leased {
     /// No more is asked for before this time, and how often that brought nothing, in a row.
     pub(super) quiet_until_ns: u64,
     in_vain: u32,
+    /// No more is asked for ahead of need before this time, and how often that alone brought nothing, in a row.
+    ahead_from_ns: u64,
+    ahead_in_vain: u32,
     /// Units that came last.
     pub(super) chunk: u64,
     /// Units that it held at the last look.
@@ -111,6 +114,8 @@ struct Missed {
     /// What must come for one of them to pass, and what is asked for.
     least: u64,
     needed: u64,
+    /// Whether nothing is needed of a window of which more is asked for.
+    is_ahead: bool,
 }
 
 /// What a cell has, and what was asked of it since the last look.
@@ -180,6 +185,8 @@ impl Leased {
             renewed_ns: 0,
             quiet_until_ns: 0,
             in_vain: 0,
+            ahead_from_ns: 0,
+            ahead_in_vain: 0,
             chunk: 0,
             held: 0,
             left: None,
@@ -370,9 +377,10 @@ impl Leased {
         look_after(self.demand.events_milli(), self.in_vain == 0 && self.demand.events_milli() > 0)
     }
 
-    /// Whether its pool has nothing for it, as far as is known: what is missed may be had elsewhere.
+    /// Whether its pool has nothing for it, as far as is known, or nothing beyond what is needed: what is missed may be had elsewhere.
     pub(super) const fn is_dry(&self, now: Now) -> bool {
-        self.in_vain > 0 && now.steady_ns < self.quiet_until_ns + DRY_NS
+        let has_nothing = self.in_vain > 0 && now.steady_ns < self.quiet_until_ns + DRY_NS;
+        has_nothing || (self.ahead_in_vain > 0 && now.steady_ns < self.ahead_from_ns + DRY_NS)
     }
 
     /// Whether no call can be made now: its pool had nothing a moment ago, or is being asked.
@@ -408,11 +416,16 @@ impl Leased {
             let is_little = units < self.soon() / 4 && units <= self.under.units / LITTLE_PART;
             let quiet_until_ns = if is_little { now_ns + LITTLE_NS } else { 0 };
             (self.chunk, self.in_vain, self.quiet_until_ns) = (units, 0, quiet_until_ns);
+            self.ahead_in_vain = 0;
         } else if wanted && self.has_left_least() {
             // There is not enough for all, and enough for one.
             self.leave_of_call();
+        } else if wanted && self.asked.is_ahead && self.left.is_some_and(|left| left > 0) {
+            // What little there is is for whoever needs it.
+            self.ahead_from_ns = now_ns + after_vain(self.ahead_in_vain);
+            self.ahead_in_vain = self.ahead_in_vain.saturating_add(1);
         } else if wanted {
-            self.quiet_until_ns = now_ns + (VAIN_NS << self.in_vain.min(8)).min(VAIN_NS_MAX);
+            self.quiet_until_ns = now_ns + after_vain(self.in_vain);
             self.in_vain = self.in_vain.saturating_add(1);
         }
     }
@@ -447,6 +460,7 @@ impl Leased {
         if self.window < taken.end_ns {
             (self.window, self.in_vain, self.quiet_until_ns, self.chunk) = (taken.end_ns, 0, 0, 0);
             self.left = None;
+            (self.ahead_from_ns, self.ahead_in_vain) = (0, 0);
         }
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
         let most = self.left.unwrap_or(seen.pool.units) / seen.nodes;
@@ -456,11 +470,13 @@ impl Leased {
             self.tight_ns = now.steady_ns;
         }
         // The pool gives a part of what it has beyond what is needed: little by little, so that no node has idle what others need.
-        let is_low =
-            needed > 0 || seen.available < ahead / 2 || self.is_later(seen.available, ahead, LATER_NS, now);
+        let is_short = seen.available < ahead / 2 || self.is_later(seen.available, ahead, LATER_NS, now);
+        let is_low = needed > 0 || (is_short && now.steady_ns >= self.ahead_from_ns);
         if is_low && now.steady_ns >= self.quiet_until_ns {
             let wanted =
                 ahead.saturating_sub(seen.available).saturating_add(seen.for_others.units).max(needed);
+            // A pool of few units gives none of them that is not needed.
+            self.missed.is_ahead = needed == 0 && most < PART;
             return Some(Stock { wanted, needed, returns: 0 });
         }
         let held = taken.taken - taken.returned;
@@ -612,6 +628,11 @@ impl Leased {
         let parts = (milli * u128::from(RATE_PARTS)).div_ceil(u128::from(rate_milli.max(1)));
         u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS)
     }
+}
+
+/// How long a pool is left alone that had nothing so often in a row before.
+fn after_vain(times: u32) -> u64 {
+    (VAIN_NS << times.min(8)).min(VAIN_NS_MAX)
 }
 
 /// Units of a pool that go along with a part of its rate.
