@@ -79,8 +79,8 @@ const FAR_NS_MAX: u64 = 32_000_000_000;
 /// Each node of the region is asked for nothing so often: whether an answer can be here in time is to be known to both ends, and it shall
 /// cost no units to find out.
 const NOTHING_NS: u64 = 1_000_000_000;
-/// A cell that mates drew of so long ago is one that they draw of.
-pub(crate) const DRAWN_NS: u64 = 2_000_000_000;
+/// A cell that mates drew of so long ago is one that they draw of: its speaker holds of the pool what all of them ask for.
+pub(crate) const DRAWN_NS: u64 = 30_000_000_000;
 /// Draws that one process may ask for: each begins after those of all before it.
 const NUMBERS: u64 = 1 << 40;
 /// The cell that nothing is asked for of.

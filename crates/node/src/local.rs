@@ -37,17 +37,44 @@ enum Shared {
     Parts(Arc<[Region]>),
 }
 
-/// The least limit of which a node keeps a unit whatever the percentage, unless that is 0; among regions, the least part, from
+/// The least limit of which a node keeps a unit whatever the percentage, unless that is 0; among regions, the least part of a bucket, from
 /// [`UNIT_FROM_PERCENT`] on. While the
 /// store answers, that unit is found only by whom chance sends to the one node that has it, until others ask that for it: of a limit
 /// of one unit most are denied at first, of two a quarter. So all of those are in the pool, where every node finds them. From here on few
 /// are (`a_guard_unit_costs_the_answer_at_once_and_gives_one_without_the_store`), and with the store gone something passes.
 ///
-/// What a node keeps goes by nothing but its own part, and grows with that, as does the rest: whichever totals and files nodes go by, together
+/// What a node keeps goes by nothing but its own part and what kind of limit it is, and grows with the part, as does the rest: whichever
+/// totals and files nodes go by, together
 /// they keep, and put into pools, no more than the largest. A node that kept a unit because no other has enough would break that.
 const GUARDED_FROM: u64 = 4;
 
-/// Among regions a node keeps one unit of few only if it keeps so much of all, in percent. That unit comes back by as much of the rate:
+/// The same among regions, of windows and of sliding windows: whoever asks there finds the unit, at the nodes that hear each other. One of a
+/// sliding window that was lent counts as used for a window longer, so there of less it is in the pool; a bucket's would come back at its
+/// part of the rate, and the pool would have the rest without it, so those wait for more (`few_units_are_there_without_the_stores`).
+const WINDOW_GUARDED_FROM: u64 = 1;
+const SLIDING_GUARDED_FROM: u64 = 3;
+
+/// How units come back, which says how few of them are worth keeping: it is part of what makes a limit the one that it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refill {
+    Rate,
+    Edges,
+    Slides,
+}
+
+impl Refill {
+    const fn of(algorithm: &Algorithm) -> Self {
+        match algorithm {
+            Algorithm::TokenBucket(_) | Algorithm::LeakyBucket(_) => Self::Rate,
+            Algorithm::FixedWindow(_) => Self::Edges,
+            Algorithm::SlidingLog(_) | Algorithm::SlidingSlots(_) | Algorithm::SlidingApproximate(_) => {
+                Self::Slides
+            }
+        }
+    }
+}
+
+/// Among regions a node keeps one unit of a bucket of few only if it keeps so much of all, in percent. That unit comes back by as much of the rate:
 /// were it less, what was spent of it would count for longer than a distribution of shares does.
 const UNIT_FROM_PERCENT: u64 = 10;
 /// One unit at that part of the rate takes as long as so many at the whole; parts of rates are rounded down.
@@ -91,15 +118,16 @@ impl Guard {
     }
 
     /// What is kept of so many units.
-    fn kept(&self, total: u64) -> u64 {
+    fn kept(&self, total: u64, refill: Refill) -> u64 {
         // At most the total.
         let part = (u128::from(total) * u128::from(self.percent) / 100) as u64;
-        let is_enough = match self.of {
-            Shared::Limit { .. } => self.percent > 0,
-            Shared::Parts(_) => self.percent >= UNIT_FROM_PERCENT,
+        let (percent, least) = match (&self.of, refill) {
+            (Shared::Limit { .. }, _) => (1, GUARDED_FROM),
+            (Shared::Parts(_), Refill::Rate) => (UNIT_FROM_PERCENT, GUARDED_FROM),
+            (Shared::Parts(_), Refill::Edges) => (1, WINDOW_GUARDED_FROM),
+            (Shared::Parts(_), Refill::Slides) => (1, SLIDING_GUARDED_FROM),
         };
-        let least = u64::from(is_enough && total >= GUARDED_FROM);
-        part.max(least)
+        part.max(u64::from(self.percent >= percent && total >= least))
     }
 
     /// The part of the rate that a node keeps, whether or not it keeps a unit. Who has none uses it by a unit of the pool.
@@ -150,7 +178,7 @@ impl Shares {
     }
 
     /// The units of a cell that are this node's, whatever happens.
-    fn units(&self, total: u64, salt: u32) -> u64 {
+    fn units(&self, (total, refill): (u64, Refill), salt: u32) -> u64 {
         let of_terms = |kept: &dyn Fn(u64) -> u64| {
             let terms = self.terms.iter();
             terms.map(|split| kept(split.units(self.region, total, salt))).min().unwrap_or(0)
@@ -158,20 +186,20 @@ impl Shares {
         match &self.guard {
             None => of_terms(&|units| units),
             Some(guard) => match &guard.of {
-                Shared::Limit { node, split } => split.units(*node, guard.kept(total), salt),
-                Shared::Parts(_) => of_terms(&|units| guard.kept(units)),
+                Shared::Limit { node, split } => split.units(*node, guard.kept(total, refill), salt),
+                Shared::Parts(_) => of_terms(&|units| guard.kept(units, refill)),
             },
         }
     }
 
     /// What that may be, over all cells.
-    fn distinct(&self, total: u64) -> Vec<u64> {
+    fn distinct(&self, total: u64, refill: Refill) -> Vec<u64> {
         let of_terms = || self.terms.iter().flat_map(|split| split.distinct(self.region, total)).chain([0]);
         let mut all: Vec<u64> = match &self.guard {
             None => of_terms().collect(),
             Some(guard) => match &guard.of {
-                Shared::Limit { node, split } => split.distinct(*node, guard.kept(total)).to_vec(),
-                Shared::Parts(_) => of_terms().map(|units| guard.kept(units)).collect(),
+                Shared::Limit { node, split } => split.distinct(*node, guard.kept(total, refill)).to_vec(),
+                Shared::Parts(_) => of_terms().map(|units| guard.kept(units, refill)).collect(),
             },
         };
         all.sort_unstable();
@@ -192,10 +220,10 @@ impl Shares {
     }
 
     /// What of a cell is in its pool, by `terms`; nothing where there are none.
-    fn pool(&self, terms: &[Arc<Split>], total: u64, has_rate: bool, salt: u32) -> Option<Part> {
+    fn pool(&self, terms: &[Arc<Split>], total: u64, refill: Refill, salt: u32) -> Option<Part> {
         let guard = self.guard.as_ref()?;
-        let rate = |rest: u64| if has_rate { rest as u32 } else { 0 };
-        let kept_of = |units| if broken(Broken::LeaseGuardTwice) { 0 } else { guard.kept(units) };
+        let rate = |rest: u64| if refill == Refill::Rate { rest as u32 } else { 0 };
+        let kept_of = |units| if broken(Broken::LeaseGuardTwice) { 0 } else { guard.kept(units, refill) };
         Some(match &guard.of {
             Shared::Limit { split, .. } => {
                 // Each is at most a node's part of the whole.
@@ -266,6 +294,7 @@ pub(crate) fn drains_ns(all: &[&Algorithm]) -> u64 {
 pub(crate) struct Local {
     shares: Option<Arc<Shares>>,
     total: u64,
+    refill: Refill,
     rate: u32,
     /// By units, ascending. One where nothing is shared.
     variants: Arc<[(u64, Algorithm)]>,
@@ -275,15 +304,17 @@ impl Local {
     /// The numbers themselves: nothing is shared.
     pub(crate) fn whole(algorithm: &Algorithm) -> Self {
         let total = algorithm.budget();
-        Self { shares: None, total, rate: 0, variants: Arc::new([(total, algorithm.clone())]) }
+        let refill = Refill::of(algorithm);
+        Self { shares: None, total, refill, rate: 0, variants: Arc::new([(total, algorithm.clone())]) }
     }
 
     /// A region's numbers.
     pub(crate) fn shared(algorithm: &Algorithm, shares: &Arc<Shares>) -> Self {
         let total = algorithm.budget();
+        let refill = Refill::of(algorithm);
         let rate = if algorithm.has_rate() { shares.rate() } else { 0 };
-        let local = Self { shares: Some(Arc::clone(shares)), total, rate, variants: Arc::new([]) };
-        let all = shares.distinct(total);
+        let local = Self { shares: Some(Arc::clone(shares)), total, refill, rate, variants: Arc::new([]) };
+        let all = shares.distinct(total, Refill::of(algorithm));
         let made = |units: u64| {
             // A meter needs a rate; one of a region without any holds no unit anyway.
             let rate = if algorithm.has_rate() { rate.max(RATE_MIN) } else { 0 };
@@ -344,7 +375,7 @@ impl Local {
     pub(crate) fn pool_of(&self, global: &Algorithm, salt: u32, end_ns: u64) -> Option<Part> {
         let shares = self.shares.as_ref()?;
         let terms = if end_ns > shares.until_ns { &shares.later } else { &shares.terms };
-        shares.pool(terms, global.budget(), global.has_rate(), salt)
+        shares.pool(terms, global.budget(), Refill::of(global), salt)
     }
 
     /// What of a cell's pool each node could take if all took alike; nothing where there is no pool.
@@ -423,7 +454,7 @@ impl Local {
     }
 
     fn units(&self, salt: u32) -> u64 {
-        self.shares.as_deref().map_or(self.total, |shares| shares.units(self.total, salt))
+        self.shares.as_deref().map_or(self.total, |shares| shares.units((self.total, self.refill), salt))
     }
 }
 
@@ -455,6 +486,10 @@ mod tests {
         guards.map(|guard| shares(Region(0), Vec::new(), Some(guard))).collect()
     }
 
+    fn refills() -> impl Strategy<Value = Refill> {
+        prop_oneof![Just(Refill::Rate), Just(Refill::Edges), Just(Refill::Slides)]
+    }
+
     fn totals() -> impl Strategy<Value = u64> {
         prop_oneof![0..200_u64, 0..=UNITS_MAX]
     }
@@ -462,11 +497,11 @@ mod tests {
     proptest! {
         #[test]
         fn the_guards_and_the_pool_are_the_limit(
-            total in totals(), percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32,
+            total in totals(), percent in 0..=100_u8, nodes in 1..=64_u16, salt: u32, refill in refills(),
         ) {
             let guards = guards(nodes, percent);
-            let pool = guards[0].pool(&[], total, true, salt).expect("a pool");
-            let kept: Vec<u64> = guards.iter().map(|guard| guard.units(total, salt)).collect();
+            let pool = guards[0].pool(&[], total, refill, salt).expect("a pool");
+            let kept: Vec<u64> = guards.iter().map(|guard| guard.units((total, refill), salt)).collect();
             prop_assert_eq!(kept.iter().sum::<u64>() + pool.units, total);
             let rates: u64 = guards.iter().map(|guard| u64::from(guard.rate())).sum();
             prop_assert!(rates + u64::from(pool.rate) <= u64::from(RATE_PARTS));
@@ -476,8 +511,8 @@ mod tests {
             let (least, most) = (kept.iter().min().expect("a node"), kept.iter().max().expect("a node"));
             prop_assert!(most - least <= 1, "{:?}", kept);
             for (guard, units) in guards.iter().zip(&kept) {
-                prop_assert_eq!(guard.pool(&[], total, true, salt), Some(pool));
-                prop_assert!(guard.distinct(total).contains(units));
+                prop_assert_eq!(guard.pool(&[], total, refill, salt), Some(pool));
+                prop_assert!(guard.distinct(total, refill).contains(units));
             }
         }
 
@@ -485,7 +520,7 @@ mod tests {
         #[test]
         fn parts_among_regions_are_the_limit(
             total in totals(), percent in 0..=100_u8, weights in prop::collection::vec((1..=9_u32, 1..=9_u32), 1..=12),
-            regions in 1..=4_usize, salt: u32,
+            regions in 1..=4_usize, salt: u32, refill in refills(),
         ) {
             let region_of = |node: usize| node % regions;
             let split = |weight: fn(&(u32, u32)) -> u32| {
@@ -501,12 +536,12 @@ mod tests {
                     let each = nodes().map(|node| shares(Region(node as u16 + 1), chain.clone(), Some(guard.clone())));
                     let mut pool = None;
                     for of_node in each {
-                        let own = of_node.units(total, salt);
-                        prop_assert!(of_node.distinct(total).contains(&own));
+                        let own = of_node.units((total, refill), salt);
+                        prop_assert!(of_node.distinct(total, refill).contains(&own));
                         *units += u128::from(own);
                         *rates += u64::from(of_node.rate());
-                        prop_assert!(pool.is_none() || pool == of_node.pool(&of_node.terms, total, true, salt));
-                        pool = of_node.pool(&of_node.terms, total, true, salt);
+                        prop_assert!(pool.is_none() || pool == of_node.pool(&of_node.terms, total, refill, salt));
+                        pool = of_node.pool(&of_node.terms, total, refill, salt);
                     }
                     let pool = pool.unwrap_or_default();
                     *units += u128::from(pool.units);
@@ -575,7 +610,7 @@ mod tests {
             let guards = guards(4, percent);
             let mut all = [0; 4];
             for salt in 0..4_000 {
-                let units = guards.iter().map(|guard| guard.units(total, salt));
+                let units = guards.iter().map(|guard| guard.units((total, Refill::Rate), salt));
                 units.enumerate().for_each(|(node, units)| all[node] += units);
             }
             assert_eq!(all.iter().sum::<u64>(), 4_000 * kept, "{percent} % of {total}");

@@ -4,8 +4,8 @@ mod scene;
 mod siblings;
 
 use acequia_limits::limit::LimitSpec;
-use scene::{MS, S, bucket, window};
-use siblings::World;
+use scene::{MS, S, bucket, sliding, window};
+use siblings::{Way, World};
 
 /// Three regions of so many nodes each, which share a limit evenly.
 fn three(nodes: usize, spec: LimitSpec) -> World {
@@ -97,6 +97,53 @@ fn what_few_units_there_are_is_found_by_all_nodes_of_all_regions() {
             let [(one, _), rest @ ..] = all;
             assert!(rest.iter().all(|(passed, _)| passed + less >= one), "{units}/s: {all:?}");
         }
+    }
+}
+
+/// So much of a limit's units in each `per_ns` is asked for, in percent, alike at all nodes of three regions of two, with their stores, and
+/// in the minute after these are gone. Gives what passed of a thousand requests, of both.
+fn without_stores(spec: &LimitSpec, (units, per_ns): (u64, u64), load_percent: u64) -> [u64; 2] {
+    const CELLS: u64 = 16;
+    let mut world = three(2, spec.clone());
+    world.is_prompt = true;
+    let mut passed = |seconds: u64| {
+        let (until_ns, late) = (world.true_ns + seconds * S, world.passed_late);
+        let (mut asked, mut passed) = (0, 0);
+        while world.true_ns < until_ns {
+            let place = world.below(6) as usize;
+            passed += u64::from(world.ask_or_wait(place, &format!("k{}", asked % CELLS), 1));
+            asked += 1;
+            let pause_ns = world.below(2 * per_ns * 100 / (units * load_percent * CELLS));
+            world.pass(pause_ns);
+        }
+        world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+        1_000 * (passed + world.passed_late - late) / asked
+    };
+    [passed(120), passed(60)]
+}
+
+/// What is held of pools, and a unit that nodes keep of few, last for a minute without any store, where less than half is asked for.
+#[test]
+fn few_units_are_there_without_the_stores() {
+    println!(
+        "sixteen cells, at two nodes of each of three regions: what passed of 1000, with the stores, and in a minute without"
+    );
+    println!("units                 30 % are asked for    45 %");
+    for (spec, units, per_ns, least) in [
+        (bucket("b", "6/s", 6), 6, S, [900, 900]),
+        (bucket("b", "20/s", 20), 20, S, [980, 960]),
+        (bucket("b", "100/s", 100), 100, S, [990, 990]),
+        (window("w", 6, "60s"), 6, 60 * S, [850, 800]),
+        (window("w", 20, "60s"), 20, 60 * S, [900, 600]),
+        (window("w", 60, "10s"), 60, 10 * S, [980, 960]),
+        (window("w", 20, "1s"), 20, S, [980, 950]),
+        (sliding("s", 20, "60s"), 20, 60 * S, [950, 700]),
+        (sliding("s", 60, "10s"), 60, 10 * S, [980, 950]),
+    ] {
+        let all = [30, 45].map(|load| without_stores(&spec, (units, per_ns), load));
+        let name = format!("{} {units} in {} s", spec.name, per_ns / S);
+        println!("{name:<21} {:<21?} {:?}", all[0], all[1]);
+        assert!((0..2).all(|at| all[0][at] >= least[at]), "{name}: {all:?}");
     }
 }
 

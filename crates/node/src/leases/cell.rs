@@ -22,6 +22,9 @@ const SOON_NS: u64 = 60_000_000;
 pub(super) const AHEAD_NS: u64 = 70_000_000_000;
 /// A cell that nobody asked for, for so long, gives everything back.
 const IDLE_NS: u64 = 10_000_000_000;
+/// So many units more than demand says are held, where others need not miss them, since requests come in bunches: what is held is to last
+/// when its pool cannot be reached.
+const BUNCH: u64 = 3;
 /// What is not used for so long goes back.
 const SPARE_NS: u64 = 1_000_000_000;
 /// A pool of which there are fewer units a node, at once and in each second, is *scarce*: what one holds and does not use the others miss.
@@ -142,6 +145,11 @@ impl Seen {
     const fn is_scarce(&self, a_second_milli: u64) -> bool {
         let few = SCARCE * self.nodes;
         self.nodes > 1 && self.pool.units < few && a_second_milli < few * 1_000
+    }
+
+    /// Whether other regions ask for what this one has.
+    fn is_wanted_elsewhere(&self) -> bool {
+        self.lent != Part::default() || self.for_others != Part::default()
     }
 
     /// What of the pool this node would like to hold, to have so much besides what other regions have been lent and are to be given.
@@ -464,7 +472,7 @@ impl Leased {
         }
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
         let most = self.left.unwrap_or(seen.pool.units) / seen.nodes;
-        let ahead = self.wanted_in(time_left_ns.min(AHEAD_NS)).min(most.max(self.soon()));
+        let ahead = self.ample_in(time_left_ns.min(AHEAD_NS)).min(most.max(self.soon()));
         let needed = self.needed(seen, now).saturating_add(seen.for_others.units);
         if ahead > seen.available || needed > 0 {
             self.tight_ns = now.steady_ns;
@@ -487,7 +495,7 @@ impl Leased {
 
     /// A window that follows, before it opens: a pool that cannot be reached then shall not be missed.
     pub(super) fn later_window(&self, seen: &Seen, taken: &Taken, length_ns: u64, now: Now) -> Option<Stock> {
-        let ahead = self.wanted_in(length_ns.min(AHEAD_NS)).min(seen.later_pool / seen.nodes / 2);
+        let ahead = self.ample_in(length_ns.min(AHEAD_NS)).min(seen.later_pool / seen.nodes / 2);
         let held = taken.taken - taken.returned;
         let every_ns = LATER_NS.min(length_ns / 8);
         let is_low =
@@ -498,11 +506,13 @@ impl Leased {
 
     /// A bucket, of which so much is held. The whole limit gives `rate_milli` units a second, in thousandths.
     pub(super) fn bucket(&mut self, seen: &Seen, held: Part, rate_milli: u64, now: Now) -> Option<Flow> {
-        let liked = seen.beside_others(Part { rate: self.asked_rate(rate_milli), units: 0 });
-        let mut rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
-        let mut along = along(seen.pool, rate).max(liked.units);
         let of_pool_milli = u128::from(rate_milli) * u128::from(seen.pool.rate) / u128::from(RATE_PARTS);
         let is_scarce = seen.is_scarce(u64::try_from(of_pool_milli).unwrap_or(u64::MAX));
+        let more = if is_scarce || seen.is_wanted_elsewhere() { 0 } else { self.bunch_rate(seen.pool) };
+        let liked_rate = self.asked_rate(rate_milli).saturating_add(more).min(RATE_PARTS);
+        let liked = seen.beside_others(Part { rate: liked_rate, units: 0 });
+        let mut rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
+        let mut along = along(seen.pool, rate).max(liked.units);
         if is_scarce && u128::from(seen.pool.units) * u128::from(rate) < u128::from(seen.pool.rate) {
             // Less than a unit goes along.
             let of_others = seen.beside_others(Part::default());
@@ -532,8 +542,8 @@ impl Leased {
             } else if is_spare && held.units > along + along / 2 + 1 {
                 flow.keeps.units = along.max(held.units.saturating_sub(seen.available)).max(liked.units);
             }
-            let liked_rate = if is_scarce { rate } else { liked.rate };
-            flow.wanted.rate = liked_rate.saturating_sub(flow.keeps.rate);
+            let wanted_rate = if is_scarce { rate } else { liked.rate };
+            flow.wanted.rate = wanted_rate.saturating_sub(flow.keeps.rate);
             flow.wanted.units = along.saturating_sub(flow.keeps.units);
             if (needed > 0 || is_low) && now.steady_ns >= self.quiet_until_ns {
                 // Of a scarce pool what goes back with the call counted as there.
@@ -554,8 +564,7 @@ impl Leased {
     pub(super) fn sliding(&mut self, seen: &Seen, held: u64, window_ns: u64, now: Now) -> Option<Flow> {
         let a_second_milli = u128::from(seen.pool.units) * 1_000_000_000_000 / u128::from(window_ns.max(1));
         let is_scarce = seen.is_scarce(u64::try_from(a_second_milli).unwrap_or(u64::MAX));
-        let some = u64::from(self.demand.events_milli() > 0);
-        let ahead = if is_scarce { 0 } else { self.wanted_in(window_ns).saturating_add(some) };
+        let ahead = if is_scarce { 0 } else { self.ample_in(window_ns) };
         let aim = seen.beside_others(Part { rate: 0, units: ahead }).units;
         let needed = self.needed(seen, now);
         if needed > 0 || aim > held {
@@ -616,6 +625,24 @@ impl Leased {
     fn wanted_in(&self, ns: u64) -> u64 {
         let milli = self.demand.units_milli();
         units_in(milli.saturating_add(milli / 10), ns)
+    }
+
+    /// The same, and what comes in bunches: of many that come by chance, about the root of their number more or less.
+    fn ample_in(&self, ns: u64) -> u64 {
+        if self.demand.events_milli() == 0 {
+            return 0;
+        }
+        let wanted = self.wanted_in(ns);
+        wanted.saturating_add(wanted.isqrt()).saturating_add(BUNCH)
+    }
+
+    /// Parts of the rate that come with a bunch of units.
+    fn bunch_rate(&self, pool: Part) -> u32 {
+        if self.demand.events_milli() == 0 {
+            return 0;
+        }
+        // No more than the pool's.
+        (u64::from(pool.rate) * BUNCH.min(pool.units) / pool.units.max(1)) as u32
     }
 
     fn soon(&self) -> u64 {
