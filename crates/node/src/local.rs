@@ -142,6 +142,16 @@ impl Guard {
     }
 }
 
+/// The splits in force for the pools of some windows, of which the least counts; none: the region owns nothing of them.
+#[derive(Clone, Debug)]
+pub(crate) struct OfPools {
+    /// Of windows that end by then, and after those before: wall clock, nanoseconds.
+    pub(crate) until_ns: u64,
+    pub(crate) terms: Vec<Arc<Split>>,
+    /// Whether the node has joined since they began, and so has nothing of them that is its own.
+    pub(crate) has_joined_since: bool,
+}
+
 /// What makes a region's numbers out of a limit's.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
@@ -149,12 +159,11 @@ pub(crate) struct Shares {
     pub(crate) region: Region,
     /// The splits in force, of which the least counts; none: the region owns nothing.
     pub(crate) terms: Vec<Arc<Split>>,
-    /// Those of windows that begin at the edge `until_ns` or later: the same, or more.
-    pub(crate) later: Vec<Arc<Split>>,
-    /// By when numbers must be made anew: an edge of windows, wall clock, nanoseconds; `u64::MAX` where both are the same.
+    /// By when numbers must be made anew: an edge of windows, wall clock, nanoseconds; `u64::MAX` where windows that begin then go by the same.
     pub(crate) until_ns: u64,
-    /// Whether the node has joined since windows began that are open, and so has nothing of them that is its own.
-    pub(crate) has_joined_since: bool,
+    /// The splits by which pools go, by when windows end: ascending, the last for all later ones. Where cells have edges of their own those of
+    /// one time may be older than others.
+    pub(crate) pools: Vec<OfPools>,
     /// How nodes share them, where they do.
     pub(crate) guard: Option<Guard>,
     /// How far steady clocks may drift, in parts per million: rates are slowed by as much.
@@ -270,9 +279,18 @@ impl Shares {
         };
         (self.region, &self.guard) == (others.region, &others.guard)
             && (self.drift_ppm, self.margin_ns) == (others.drift_ppm, others.margin_ns)
-            && (self.until_ns, self.has_joined_since) == (others.until_ns, others.has_joined_since)
+            && self.until_ns == others.until_ns
             && same(&self.terms, &others.terms)
-            && same(&self.later, &others.later)
+            && self.pools.len() == others.pools.len()
+            && self.pools.iter().zip(&others.pools).all(|(own, other)| {
+                (own.until_ns, own.has_joined_since) == (other.until_ns, other.has_joined_since)
+                    && same(&own.terms, &other.terms)
+            })
+    }
+
+    /// What counts for the pool of a window, by its end.
+    fn of_pools(&self, end_ns: u64) -> Option<&OfPools> {
+        self.pools.iter().find(|of| end_ns <= of.until_ns)
     }
 }
 
@@ -350,15 +368,16 @@ impl Local {
         self.shares.as_ref().is_some_and(|shares| shares.owns_nothing())
     }
 
-    /// Whether this node has joined since windows began that are open: of them it has what it takes of its region's pools.
-    pub(crate) fn has_joined_since(&self) -> bool {
-        self.shares.as_ref().is_some_and(|shares| shares.has_joined_since)
+    /// Whether this node has joined since a window began, by its end: of that it has what it takes of its region's pool.
+    pub(crate) fn has_joined_since(&self, end_ns: u64) -> bool {
+        let of = self.shares.as_ref().and_then(|shares| shares.of_pools(end_ns));
+        of.is_some_and(|of| of.has_joined_since)
     }
 
     /// Whether windows that are open go by other distributions than later ones: somebody may have joined since they began, and know
     /// nothing of them.
     pub(crate) fn spares(&self) -> bool {
-        self.shares.as_ref().is_some_and(|shares| shares.until_ns < u64::MAX)
+        self.shares.as_ref().is_some_and(|shares| shares.pools.len() > 1)
     }
 
     /// Whether these numbers give anything of a window, by its end: of one that has begun since, others do when they are made.
@@ -374,7 +393,7 @@ impl Local {
     /// The same of a window, by its end.
     pub(crate) fn pool_of(&self, global: &Algorithm, salt: u32, end_ns: u64) -> Option<Part> {
         let shares = self.shares.as_ref()?;
-        let terms = if end_ns > shares.until_ns { &shares.later } else { &shares.terms };
+        let terms = shares.of_pools(end_ns).map_or(&[][..], |of| &of.terms);
         shares.pool(terms, global.budget(), Refill::of(global), salt)
     }
 
@@ -466,18 +485,9 @@ mod tests {
     use super::*;
 
     fn shares(region: Region, terms: Vec<Arc<Split>>, guard: Option<Guard>) -> Shares {
-        let (later, until_ns) = (terms.clone(), u64::MAX);
-        Shares {
-            region,
-            terms,
-            later,
-            until_ns,
-            has_joined_since: false,
-            guard,
-            drift_ppm: 0,
-            margin_ns: 0,
-            left_ns: 0,
-        }
+        let until_ns = u64::MAX;
+        let pools = vec![OfPools { until_ns, terms: terms.clone(), has_joined_since: false }];
+        Shares { region, terms, until_ns, pools, guard, drift_ppm: 0, margin_ns: 0, left_ns: 0 }
     }
 
     fn guards(nodes: u16, percent: u8) -> Vec<Shares> {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     index::Index,
-    local::{Local, Shares, drains_ns},
+    local::{Local, OfPools, Shares, drains_ns},
     preference::Preference,
 };
 
@@ -198,12 +198,16 @@ impl Registry {
             let splits: Option<Vec<Arc<Split>>> = terms.iter().map(|term| term.split.clone()).collect();
             splits.unwrap_or_default()
         };
+        let pools = counting.pools.iter().map(|(until_ns, terms)| OfPools {
+            until_ns: *until_ns,
+            terms: splits(terms),
+            has_joined_since: terms.iter().any(|term| term.is_before),
+        });
         Some(Arc::new(Shares {
             region: sharing.region,
             terms: splits(&counting.terms),
-            later: splits(&counting.later),
             until_ns: counting.until_ns,
-            has_joined_since: counting.terms.iter().any(|term| term.is_before),
+            pools: pools.collect(),
             guard: sharing.guard.clone(),
             drift_ppm: sharing.drift_ppm,
             margin_ns: sharing.margin_ns,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use acequia_limits::{Algorithm, Limit, Now, RATE_PARTS};
+use acequia_limits::{Algorithm, Limit, Now, RATE_PARTS, window::Edges};
 use acequia_rights::{
     Region, Split,
     versions::{Kind, Spared, Until},
@@ -42,10 +42,10 @@ pub(crate) struct Term {
 pub(super) struct Counting<'a> {
     /// For all but windows that begin later, oldest first.
     pub(super) terms: Vec<&'a Term>,
-    /// For windows that begin at the edge `until_ns` or later.
-    pub(super) later: Vec<&'a Term>,
-    /// An edge, wall clock in nanoseconds; `u64::MAX` where both are the same.
+    /// When windows begin for which others count: an edge, wall clock in nanoseconds; `u64::MAX` where there are none.
     pub(super) until_ns: u64,
+    /// For what is in pools, of windows that end by a time and after the one before: ascending by that, the last for all later ones.
+    pub(super) pools: Vec<(u64, Vec<&'a Term>)>,
 }
 
 /// So long before the windows are over that a distribution spares, it counts for all: numbers are made anew by then.
@@ -66,18 +66,43 @@ impl Terms {
     }
 
     /// The distributions that count for a limit. `drains_ns`: see [`Terms::kind_of`].
+    ///
+    /// Where cells have edges of their own those in force may be in windows that began before a distribution and after it, so the
+    /// numbers of all go by all that count for any. But pools are of one window each, and go by what counts for that.
     pub(super) fn counting(&self, limit: &Limit, drains_ns: u64, now: Now) -> Counting<'_> {
-        let later: Vec<&Term> =
+        let all: Vec<&Term> =
             self.terms.iter().filter(|term| self.counts(term, limit, drains_ns, now)).collect();
+        if let Some(window_ns) = self.staggers(limit) {
+            let pools = pools_of(&all, limit, window_ns, now.wall_ns);
+            return Counting { terms: all, until_ns: u64::MAX, pools };
+        }
         let mut until_ns = u64::MAX;
-        let mut terms = Vec::with_capacity(later.len());
-        for term in &later {
+        let mut terms = Vec::with_capacity(all.len());
+        for term in &all {
             match self.spares_until(term, limit, now) {
                 Some(edge_ns) if !terms.is_empty() => until_ns = until_ns.min(edge_ns),
                 _ => terms.push(*term),
             }
         }
-        Counting { terms, later, until_ns }
+        let mut pools = vec![(until_ns, terms.clone())];
+        if until_ns < u64::MAX {
+            pools.push((u64::MAX, all));
+        }
+        Counting { terms, until_ns, pools }
+    }
+
+    /// How long windows are of which each cell has edges of its own, in nanoseconds; nothing where that is not so, or where clocks cannot
+    /// tell them apart.
+    fn staggers(&self, limit: &Limit) -> Option<u64> {
+        match &limit.algorithm {
+            Algorithm::FixedWindow(window) => match window.edges {
+                Edges::Every { window_ns, stagger: true } => {
+                    (self.margin_ns.saturating_mul(2) < window_ns).then_some(window_ns)
+                }
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// The edge at which the window ends that is open and that a distribution spares, if there is one.
@@ -89,10 +114,7 @@ impl Terms {
             .algorithm
             .has_common_edges()
             .then(|| window.end_after(before_wall_ns.saturating_sub(1), 0))?;
-        let kind = Kind::Window {
-            start_wall_ns: before_wall_ns.saturating_sub(1),
-            lasts_ns: spent_for_ns(limit.horizon_ns().max(limit.algorithm.lingers_ns())),
-        };
+        let kind = window_kind(limit, before_wall_ns.saturating_sub(1));
         let is_soon = now.wall_ns.saturating_add(self.margin_ns).saturating_add(BEFORE_NS) >= edge_ns;
         (term.spared.spares(kind) && !is_soon).then_some(edge_ns)
     }
@@ -128,4 +150,48 @@ impl Terms {
             Kind::Sliding { steady_ns: now.steady_ns, horizon_ns: spent_for_ns(horizon_ns) }
         }
     }
+}
+
+/// What shares of a limit's window are wanted for, that begins then.
+fn window_kind(limit: &Limit, start_wall_ns: u64) -> Kind {
+    let lasts_ns = spent_for_ns(limit.horizon_ns().max(limit.algorithm.lingers_ns()));
+    Kind::Window { start_wall_ns, lasts_ns }
+}
+
+/// The distributions that count for windows of that length, by when they end at the latest: those that apply, but for what one spares where
+/// an older one applies (rule 2 of [`acequia_rights::versions`]). Of windows that may not be over by any clock.
+fn pools_of<'a>(all: &[&'a Term], limit: &Limit, window_ns: u64, wall_ns: u64) -> Vec<(u64, Vec<&'a Term>)> {
+    // The last window that is spared, or to which one that is superseded applies, begins just before.
+    let before_ns = all.iter().flat_map(|term| {
+        let until_ns = match term.until {
+            Until::Superseded { windows_wall_ns, .. } => windows_wall_ns,
+            Until::Agreed => 0,
+        };
+        [until_ns, term.spared.before_wall_ns]
+    });
+    let last_ns = before_ns.map(|before_ns| before_ns.saturating_sub(1).saturating_add(window_ns));
+    let mut ends_ns: Vec<u64> =
+        last_ns.filter(|end_ns| *end_ns > wall_ns.saturating_sub(window_ns)).collect();
+    ends_ns.push(u64::MAX);
+    ends_ns.sort_unstable();
+    ends_ns.dedup();
+    let mut pools: Vec<(u64, Vec<&Term>)> = Vec::new();
+    for end_ns in ends_ns {
+        let kind = window_kind(limit, end_ns - window_ns);
+        let mut terms: Vec<&Term> = Vec::new();
+        for term in all {
+            if term.until.applies(kind, 0) && (terms.is_empty() || !term.spared.spares(kind)) {
+                terms.push(*term);
+            }
+        }
+        let is_same = |before: &[&Term]| {
+            before.len() == terms.len()
+                && before.iter().zip(&terms).all(|(one, other)| std::ptr::eq(*one, *other))
+        };
+        match pools.last_mut() {
+            Some((last_ns, before)) if is_same(before) => *last_ns = end_ns,
+            _ => pools.push((end_ns, terms)),
+        }
+    }
+    pools
 }

@@ -317,7 +317,7 @@ fn ask_window(
         needed: stock.needed,
         reserved: 0,
         total: match ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default().units {
-            _ if ground.local.has_joined_since() => window::Total::AsSaid(ground.global.budget()),
+            _ if ground.local.has_joined_since(end_ns) => window::Total::AsSaid(ground.global.budget()),
             units if now.wall_ns >= begins_ns && may_say(ground) => window::Total::Open(units),
             units => window::Total::Ahead(units),
         },
