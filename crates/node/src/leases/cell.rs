@@ -40,6 +40,8 @@ const RENEW_NS: u64 = 5_000_000_000;
 /// A pool that had nothing is asked again after so long, and twice as long each time, up to the second.
 const VAIN_NS: u64 = 4_000_000;
 const VAIN_NS_MAX: u64 = 500_000_000;
+/// One of a window of few units, which gives none that is not needed, is asked for those after so long.
+const SCANT_NS: u64 = 4_000_000_000;
 /// A pool that has little left, and so gives less than such a part of all that it ever had, is asked no more often.
 const LITTLE_NS: u64 = 15_000_000;
 const LITTLE_PART: u64 = 1_024;
@@ -72,9 +74,9 @@ pub(super) struct Leased {
     /// No more is asked for before this time, and how often that brought nothing, in a row.
     pub(super) quiet_until_ns: u64,
     in_vain: u32,
-    /// No more is asked for ahead of need before this time, and how often that alone brought nothing, in a row.
+    /// No more is asked for ahead of need before this time, since that alone brought nothing; and until when nothing is there but for need.
     ahead_from_ns: u64,
-    ahead_in_vain: u32,
+    scant_until_ns: u64,
     /// Units that came last.
     pub(super) chunk: u64,
     /// Units that it held at the last look.
@@ -194,7 +196,7 @@ impl Leased {
             quiet_until_ns: 0,
             in_vain: 0,
             ahead_from_ns: 0,
-            ahead_in_vain: 0,
+            scant_until_ns: 0,
             chunk: 0,
             held: 0,
             left: None,
@@ -388,7 +390,7 @@ impl Leased {
     /// Whether its pool has nothing for it, as far as is known, or nothing beyond what is needed: what is missed may be had elsewhere.
     pub(super) const fn is_dry(&self, now: Now) -> bool {
         let has_nothing = self.in_vain > 0 && now.steady_ns < self.quiet_until_ns + DRY_NS;
-        has_nothing || (self.ahead_in_vain > 0 && now.steady_ns < self.ahead_from_ns + DRY_NS)
+        has_nothing || now.steady_ns < self.scant_until_ns
     }
 
     /// Whether no call can be made now: its pool had nothing a moment ago, or is being asked.
@@ -424,16 +426,17 @@ impl Leased {
             let is_little = units < self.soon() / 4 && units <= self.under.units / LITTLE_PART;
             let quiet_until_ns = if is_little { now_ns + LITTLE_NS } else { 0 };
             (self.chunk, self.in_vain, self.quiet_until_ns) = (units, 0, quiet_until_ns);
-            self.ahead_in_vain = 0;
+            if units > self.asked.needed {
+                (self.ahead_from_ns, self.scant_until_ns) = (0, 0);
+            }
         } else if wanted && self.has_left_least() {
             // There is not enough for all, and enough for one.
             self.leave_of_call();
         } else if wanted && self.asked.is_ahead && self.left.is_some_and(|left| left > 0) {
             // What little there is is for whoever needs it.
-            self.ahead_from_ns = now_ns + after_vain(self.ahead_in_vain);
-            self.ahead_in_vain = self.ahead_in_vain.saturating_add(1);
+            (self.ahead_from_ns, self.scant_until_ns) = (now_ns + SCANT_NS, now_ns + DRY_NS);
         } else if wanted {
-            self.quiet_until_ns = now_ns + after_vain(self.in_vain);
+            self.quiet_until_ns = now_ns + (VAIN_NS << self.in_vain.min(8)).min(VAIN_NS_MAX);
             self.in_vain = self.in_vain.saturating_add(1);
         }
     }
@@ -468,7 +471,7 @@ impl Leased {
         if self.window < taken.end_ns {
             (self.window, self.in_vain, self.quiet_until_ns, self.chunk) = (taken.end_ns, 0, 0, 0);
             self.left = None;
-            (self.ahead_from_ns, self.ahead_in_vain) = (0, 0);
+            (self.ahead_from_ns, self.scant_until_ns) = (0, 0);
         }
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
         let most = self.left.unwrap_or(seen.pool.units) / seen.nodes;
@@ -655,11 +658,6 @@ impl Leased {
         let parts = (milli * u128::from(RATE_PARTS)).div_ceil(u128::from(rate_milli.max(1)));
         u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS)
     }
-}
-
-/// How long a pool is left alone that had nothing so often in a row before.
-fn after_vain(times: u32) -> u64 {
-    (VAIN_NS << times.min(8)).min(VAIN_NS_MAX)
 }
 
 /// Units of a pool that go along with a part of its rate.
