@@ -385,7 +385,7 @@ impl Local {
         self.shares.as_ref().is_none_or(|shares| end_ns <= shares.until_ns)
     }
 
-    /// What of a cell is in its pool, of windows that is open when numbers are made; nothing where there are none.
+    /// What of a cell is in its pool, of windows the one that began first of those that may be open; nothing where there are none.
     pub(crate) fn pool(&self, global: &Algorithm, salt: u32) -> Option<Part> {
         self.pool_of(global, salt, 0)
     }

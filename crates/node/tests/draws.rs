@@ -290,7 +290,7 @@ fn whoever_waits_for_long_draws_again() {
         });
         println!("{drawn:?} of 360 passed, {undrawn:?} without draws");
         assert!(
-            drawn.0.min(undrawn.0) >= 230 && drawn.1 > 100,
+            drawn.0 * 100 >= undrawn.0 * 92 && drawn.0.min(undrawn.0) >= 230 && drawn.1 > 100,
             "{drawn:?} of 360 passed, {undrawn:?} without draws"
         );
     }

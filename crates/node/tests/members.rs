@@ -184,7 +184,7 @@ fn what_moves_with_a_node_that_joins_is_used_by_who_had_it_until_windows_end() {
     {
         let [open, next] = moves_with_a_node_that_joins(spec);
         assert!(open[0] >= least[0] && open[1] >= least[1], "{open:?}");
-        assert!(next.iter().all(|of_region| (940..=1_000).contains(of_region)), "{next:?}");
+        assert!(next.iter().all(|of_region| (960..=1_000).contains(of_region)), "{next:?}");
     }
 }
 
