@@ -362,10 +362,12 @@ impl Local {
         }
     }
 
-    /// Whether the region has nothing, by a distribution that counts: what others gave to it they gave to an
-    /// earlier incarnation.
-    pub(crate) fn owns_nothing(&self) -> bool {
-        self.shares.as_ref().is_some_and(|shares| shares.owns_nothing())
+    /// Whether the region has nothing of a window, by its end, by a distribution that counts for that: what others gave to it they gave
+    /// to an earlier incarnation. Where cells have edges of their own it may have something of those that began since it joined, though
+    /// its standing parts are nothing until all others are over.
+    pub(crate) fn owns_nothing_of(&self, end_ns: u64) -> bool {
+        let is_nothing_of = |shares: &Shares| shares.of_pools(end_ns).is_none_or(|of| of.terms.is_empty());
+        self.shares.as_ref().is_some_and(|shares| shares.owns_nothing() && is_nothing_of(shares))
     }
 
     /// Whether this node has joined since a window began, by its end: of that it has what it takes of its region's pool.

@@ -213,6 +213,38 @@ fn a_node_that_joins_takes_of_pools_that_nobody_has_called() {
     assert!(said <= 20, "{said} calls more than of a node that nobody asks, {idle}");
 }
 
+/// Each node has one unit of a window, so nothing is in pools. Where cells have edges of their own, who joins has no unit of its own until the
+/// windows of all cells are over that began before; of those that have begun since it is given what others have.
+#[test]
+fn a_node_that_joins_is_given_of_windows_that_began_since() {
+    let mut world = World::among_regions(&[2, 2], &[scene::staggered("w", 4, "100s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    world.pass(10 * S);
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    world.expect_granting("with one more");
+    let keys: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
+    // A window of each begins in the time that one lasts.
+    let (mut passed, mut begun) = (0, 0);
+    let mut ends_ns = vec![0; keys.len()];
+    for second in 0..70 {
+        for (key, end_ns) in keys.iter().zip(&mut ends_ns) {
+            world.ask(1, key, 4);
+            let now_ns = world.holding(1, key).window_ns;
+            if std::mem::replace(end_ns, now_ns) != now_ns && second > 0 {
+                begun += 1;
+                world.pass(S);
+                passed += (0..4).map(|_| u64::from(world.ask_and_wait(1, key, 1))).sum::<u64>();
+            }
+        }
+        world.pass(S);
+    }
+    assert!(begun >= 4 && passed >= 2 * begun, "{passed} of {begun} windows of four");
+}
+
 /// Who knew what its region has of a window leaves; who has joined since goes on by what it said.
 #[test]
 fn a_node_that_leaves_says_nothing_of_what_others_have() {

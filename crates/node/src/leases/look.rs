@@ -259,7 +259,7 @@ fn ask_window(
     };
     let untold = untold.or_else(|| leased.unanswered().find(may_ask));
     // Who has joined since goes by what is said of the window.
-    let is_said = may_say(ground) && ground.local.spares() && is_open;
+    let is_said = may_say(ground, open_ns) && ground.local.spares() && is_open;
     let is_heard = !scene.is_lost && now.steady_ns >= leased.quiet_until_ns;
     let unsaid = (is_said && is_heard && !leased.was_told(open_ns, generation)).then_some(open_ns);
     let untold = untold.or(unsaid).map(|end_ns| (account.taken_of(end_ns), Stock::default()));
@@ -318,7 +318,7 @@ fn ask_window(
         reserved: 0,
         total: match ground.local.pool_of(ground.global, ground.salt, end_ns).unwrap_or_default().units {
             _ if ground.local.has_joined_since(end_ns) => window::Total::AsSaid(ground.global.budget()),
-            units if now.wall_ns >= begins_ns && may_say(ground) => window::Total::Open(units),
+            units if now.wall_ns >= begins_ns && may_say(ground, end_ns) => window::Total::Open(units),
             units => window::Total::Ahead(units),
         },
         begins_us: begins_ns / 1_000,
@@ -331,10 +331,10 @@ fn ask_window(
     Some((about, Question::Take(scene.name(end_ns), take)))
 }
 
-/// Whether others may go by what these numbers say of a pool. Those of a limit that is not in force are not made anew, and who owns nothing
-/// does not know what others have.
-fn may_say(ground: &Ground<'_>) -> bool {
-    (ground.in_force && !ground.local.owns_nothing()) || broken(Broken::LeaseSaysWhatIsOver)
+/// Whether others may go by what these numbers say of a window's pool, by its end. Those of a limit that is not in force are not made anew,
+/// and who owns nothing does not know what others have.
+fn may_say(ground: &Ground<'_>, end_ns: u64) -> bool {
+    (ground.in_force && !ground.local.owns_nothing_of(end_ns)) || broken(Broken::LeaseSaysWhatIsOver)
 }
 
 impl Scene<'_> {

@@ -140,7 +140,8 @@ impl Sharing {
             let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
             let is_new = account.calls_first();
             // What callers lease of it they may spend without asking.
-            let is_free = account.leased() == 0 && ground.in_force && !ground.local.owns_nothing();
+            let owns = !ground.local.owns_nothing_of(account.window());
+            let is_free = account.leased() == 0 && ground.in_force && owns;
             if !may_give(ground.global) || !is_free || node.draws.is_closed() {
                 return (Charge::Never, is_new);
             }

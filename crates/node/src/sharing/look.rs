@@ -475,7 +475,8 @@ impl Sharing {
         }
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
         // What it cannot take up nobody shall give.
-        let may_ask = self.owns_nothing().is_none() && !ground.local.owns_nothing() && ground.in_force;
+        let may_ask =
+            self.owns_nothing().is_none() && !ground.local.owns_nothing_of(end_ns) && ground.in_force;
         if !short {
             warm.asked_in_vain = 0;
         } else if now.steady_ns >= warm.quiet_until_ns && may_ask {
