@@ -147,6 +147,47 @@ fn few_units_are_there_without_the_stores() {
     }
 }
 
+/// One node of three regions is asked for all of what forty cells have, and a tenth more, for so long. Gives what passed of a thousand units.
+fn at_one(nodes: u64, spec: &LimitSpec, (units, seconds): (u64, u64)) -> u64 {
+    const CELLS: u64 = 40;
+    let mut world = three(nodes as usize, spec.clone());
+    world.is_prompt = true;
+    // A window that begins now.
+    let left_ns = 60 * S - world.now(0).wall_ns % (60 * S);
+    world.pass(left_ns + S);
+    let asked = CELLS * units * 11 / 10;
+    let mut passed = 0;
+    for number in 0..asked {
+        passed += u64::from(world.ask_or_wait(0, &format!("k{}", number % CELLS), 1));
+        world.pass(seconds * S / asked);
+    }
+    world.pass(S);
+    1_000 * (passed + world.passed_late) / (CELLS * units)
+}
+
+/// What all nodes of all regions have is found at whichever node asks for it, by some when the window is over or a minute has gone by.
+#[test]
+fn one_node_finds_what_all_have() {
+    println!("three regions share forty cells; all is asked for at one node");
+    println!("units        passed of 1000, with 1, 2 and 4 nodes a region");
+    for (spec, units, least) in [
+        (window("w", 12, "60s"), 12, 900),
+        (window("w", 30, "60s"), 30, 960),
+        (window("w", 120, "60s"), 120, 980),
+        (sliding("s", 12, "60s"), 12, 780),
+        (sliding("s", 30, "60s"), 30, 750),
+        (sliding("s", 120, "60s"), 120, 880),
+        (bucket("b", "12/m", 2), 12, 500),
+        (bucket("b", "30/m", 5), 30, 710),
+        (bucket("b", "120/m", 20), 120, 810),
+    ] {
+        let passed = [1, 2, 4].map(|nodes| at_one(nodes, &spec, (units, 50)));
+        let name = format!("{} {units} a minute", spec.name);
+        println!("{name:<16} {passed:?}");
+        assert!(passed.iter().all(|passed| *passed >= least), "{name}: {passed:?}");
+    }
+}
+
 /// A row has one writer, so what is told is told once, by the node whose it is. More nodes make more rows, and links between them.
 #[test]
 fn what_rows_of_nodes_cost() {

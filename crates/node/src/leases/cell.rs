@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::takings::Takings;
 use crate::{
     account::{Account, Ground, Offered, Taken},
+    draws::Speaker,
     sharing::{Demand, look_after, units_in},
 };
 
@@ -403,15 +404,16 @@ impl Leased {
         self.missed.least
     }
 
-    /// What of its pool this node could take without taking what the others may need as well.
-    pub(super) fn within_reach(&self, seen: &Seen, held: Part, now: Now) -> Part {
+    /// What of its pool this node could take without taking what the others may need as well: all of it where it speaks for them.
+    pub(super) fn within_reach(&self, seen: &Seen, held: Part, speaker: Speaker, now: Now) -> Part {
         if self.is_dry(now) || self.must_shrink() {
             return Part::default();
         }
         let left = self.left.unwrap_or_else(|| seen.pool.units.saturating_sub(held.units));
-        // Of no more nodes than there are.
-        let rate = u64::from(seen.pool.rate.saturating_sub(held.rate)) / seen.nodes;
-        Part { rate: rate as u32, units: left / seen.nodes }
+        let takers = if speaker == Speaker::Own { 1 } else { seen.nodes };
+        // No more than the pool's.
+        let rate = u64::from(seen.pool.rate.saturating_sub(held.rate)) / takers;
+        Part { rate: rate as u32, units: left / takers }
     }
 
     /// Less than this left calls for a look.

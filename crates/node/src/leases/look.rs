@@ -151,7 +151,7 @@ pub(super) fn look_at(
         && account.is_empty(now);
     let can_call = scene.generation.is_some() || leased.pending.is_some();
     let within_reach = match can_call && !scene.is_lost {
-        true => leased.within_reach(&seen, account.pooled(), now),
+        true => leased.within_reach(&seen, account.pooled(), scene.speaker, now),
         false => Part::default(),
     };
     account.set_within_reach(within_reach);

@@ -154,9 +154,15 @@ impl Warm {
 
     /// What the others hear of demand here, in thousandths of a unit a second: a mean that falls slowly is none once nobody has
     /// asked for long, or regions would take each other's memories for questions.
-    pub(crate) fn told_demand_milli(&self, now_ns: u64) -> u64 {
+    pub(crate) fn told_demand_milli(&self, is_sure: bool, now_ns: u64) -> u64 {
         let is_over = now_ns.saturating_sub(self.asked_ns) > IDLE_NS;
-        if is_over { 0 } else { self.demand.units_milli() }
+        if is_over {
+            0
+        } else if is_sure {
+            self.demand.sure_milli()
+        } else {
+            self.demand.units_milli()
+        }
     }
 
     /// Units that the others said they have used of a window that is open, or of a sliding one: as far as they said so.

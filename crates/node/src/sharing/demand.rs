@@ -59,6 +59,13 @@ impl Demand {
         u64::try_from(cost.unwrap_or(0)).unwrap_or(u64::MAX)
     }
 
+    /// Units a second, in thousandths, without one of the questions: of few in a short time the mean says far too much, since it begins with one.
+    pub(crate) fn sure_milli(&self) -> u64 {
+        let one = u128::from(self.cost_milli()) * u128::from(S) / u128::from(self.age_ns.max(1));
+        let one = u64::try_from(one).unwrap_or(u64::MAX);
+        self.units_milli.saturating_sub(one).max(self.units_milli.min(1))
+    }
+
     /// For how long it has been so, as of the last look.
     pub(crate) const fn age_ns(&self) -> u64 {
         self.age_ns
@@ -174,6 +181,23 @@ mod tests {
             demand.observe(u64::from(n % 20 == 0), u64::from(n % 20 == 0), now);
         }
         assert!(demand.units_milli().abs_diff(5_000) < 1_500, "{demand:?}");
+    }
+
+    /// One a minute: of that the first says nothing.
+    #[test]
+    fn what_is_sure_of_few_is_less_than_their_mean() {
+        let mut demand = Demand::since(0);
+        demand.observe(3, 1, 50 * MS);
+        assert!(demand.units_milli() >= 60_000 && demand.sure_milli() == 1, "{demand:?}");
+        for second in 1..=20 {
+            demand.observe(u64::from(second == 10) * 3, u64::from(second == 10), second * S);
+        }
+        assert!((100..=200).contains(&demand.sure_milli()), "{demand:?}");
+        for tick in 1..=200 {
+            demand.observe(300, 100, 20 * S + tick * 20 * MS);
+        }
+        assert!(demand.sure_milli() > demand.units_milli() - demand.units_milli() / 100, "{demand:?}");
+        assert_eq!(Demand::since(0).sure_milli(), 0);
     }
 
     #[test]

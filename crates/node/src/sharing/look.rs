@@ -399,8 +399,8 @@ impl Sharing {
         let Some(account) = cell.account.as_deref_mut() else { return false };
         warm.enter(end_ns);
         let heard = |peer: &&Peer| peer.is_reached(now.steady_ns, REACH_NS);
-        let reached =
-            || self.peers.values().filter(heard).filter(|peer| !self.is_spoken_for(node, speaker, peer));
+        let pooled = within_reach(account, ground, speaker).units;
+        let reached = || self.peers.values().filter(heard);
         let time_left_ns = time_left_ns(end_ns, now);
         let window_ns = u128::from(ground.global.period_ns().max(1));
         // As a window goes by, what is kept of it for requests that may still come becomes less.
@@ -409,17 +409,26 @@ impl Sharing {
             let floor = u64::try_from(floor).unwrap_or(u64::MAX).min(standing_units);
             Stake { class: preference.class(region), floor, ..stake }
         };
-        let others = reached().map(|peer| {
+        let place_of = |peer: &Peer| {
             let standing = self.standing_of(peer.writer, ground, now).units;
             let region = peer.writer.region;
             let stake = warm.stake(region, standing, now.steady_ns, peer.round_ns());
             (region, place(region, standing, stake))
-        });
-        let left = in_hand.saturating_add(within_reach(account, ground, speaker).units);
-        let own = Stake { left, demand_milli: warm.demand.units_milli(), ..Stake::default() };
+        };
+        let (mut others, mut mates) = (SmallVec::new(), SmallVec::new());
+        for peer in reached() {
+            if !self.is_spoken_for(node, speaker, peer) {
+                others.push(place_of(peer));
+            } else if pooled == 0 {
+                mates.push(place_of(peer));
+            }
+        }
+        let left = in_hand.saturating_add(pooled);
+        let own = Stake { left, demand_milli: warm.demand.sure_milli(), ..Stake::default() };
         let mut stock = Stock {
             own: place(self.me().region, account.standing().units, own),
-            others: others.collect(),
+            others,
+            mates,
             time_left_ns,
             round_ns: reached().map(Peer::round_ns).max().unwrap_or(0),
             denied: if denied <= ground.global.budget() { denied } else { 0 },
@@ -510,7 +519,7 @@ impl Sharing {
         now: Now,
     ) {
         let Some(account) = cell.account.as_deref() else { return };
-        let demand = warm.told_demand_milli(now.steady_ns);
+        let demand = warm.told_demand_milli(*resource == Resource::Rights, now.steady_ns);
         let more = resource.weigh(within_reach(account, ground, speaker));
         let left = account.unleased(&cell.words, now, ground.salt).saturating_add(more);
         let holds = resource.weigh(account.effective()).saturating_add(more);

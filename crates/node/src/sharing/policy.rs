@@ -364,6 +364,8 @@ pub(crate) struct Stock {
     pub(crate) own: Stake,
     /// Those that can be reached.
     pub(crate) others: SmallVec<[(Region, Stake); 8]>,
+    /// Nodes for which this one speaks, where nothing else of its region is left: what each has by itself, for when others have nothing.
+    pub(crate) mates: SmallVec<[(Region, Stake); 8]>,
     /// Until the window ends.
     pub(crate) time_left_ns: u64,
     /// The longest time there and back to a peer that can be reached.
@@ -426,8 +428,13 @@ impl Stock {
         let wanted = ahead.min(self.need(self.own)).max(denied).saturating_sub(self.own.left);
         let more =
             |(region, stake): &(Region, Stake)| (stake.left.saturating_sub(self.kept(*stake)), *region);
-        let mut rich: SmallVec<[(u64, Region); 8]> =
-            self.others.iter().map(more).filter(|(more, _)| *more > 0).collect();
+        let of = |all: &[(Region, Stake)]| -> SmallVec<[(u64, Region); 8]> {
+            all.iter().map(more).filter(|(more, _)| *more > 0).collect()
+        };
+        let mut rich = of(&self.others);
+        if rich.is_empty() {
+            rich = of(&self.mates);
+        }
         rich.sort_unstable_by(|a, b| b.cmp(a));
         rich.truncate(most_asked);
         let all: u128 = rich.iter().map(|(more, _)| u128::from(*more)).sum();
@@ -617,6 +624,7 @@ mod tests {
         Stock {
             own: stake(own),
             others: (1..).map(Region).zip(others.map(stake)).collect(),
+            mates: SmallVec::new(),
             time_left_ns: seconds_left * S,
             round_ns: S / 5,
             denied: 0,
@@ -660,6 +668,18 @@ mod tests {
         let mut dear = stock((10, 0), [(30, 0), (30, 0), (0, 0), (0, 0)], 20);
         dear.denied = 50;
         assert_eq!(dear.ask(3).iter().map(|(_, units)| units).sum::<u64>(), 40);
+    }
+
+    #[test]
+    fn who_speaks_for_others_asks_them_when_nobody_else_has_any() {
+        let mut stock = stock((0, 1), [(2, 0), (0, 0), (0, 0), (0, 0)], 20);
+        stock.mates = smallvec![(Region(7), Stake { left: 1, ..Stake::default() })];
+        assert!(stock.ask(3).iter().all(|(region, _)| *region == Region(1)));
+        stock.others[0].1.left = 0;
+        assert_eq!(stock.ask(3).as_slice(), [(Region(7), 1)], "what is needed first");
+        // What one is asked for itself it keeps.
+        stock.mates[0].1.demand_milli = 100;
+        assert!(stock.ask(3).is_empty());
     }
 
     #[test]
