@@ -77,7 +77,8 @@ impl Refill {
 /// Among regions a node keeps one unit of a bucket of few only if it keeps so much of all, in percent. That unit comes back by as much of the rate:
 /// were it less, what was spent of it would count for longer than a distribution of shares does.
 const UNIT_FROM_PERCENT: u64 = 10;
-/// One unit at that part of the rate takes as long as so many at the whole; parts of rates are rounded down.
+/// One unit at that part of the rate takes as long as so many at the whole, and less than one more where a rate is rounded down whose terms do
+/// not fit.
 const UNITS_AS_LONG: u64 = 100 / UNIT_FROM_PERCENT + 1;
 
 /// What a node keeps of any rate at least, in parts: a bucket that gives nothing back is none, and what it gives back must be somebody's.
@@ -130,14 +131,15 @@ impl Guard {
         part.max(u64::from(self.percent >= percent && total >= least))
     }
 
-    /// The part of the rate that a node keeps, whether or not it keeps a unit. Who has none uses it by a unit of the pool.
+    /// The part of the rate that a node keeps, whether or not it keeps a unit. Who has none uses it by a unit of the pool. It is rounded up, and
+    /// units are rounded down: what is kept comes back no later than all of a part would.
     ///
     /// It goes by nothing that files may say otherwise of a bucket of the same rate: if a pool had the rate of nodes that keep no unit
     /// of a small burst, and one of them kept a unit by a file that says a larger one, they would have that rate twice for as long as
     /// their files differ.
     fn kept_rate(&self, rate: u32) -> u32 {
         // At most the whole.
-        let part = (u64::from(rate) * self.percent / 100) as u32;
+        let part = (u64::from(rate) * self.percent).div_ceil(100) as u32;
         part.max(RATE_MIN)
     }
 }
@@ -580,9 +582,7 @@ mod tests {
             for (member, _) in &named {
                 let local = local(&bucket, shares(*member, vec![Arc::clone(&split)], Some(guard.clone())));
                 let kept = local.at(salt);
-                // Parts are whole: of a share of few units one may be more than its part of the rate goes along with.
-                let whole = kept.budget().saturating_sub(1).max(1);
-                let back_ns = u128::from(kept.horizon_ns()) * u128::from(whole) / u128::from(kept.budget().max(1));
+                let back_ns = u128::from(kept.horizon_ns());
                 prop_assert!(kept.budget() == 0 || back_ns <= counts_ns, "{} and {}", back_ns, counts_ns);
             }
         }
