@@ -80,7 +80,7 @@ const FAR_NS_MAX: u64 = 32_000_000_000;
 /// cost no units to find out.
 const NOTHING_NS: u64 = 1_000_000_000;
 /// A cell that mates drew of so long ago is one that they draw of: its speaker holds of the pool what all of them ask for.
-pub(crate) const DRAWN_NS: u64 = 30_000_000_000;
+pub(crate) const DRAWN_NS: u64 = 75_000_000_000;
 /// Draws that one process may ask for: each begins after those of all before it.
 const NUMBERS: u64 = 1 << 40;
 /// The cell that nothing is asked for of.
@@ -394,6 +394,12 @@ impl Draws {
 
     pub(crate) fn count_charged(&self) {
         lock(&self.state).counts.charged += 1;
+    }
+
+    /// What is asked for by a number: of which cell, how many units.
+    pub(crate) fn asked(&self, number: u64) -> Option<(CellKey, u64)> {
+        let asked = lock(&self.state).asked.get(&number).copied()?;
+        (asked.key != NO_CELL).then_some((asked.key, asked.units))
     }
 
     /// What was drawn came, or nothing did, or none ever will: of a number that `from` was asked for by this process. Says whether that

@@ -861,6 +861,22 @@ fn guard_shares_go_where_they_are_asked_for_without_a_store() {
     assert_eq!(passed.count(), 8);
 }
 
+/// One denial is enough for that, though no pool can be called that could say that it has nothing.
+#[test]
+fn one_denial_asks_other_regions_where_the_store_is_gone() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 40, "60s")], 20, 1);
+    world.pass(S);
+    assert!(world.order(&all([1; 4])));
+    world.pass(6 * S);
+    world.expect_granting("at first");
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world.pass(60 * S);
+    let passed: Vec<bool> = (0..3).map(|_| world.ask(1, "k", 1)).collect();
+    assert_eq!(passed, [true, true, false]);
+    world.pass(2 * S);
+    assert!(world.ask(1, "k", 1));
+}
+
 #[test]
 fn what_is_lent_of_a_pool_ends_before_the_lease() {
     lent_and_cut();

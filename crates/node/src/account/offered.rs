@@ -59,7 +59,8 @@ impl Offered {
 impl Account {
     /// Whether anything was asked for since the last look.
     pub(crate) fn was_asked(&self) -> bool {
-        self.offered.events > 0 || self.windows().unseen.iter().any(|unseen| unseen.events > 0)
+        let unseen = self.windows().unseen.iter().zip(self.lookers);
+        self.offered.events > 0 || unseen.into_iter().any(|(unseen, looks)| looks && unseen.events > 0)
     }
 
     /// A look is waiting.
@@ -79,9 +80,15 @@ impl Account {
         self.flagged = false;
         self.lookers[by as usize] = true;
         let offered = std::mem::take(&mut self.offered);
-        if self.lookers[by.other() as usize] && offered.events > 0 {
+        let looks = self.lookers[by.other() as usize];
+        if looks && offered.events > 0 {
             let unseen = &mut self.windows_mut().unseen[by.other() as usize];
             *unseen = unseen.and(offered);
+        } else if by == Looker::Pools && offered.denied > 0 {
+            // Other regions may be asked for it, if there is nothing in the pool. How often it is asked for is not known by this.
+            let (units, missed) = (offered.denied, u32::try_from(offered.denied).unwrap_or(u32::MAX));
+            let one = Offered { units, events: 1, missed, ..offered };
+            self.windows_mut().unseen[Looker::Regions as usize] = one;
         }
         match &mut self.windows {
             Some(windows) => std::mem::take(&mut windows.unseen[by as usize]).and(offered),

@@ -3,6 +3,8 @@
 //! But for one thing nothing here is a matter of safety: pools grant what they have, whatever they are asked. What was asked for when there was
 //! more, and not heard of, may not be taken up: [`Leased::distrust`].
 
+use std::cmp::Ordering;
+
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS};
 use acequia_rights::{
     broken::{Broken, broken},
@@ -13,7 +15,6 @@ use smallvec::SmallVec;
 use super::takings::Takings;
 use crate::{
     account::{Account, Ground, Offered, Taken},
-    draws::Speaker,
     sharing::{Demand, look_after, units_in},
 };
 
@@ -21,8 +22,9 @@ use crate::{
 const SOON_NS: u64 = 60_000_000;
 /// What is held when a pool cannot be reached lasts so long, where there is enough of it: demand is met beforehand for so long.
 pub(super) const AHEAD_NS: u64 = 70_000_000_000;
-/// A cell that nobody asked for, for so long, gives everything back.
+/// A cell that nobody asked for, for so long, gives everything back; and one of whose pool no other takes, while there are few.
 const IDLE_NS: u64 = 10_000_000_000;
+const IDLE_ALONE_NS: u64 = 75_000_000_000;
 /// So many units more than demand says are held, where others need not miss them, since requests come in bunches: what is held is to last
 /// when its pool cannot be reached.
 const BUNCH: u64 = 3;
@@ -66,8 +68,9 @@ pub(super) struct Leased {
     /// The next look, and the last: steady clock.
     pub(super) due_ns: u64,
     pub(super) looked_ns: u64,
-    /// When it was last asked for.
+    /// When it was last asked for; and after how long it gives everything back.
     busy_ns: u64,
+    idle_ns: u64,
     /// When more was last wanted than there was.
     tight_ns: u64,
     /// When the pool was last called with success.
@@ -82,8 +85,11 @@ pub(super) struct Leased {
     pub(super) chunk: u64,
     /// Units that it held at the last look.
     pub(super) held: u64,
-    /// Units that the pool had left, when it last said so.
+    /// Units that the pool had left, when it last said so: of a window the one that is open. And that of one that follows, by its end.
     pub(super) left: Option<u64>,
+    later_left: Option<(u64, u64)>,
+    /// Nothing more is asked for of windows that follow before this time.
+    later_from_ns: u64,
     /// The part of the rate that is this node's, if every node's is in proportion to what it would like.
     pub(super) fair: Option<u32>,
     /// The window that is open.
@@ -120,8 +126,9 @@ struct Missed {
     /// What must come for one of them to pass, and what is asked for.
     least: u64,
     needed: u64,
-    /// Whether nothing is needed of a window of which more is asked for.
+    /// Whether nothing is needed of a window of which more is asked for; and whether that has not begun.
     is_ahead: bool,
+    is_later: bool,
 }
 
 /// What a cell has, and what was asked of it since the last look.
@@ -132,8 +139,6 @@ pub(super) struct Seen {
     pub(super) standing: Part,
     /// What its pool has in all.
     pub(super) pool: Part,
-    /// Units that the pools of later windows have.
-    pub(super) later_pool: u64,
     /// The whole limit's units: no request can have more.
     pub(super) budget: u64,
     /// What other regions are to be given, and what they have been lent; and what must be held now, since that is out.
@@ -141,6 +146,10 @@ pub(super) struct Seen {
     pub(super) lent: Part,
     pub(super) kept: Part,
     pub(super) nodes: u64,
+    /// Whether this node has to do with it for all of them.
+    pub(super) speaks: bool,
+    /// Whether what is held may last though nobody asks for it.
+    pub(super) lasts: bool,
 }
 
 impl Seen {
@@ -148,6 +157,11 @@ impl Seen {
     const fn is_scarce(&self, a_second_milli: u64) -> bool {
         let few = SCARCE * self.nodes;
         self.nodes > 1 && self.pool.units < few && a_second_milli < few * 1_000
+    }
+
+    /// Whether no other node takes of the pool.
+    const fn is_alone(&self) -> bool {
+        self.nodes == 1
     }
 
     /// Whether other regions ask for what this one has.
@@ -192,6 +206,7 @@ impl Leased {
             due_ns: now_ns,
             looked_ns: 0,
             busy_ns: now_ns,
+            idle_ns: IDLE_NS,
             tight_ns: now_ns,
             renewed_ns: 0,
             quiet_until_ns: 0,
@@ -201,6 +216,8 @@ impl Leased {
             chunk: 0,
             held: 0,
             left: None,
+            later_left: None,
+            later_from_ns: 0,
             fair: None,
             window: 0,
             takings: Takings::default(),
@@ -338,6 +355,7 @@ impl Leased {
         let most = u64::from(events).saturating_mul(seen.budget);
         self.demand.observe(units.min(most), events.into(), now.steady_ns);
         self.looked_ns = now.steady_ns;
+        self.idle_ns = if seen.is_alone() && seen.lasts { IDLE_ALONE_NS } else { IDLE_NS };
         if events > 0 {
             self.busy_ns = now.steady_ns;
         } else if self.is_idle(now) && self.demand.units_milli() > 0 {
@@ -369,7 +387,7 @@ impl Leased {
 
     /// Whether nobody has asked for it for long.
     pub(super) fn is_idle(&self, now: Now) -> bool {
-        now.steady_ns.saturating_sub(self.busy_ns) > IDLE_NS
+        now.steady_ns.saturating_sub(self.busy_ns) > self.idle_ns
     }
 
     /// Whether there has been no room for it for long, since it was to be looked at for the first time.
@@ -385,7 +403,8 @@ impl Leased {
         if self.wants_word {
             return WORD_NS;
         }
-        look_after(self.demand.events_milli(), self.in_vain == 0 && self.demand.events_milli() > 0)
+        let is_busy = self.looked_ns.saturating_sub(self.busy_ns) < IDLE_NS;
+        look_after(self.demand.events_milli(), is_busy && self.in_vain == 0 && self.demand.events_milli() > 0)
     }
 
     /// Whether its pool has nothing for it, as far as is known, or nothing beyond what is needed: what is missed may be had elsewhere.
@@ -405,12 +424,12 @@ impl Leased {
     }
 
     /// What of its pool this node could take without taking what the others may need as well: all of it where it speaks for them.
-    pub(super) fn within_reach(&self, seen: &Seen, held: Part, speaker: Speaker, now: Now) -> Part {
+    pub(super) fn within_reach(&self, seen: &Seen, held: Part, now: Now) -> Part {
         if self.is_dry(now) || self.must_shrink() {
             return Part::default();
         }
         let left = self.left.unwrap_or_else(|| seen.pool.units.saturating_sub(held.units));
-        let takers = if speaker == Speaker::Own { 1 } else { seen.nodes };
+        let takers = if seen.speaks { 1 } else { seen.nodes };
         // No more than the pool's.
         let rate = u64::from(seen.pool.rate.saturating_sub(held.rate)) / takers;
         Part { rate: rate as u32, units: left / takers }
@@ -421,9 +440,22 @@ impl Leased {
         self.soon().max(self.chunk / 2)
     }
 
+    /// The pool said how much it has left of a window, by its end. Of one that is over nobody wants to know.
+    pub(super) fn hears_left(&mut self, end_ns: u64, left: u64) {
+        match end_ns.cmp(&self.window) {
+            Ordering::Less => {}
+            Ordering::Greater => self.later_left = Some((end_ns, left)),
+            Ordering::Equal => self.left = Some(left),
+        }
+    }
+
     /// The answer to a call that wanted more came, and brought so many units.
     pub(super) fn came(&mut self, units: u64, wanted: bool, now_ns: u64) {
-        if units > 0 {
+        if self.asked.is_later {
+            // What there is of the window that is open is another matter.
+            let after_ns = if units > 0 { 0 } else { LATER_NS };
+            self.later_from_ns = now_ns + after_ns;
+        } else if units > 0 {
             // A large pool gives little by little from the beginning: of that alone nobody need wait.
             let is_little = units < self.soon() / 4 && units <= self.under.units / LITTLE_PART;
             let quiet_until_ns = if is_little { now_ns + LITTLE_NS } else { 0 };
@@ -472,12 +504,14 @@ impl Leased {
     ) -> Option<Stock> {
         if self.window < taken.end_ns {
             (self.window, self.in_vain, self.quiet_until_ns, self.chunk) = (taken.end_ns, 0, 0, 0);
-            self.left = None;
+            self.left = self.later_left.filter(|(end_ns, _)| *end_ns == taken.end_ns).map(|(_, left)| left);
             (self.ahead_from_ns, self.scant_until_ns) = (0, 0);
         }
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
-        let most = self.left.unwrap_or(seen.pool.units) / seen.nodes;
-        let ahead = self.ample_in(time_left_ns.min(AHEAD_NS)).min(most.max(self.soon()));
+        let left = self.left.unwrap_or(seen.pool.units);
+        let most = left / seen.nodes;
+        let with_own = if seen.is_alone() { seen.available } else { 0 };
+        let ahead = self.ample_in(time_left_ns.min(AHEAD_NS)).min((most + with_own).max(self.soon()));
         let needed = self.needed(seen, now).saturating_add(seen.for_others.units);
         if ahead > seen.available || needed > 0 {
             self.tight_ns = now.steady_ns;
@@ -488,8 +522,9 @@ impl Leased {
         if is_low && now.steady_ns >= self.quiet_until_ns {
             let wanted =
                 ahead.saturating_sub(seen.available).saturating_add(seen.for_others.units).max(needed);
-            // A pool of few units gives none of them that is not needed.
+            // A pool of few units gives none of them that is not needed. Where no other takes of it, what it has is for nothing else.
             self.missed.is_ahead = needed == 0 && most < PART;
+            let needed = if needed == 0 && seen.is_alone() { wanted.min(left).min(PART) } else { needed };
             return Some(Stock { wanted, needed, returns: 0 });
         }
         let held = taken.taken - taken.returned;
@@ -498,15 +533,30 @@ impl Leased {
         (is_spare && spare > held / 8).then_some(Stock { returns: spare, ..Stock::default() })
     }
 
-    /// A window that follows, before it opens: a pool that cannot be reached then shall not be missed.
-    pub(super) fn later_window(&self, seen: &Seen, taken: &Taken, length_ns: u64, now: Now) -> Option<Stock> {
-        let ahead = self.ample_in(length_ns.min(AHEAD_NS)).min(seen.later_pool / seen.nodes / 2);
+    /// A window that follows, of which its pool has so many units, before it opens: a pool that cannot be reached then shall not be missed.
+    pub(super) fn later_window(
+        &mut self,
+        seen: &Seen,
+        (taken, pool): (&Taken, u64),
+        length_ns: u64,
+        now: Now,
+    ) -> Option<Stock> {
+        if now.steady_ns < self.later_from_ns {
+            return None;
+        }
         let held = taken.taken - taken.returned;
+        let known = self.later_left.filter(|(end_ns, _)| *end_ns == taken.end_ns);
+        let left = known.map_or(pool, |(_, left)| left.saturating_add(held)).min(pool);
+        let most = if seen.is_alone() { left } else { pool / seen.nodes / 2 };
+        let ahead = self.ample_in(length_ns.min(AHEAD_NS)).min(most);
         let every_ns = LATER_NS.min(length_ns / 8);
-        let is_low =
-            ahead > 1 && self.is_later(held, ahead, every_ns, now) && now.steady_ns >= self.quiet_until_ns;
+        let is_low = ahead > u64::from(!seen.is_alone()) && self.is_later(held, ahead, every_ns, now);
+        if !is_low || now.steady_ns < self.quiet_until_ns {
+            return None;
+        }
+        self.missed = Missed { is_later: true, ..self.missed };
         // All at once: nobody spends it yet, and what is not used goes back.
-        is_low.then(|| Stock { wanted: ahead - held, needed: ahead - held, returns: 0 })
+        Some(Stock { wanted: ahead - held, needed: ahead - held, returns: 0 })
     }
 
     /// A bucket, of which so much is held. The whole limit gives `rate_milli` units a second, in thousandths.
@@ -669,4 +719,31 @@ fn along(pool: Part, rate: u32) -> u64 {
     }
     let units = (u128::from(pool.units) * u128::from(rate)).div_ceil(u128::from(pool.rate));
     u64::try_from(units).unwrap_or(pool.units).min(pool.units)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_later_window_lacks_is_another_matter() {
+        let mut leased = Leased::new(0);
+        leased.window = 100;
+        leased.hears_left(100, 7);
+        leased.missed.is_later = true;
+        leased.calls(Some(1));
+        leased.hears_left(200, 0);
+        leased.came(0, true, 5);
+        assert_eq!((leased.left, leased.later_left), (Some(7), Some((200, 0))));
+        assert!(!leased.is_dry(Now::at(6)) && leased.quiet_until_ns == 0);
+        assert_eq!(leased.later_from_ns, 5 + LATER_NS);
+        // Of the one that is open it is.
+        leased.missed = Missed::default();
+        leased.calls(Some(2));
+        leased.hears_left(50, 3);
+        leased.hears_left(100, 0);
+        leased.came(0, true, 5);
+        assert_eq!(leased.left, Some(0));
+        assert!(leased.is_dry(Now::at(6)) && leased.quiet_until_ns > 5);
+    }
 }

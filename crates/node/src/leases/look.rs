@@ -48,6 +48,8 @@ pub(super) struct Scene<'a> {
     pub(super) is_lost: bool,
     /// Whether it has not been heard for so long that it may be lost. It is asked for a word before anything is given back.
     pub(super) is_quiet: bool,
+    /// Whether cells that nobody asks for may keep what they hold.
+    pub(super) lasts: bool,
     /// Whether the node stops.
     pub(super) is_leaving: bool,
 }
@@ -78,13 +80,15 @@ pub(super) fn look_at(
         available: account.unleased(words, now, ground.salt),
         standing: account.standing(),
         pool,
-        later_pool: ground.local.pool_of(ground.global, ground.salt, u64::MAX).unwrap_or(pool).units,
         budget: ground.global.budget(),
         nodes: match scene.speaker {
             // No other takes of it, but for requests that cannot be drawn for.
             Speaker::Own if account.is_drawn(now) => 1,
             _ => scene.home.nodes.len() as u64,
         },
+        speaks: scene.speaker == Speaker::Own,
+        // What is held of a rate comes back at that part of it alone.
+        lasts: scene.lasts && !ground.global.has_rate(),
         for_others: account.take_for_others(),
         lent: account.book().lent_total(),
         kept: account.kept_of_pool(words, ground, now),
@@ -151,7 +155,7 @@ pub(super) fn look_at(
         && account.is_empty(now);
     let can_call = scene.generation.is_some() || leased.pending.is_some();
     let within_reach = match can_call && !scene.is_lost {
-        true => leased.within_reach(&seen, account.pooled(), scene.speaker, now),
+        true => leased.within_reach(&seen, account.pooled(), now),
         false => Part::default(),
     };
     account.set_within_reach(within_reach);
@@ -263,7 +267,7 @@ fn ask_window(
     let is_heard = !scene.is_lost && now.steady_ns >= leased.quiet_until_ns;
     let unsaid = (is_said && is_heard && !leased.was_told(open_ns, generation)).then_some(open_ns);
     let untold = untold.or(unsaid).map(|end_ns| (account.taken_of(end_ns), Stock::default()));
-    let later = || {
+    let mut later = || {
         let mut ends_ns =
             std::iter::successors(Some(open_ns), |end_ns| Some(window.end_after(*end_ns, ground.salt)));
         let length_ns = window.end_after(open_ns, ground.salt) - open_ns;
@@ -274,7 +278,10 @@ fn ask_window(
         };
         let soon = ends_ns.clone().take(ahead).take_while(begins_soon).count();
         let mut next = ends_ns.by_ref().skip(1).take(soon).map(|end_ns| account.taken_of(end_ns));
-        next.find_map(|taken| Some((taken, leased.later_window(seen, &taken, length_ns, now)?)))
+        next.find_map(|taken| {
+            let pool = ground.local.pool_of(ground.global, ground.salt, taken.end_ns).unwrap_or_default();
+            Some((taken, leased.later_window(seen, (&taken, pool.units), length_ns, now)?))
+        })
     };
     let later = if stock.is_none() && untold.is_none() && !scene.is_leaving { later() } else { None };
     let mut more = match scene.is_leaving {

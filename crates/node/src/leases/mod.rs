@@ -86,6 +86,8 @@ const LOST_NS: u64 = 5 * CALL_NS;
 pub(crate) const WAIT_NS: u64 = 2_000_000;
 /// The most cells that are leased of: past it, cells stay with the guard share.
 const CELLS_MAX: usize = 1 << 20;
+/// With as many, what nobody asks for is given back early: each takes a kilobyte, and is looked at now and then.
+const LASTING_MAX: usize = 1 << 14;
 /// Looks in one tick.
 const LOOKS_MAX: usize = 4_096;
 /// A cell that could not be looked at is tried again after so long.
@@ -433,6 +435,7 @@ impl Leases {
             since,
             is_lost,
             is_quiet,
+            lasts: self.cells.len() < LASTING_MAX,
             is_leaving: self.leaving.is_some(),
         });
         if !self.unknown.is_empty()
@@ -480,7 +483,8 @@ impl Leases {
         if leased.pending.is_none() {
             self.left(&key);
         }
-        if leased.is_dry(now) && !self.home.members.is_empty() && self.dry.len() < LOOKS_MAX {
+        let has_none = is_lost || leased.is_dry(now);
+        if has_none && !self.home.members.is_empty() && self.dry.len() < LOOKS_MAX {
             self.dry.insert(key);
         }
         if leased.wants_word && self.groups[usize::from(number)].may_be_watched() {
@@ -652,7 +656,7 @@ impl Leases {
                 // Near its end others may have left the window, and tell nobody any more what they took of it.
                 Said::Took(_) if end_ns.saturating_sub(now.wall_ns) <= self.clock_error_ns * 2 => None,
                 Said::Took(took) => {
-                    leased.left = Some(took.left);
+                    leased.hears_left(end_ns, took.left);
                     let before = leased.takings.before(end_ns, since);
                     let came = account.took(ground, end_ns, took.taken.saturating_sub(before));
                     // What was taken of a window that was open then stays.

@@ -243,11 +243,35 @@ impl Sharing {
         if self.owns_nothing().is_some() {
             return Err(Refusal::Unknown(number));
         }
+        let asked = node.draws.asked(number);
         // What comes late is nothing out of order. Of nothing those that wait need not hear.
         if node.draws.came(header.writer.region, number, units, now) && units != Some(0) {
+            if let (None, Some((key, wanted))) = (units, asked) {
+                Self::miss_here(node, key, wanted, now);
+            }
             node.elsewhere.tell();
         }
         Ok(())
+    }
+
+    /// Whoever waits for units that cannot be drawn needs them from the pool, or from other regions, as if nothing were drawn of the cell: it
+    /// was not counted here when it came.
+    fn miss_here(node: &Node, key: CellKey, units: u64, now: Now) {
+        let catalogue = node.catalogue();
+        let visit = Visit { node, catalogue: &catalogue, key, now, which: None };
+        let calls = visit.at(true, |ground, cell| {
+            cell.forget_held_if_renumbered();
+            let HeapCell { account: Some(account), words, .. } = cell else { return false };
+            account.settle(words, ground, now, &*node.sessions());
+            let verdict = account.algorithm.probe(words, now, units, ground.salt);
+            let is_new = account.calls_first();
+            account.offer((units, units), &verdict, now) || is_new
+        });
+        if calls == Some(true) {
+            let (slot, tag) = key;
+            node.shards[shard_of(tag)].lock().attend(slot, tag);
+            node.call(shard_of(tag));
+        }
     }
 
     /// Whether a writer is a node of this one's region that the catalogue names.

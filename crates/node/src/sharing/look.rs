@@ -436,6 +436,10 @@ impl Sharing {
         let received = account.open().received().iter().map(|(_, units)| units).sum();
         if received != warm.received {
             (warm.received, warm.asked_in_vain) = (received, 0);
+            if speaker != Speaker::Each {
+                // Who was asked answers: whoever still lacks one of few need not wait for longer.
+                warm.quiet_until_ns = now.steady_ns;
+            }
         }
         if std::mem::take(&mut warm.regive) {
             if !account.open().given().is_empty() {
