@@ -418,6 +418,11 @@ impl Leased {
         now_ns < self.quiet_until_ns || self.pending.is_some()
     }
 
+    /// Whether anything was denied that somebody may wait for.
+    pub(super) const fn is_missed(&self) -> bool {
+        self.missed.denied > 0
+    }
+
     /// What one of those needs that were denied.
     pub(super) const fn least(&self) -> u64 {
         self.missed.least

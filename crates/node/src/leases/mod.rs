@@ -483,7 +483,7 @@ impl Leases {
         if leased.pending.is_none() {
             self.left(&key);
         }
-        let has_none = is_lost || leased.is_dry(now);
+        let has_none = leased.is_dry(now) || (is_lost && leased.is_missed());
         if has_none && !self.home.members.is_empty() && self.dry.len() < LOOKS_MAX {
             self.dry.insert(key);
         }
