@@ -84,11 +84,13 @@ impl Account {
         if looks && offered.events > 0 {
             let unseen = &mut self.windows_mut().unseen[by.other() as usize];
             *unseen = unseen.and(offered);
-        } else if by == Looker::Pools && offered.denied > 0 {
-            // Other regions may be asked for it, if there is nothing in the pool. How often it is asked for is not known by this.
+        } else if by == Looker::Pools && offered.events > 0 {
+            // Other regions may be asked for what was denied last, if there is nothing in the pool. How often it is asked for is not known by
+            // this.
             let (units, missed) = (offered.denied, u32::try_from(offered.denied).unwrap_or(u32::MAX));
             let one = Offered { units, events: 1, missed, ..offered };
-            self.windows_mut().unseen[Looker::Regions as usize] = one;
+            let unseen = if offered.denied > 0 { one } else { Offered::NONE };
+            self.windows_mut().unseen[Looker::Regions as usize] = unseen;
         }
         match &mut self.windows {
             Some(windows) => std::mem::take(&mut windows.unseen[by as usize]).and(offered),

@@ -159,9 +159,9 @@ impl Seen {
         self.nodes > 1 && self.pool.units < few && a_second_milli < few * 1_000
     }
 
-    /// Whether no other node takes of the pool.
+    /// Whether no other node takes of the pool, of few units: what this one holds of them nobody misses unless it dies.
     const fn is_alone(&self) -> bool {
-        self.nodes == 1
+        self.nodes == 1 && self.speaks
     }
 
     /// Whether other regions ask for what this one has.
@@ -509,7 +509,9 @@ impl Leased {
     ) -> Option<Stock> {
         if self.window < taken.end_ns {
             (self.window, self.in_vain, self.quiet_until_ns, self.chunk) = (taken.end_ns, 0, 0, 0);
-            self.left = self.later_left.filter(|(end_ns, _)| *end_ns == taken.end_ns).map(|(_, left)| left);
+            // That nothing was left may be long ago.
+            let is_its = |(end_ns, left): &(u64, u64)| *end_ns == taken.end_ns && *left > 0;
+            self.left = self.later_left.filter(is_its).map(|(_, left)| left);
             (self.ahead_from_ns, self.scant_until_ns) = (0, 0);
         }
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.

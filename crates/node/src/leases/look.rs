@@ -27,6 +27,9 @@ const WINDOWS_MAX: usize = 64;
 /// After a window's end its pool is kept for so long: it is over by every wall.
 const KEPT_NS: u64 = 300 * 1_000_000_000;
 
+/// What is held of windows at least so long lasts though nobody asks for it.
+const LASTING_NS_MIN: u64 = 10_000_000_000;
+
 /// What a look at a cell goes by.
 pub(super) struct Scene<'a> {
     pub(super) home: &'a Siblings,
@@ -87,8 +90,8 @@ pub(super) fn look_at(
             _ => scene.home.nodes.len() as u64,
         },
         speaks: scene.speaker == Speaker::Own,
-        // What is held of a rate comes back at that part of it alone.
-        lasts: scene.lasts && !ground.global.has_rate(),
+        // What is held of a rate comes back at that part of it alone; and windows that are over soon are many calls.
+        lasts: scene.lasts && !ground.global.has_rate() && ground.global.period_ns() >= LASTING_NS_MIN,
         for_others: account.take_for_others(),
         lent: account.book().lent_total(),
         kept: account.kept_of_pool(words, ground, now),

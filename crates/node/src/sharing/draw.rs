@@ -140,8 +140,7 @@ impl Sharing {
             let HeapCell { account: Some(account), words, .. } = cell else { return (Charge::Never, false) };
             let is_new = account.calls_first();
             // What callers lease of it they may spend without asking.
-            let owns = !ground.local.owns_nothing_of(account.window());
-            let is_free = account.leased() == 0 && ground.in_force && owns;
+            let is_free = account.leased() == 0 && ground.in_force;
             if !may_give(ground.global) || !is_free || node.draws.is_closed() {
                 return (Charge::Never, is_new);
             }
@@ -150,6 +149,9 @@ impl Sharing {
                 return (Charge::Later, is_new);
             }
             account.settle(words, ground, now, &*node.sessions());
+            if ground.local.owns_nothing_of(account.window()) {
+                return (Charge::Never, is_new);
+            }
             account.note_drawn(now);
             let verdict = account.algorithm.probe(words, now, units, ground.salt);
             let is_there = verdict.allowed && verdict.delay_ns == 0;

@@ -436,8 +436,8 @@ impl Sharing {
         let received = account.open().received().iter().map(|(_, units)| units).sum();
         if received != warm.received {
             (warm.received, warm.asked_in_vain) = (received, 0);
-            if speaker != Speaker::Each {
-                // Who was asked answers: whoever still lacks one of few need not wait for longer.
+            if speaker != Speaker::Each && stock.own.left == 0 {
+                // Who was asked answers: whoever lacks one of few again need not wait for longer.
                 warm.quiet_until_ns = now.steady_ns;
             }
         }
