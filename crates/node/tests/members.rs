@@ -841,10 +841,8 @@ fn a_region_of_one_node_has_what_is_in_pools() {
     }
 }
 
-/// Of a small limit each node keeps a unit where there are enough, and some none; with the stores gone, who has one gives it to who is
-/// asked.
-#[test]
-fn guard_shares_go_where_they_are_asked_for_without_a_store() {
+/// Two regions that share 40 in 60 s, of which each node keeps two: their stores have been gone for a minute.
+fn without_stores() -> World {
     let mut world = World::among_regions(&[2, 2], &[window("w", 40, "60s")], 20, 1);
     world.pass(S);
     assert!(world.order(&all([1; 4])));
@@ -852,6 +850,14 @@ fn guard_shares_go_where_they_are_asked_for_without_a_store() {
     world.expect_granting("at first");
     world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
     world.pass(60 * S);
+    world
+}
+
+/// Of a small limit each node keeps a unit where there are enough, and some none; with the stores gone, who has one gives it to who is
+/// asked.
+#[test]
+fn guard_shares_go_where_they_are_asked_for_without_a_store() {
+    let mut world = without_stores();
     let passed = (0..2_000).filter(|_| {
         let passed = world.ask(1, "k", 1);
         world.pass(5 * MS);
@@ -864,13 +870,7 @@ fn guard_shares_go_where_they_are_asked_for_without_a_store() {
 /// One denial is enough for that, though no pool can be called that could say that it has nothing.
 #[test]
 fn one_denial_asks_other_regions_where_the_store_is_gone() {
-    let mut world = World::among_regions(&[2, 2], &[window("w", 40, "60s")], 20, 1);
-    world.pass(S);
-    assert!(world.order(&all([1; 4])));
-    world.pass(6 * S);
-    world.expect_granting("at first");
-    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
-    world.pass(60 * S);
+    let mut world = without_stores();
     let passed: Vec<bool> = (0..3).map(|_| world.ask(1, "k", 1)).collect();
     assert_eq!(passed, [true, true, false]);
     world.pass(2 * S);
