@@ -19,6 +19,9 @@
 //! - A credit lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request passes no later than that after it
 //!   was charged.
 //!
+//! Where a cell's store is lost, what is left of it in the region is at its nodes, the speaker or not: whoever has nothing then asks
+//! one of the others after the other, the speaker first ([`Source`]).
+//!
 //! Frames that are lost, late or repeated, a node that dies or begins anew, a request that waits no more: they waste units, which are
 //! charged and pass nobody. Which node is a cell's speaker is no matter of safety: each charges what it has. One that has nothing, and
 //! can come by nothing, says so: then its mates have to do with the cell themselves for a while (`Draws::is_alone`).
@@ -93,6 +96,8 @@ const MISSED_NS: u64 = 2_000_000_000;
 const ALONE_NS: u64 = 2_000_000_000;
 /// One that then has had nothing for so long is left again.
 const AGAIN_NS: u64 = 250_000_000;
+/// Where a cell's store is lost, a node of the region that has nothing of it is not asked again for so long by one that is not its speaker's mate.
+const TRIED_NS: u64 = 250_000_000;
 /// Where nobody asked for so long it is not known that there was nothing meanwhile.
 const UNASKED_NS: u64 = 500_000_000;
 /// How often cells whose speaker had nothing are looked through.
@@ -178,6 +183,8 @@ struct State {
     asked_of: BTreeMap<CellKey, usize>,
     credits: BTreeMap<(CellKey, u64), Credit>,
     vain: BTreeMap<CellKey, Vain>,
+    /// Of cells whose store is lost, which nodes had nothing.
+    tried: BTreeMap<CellKey, Tried>,
     /// Cells that this node has to do with itself, though another is their speaker; until when: steady clock.
     alone: BTreeMap<CellKey, u64>,
     /// When those that are over were last forgotten: steady clock.
@@ -193,6 +200,8 @@ struct State {
 struct Asked {
     key: CellKey,
     to: Region,
+    /// Whether it was asked for all that it has itself, and not as the cell's speaker.
+    is_mate: bool,
     whole: Whole,
     units: u64,
     at_ns: u64,
@@ -223,6 +232,13 @@ struct Vain {
     since_ns: u64,
 }
 
+/// The nodes of the region that had nothing of a cell whose store is lost.
+#[derive(Clone, Debug)]
+struct Tried {
+    nodes: SmallVec<[Region; 4]>,
+    until_ns: u64,
+}
+
 impl Draws {
     /// Begins with numbers that no earlier process of this node has used; how often it was started.
     pub(crate) fn begin(&self, boot: u32) {
@@ -250,6 +266,18 @@ impl Draws {
     /// Whether this node is a cell's speaker, though others may be too far away for it to speak for all.
     pub(crate) fn is_speaker(&self, tag: CellTag, active: Option<&Active>) -> bool {
         active.is_some_and(|active| self.are_drawn(active)) && self.mates.speaker(tag).is_none()
+    }
+
+    /// The node of the region to ask next for units of a cell, where this node has to do with that itself and finds none in the pool.
+    pub(crate) fn mate(&self, tag: CellTag, active: &Active, now: Now) -> Option<Region> {
+        if self.are_drawn(active) { self.next_mate((active.slot, journal_tag(tag)), now) } else { None }
+    }
+
+    /// The same of a cell of a limit that may be drawn: not one that had nothing a moment ago.
+    pub(crate) fn next_mate(&self, key: CellKey, now: Now) -> Option<Region> {
+        let state = lock(&self.state);
+        let tried = state.tried.get(&key).filter(|tried| now.steady_ns < tried.until_ns);
+        self.mates.next(key.1, tried.map_or(&[], |tried| &tried.nodes))
     }
 
     #[inline]
@@ -396,10 +424,10 @@ impl Draws {
         lock(&self.state).counts.charged += 1;
     }
 
-    /// What is asked for by a number: of which cell, how many units.
-    pub(crate) fn asked(&self, number: u64) -> Option<(CellKey, u64)> {
+    /// What is asked for by a number: of which cell, how many units, and whether of the cell's speaker.
+    pub(crate) fn asked(&self, number: u64) -> Option<(CellKey, u64, bool)> {
         let asked = lock(&self.state).asked.get(&number).copied()?;
-        (asked.key != NO_CELL).then_some((asked.key, asked.units))
+        (asked.key != NO_CELL).then_some((asked.key, asked.units, !asked.is_mate))
     }
 
     /// What was drawn came, or nothing did, or none ever will: of a number that `from` was asked for by this process. Says whether that
@@ -409,7 +437,7 @@ impl Draws {
         let answers = |asked: &&Asked| {
             asked.is_sent && asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units)
         };
-        let Some(Asked { key, whole, at_ns, until_ns, .. }) =
+        let Some(Asked { key, is_mate, whole, at_ns, until_ns, .. }) =
             state.asked.get(&number).filter(answers).copied()
         else {
             state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
@@ -425,6 +453,7 @@ impl Draws {
         }
         match units {
             _ if key == NO_CELL => {}
+            None | Some(0) if is_mate => state.note_tried(key, from, now),
             None => state.leave_alone(key, now, &self.alone_marks),
             Some(0) => state.miss(key, now, &self.alone_marks),
             Some(units) => {
@@ -445,8 +474,10 @@ impl Draws {
         let late: SmallVec<[u64; 4]> =
             state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
         for number in &late {
-            let Some(Asked { key, to, is_sent, .. }) = state.forget_asked(*number) else { continue };
-            if key != NO_CELL {
+            let Some(Asked { key, to, is_mate, is_sent, .. }) = state.forget_asked(*number) else { continue };
+            if is_mate {
+                state.note_tried(key, to, now);
+            } else if key != NO_CELL {
                 state.miss(key, now, &self.alone_marks);
             }
             // What did not leave says nothing of whoever it was for.
@@ -466,6 +497,7 @@ impl Draws {
         }
         if now.steady_ns >= state.swept_ns + SWEEP_NS {
             state.swept_ns = now.steady_ns;
+            state.tried.retain(|_, tried| now.steady_ns < tried.until_ns);
             state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + ALONE_NS + MISSED_NS);
             let before = state.alone.len();
             state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
@@ -490,7 +522,7 @@ impl Draws {
             let number = state.next;
             state.note_asked(
                 number,
-                Asked { key: NO_CELL, to, whole, units, at_ns, until_ns, is_sent: false },
+                Asked { key: NO_CELL, to, is_mate: false, whole, units, at_ns, until_ns, is_sent: false },
             );
             let (limit, tag) = (LimitId(0), NO_CELL.1);
             state.out.push(Asking { number, to, limit, tag, whole, units, is_again: false });
@@ -556,6 +588,22 @@ impl State {
         }
     }
 
+    /// A node that is not its speaker has nothing of a cell.
+    fn note_tried(&mut self, key: CellKey, node: Region, now: Now) {
+        let has_room = self.tried.len() < VAIN_MAX;
+        let tried = match self.tried.entry(key) {
+            Entry::Occupied(tried) => tried.into_mut(),
+            Entry::Vacant(_) if !has_room => return,
+            Entry::Vacant(place) => place.insert(Tried { nodes: SmallVec::new(), until_ns: 0 }),
+        };
+        if now.steady_ns >= tried.until_ns {
+            *tried = Tried { nodes: SmallVec::new(), until_ns: now.steady_ns + TRIED_NS };
+        }
+        if !tried.nodes.contains(&node) {
+            tried.nodes.push(node);
+        }
+    }
+
     /// A cell's speaker is of no use for now.
     fn leave_alone(&mut self, key: CellKey, now: Now, marks: &Marks) {
         self.vain.remove(&key);
@@ -581,6 +629,15 @@ pub(crate) enum Speaker {
     /// This node for all.
     Own,
     /// That one for all.
+    Mate(Region),
+}
+
+/// Of whom a request may draw what it lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Of the cell's speaker, who says so to others.
+    Speaker(Region),
+    /// Of another node of the region, who has what it has: the cell's store is lost, and this node says what it needs itself.
     Mate(Region),
 }
 
@@ -625,7 +682,11 @@ impl Node {
         let key_of =
             |limit: &LimitAnswer| (catalogue.limits[limit.limit as usize].slot, journal_tag(limit.tag));
         let mut state = lock(&self.draws.state);
-        let may_ask = |limit: &LimitAnswer| limit.drawn_of.is_some() && state.may_ask(key_of(limit), now);
+        let may_ask = |limit: &LimitAnswer| match limit.drawn_of {
+            None => false,
+            Some(Source::Speaker(_)) => state.may_ask(key_of(limit), now),
+            Some(Source::Mate(_)) => state.has_room(key_of(limit)),
+        };
         if !answer.limits.iter().filter(is_lacked).all(may_ask) {
             return None;
         }
@@ -636,13 +697,20 @@ impl Node {
         let drawn = if doubtful.is_empty() { lacked().collect() } else { doubtful };
         let mut numbers = SmallVec::new();
         for limit in drawn {
-            let Some(to) = limit.drawn_of else { continue };
+            let (to, is_mate) = match limit.drawn_of {
+                None => continue,
+                Some(Source::Speaker(to)) => (to, false),
+                Some(Source::Mate(to)) => (to, true),
+            };
             state.next += 1;
             let (number, units, key) = (state.next, limit.units, key_of(limit));
             let active = &catalogue.limits[limit.limit as usize].limit;
             let whole = Whole::of(&active.algorithm);
-            state.note_asked(number, Asked { key, to, whole, units, at_ns, until_ns, is_sent: false });
+            let asked = Asked { key, to, is_mate, whole, units, at_ns, until_ns, is_sent: false };
+            state.note_asked(number, asked);
             let (limit, tag) = (active.id, key.1);
+            // Whoever asks a mate has told its need itself.
+            let is_again = is_again || is_mate;
             state.out.push(Asking { number, to, limit, tag, whole, units, is_again });
             numbers.push(number);
         }
@@ -707,7 +775,16 @@ mod tests {
         let draws = Draws::default();
         for number in 1..=count {
             let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS);
-            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns, until_ns, is_sent: true };
+            let asked = Asked {
+                key: KEY,
+                to: MATE,
+                is_mate: false,
+                whole: WHOLE,
+                units: 1,
+                at_ns,
+                until_ns,
+                is_sent: true,
+            };
             lock(&draws.state).note_asked(number, asked);
         }
         draws
@@ -768,7 +845,16 @@ mod tests {
         // An answer in time is enough to ask on, though not at once, one more of no use to stop, and one that is used for all to be well.
         let asked = |number, now: Now, (answered, after_ns)| {
             let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS - BACK_NS);
-            let asked = Asked { key: KEY, to: MATE, whole: WHOLE, units: 1, at_ns, until_ns, is_sent: true };
+            let asked = Asked {
+                key: KEY,
+                to: MATE,
+                is_mate: false,
+                whole: WHOLE,
+                units: 1,
+                at_ns,
+                until_ns,
+                is_sent: true,
+            };
             lock(&draws.state).note_asked(number, asked);
             assert!(draws.came(MATE, number, Some(answered), now.later(after_ns)));
         };

@@ -52,7 +52,12 @@ const GUARDED_FROM: u64 = 4;
 /// sliding window that was lent counts as used for a window longer, so there of less it is in the pool; a bucket's would come back at its
 /// part of the rate, and the pool would have the rest without it, so those wait for more (`few_units_are_there_without_the_stores`).
 const WINDOW_GUARDED_FROM: u64 = 1;
-const SLIDING_GUARDED_FROM: u64 = 3;
+const SLIDING_GUARDED_FROM: u64 = 2;
+
+/// Among regions a node keeps half of its part of a window, up to half of so many units, if the percentage is less and not 0. Units that do not
+/// come back cannot be had again when the store is gone: who then asks for less than half of what its region has shall find it there, whatever
+/// was asked before. And of few units one node finds what the others keep. Of more, leases last for as long.
+const HALF_UP_TO: u64 = 8;
 
 /// How units come back, which says how few of them are worth keeping: it is part of what makes a limit the one that it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +133,11 @@ impl Guard {
             (Shared::Parts(_), Refill::Edges) => (1, WINDOW_GUARDED_FROM),
             (Shared::Parts(_), Refill::Slides) => (1, SLIDING_GUARDED_FROM),
         };
-        part.max(u64::from(self.percent >= percent && total >= least))
+        let few = match (&self.of, refill) {
+            (Shared::Limit { .. }, _) | (_, Refill::Rate) => 1,
+            (Shared::Parts(_), _) => total.min(HALF_UP_TO).div_ceil(2).min(total.saturating_sub(least) + 1),
+        };
+        part.max(if self.percent >= percent && total >= least { few } else { 0 })
     }
 
     /// The part of the rate that a node keeps, whether or not it keeps a unit. Who has none uses it by a unit of the pool. It is rounded up, and
@@ -585,6 +594,29 @@ mod tests {
                 let back_ns = u128::from(kept.horizon_ns());
                 prop_assert!(kept.budget() == 0 || back_ns <= counts_ns, "{} and {}", back_ns, counts_ns);
             }
+        }
+
+        /// Nodes whose files say other totals, or that go by other distributions, keep and put into pools no more than the largest together, since
+        /// of one unit more either the node keeps one more or the rest has it.
+        #[test]
+        fn what_is_kept_and_the_rest_grow_with_the_part(
+            total in prop_oneof![0..100_u64, 0..UNITS_MAX], percent in 0..=100_u8, refill in refills(), is_parts: bool,
+        ) {
+            let guard = match is_parts {
+                true => Guard::of_parts([Region(1)], percent),
+                false => Guard::new(1, &BTreeSet::from([1]), percent),
+            };
+            let (kept, more) = (guard.kept(total, refill), guard.kept(total + 1, refill));
+            prop_assert!(kept <= total && (kept..=kept + 1).contains(&more), "{} of {}, then {}", kept, total, more);
+        }
+
+        /// With the store gone, a node has half of its part of a window of few units.
+        #[test]
+        fn half_of_a_part_of_few_units_is_kept(part in 0..=8_u64, percent in 1..=100_u8, slides: bool) {
+            let guard = Guard::of_parts([Region(1)], percent);
+            let refill = if slides { Refill::Slides } else { Refill::Edges };
+            let half = if slides { part / 2 } else { part.div_ceil(2) };
+            prop_assert!(guard.kept(part, refill) >= half);
         }
 
         /// A cell's numbers are those of its part, and what refills without a unit is nobody's to spend.

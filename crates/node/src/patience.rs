@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use acequia_limits::{Charge, limit::WAIT_NS_MAX};
+use acequia_limits::{CellTag, Charge, limit::WAIT_NS_MAX};
 
 use crate::{Answer, Catalogue, Node, Outcome, account::Hope, draws::DRAW_WAIT_NS, leases::WAIT_NS};
 
@@ -86,8 +86,9 @@ impl Node {
     ) -> u64 {
         let do_pools_answer = self.elsewhere.do_pools_answer();
         let to_regions_ns = self.elsewhere.round_ns.load(Ordering::Relaxed);
-        // A pool is near.
-        let round_ns = if do_pools_answer { 1 } else { to_regions_ns };
+        // A pool is near, and so are other nodes of the region.
+        let is_near = do_pools_answer || answer.limits.iter().any(|limit| limit.drawn_of.is_some());
+        let round_ns = if is_near { 1 } else { to_regions_ns };
         if answer.allowed || round_ns == 0 || longest_ns < round_ns {
             return 0;
         }
@@ -114,6 +115,11 @@ impl Node {
             }
         }
         patience_ns
+    }
+
+    /// Whether a cell's pool may answer: not where its store is lost.
+    pub(crate) fn has_pool(&self, tag: CellTag) -> bool {
+        self.elsewhere.do_pools_answer() && !self.losses.is_lost(tag)
     }
 
     /// Changes when units came from other regions: time to ask again.

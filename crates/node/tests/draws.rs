@@ -91,7 +91,8 @@ fn what_a_region_has_is_found_at_each_of_its_nodes() {
         let counts = counts(&world);
         println!("{name}: {passed} % passed, {counts:?}");
         assert!(passed >= 92, "{name}: {passed} % passed");
-        assert!(counts.used > 60 && counts.used + counts.used / 20 >= counts.charged, "{name}: {counts:?}");
+        // Of windows it keeps half of its part by itself.
+        assert!(counts.used > 20 && counts.used + counts.used / 20 >= counts.charged, "{name}: {counts:?}");
     }
 }
 
@@ -121,6 +122,45 @@ fn another_node_takes_over_from_a_speaker_that_is_gone() {
         println!("without node {gone} {without} % passed, and with it again {again} %");
         assert!(without >= 70 && again >= 90, "{without} and {again}");
     }
+}
+
+/// With the store gone, and all other regions, each node finds what the others of its region keep: half of what there was, and no more. Whether or
+/// not it is the cell's speaker.
+#[test]
+fn what_a_region_keeps_is_found_at_each_of_its_nodes_without_the_store() {
+    for spec in [window("w", 42, "1000s"), sliding("s", 42, "1000s")] {
+        let mut world = of_limits_near(std::slice::from_ref(&spec), 1, Some((MS / 20, MS / 5)));
+        world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+        world.regions.as_mut().expect("regions").cut.extend([0, 1, 2, 3]);
+        world.pass(100 * S);
+        for number in 0..12 {
+            let (key, late) = (format!("k{number}"), world.passed_late);
+            let asked = (0..12).map(|_| {
+                let passed = world.ask_or_wait(4 + number % 3, &key, 1);
+                world.pass(5 * MS);
+                u64::from(passed)
+            });
+            let passed = asked.sum::<u64>() + world.passed_late - late;
+            // Each of three nodes keeps three of its six. One of a sliding window that is lent meanwhile counts as used.
+            let least = if spec.name == "s" { 8 } else { 9 };
+            assert!((least..=9).contains(&passed), "{} {key}: {passed}", spec.name);
+        }
+    }
+}
+
+/// Of a cell that is spent, with its store gone, the others of the region are asked a few times a second, however often it is asked for.
+#[test]
+fn who_has_nothing_without_the_store_is_not_asked_for_each_request() {
+    let mut world = shared(window("w", 42, "1000s"), 1);
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world.regions.as_mut().expect("regions").cut.extend([0, 1, 2, 3]);
+    world.pass(100 * S);
+    passes(&mut world, &[4, 5, 6], 200, 1);
+    let before = counts(&world).asked;
+    passes(&mut world, &[4, 5, 6], 1_000, 2);
+    let asked = counts(&world).asked - before;
+    // Three keys, at three nodes, of two others each, four times a second; and of speakers as they say.
+    assert!(asked <= 3 * 3 * 2 * 4 * 2 + 200, "{asked} draws");
 }
 
 /// A speaker that says nothing keeps nobody waiting for long.
@@ -378,7 +418,8 @@ fn what_was_drawn_leaves_nothing_behind() {
         let mut world = shared(spec, 1);
         let cells = |world: &World| world.nodes.iter().map(|at| at.node.usage().cells).sum::<u64>();
         for number in 0..400 {
-            for _ in 0..2 {
+            // More than the node keeps by itself.
+            for _ in 0..6 {
                 world.ask_or_wait(0, &format!("once{number}"), 1);
             }
             world.pass(5 * MS);

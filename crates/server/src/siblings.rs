@@ -614,7 +614,7 @@ fn cells_key(region: &str, file: Option<&Path>) -> Result<HashKey, SiblingsError
 /// A number for all that must be alike on every node, and for who they are where that must be.
 fn terms_of(config: &StoreConfig, members: Option<&BTreeMap<u16, Region>>, key: &HashKey) -> u64 {
     let mut context = digest::Context::new(&digest::SHA256);
-    context.update(b"acequia siblings 4");
+    context.update(b"acequia siblings 5");
     context.update(&key.0);
     context.update(&[config.guard_percent]);
     context.update(&config.clock.error_ns.to_be_bytes());

@@ -1,11 +1,13 @@
 //! What the node answers, and how it is drawn from what each limit says.
 
 use acequia_limits::{CellTag, Mode, Reason, Verdict};
-use acequia_rights::Region;
 use smallvec::SmallVec;
 
 use super::HITS_INLINE;
-use crate::{Catalogue, ChargeId, draws::Credit};
+use crate::{
+    Catalogue, ChargeId,
+    draws::{Credit, Source},
+};
 
 /// Nanoseconds to wait while the journal cannot be written: it is tried again about as often.
 pub(super) const JOURNAL_RETRY_NS: u64 = 1_000_000_000;
@@ -83,8 +85,8 @@ pub struct LimitAnswer {
     pub hope_ns: u64,
     /// Whether it was charged.
     pub is_charged: bool,
-    /// The node of the region that has what it lacks, if that may be drawn ([`crate::Node::draw`]).
-    pub(crate) drawn_of: Option<Region>,
+    /// The node of the region that may have what it lacks, if that may be drawn ([`crate::Node::draw`]).
+    pub(crate) drawn_of: Option<Source>,
     /// Whether that was drawn, and is charged there.
     pub is_drawn: bool,
     /// The class of consumers, by its place in [`acequia_limits::Limit::classes`], where the limit has classes.

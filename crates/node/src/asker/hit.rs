@@ -24,9 +24,11 @@ pub(super) struct Hit {
     pub(super) account: Called,
     /// Whether some of its own part is lent, as its account says.
     pub(super) has_lent: bool,
+    /// Whether its region's pool has nothing for it, as its account says.
+    pub(super) is_dry: bool,
     /// For how long units that are missed may still come, in nanoseconds, as its account says.
     pub(super) hope_ns: Option<u64>,
-    /// The node of the region that has what it lacks, if that may be drawn.
+    /// The node of the region that speaks for the cell, if what it lacks may be drawn.
     pub(super) drawn_of: Option<Region>,
     /// What classes of consumers make of it, where its limit has any.
     pub(super) classed: Classed,
@@ -61,6 +63,7 @@ impl Found {
             place: Place::Absent,
             account: Called::None,
             has_lent: false,
+            is_dry: false,
             hope_ns: None,
             drawn_of: None,
             classed: Classed::NONE,

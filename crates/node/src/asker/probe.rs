@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use acequia_limits::{
-    Algorithm, Mode, Reason, Verdict,
+    Algorithm, Mode, Part, Reason, Verdict,
     algorithm::State,
     limit::{NoWait, OnStoreLoss, WAIT_NS_MAX},
     verdict::NEVER,
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Active, DRAW_NS, DRAW_WAIT_NS,
     account::Account,
-    draws::{Credit, Speaker},
+    draws::{Credit, Source, Speaker},
     journal_tag,
     overflow::Overflow,
     shard::Cells,
@@ -64,6 +64,17 @@ impl Check<'_, '_> {
         match self.node.draws.speaker(hit.tag, Some(self.limit(hit)).filter(|_| may), self.now) {
             Speaker::Mate(speaker) => Some(speaker),
             _ => None,
+        }
+    }
+
+    /// The node of the region that may have what a request lacks here, where the cell's store is lost and no other node speaks for it.
+    fn mate_without_store(&self, hit: &Hit) -> Option<Region> {
+        let node = self.node;
+        let may = self.ask.drawing != Drawing::Never && node.draws.has_mates() && !self.ask.holds;
+        if may && (hit.is_dry || !node.has_pool(hit.tag)) {
+            node.draws.mate(hit.tag, self.limit(hit), self.now)
+        } else {
+            None
         }
     }
 
@@ -131,12 +142,18 @@ impl Check<'_, '_> {
             verdict = self.keep_back(hit, (before, leased), verdict, (cells, state.as_ref()));
         }
         let (mut hope_ns, mut is_drawn) = (0, false);
+        let mut source = hit.drawn_of.map(Source::Speaker);
         let (verdict, reason) = if !verdict.allowed {
             let over = if hit.is_kept_back() { Reason::ClassReserve } else { over };
             let (verdict, reason) = self.why_denied(hit, verdict, over);
             // A look asks nobody, and a cell that new ones share is nobody else's.
             if self.is_short(reason) && self.ask.charge && hit.charges && hit.place != Place::Shared {
                 hope_ns = hit.hope_ns.unwrap_or_else(|| self.node.elsewhere.hope().lasts_ns);
+                if source.is_none()
+                    && let Some(mate) = self.mate_without_store(hit)
+                {
+                    (source, hope_ns) = (Some(Source::Mate(mate)), hope_ns.max(DRAW_WAIT_NS));
+                }
             }
             match self.credit(hit, reason) {
                 Some(credit) => {
@@ -184,7 +201,7 @@ impl Check<'_, '_> {
             hope_ns,
             class: hit.class(),
             is_charged: false,
-            drawn_of: hit.drawn_of.filter(|_| hope_ns > 0),
+            drawn_of: source.filter(|_| hope_ns > 0),
             is_drawn,
             numbers: hit.numbers,
         });
@@ -193,7 +210,6 @@ impl Check<'_, '_> {
 
     /// What another node has charged for a request that waits and has nothing here.
     fn credit(&self, hit: &Hit, reason: Reason) -> Option<Credit> {
-        hit.drawn_of?;
         let since_ns = match self.ask.drawing {
             Drawing::Since(since_ns) => since_ns,
             // It came after whatever was drawn by now.
@@ -201,7 +217,11 @@ impl Check<'_, '_> {
             _ => return None,
         };
         let key = (self.limit(hit).slot, journal_tag(hit.tag));
-        let may = self.ask.charge && !self.ask.holds && self.is_short(reason);
+        let may = self.ask.charge
+            && !self.ask.holds
+            && hit.charges
+            && hit.place != Place::Shared
+            && self.is_short(reason);
         let units = (Whole::of(self.global(hit)), hit.units);
         may.then(|| self.node.draws.take(key, units, since_ns, self.now)).flatten()
     }
@@ -339,6 +359,8 @@ impl Check<'_, '_> {
         };
         if !verdict.allowed {
             hit.has_lent = !account.book().lent().is_empty();
+            // Of a rate each node keeps the same part, and uses it.
+            hit.is_dry = !account.algorithm.has_rate() && account.within_reach() == Some(Part::default());
             hit.hope_ns = Some(account.hope_ns(&self.node.elsewhere.hope(), self.now));
         }
         hit.account = if calls { Called::Calls } else { Called::Quiet };

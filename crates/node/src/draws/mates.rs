@@ -57,6 +57,12 @@ impl Default for Mates {
     }
 }
 
+/// The place of a node in a cell's rendezvous: the highest speaks for it.
+fn rank(tag: CellTag, region: Region) -> (u64, Region) {
+    let tag = journal_tag(tag).0;
+    (mixed(tag as u64 ^ mixed((tag >> 64) as u64 ^ u64::from(region.0))), region)
+}
+
 impl Mates {
     /// Which nodes of the region are heard, this one among them, and how many members the catalogue has.
     pub(super) fn see(&self, own: Region, heard: &[Region], members: usize) {
@@ -102,14 +108,21 @@ impl Mates {
     /// Who speaks for a cell: by rendezvous hash, so that of cells of one that is heard no more each of the others has its part. Nothing
     /// where that is this node.
     pub(super) fn speaker(&self, tag: CellTag) -> Option<Region> {
-        let tag = journal_tag(tag).0;
-        let rank =
-            |region: &Region| (mixed(tag as u64 ^ mixed((tag >> 64) as u64 ^ u64::from(region.0))), *region);
-        let live = self.live.iter().take(self.count.load(Ordering::Relaxed));
         let own = self.own.load(Ordering::Relaxed);
-        live.map(|place| Region(place.load(Ordering::Relaxed)))
-            .max_by_key(rank)
-            .filter(|region| region.0 != own)
+        self.live().max_by_key(|region| rank(tag, *region)).filter(|region| region.0 != own)
+    }
+
+    /// Whom to ask for a cell next: of those that are neither this node, nor the cell's speaker, nor among `tried`, the first in the order by
+    /// which the next would speak for it.
+    pub(super) fn next(&self, tag: CellTag, tried: &[Region]) -> Option<Region> {
+        let (own, speaker) = (self.own.load(Ordering::Relaxed), self.speaker(tag));
+        let others = self.live().filter(|region| region.0 != own && Some(*region) != speaker);
+        others.filter(|region| !tried.contains(region)).max_by_key(|region| rank(tag, *region))
+    }
+
+    fn live(&self) -> impl Iterator<Item = Region> {
+        let places = self.live.iter().take(self.count.load(Ordering::Relaxed));
+        places.map(|place| Region(place.load(Ordering::Relaxed)))
     }
 
     /// Whether a node has answered no draws lately, or too late, or none yet.

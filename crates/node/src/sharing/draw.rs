@@ -130,9 +130,9 @@ impl Sharing {
             return Charge::Later;
         }
         // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
-        let has_pool =
-            node.elsewhere.do_pools_answer() && !node.losses.is_lost(tag) && !node.is_journal_down();
-        let may_come = has_pool && node.draws.is_speaker(tag, active);
+        let has_pool = node.has_pool(tag) && !node.is_journal_down();
+        let is_speaker = node.draws.is_speaker(tag, active);
+        let may_come = has_pool && is_speaker;
         let is_first = !std::mem::replace(&mut held.is_told, true);
         let visit = Visit { node, catalogue, key, now, which: None };
         let charged = visit.at(true, |ground, cell| {
@@ -152,7 +152,9 @@ impl Sharing {
             if ground.local.owns_nothing_of(account.window()) {
                 return (Charge::Never, is_new);
             }
-            account.note_drawn(now);
+            if is_speaker {
+                account.note_drawn(now);
+            }
             let verdict = account.algorithm.probe(words, now, units, ground.salt);
             let is_there = verdict.allowed && verdict.delay_ns == 0;
             if !is_there && !may_come {
@@ -248,8 +250,13 @@ impl Sharing {
         let asked = node.draws.asked(number);
         // What comes late is nothing out of order. Of nothing those that wait need not hear.
         if node.draws.came(header.writer.region, number, units, now) && units != Some(0) {
-            if let (None, Some((key, wanted))) = (units, asked) {
-                Self::miss_here(node, key, wanted, now);
+            match (units, asked) {
+                (None, Some((key, wanted, true))) => Self::miss_here(node, key, wanted, now),
+                // It was counted when it came. No other node of the region has any, so others are asked.
+                (None, Some((key, _, false))) if node.draws.next_mate(key, now).is_none() => {
+                    Self::call_here(node, key);
+                }
+                _ => {}
             }
             node.elsewhere.tell();
         }
@@ -270,10 +277,14 @@ impl Sharing {
             account.offer((units, units), &verdict, now) || is_new
         });
         if calls == Some(true) {
-            let (slot, tag) = key;
-            node.shards[shard_of(tag)].lock().attend(slot, tag);
-            node.call(shard_of(tag));
+            Self::call_here(node, key);
         }
+    }
+
+    /// Calls for a look at a cell.
+    fn call_here(node: &Node, (slot, tag): CellKey) {
+        node.shards[shard_of(tag)].lock().attend(slot, tag);
+        node.call(shard_of(tag));
     }
 
     /// Whether a writer is a node of this one's region that the catalogue names.
