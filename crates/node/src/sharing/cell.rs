@@ -93,6 +93,8 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) struct Warm {
     pub(crate) demand: Demand,
+    /// What was surely asked for in a span of a sliding window's length, when something was denied: units a second, in thousandths.
+    proven_milli: Rough,
     pub(crate) views: SmallVec<[View; 2]>,
     pub(crate) told: Option<Told>,
     pub(crate) asked: Vec<Asked>,
@@ -107,7 +109,7 @@ pub(crate) struct Warm {
     /// Nothing is said to its pool before this time for who has joined since the window began.
     pub(crate) says_after_ns: u64,
     /// Times that asking brought nothing, in a row.
-    pub(crate) asked_in_vain: u32,
+    pub(crate) asked_in_vain: u16,
     /// The last cost that needs more units than there are without those that were borrowed for it alone; 0 where nobody
     /// has asked for such a one lately.
     pub(crate) short: u64,
@@ -152,17 +154,29 @@ impl Warm {
         now_ns.saturating_sub(self.busy_ns) > IDLE_NS && !self.views.iter().any(asks)
     }
 
-    /// What the others hear of demand here, in thousandths of a unit a second: a mean that falls slowly is none once nobody has
-    /// asked for long, or regions would take each other's memories for questions.
-    pub(crate) fn told_demand_milli(&self, is_sure: bool, now_ns: u64) -> u64 {
-        let is_over = now_ns.saturating_sub(self.asked_ns) > IDLE_NS;
-        if is_over {
-            0
-        } else if is_sure {
-            self.demand.sure_milli()
-        } else {
-            self.demand.units_milli()
+    /// Of a sliding window so many units are used, and so many more were missed since the last look.
+    pub(crate) fn note_used(&mut self, (used, missed): (u64, u64), window_ns: u64) {
+        let units = if missed > 0 { used.saturating_add(missed) } else { used };
+        let milli = u128::from(units) * 1_000 * 1_000_000_000 / u128::from(window_ns.max(1));
+        let milli = Rough::new(u64::try_from(milli).unwrap_or(u64::MAX));
+        self.proven_milli = if missed > 0 { milli } else { self.proven_milli.min(milli) };
+    }
+
+    /// What is asked for here of a flow or of rights, in thousandths of a unit a second. Where units come back long after they were used, or not
+    /// at all, what few questions seem to say is not gone by: what was lent for that would be missed elsewhere.
+    pub(crate) fn demand_milli(&self, resource: &Resource) -> u64 {
+        match resource {
+            Resource::Rate { .. } => self.demand.units_milli(),
+            Resource::Rights => self.demand.sure_milli(),
+            Resource::Units { .. } => self.demand.sure_milli().max(self.proven_milli.get()),
         }
+    }
+
+    /// What the others hear of that: a mean that falls slowly is none once nobody has asked for long, or regions would take each other's
+    /// memories for questions.
+    pub(crate) fn told_demand_milli(&self, resource: &Resource, now_ns: u64) -> u64 {
+        let is_over = now_ns.saturating_sub(self.asked_ns) > IDLE_NS;
+        if is_over { 0 } else { self.demand_milli(resource) }
     }
 
     /// Units that the others said they have used of a window that is open, or of a sliding one: as far as they said so.
@@ -190,6 +204,7 @@ impl Warm {
     pub(crate) fn new(now_ns: u64) -> Self {
         Self {
             demand: Demand::since(now_ns),
+            proven_milli: Rough::default(),
             views: SmallVec::new(),
             told: None,
             asked: Vec::new(),
@@ -317,6 +332,11 @@ impl Resource {
         }
     }
 
+    /// Whether it is a sliding window's units.
+    pub(crate) const fn is_units(&self) -> bool {
+        matches!(self, Self::Units { .. })
+    }
+
     /// A part, in what flows.
     pub(crate) fn weigh(&self, part: Part) -> u64 {
         match self {
@@ -328,9 +348,9 @@ impl Resource {
     /// What this region could use of a cell of so many units. Of what its own part leaves over it is not sure until demand has
     /// been as it is for the time in which the bucket fills: what comes and goes within that is what its burst is for. Where
     /// that takes longer than others shall wait, a region that nobody asks lends half of its part at once.
-    pub(crate) fn want_here(&self, demand: &Demand, standing: Part, budget: u64) -> u64 {
+    pub(crate) fn want_here(&self, warm: &Warm, standing: Part, budget: u64) -> u64 {
         const LONGEST_NS: u128 = 5_000_000_000;
-        let want = self.want(demand.units_milli());
+        let (want, demand) = (self.want(warm.demand_milli(self)), &warm.demand);
         let Self::Rate { milli } = self else { return want };
         let fills_ns = u128::from(budget) * 1_000 * 1_000_000_000 / u128::from(*milli);
         if u128::from(demand.age_ns()) >= fills_ns.min(LONGEST_NS) {

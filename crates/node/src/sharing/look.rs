@@ -1,6 +1,6 @@
 //! One look at a cell: what was asked of it here, what the others said of it, and what to do about it.
 
-use acequia_limits::{Now, Part};
+use acequia_limits::{CellTag, Now, Part};
 use acequia_rights::{
     Offer, Region, Writer,
     broken::{Broken, broken},
@@ -209,14 +209,20 @@ impl Sharing {
             None => (Part::default(), account.standing()),
             // As the others know it: what is in the pool is a part of it.
             Some(_) => (
-                within_reach(account, ground, speaker),
+                within_reach(node, key.1, account, ground, speaker),
                 self.standing_for(node, account, speaker, ground, now),
             ),
         };
+        let beside = if resource.is_units() { kept_by_mates(account, standing, ground, speaker) } else { 0 };
+        if let Resource::Units { window_ns, .. } = resource {
+            let missed = if offered.denied <= budget { u64::from(offered.missed).min(budget) } else { 0 };
+            let used = effective.units.saturating_sub(left).saturating_add(beside);
+            warm.note_used((used, missed), *window_ns);
+        }
         let own = Seat {
             region: self.me().region,
-            want: resource.want_here(&warm.demand, standing, budget),
-            holds: resource.weigh(effective).saturating_add(resource.weigh(reach)),
+            want: resource.want_here(warm, standing, budget),
+            holds: resource.weigh(effective).saturating_add(resource.weigh(reach)).saturating_add(beside),
             standing: resource.weigh(standing),
             short: if warm.short > effective.units { warm.short } else { 0 },
             weight: u32::try_from(resource.weigh(standing)).unwrap_or(1),
@@ -399,7 +405,7 @@ impl Sharing {
         let Some(account) = cell.account.as_deref_mut() else { return false };
         warm.enter(end_ns);
         let heard = |peer: &&Peer| peer.is_reached(now.steady_ns, REACH_NS);
-        let pooled = within_reach(account, ground, speaker).units;
+        let pooled = within_reach(node, key.1, account, ground, speaker).units;
         let reached = || self.peers.values().filter(heard);
         let time_left_ns = time_left_ns(end_ns, now);
         let window_ns = u128::from(ground.global.period_ns().max(1));
@@ -423,7 +429,14 @@ impl Sharing {
                 mates.push(place_of(peer));
             }
         }
-        let left = in_hand.saturating_add(pooled);
+        // Without the pool, requests find what is at the other nodes of the region, too, unless those were just asked in vain.
+        let finds =
+            speaker == Speaker::Own && !node.has_pool(key.1) && node.draws.next_mate(key, now).is_some();
+        let of_mates: u64 = match finds {
+            false => 0,
+            true => mates.iter().map(|(_, stake): &(Region, Stake)| stake.left).fold(0, u64::saturating_add),
+        };
+        let left = in_hand.saturating_add(pooled).saturating_add(of_mates);
         let own = Stake { left, demand_milli: warm.demand.sure_milli(), ..Stake::default() };
         let mut stock = Stock {
             own: place(self.me().region, account.standing().units, own),
@@ -432,6 +445,14 @@ impl Sharing {
             time_left_ns,
             round_ns: reached().map(Peer::round_ns).max().unwrap_or(0),
             denied: if denied <= ground.global.budget() { denied } else { 0 },
+            likely: match speaker {
+                Speaker::Each => 0,
+                _ => {
+                    let half = self.standing_for(node, account, speaker, ground, now).units.div_ceil(2);
+                    let likely = (u128::from(half) * u128::from(time_left_ns)).div_ceil(window_ns);
+                    u64::try_from(likely).unwrap_or(half)
+                }
+            },
         };
         let received = account.open().received().iter().map(|(_, units)| units).sum();
         if received != warm.received {
@@ -503,7 +524,7 @@ impl Sharing {
             if !asks.is_empty() {
                 // Not before the answers can be here.
                 let wait = ASK_NS.max(stock.round_ns + stock.round_ns / 4) << warm.asked_in_vain.min(6);
-                warm.asked_in_vain += 1;
+                warm.asked_in_vain = warm.asked_in_vain.saturating_add(1);
                 warm.quiet_until_ns = now.steady_ns + wait.min(ASK_NS_MAX);
             }
         }
@@ -523,10 +544,17 @@ impl Sharing {
         now: Now,
     ) {
         let Some(account) = cell.account.as_deref() else { return };
-        let demand = warm.told_demand_milli(*resource == Resource::Rights, now.steady_ns);
-        let more = resource.weigh(within_reach(account, ground, speaker));
+        let demand = warm.told_demand_milli(resource, now.steady_ns);
+        let more = resource.weigh(within_reach(node, key.1, account, ground, speaker));
         let left = account.unleased(&cell.words, now, ground.salt).saturating_add(more);
-        let holds = resource.weigh(account.effective()).saturating_add(more);
+        let beside = match resource.is_units() {
+            true => {
+                let standing = self.standing_for(node, account, speaker, ground, now);
+                kept_by_mates(account, standing, ground, speaker)
+            }
+            false => 0,
+        };
+        let holds = resource.weigh(account.effective()).saturating_add(more).saturating_add(beside);
         // Of a cell that nobody asks for the others wait for nothing, until one of them is asked and says so.
         let is_idle = warm.is_idle(now.steady_ns);
         let stands = (speaker != Speaker::Each)
@@ -636,8 +664,9 @@ fn note_short(warm: &mut Warm, account: &Account, offered: &Offered, budget: u64
 }
 
 /// What of the region's pool could be taken to give it away.
-fn within_reach(account: &Account, ground: &Ground<'_>, speaker: Speaker) -> Part {
+fn within_reach(node: &Node, tag: CellTag, account: &Account, ground: &Ground<'_>, speaker: Speaker) -> Part {
     let unknown = || match speaker {
+        _ if !node.has_pool(tag) => Part::default(),
         Speaker::Each => ground.local.each_of_pool(ground.global, ground.salt),
         Speaker::Own => ground.local.pool(ground.global, ground.salt).unwrap_or_default(),
         Speaker::Mate(_) => Part::default(),
@@ -646,6 +675,16 @@ fn within_reach(account: &Account, ground: &Ground<'_>, speaker: Speaker) -> Par
         // That one gives it away.
         Speaker::Mate(_) => Part::default(),
         _ => account.within_reach().unwrap_or_else(unknown),
+    }
+}
+
+/// Of a sliding window that this node speaks for, what other nodes of the region keep of the region's standing part: what is not found there is
+/// used, and no more of it can be lent by this one.
+fn kept_by_mates(account: &Account, standing: Part, ground: &Ground<'_>, speaker: Speaker) -> u64 {
+    let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
+    match speaker {
+        Speaker::Own => standing.units.saturating_sub(account.standing().units).saturating_sub(pool.units),
+        _ => 0,
     }
 }
 

@@ -99,7 +99,7 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
     let mut plan = Plan::default();
     let seats: SmallVec<[Seat; 8]> = std::iter::once(flow.own).chain(flow.others.iter().copied()).collect();
     let total: u64 = seats.iter().map(|seat| seat.standing).sum();
-    let targets = targets(total, &seats);
+    let targets = targets(total, &seats, flow.is_rate);
     let fair = total / seats.len() as u64;
     let quantum = (total / QUANTUM).max(1);
     let band = (fair / DEAD_BAND).max(quantum);
@@ -145,13 +145,29 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
 }
 
 /// What each seat should have: what it wants if there is enough, and its part of what is left over.
-fn targets(total: u64, seats: &[Seat]) -> SmallVec<[u64; 8]> {
+///
+/// Of a rate that is by what each wants. Units of a sliding window are back long after they were used, and of few it is chance who was asked
+/// for some in that time: so each has its standing part of what nobody wants first.
+fn targets(total: u64, seats: &[Seat], is_rate: bool) -> SmallVec<[u64; 8]> {
     let claims: SmallVec<[Claim; 8]> = seats
         .iter()
         .map(|s| Claim { want: s.want, floor: s.floor, weight: s.weight, class: s.class })
         .collect();
     let mut targets = water_fill(total, &claims);
-    let rest = total - targets.iter().sum::<u64>();
+    let mut rest = total - targets.iter().sum::<u64>();
+    if !is_rate {
+        let lacks = |target: u64, seat: &Seat| seat.standing.saturating_sub(target);
+        let all: u128 =
+            targets.iter().zip(seats).map(|(target, seat)| u128::from(lacks(*target, seat))).sum();
+        let part = rest;
+        for (target, seat) in targets.iter_mut().zip(seats) {
+            let lack = lacks(*target, seat);
+            let more = u128::from(lack) * u128::from(part) / all.max(1);
+            let more = u64::try_from(more).unwrap_or(u64::MAX).min(lack);
+            *target += more;
+            rest -= more;
+        }
+    }
     let wanted: u128 = seats.iter().map(|seat| u128::from(seat.want)).sum();
     if rest > 0 && wanted > 0 {
         for (target, seat) in targets.iter_mut().zip(seats) {
@@ -372,6 +388,8 @@ pub(crate) struct Stock {
     pub(crate) round_ns: u64,
     /// The largest cost that was denied since the last look.
     pub(crate) denied: u64,
+    /// Of few units, what may still be asked for here: who asks and has some left is given no more than what is beyond that.
+    pub(crate) likely: u64,
 }
 
 /// The longest demand that is asked for at once: more would have to come back when demand moves.
@@ -455,7 +473,9 @@ impl Stock {
         let missed: u64 = before
             .map(|(_, stake)| self.need(*stake).saturating_sub(stake.left))
             .fold(0, u64::saturating_add);
-        units.min(self.own.left.saturating_sub(self.kept(self.own)).saturating_sub(missed))
+        let is_ahead = self.others.iter().any(|(region, stake)| *region == to && stake.left > 0);
+        let kept = self.kept(self.own).max(if is_ahead { self.likely } else { 0 });
+        units.min(self.own.left.saturating_sub(kept).saturating_sub(missed))
     }
 }
 
@@ -628,6 +648,7 @@ mod tests {
             time_left_ns: seconds_left * S,
             round_ns: S / 5,
             denied: 0,
+            likely: 0,
         }
     }
 
