@@ -6,7 +6,7 @@ use crate::{
     sliding::{APPROXIMATE_UNITS_MAX, SlidingApproximate, SlidingLog, SlidingSlots},
     time::CLOCK_END,
     verdict::{NEVER, Verdict},
-    window::{Edges, FixedWindow, Usage},
+    window::{Edges, FixedWindow, Later, Usage},
 };
 
 /// A state that fits in the cell itself.
@@ -182,6 +182,15 @@ impl Algorithm {
     pub fn until(self, until_ns: u64) -> Self {
         match self {
             Self::FixedWindow(window) => Self::FixedWindow(window.until(until_ns)),
+            other => other,
+        }
+    }
+
+    /// The same, where windows with edges that end after some times have other limits ([`FixedWindow::later`]).
+    #[must_use]
+    pub fn later(self, later: &[Later]) -> Self {
+        match self {
+            Self::FixedWindow(window) => Self::FixedWindow(window.later(later)),
             other => other,
         }
     }

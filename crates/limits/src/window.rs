@@ -15,6 +15,8 @@
 //! **A margin that grows** would have windows open again that were left: true time was surely past their end by then, so
 //! it still is, however little is known of it now. Hence what was *left* stays so under every margin that follows.
 
+use std::sync::Arc;
+
 use crate::{
     MARGIN_NS_MAX,
     calendar::Calendar,
@@ -54,6 +56,18 @@ pub struct FixedWindow {
     /// Windows that begin at this wall clock time, in nanoseconds, or later give nothing by these numbers: others are made in
     /// time. An edge; `u64::MAX` where that is not known of any.
     pub until_ns: u64,
+    /// Where cells have edges of their own and not all windows the same limit: what those have that end after some times. Ascending, of which
+    /// the last counts that a window ends after.
+    pub later: Option<Arc<[Later]>>,
+}
+
+/// What windows have that end after a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Later {
+    /// Wall clock, nanoseconds.
+    pub after_ns: u64,
+    /// Units in each of them.
+    pub limit: u64,
 }
 
 /// What a cell keeps: the end of its window (wall clock, nanoseconds) and the units charged in it.
@@ -100,7 +114,7 @@ impl Usage {
 impl FixedWindow {
     /// A limit for every window, by one clock.
     pub const fn new(limit: u64, edges: Edges) -> Self {
-        Self { limit, next_limit: limit, edges, margin_ns: 0, left_ns: 0, until_ns: u64::MAX }
+        Self { limit, next_limit: limit, edges, margin_ns: 0, left_ns: 0, until_ns: u64::MAX, later: None }
     }
 
     /// A piece of this limit, enforced by one of several clocks that are all at most `margin_ns` off.
@@ -122,6 +136,12 @@ impl FixedWindow {
         Self { until_ns, ..self }
     }
 
+    /// The same, where windows that end after some times have other limits.
+    #[must_use]
+    pub fn later(self, later: &[Later]) -> Self {
+        Self { later: (!later.is_empty()).then(|| later.into()), ..self }
+    }
+
     /// Whether `cost` fits in the window that is open for this cell, and within a margin of its end in
     /// the next one, too.
     #[inline]
@@ -134,12 +154,13 @@ impl FixedWindow {
 
     fn probe_one(&self, usage: (u64, u64), wall_ns: u64, cost: u64, salt: u32) -> Verdict {
         let (end_ns, used) = self.open_one(usage, wall_ns, salt);
-        let left = if end_ns <= self.until_ns { self.limit.saturating_sub(used) } else { 0 };
+        let limit = self.limits(end_ns, wall_ns, salt).0;
+        let left = if end_ns <= self.until_ns { limit.saturating_sub(used) } else { 0 };
         let reset_after_ns = end_ns - wall_ns;
         if cost <= left {
             Verdict { allowed: true, remaining: left - cost, retry_after_ns: 0, delay_ns: 0, reset_after_ns }
         } else {
-            let retry_after_ns = if cost > self.next_limit { NEVER } else { reset_after_ns };
+            let retry_after_ns = if cost > self.most() { NEVER } else { reset_after_ns };
             Verdict { allowed: false, remaining: left, retry_after_ns, delay_ns: 0, reset_after_ns }
         }
     }
@@ -148,7 +169,7 @@ impl FixedWindow {
     fn probe_both(&self, usage: Usage, wall_ns: u64, cost: u64, salt: u32) -> Verdict {
         let open = self.open_both(usage, wall_ns, salt);
         let both = self.is_both(open.end_ns, wall_ns, salt);
-        let left = self.left(open, both);
+        let left = self.left(open, both, (wall_ns, salt));
         let allowed = cost <= left;
         let ahead = open.ahead + if allowed && both { cost } else { 0 };
         // When the open window is left, and the next one.
@@ -156,9 +177,9 @@ impl FixedWindow {
         let next_over_ns = || self.next_end(open.end_ns) + self.margin_ns - wall_ns;
         let retry_after_ns = if allowed {
             0
-        } else if cost > self.next_limit {
+        } else if cost > self.most() {
             NEVER
-        } else if open.ahead.saturating_add(cost) <= self.next_limit {
+        } else if open.ahead.saturating_add(cost) <= self.limits(open.end_ns, wall_ns, salt).1 {
             over_ns
         } else {
             next_over_ns()
@@ -216,7 +237,8 @@ impl FixedWindow {
     pub fn spent_at(&self, wall_ns: u64, salt: u32) -> Usage {
         let end_ns = self.first_end(wall_ns, salt);
         let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
-        Usage { end_ns, used: self.limit, ahead: if both { self.next_limit } else { 0 } }
+        let (limit, next_limit) = self.limits(end_ns, wall_ns, salt);
+        Usage { end_ns, used: limit, ahead: if both { next_limit } else { 0 } }
     }
 
     /// The usage, shared by cells with edges of their own, of which each has spent all of its windows that are open at
@@ -225,7 +247,7 @@ impl FixedWindow {
         match self.edges {
             Edges::Every { window_ns, stagger: true } => {
                 let latest_ns = wall_ns + self.margin_ns;
-                Usage { end_ns: latest_ns + self.length_ns(window_ns), used: self.limit, ahead: 0 }
+                Usage { end_ns: latest_ns + self.length_ns(window_ns), used: self.most(), ahead: 0 }
             }
             _ => self.spent_at(wall_ns, 0),
         }
@@ -362,12 +384,42 @@ impl FixedWindow {
         matches!(self.edges, Edges::Every { stagger: true, .. })
     }
 
-    fn left(&self, open: Usage, both: bool) -> u64 {
+    /// What the window that ends then gives, and the one that follows it. A cell that shares, or shared, its usage with others may count in one
+    /// that ends after its own: it has what its own gives.
+    #[inline]
+    fn limits(&self, end_ns: u64, wall_ns: u64, salt: u32) -> (u64, u64) {
+        match &self.later {
+            None => (self.limit, self.next_limit),
+            Some(later) => self.limits_by(later, end_ns, wall_ns, salt),
+        }
+    }
+
+    #[cold]
+    fn limits_by(&self, later: &[Later], end_ns: u64, wall_ns: u64, salt: u32) -> (u64, u64) {
+        let own_ns = self.end_after(wall_ns.saturating_sub(self.margin_ns).max(self.left_ns), salt);
+        let end_ns = end_ns.min(own_ns);
+        let of = |end_ns: u64| {
+            let last = later.iter().rev().find(|later| end_ns > later.after_ns);
+            last.map_or(self.limit, |later| later.limit)
+        };
+        (of(end_ns), of(self.next_end(end_ns)))
+    }
+
+    /// The most that a window gives that is open, or follows one that is.
+    fn most(&self) -> u64 {
+        match &self.later {
+            None => self.next_limit,
+            Some(later) => later.iter().map(|later| later.limit).fold(self.limit, u64::max),
+        }
+    }
+
+    fn left(&self, open: Usage, both: bool, (wall_ns, salt): (u64, u32)) -> u64 {
         if open.end_ns > self.until_ns || (both && open.end_ns == self.until_ns) {
             return 0;
         }
-        let left = self.limit.saturating_sub(open.used);
-        if both { left.min(self.next_limit.saturating_sub(open.ahead)) } else { left }
+        let (limit, next_limit) = self.limits(open.end_ns, wall_ns, salt);
+        let left = limit.saturating_sub(open.used);
+        if both { left.min(next_limit.saturating_sub(open.ahead)) } else { left }
     }
 
     /// As many windows as share one limit.
@@ -407,6 +459,33 @@ mod tests {
         assert_eq!((v.allowed, v.remaining, v.retry_after_ns), (false, 1, 45 * S));
         assert!(!w.probe(usage, now + v.retry_after_ns - 1, 2, 0).allowed);
         assert!(w.probe(usage, now + v.retry_after_ns, 2, 0).allowed);
+    }
+
+    #[test]
+    fn later_windows_have_limits_of_their_own() {
+        let later = |after_s: u64, limit| Later { after_ns: after_s * S, limit };
+        for margin_ns in [0, 5 * S] {
+            let w = FixedWindow { margin_ns, ..minutely(5, true) }.later(&[later(660, 2), later(720, 9)]);
+            let left = |usage, at_s: u64| w.probe(usage, at_s * S, 0, 0).remaining;
+            let lefts = [615, 666, 726, 786, 846].map(|at_s| left(Usage::default(), at_s));
+            assert_eq!(lefts, [5, 2, 9, 9, 9]);
+            let spent = [615, 666, 726].map(|at_s| w.spent_at(at_s * S, 0).used);
+            assert_eq!(spent, [5, 2, 9]);
+            assert_eq!(w.spent_by_any_at(615 * S).used, 9);
+            // What cells share may count in a window that ends later than one's own.
+            let shared = Usage { end_ns: 780 * S, used: 1, ahead: 0 };
+            assert_eq!([615, 666, 726].map(|at_s| left(shared, at_s)), [4, 1, 8]);
+        }
+        // Near an edge there must be room in both.
+        let w = FixedWindow { margin_ns: 5 * S, ..minutely(5, true) }.later(&[later(660, 2)]);
+        let usage = Usage { end_ns: 660 * S, used: 1, ahead: 1 };
+        assert_eq!(w.probe(usage, 654 * S, 0, 0).remaining, 4);
+        assert_eq!(w.probe(usage, 656 * S, 0, 0).remaining, 1);
+        let spent = w.spent_at(656 * S, 0);
+        assert_eq!((spent.used, spent.ahead), (5, 2));
+        let denied = w.probe(usage, 656 * S, 2, 0);
+        assert_eq!((denied.allowed, denied.retry_after_ns), (false, 69 * S), "when the next one is over");
+        assert_eq!(w.probe(usage, 656 * S, 6, 0).retry_after_ns, NEVER);
     }
 
     #[test]

@@ -199,14 +199,17 @@ impl Node {
             None => absent.or_else(|| catalogue.newest_numbers(slot, salt))?,
         };
         let (local, global) = (catalogue.local(slot, numbers)?, catalogue.global(slot, numbers)?);
-        let standing = if self.owns_nothing().is_some() { Part::default() } else { local.part(salt) };
+        let standing_of = |end_ns: u64| match self.owns_nothing() {
+            Some(_) => Part::default(),
+            None => local.part_of(salt, end_ns),
+        };
         let words: &[u64] = place.map_or(&[], |place| cells.words(cells.table.at(place)));
         let leased = place.map_or(0, |place| cells.leased(place));
         let window_ns = match local.at(salt) {
             Algorithm::FixedWindow(window) => window.older_end(words, now.wall_ns, salt),
             _ => 0,
         };
-        let standing = if local.gives_in(window_ns) { standing } else { Part::default() };
+        let standing = if local.gives_in(window_ns) { standing_of(window_ns) } else { Part::default() };
         let Some(account) = place.and_then(|place| cells.account(place)) else {
             let left = if standing == Part::default() && self.is_shared() {
                 0
@@ -255,7 +258,10 @@ impl Node {
             holding.effective.units = local.usable(global, units);
             if account.next_window() > window_ns {
                 let units = match local.gives_in(account.next_window()) {
-                    true => limit_of(account.next_window()).unwrap_or(standing.units),
+                    true => {
+                        let standing = standing_of(account.next_window()).units;
+                        account.limit_of(account.next_window(), standing).unwrap_or(standing)
+                    }
                     false => 0,
                 };
                 holding.next_window_ns = account.next_window();

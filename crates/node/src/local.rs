@@ -6,13 +6,17 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use acequia_limits::{Algorithm, Part, RATE_PARTS, window::Edges};
+use acequia_limits::{
+    Algorithm, Part, RATE_PARTS,
+    window::{Edges, Later},
+};
 use acequia_rights::{
     Region, Split,
     broken::{Broken, broken},
     pool::NODES_MAX,
     standing::REGIONS_MAX,
 };
+use smallvec::SmallVec;
 
 /// How the nodes of a region share a limit: together they keep a part of it, the *guard*, each its own share of that, and the rest is in
 /// the cell's pool. **For every cell, what all nodes keep and what is in the pool sum to no more than what they share.**
@@ -58,6 +62,13 @@ const SLIDING_GUARDED_FROM: u64 = 2;
 /// come back cannot be had again when the store is gone: who then asks for less than half of what its region has shall find it there, whatever
 /// was asked before. And of few units one node finds what the others keep. Of more, leases last for as long.
 const HALF_UP_TO: u64 = 8;
+
+/// Numbers that cells may have, by what stands in windows of now and later.
+const VARIANTS_MAX: usize = 255;
+/// Distributions by which later windows go, where cells have edges of their own: a change of shares makes two or three at a time.
+pub(crate) const LATER_MAX: usize = 2;
+/// The units that a cell has standing, and those of later windows.
+type Standing = (u64, SmallVec<[Later; LATER_MAX]>);
 
 /// How units come back, which says how few of them are worth keeping: it is part of what makes a limit the one that it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,6 +174,11 @@ pub(crate) struct OfPools {
     pub(crate) has_joined_since: bool,
 }
 
+/// The fewest units that a cell has standing in any window.
+fn least_of((units, later): &Standing) -> u64 {
+    later.iter().map(|later| later.limit).fold(*units, u64::min)
+}
+
 /// What makes a region's numbers out of a limit's.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
@@ -197,10 +213,25 @@ impl Shares {
         }
     }
 
-    /// The units of a cell that are this node's, whatever happens.
-    fn units(&self, (total, refill): (u64, Refill), salt: u32) -> u64 {
+    /// Where cells have edges of their own: the last distributions by which their windows go, each by the time after which those end.
+    fn later(&self) -> &[OfPools] {
+        let first = self.pools.len().saturating_sub(LATER_MAX).max(1);
+        if self.until_ns == u64::MAX { self.pools.get(first..).unwrap_or_default() } else { &[] }
+    }
+
+    /// After what time windows end that go by one of those.
+    fn after_ns(&self, later: &OfPools) -> u64 {
+        if broken(Broken::LaterSharesEarly) {
+            return 0;
+        }
+        let before = self.pools.iter().take_while(|of| of.until_ns < later.until_ns).last();
+        before.map_or(0, |of| of.until_ns)
+    }
+
+    /// The units of a cell that are this node's, whatever happens; by such distributions.
+    fn units(&self, terms: &[Arc<Split>], (total, refill): (u64, Refill), salt: u32) -> u64 {
         let of_terms = |kept: &dyn Fn(u64) -> u64| {
-            let terms = self.terms.iter();
+            let terms = terms.iter();
             terms.map(|split| kept(split.units(self.region, total, salt))).min().unwrap_or(0)
         };
         match &self.guard {
@@ -213,8 +244,8 @@ impl Shares {
     }
 
     /// What that may be, over all cells.
-    fn distinct(&self, total: u64, refill: Refill) -> Vec<u64> {
-        let of_terms = || self.terms.iter().flat_map(|split| split.distinct(self.region, total)).chain([0]);
+    fn distinct(&self, terms: &[Arc<Split>], total: u64, refill: Refill) -> Vec<u64> {
+        let of_terms = || terms.iter().flat_map(|split| split.distinct(self.region, total)).chain([0]);
         let mut all: Vec<u64> = match &self.guard {
             None => of_terms().collect(),
             Some(guard) => match &guard.of {
@@ -325,8 +356,10 @@ pub(crate) struct Local {
     total: u64,
     refill: Refill,
     rate: u32,
-    /// By units, ascending. One where nothing is shared.
-    variants: Arc<[(u64, Algorithm)]>,
+    /// By units, and by those of later windows: ascending. One where nothing is shared.
+    variants: Arc<[(Standing, Algorithm)]>,
+    /// As the first that has any units, by those of no later windows.
+    least: Arc<Algorithm>,
 }
 
 impl Local {
@@ -334,7 +367,8 @@ impl Local {
     pub(crate) fn whole(algorithm: &Algorithm) -> Self {
         let total = algorithm.budget();
         let refill = Refill::of(algorithm);
-        Self { shares: None, total, refill, rate: 0, variants: Arc::new([(total, algorithm.clone())]) }
+        let variants = Arc::new([((total, SmallVec::new()), algorithm.clone())]);
+        Self { shares: None, total, refill, rate: 0, variants, least: Arc::new(algorithm.clone()) }
     }
 
     /// A region's numbers.
@@ -342,26 +376,55 @@ impl Local {
         let total = algorithm.budget();
         let refill = Refill::of(algorithm);
         let rate = if algorithm.has_rate() { shares.rate() } else { 0 };
-        let local = Self { shares: Some(Arc::clone(shares)), total, refill, rate, variants: Arc::new([]) };
-        let all = shares.distinct(total, Refill::of(algorithm));
+        let all = shares.distinct(&shares.terms, total, refill);
         let made = |units: u64| {
             // A meter needs a rate; one of a region without any holds no unit anyway.
             let rate = if algorithm.has_rate() { rate.max(RATE_MIN) } else { 0 };
             let part = Part { rate, units: if shares.can_tell(algorithm) { units } else { 0 } };
-            (units, shares.piece(algorithm, part))
+            ((units, SmallVec::new()), shares.piece(algorithm, part))
         };
-        let mut variants: Vec<(u64, Algorithm)> = all.into_iter().map(made).collect();
+        let mut variants: Vec<(Standing, Algorithm)> = all.into_iter().map(made).collect();
+        let is_later = refill == Refill::Edges && shares.can_tell(algorithm) && !shares.later().is_empty();
+        if is_later {
+            // A few of each.
+            for of in shares.later() {
+                let all = shares.distinct(&of.terms, total, refill);
+                let after_ns = shares.after_ns(of);
+                let with = |((units, later), piece): (Standing, Algorithm)| {
+                    let more = |limit: u64| {
+                        let mut later = later.clone();
+                        later.push(Later { after_ns, limit });
+                        ((units, later), piece.clone())
+                    };
+                    all.iter().copied().map(more).collect::<Vec<_>>()
+                };
+                variants = variants.into_iter().flat_map(with).take(VARIANTS_MAX).collect();
+            }
+            for ((_, later), piece) in &mut variants {
+                *piece = piece.clone().later(later);
+            }
+        }
         // The usual case: every cell has the same units, and needs no look at its salt.
-        if shares.guard.is_none()
+        if !is_later
+            && shares.guard.is_none()
             && let [split] = shares.terms.as_slice()
             && let [only] = split.distinct(shares.region, total).as_slice()
         {
             let only = *only;
-            variants.retain(|(units, _)| *units == only);
-        } else if shares.owns_nothing() {
+            variants.retain(|((units, _), _)| *units == only);
+        } else if !is_later && shares.owns_nothing() {
             variants.truncate(1);
         }
-        Self { variants: variants.into(), ..local }
+        // The first of several has no unit in any window.
+        let some = variants.iter().filter(|(standing, _)| least_of(standing) > 0);
+        let least = some.min_by_key(|(standing, _)| least_of(standing)).or(variants.first());
+        let (standing, piece) = least.expect("there is always one");
+        let least = match standing.1.is_empty() {
+            true => piece.clone(),
+            false => made(least_of(standing)).1,
+        };
+        let (shares, least) = (Some(Arc::clone(shares)), Arc::new(least));
+        Self { shares, total, refill, rate, variants: variants.into(), least }
     }
 
     /// Whether these are the numbers that such shares make.
@@ -436,20 +499,50 @@ impl Local {
         &self.variants[usize::from(place)].1
     }
 
-    /// The standing part of a cell.
+    /// The standing part of a cell: of windows, the least of those that may be open.
     pub(crate) fn part(&self, salt: u32) -> Part {
         Part { rate: self.rate, units: self.units(salt) }
     }
 
-    /// Whether a cell has any unit of its own.
-    pub(crate) fn owns_any(&self, salt: u32) -> bool {
-        self.shares.is_none() || self.units(salt) > 0
+    /// The same of a window, by its end; 0 where there are no windows.
+    pub(crate) fn part_of(&self, salt: u32, end_ns: u64) -> Part {
+        let shares = self.shares.as_deref().filter(|_| self.refill == Refill::Edges);
+        let last = shares.and_then(|shares| {
+            let mut later = shares.later().iter().rev();
+            let of = later.find(|of| end_ns > shares.after_ns(of))?;
+            Some(shares.units(&of.terms, (self.total, self.refill), salt))
+        });
+        last.map_or_else(|| self.part(salt), |units| Part { rate: self.rate, units })
+    }
+
+    /// What a cell has standing, in windows of now and later.
+    fn standing(&self, salt: u32) -> Standing {
+        let shares = self.shares.as_deref().filter(|_| self.refill == Refill::Edges);
+        let later = shares.into_iter().flat_map(|shares| {
+            shares.later().iter().map(|of| Later {
+                after_ns: shares.after_ns(of),
+                limit: shares.units(&of.terms, (self.total, self.refill), salt),
+            })
+        });
+        (self.units(salt), later.collect())
+    }
+
+    /// The numbers of a cell, by its place among them, while it shares one with others: the least that any of those has that have some, in every
+    /// window.
+    #[cold]
+    pub(crate) fn in_place_shared(&self, place: u8) -> &Algorithm {
+        let (standing, own) = &self.variants[usize::from(place)];
+        match least_of(standing) {
+            // What stands for it in some windows alone it has when it has a cell.
+            0 if !standing.1.is_empty() => &self.variants[0].1,
+            0 => own,
+            _ => &self.least,
+        }
     }
 
     /// The smallest numbers that a cell may have: what cells that share one are counted by.
     pub(crate) fn least(&self) -> &Algorithm {
-        let least = self.variants.iter().find(|(units, _)| *units > 0).or(self.variants.first());
-        &least.expect("there is always one").1
+        &self.least
     }
 
     /// The largest numbers that a cell may have by its standing part.
@@ -479,14 +572,16 @@ impl Local {
     }
 
     fn find(&self, salt: u32) -> u8 {
-        let units = self.units(salt);
-        // Fewer units than the share is safe; there is a variant for every share, a few for each distribution that counts.
-        let found = self.variants.iter().position(|(variant, _)| *variant == units);
+        let standing = self.standing(salt);
+        // There is a variant for every share, a few for each distribution that counts; the first has the fewest units, now and later.
+        let found = self.variants.iter().position(|(variant, _)| *variant == standing);
         found.and_then(|place| u8::try_from(place).ok()).unwrap_or(0)
     }
 
     fn units(&self, salt: u32) -> u64 {
-        self.shares.as_deref().map_or(self.total, |shares| shares.units((self.total, self.refill), salt))
+        self.shares
+            .as_deref()
+            .map_or(self.total, |shares| shares.units(&shares.terms, (self.total, self.refill), salt))
     }
 }
 
@@ -524,7 +619,7 @@ mod tests {
         ) {
             let guards = guards(nodes, percent);
             let pool = guards[0].pool(&[], total, refill, salt).expect("a pool");
-            let kept: Vec<u64> = guards.iter().map(|guard| guard.units((total, refill), salt)).collect();
+            let kept: Vec<u64> = guards.iter().map(|guard| guard.units(&guard.terms, (total, refill), salt)).collect();
             prop_assert_eq!(kept.iter().sum::<u64>() + pool.units, total);
             let rates: u64 = guards.iter().map(|guard| u64::from(guard.rate())).sum();
             prop_assert!(rates + u64::from(pool.rate) <= u64::from(RATE_PARTS));
@@ -535,7 +630,7 @@ mod tests {
             prop_assert!(most - least <= 1, "{:?}", kept);
             for (guard, units) in guards.iter().zip(&kept) {
                 prop_assert_eq!(guard.pool(&[], total, refill, salt), Some(pool));
-                prop_assert!(guard.distinct(total, refill).contains(units));
+                prop_assert!(guard.distinct(&guard.terms, total, refill).contains(units));
             }
         }
 
@@ -559,8 +654,8 @@ mod tests {
                     let each = nodes().map(|node| shares(Region(node as u16 + 1), chain.clone(), Some(guard.clone())));
                     let mut pool = None;
                     for of_node in each {
-                        let own = of_node.units((total, refill), salt);
-                        prop_assert!(of_node.distinct(total, refill).contains(&own));
+                        let own = of_node.units(&of_node.terms, (total, refill), salt);
+                        prop_assert!(of_node.distinct(&of_node.terms, total, refill).contains(&own));
                         *units += u128::from(own);
                         *rates += u64::from(of_node.rate());
                         prop_assert!(pool.is_none() || pool == of_node.pool(&of_node.terms, total, refill, salt));
@@ -574,6 +669,56 @@ mod tests {
             }
             prop_assert_eq!((of_chains[0].0, of_chains[1].0), (u128::from(total), u128::from(total)));
             prop_assert!(of_chains[2].0 <= u128::from(total));
+        }
+
+        /// Of windows with edges of each cell's own, those that began before a change of shares, while both count, and since: what nodes have
+        /// standing and what is in the pool are the limit, of each by its own distributions, and a cell's numbers say so.
+        #[test]
+        fn parts_of_each_window_are_the_limit(
+            total in totals(), percent in 0..=100_u8, salt: u32, has_guard: bool,
+            weights in prop::collection::vec((0..=9_u32, 0..=9_u32), 1..=6),
+        ) {
+            const END_NS: u64 = 1 << 50;
+            let split = |of: &dyn Fn(&(u32, u32)) -> u32| {
+                let named = (1..).map(Region).zip(weights.iter().map(of));
+                Split::new(&named.filter(|(_, weight)| *weight > 0).collect::<Vec<_>>()).ok().map(Arc::new)
+            };
+            let (Some(old), Some(new)) = (split(&|w| w.0), split(&|w| w.1)) else { return Ok(()) };
+            let terms = [vec![Arc::clone(&old)], vec![Arc::clone(&old), Arc::clone(&new)], vec![new]];
+            let ends = [END_NS, 2 * END_NS, u64::MAX];
+            let pools: Vec<OfPools> = ends.iter().zip(&terms).map(|(until_ns, terms)| OfPools {
+                until_ns: *until_ns,
+                terms: terms.clone(),
+                has_joined_since: false,
+            }).collect();
+            let window = Algorithm::FixedWindow(acequia_limits::window::FixedWindow::new(
+                total,
+                Edges::Every { window_ns: END_NS / 4, stagger: true },
+            ));
+            let members: Vec<Region> = (1..=weights.len() as u16).map(Region).collect();
+            let guard = has_guard.then(|| Guard::of_parts(members.clone(), percent));
+            for (at, end_ns) in [END_NS, END_NS + 1, 2 * END_NS, 2 * END_NS + 1].into_iter().enumerate() {
+                let mut all = 0;
+                for region in &members {
+                    let of = Shares { pools: pools.clone(), ..shares(*region, terms[0].clone(), guard.clone()) };
+                    let local = local(&window, of);
+                    let part = local.part_of(salt, end_ns).units;
+                    let piece = local.at(salt);
+                    let Algorithm::FixedWindow(numbers) = piece else { unreachable!("a window") };
+                    let mut later = numbers.later.iter().flat_map(|later| later.iter());
+                    let says = later.rfind(|later| end_ns > later.after_ns).map_or(numbers.limit, |later| later.limit);
+                    prop_assert_eq!(says, part);
+                    prop_assert!(local.in_place_shared(local.place_of(salt)).budget() <= part);
+                    prop_assert_eq!(local.variants[0].1.budget(), 0);
+                    all += part;
+                    if *region == members[0] {
+                        all += local.pool_of(&window, salt, end_ns).map_or(0, |pool| pool.units);
+                    }
+                }
+                prop_assert!(all <= total, "{} of {}", all, total);
+                // While both count each has the less.
+                prop_assert!(at == 1 || at == 2 || all == total, "{} of {}", all, total);
+            }
         }
 
         /// Until a distribution counts no more, all has come back that was spent by it, of what a node keeps for itself too: whoever then has its units
@@ -631,7 +776,7 @@ mod tests {
                 prop_assert!(part.rate >= 1);
                 prop_assert_eq!(local.at(salt), &bucket.local(part, 0, 0));
                 prop_assert_eq!(local.with(&bucket, part), bucket.local(part, 0, 0));
-                prop_assert_eq!(local.owns_any(salt), part.units > 0);
+                prop_assert!(local.in_place_shared(local.place_of(salt)).budget() <= part.units);
                 let none = Part { rate: RATE_MIN, units: 0 };
                 prop_assert!(percent > 0 || part == none);
             }
@@ -654,7 +799,7 @@ mod tests {
             let guards = guards(4, percent);
             let mut all = [0; 4];
             for salt in 0..4_000 {
-                let units = guards.iter().map(|guard| guard.units((total, Refill::Rate), salt));
+                let units = guards.iter().map(|guard| guard.units(&guard.terms, (total, Refill::Rate), salt));
                 units.enumerate().for_each(|(node, units)| all[node] += units);
             }
             assert_eq!(all.iter().sum::<u64>(), 4_000 * kept, "{percent} % of {total}");

@@ -427,6 +427,7 @@ impl Node {
             Algorithm::FixedWindow(window) => Some(Algorithm::FixedWindow(FixedWindow {
                 limit: UNITS_MAX,
                 next_limit: UNITS_MAX,
+                later: None,
                 ..window.clone()
             })),
             Algorithm::SlidingLog(log) => {

@@ -101,6 +101,8 @@ pub enum Broken {
     SparesUnheardOf,
     /// What a node has of the window that is open it has of later ones, until it makes numbers anew.
     OpenSharesLast,
+    /// Where cells have edges of their own, shares of windows that begin later are used in open ones.
+    LaterSharesEarly,
     /// The time of an acknowledgement trusts the clock.
     NoClockMargin,
     /// Buckets and sliding windows do not wait for what is owed.

@@ -612,15 +612,12 @@ impl<'a> Check<'a, '_> {
     #[inline(always)]
     fn algorithm(&self, hit: &Hit) -> &'a Algorithm {
         let local = self.local(self.limit(hit), hit.numbers);
-        if hit.place == Place::Shared { shared_algorithm(local, hit) } else { local.in_place(hit.variant) }
+        // Of a few units in all a region may have none: nothing may pass there by the cell that new ones share either.
+        match hit.place {
+            Place::Shared => local.in_place_shared(hit.variant),
+            _ => local.in_place(hit.variant),
+        }
     }
-}
-
-/// The numbers of a cell that new ones share. Of a few units in all a region may have none: nothing may pass there by another cell's
-/// either.
-#[cold]
-fn shared_algorithm<'l>(local: &'l Local, hit: &Hit) -> &'l Algorithm {
-    if local.owns_any(hit.tag.salt()) { local.least() } else { local.in_place(hit.variant) }
 }
 
 #[inline]

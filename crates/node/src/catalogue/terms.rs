@@ -8,7 +8,10 @@ use acequia_rights::{
     versions::{Kind, Spared, Until},
 };
 
-use crate::{asker::spent_for_ns, local::Guard};
+use crate::{
+    asker::spent_for_ns,
+    local::{Guard, LATER_MAX},
+};
 
 /// How a region shares its limits: the splits of which the least counts, and until when.
 #[derive(Clone, Debug)]
@@ -67,14 +70,22 @@ impl Terms {
 
     /// The distributions that count for a limit. `drains_ns`: see [`Terms::kind_of`].
     ///
-    /// Where cells have edges of their own those in force may be in windows that began before a distribution and after it, so the
-    /// numbers of all go by all that count for any. But pools are of one window each, and go by what counts for that.
+    /// Where cells have edges of their own those in force may be in windows that began before a distribution and after it. Pools are of one
+    /// window each, and go by what counts for that; and so do numbers, which say what windows have that end after a few times. Where there are
+    /// more, the numbers of all windows before those go by all that count for any of them.
     pub(super) fn counting(&self, limit: &Limit, drains_ns: u64, now: Now) -> Counting<'_> {
         let all: Vec<&Term> =
             self.terms.iter().filter(|term| self.counts(term, limit, drains_ns, now)).collect();
         if let Some(window_ns) = self.staggers(limit) {
             let pools = pools_of(&all, limit, window_ns, now.wall_ns);
-            return Counting { terms: all, until_ns: u64::MAX, pools };
+            let mut terms: Vec<&Term> = Vec::new();
+            let first = pools.len().saturating_sub(LATER_MAX).max(1);
+            for term in pools.iter().take(first).flat_map(|(_, terms)| terms) {
+                if !terms.iter().any(|other| std::ptr::eq(*other, *term)) {
+                    terms.push(*term);
+                }
+            }
+            return Counting { terms, until_ns: u64::MAX, pools };
         }
         let mut until_ns = u64::MAX;
         let mut terms = Vec::with_capacity(all.len());
