@@ -19,8 +19,8 @@
 //! - A credit lasts [`DRAW_NS`] from when it was asked for, by this node's steady clock. So a request passes no later than that after it
 //!   was charged.
 //!
-//! Where a cell's store is lost, what is left of it in the region is at its nodes, the speaker or not: whoever has nothing then asks
-//! one of the others after the other, the speaker first ([`Source`]).
+//! Where a cell's store is lost, or its pool has nothing of a window, what is left of it in the region is at its nodes, the speaker or
+//! not: whoever has nothing then asks one of the others after the other, the speaker first ([`Source`]).
 //!
 //! Frames that are lost, late or repeated, a node that dies or begins anew, a request that waits no more: they waste units, which are
 //! charged and pass nobody. Which node is a cell's speaker is no matter of safety: each charges what it has. One that has nothing, and
@@ -96,7 +96,7 @@ const MISSED_NS: u64 = 2_000_000_000;
 const ALONE_NS: u64 = 2_000_000_000;
 /// One that then has had nothing for so long is left again.
 const AGAIN_NS: u64 = 250_000_000;
-/// Where a cell's store is lost, a node of the region that has nothing of it is not asked again for so long by one that is not its speaker's mate.
+/// Of nodes that are asked one after the other, one that has not so many units is not asked for as many again for so long.
 const TRIED_NS: u64 = 250_000_000;
 /// Where nobody asked for so long it is not known that there was nothing meanwhile.
 const UNASKED_NS: u64 = 500_000_000;
@@ -171,6 +171,8 @@ pub(crate) struct Draws {
     answer_ns: AtomicU64,
     /// Marks of the cells that this node has to do with itself, and of some others: most checks need not look for theirs.
     alone_marks: Marks,
+    /// Marks of the cells of which none of the others has a unit, and of some others: most denials need not look for theirs.
+    tried_marks: Marks,
     /// Locked after any shard.
     state: Mutex<State>,
 }
@@ -183,7 +185,7 @@ struct State {
     asked_of: BTreeMap<CellKey, usize>,
     credits: BTreeMap<(CellKey, u64), Credit>,
     vain: BTreeMap<CellKey, Vain>,
-    /// Of cells whose store is lost, which nodes had nothing.
+    /// Which nodes had too little of a cell.
     tried: BTreeMap<CellKey, Tried>,
     /// Cells that this node has to do with itself, though another is their speaker; until when: steady clock.
     alone: BTreeMap<CellKey, u64>,
@@ -200,7 +202,7 @@ struct State {
 struct Asked {
     key: CellKey,
     to: Region,
-    /// Whether it was asked for all that it has itself, and not as the cell's speaker.
+    /// Whether it is asked for what it has itself, and not as the cell's speaker.
     is_mate: bool,
     whole: Whole,
     units: u64,
@@ -215,6 +217,7 @@ struct Asked {
 pub(crate) struct Credit {
     key: CellKey,
     from: Region,
+    is_mate: bool,
     number: u64,
     whole: Whole,
     units: u64,
@@ -232,10 +235,10 @@ struct Vain {
     since_ns: u64,
 }
 
-/// The nodes of the region that had nothing of a cell whose store is lost.
+/// The nodes of the region that had too little of a cell, with the fewest units that they had not.
 #[derive(Clone, Debug)]
 struct Tried {
-    nodes: SmallVec<[Region; 4]>,
+    nodes: SmallVec<[(Region, u64); 2]>,
     until_ns: u64,
 }
 
@@ -269,15 +272,38 @@ impl Draws {
     }
 
     /// The node of the region to ask next for units of a cell, where this node has to do with that itself and finds none in the pool.
-    pub(crate) fn mate(&self, tag: CellTag, active: &Active, now: Now) -> Option<Region> {
-        if self.are_drawn(active) { self.next_mate((active.slot, journal_tag(tag)), now) } else { None }
+    pub(crate) fn mate(&self, tag: CellTag, active: &Active, units: u64, now: Now) -> Option<Region> {
+        if self.are_drawn(active) {
+            self.next_mate((active.slot, journal_tag(tag)), units, now)
+        } else {
+            None
+        }
     }
 
-    /// The same of a cell of a limit that may be drawn: not one that had nothing a moment ago.
-    pub(crate) fn next_mate(&self, key: CellKey, now: Now) -> Option<Region> {
+    /// The same of a cell of a limit that may be drawn: not one that had too little a moment ago.
+    pub(crate) fn next_mate(&self, key: CellKey, units: u64, now: Now) -> Option<Region> {
+        if self.tried_marks.may_have(key) {
+            return None;
+        }
         let state = lock(&self.state);
         let tried = state.tried.get(&key).filter(|tried| now.steady_ns < tried.until_ns);
-        self.mates.next(key.1, tried.map_or(&[], |tried| &tried.nodes))
+        self.mates.next(key.1, units, tried.map_or(&[], |tried| &tried.nodes))
+    }
+
+    /// Whether anything of a cell is drawn at this moment.
+    pub(crate) fn is_asking(&self, key: CellKey) -> bool {
+        lock(&self.state).asked_of.contains_key(&key)
+    }
+
+    /// A node has not so many units of a cell. Whoever asks for one more than is remembered of finds none for as long.
+    fn note_tried(&self, state: &mut State, (key, units): (CellKey, u64), node: Region, now: Now) {
+        let is_none = match state.note_tried((key, units), node, now) {
+            Some(tried) => self.mates.next(key.1, 1, &tried.nodes).is_none(),
+            None => true,
+        };
+        if is_none {
+            self.tried_marks.set(key);
+        }
     }
 
     #[inline]
@@ -363,7 +389,9 @@ impl Draws {
     pub(crate) fn pass(&self, credit: Credit) {
         let mut state = lock(&self.state);
         state.counts.used += 1;
-        state.vain.remove(&credit.key);
+        if !credit.is_mate {
+            state.vain.remove(&credit.key);
+        }
         drop(state);
         self.mates.note_use(credit.from);
     }
@@ -437,7 +465,7 @@ impl Draws {
         let answers = |asked: &&Asked| {
             asked.is_sent && asked.to == from && units.is_none_or(|units| units == 0 || units == asked.units)
         };
-        let Some(Asked { key, is_mate, whole, at_ns, until_ns, .. }) =
+        let Some(Asked { key, is_mate, whole, units: wanted, at_ns, until_ns, .. }) =
             state.asked.get(&number).filter(answers).copied()
         else {
             state.counts.wasted += u64::from(units.is_some_and(|units| units > 0));
@@ -453,11 +481,14 @@ impl Draws {
         }
         match units {
             _ if key == NO_CELL => {}
-            None | Some(0) if is_mate => state.note_tried(key, from, now),
-            None => state.leave_alone(key, now, &self.alone_marks),
+            None | Some(0) if is_mate => self.note_tried(&mut state, (key, wanted), from, now),
+            None => {
+                self.note_tried(&mut state, (key, wanted), from, now);
+                state.leave_alone(key, now, &self.alone_marks);
+            }
             Some(0) => state.miss(key, now, &self.alone_marks),
             Some(units) => {
-                let credit = Credit { key, from, number, whole, units, asked_ns: at_ns, is_late };
+                let credit = Credit { key, from, is_mate, number, whole, units, asked_ns: at_ns, is_late };
                 state.credits.insert((key, number), credit);
             }
         }
@@ -466,17 +497,21 @@ impl Draws {
 
     /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. If that came late it is as if
     /// nothing had: a speaker whose answers come when nobody waits any more would be charged for nobody, time and again. What came in time
-    /// was for somebody who hung up, or passed by other units. Says whether those that wait should hear of it; and the least number that is
-    /// still waited for.
-    pub(crate) fn expire(&self, now: Now) -> (bool, u64) {
+    /// was for somebody who hung up, or passed by other units. Says whether those that wait should hear of it; the least number that is
+    /// still waited for; and the cells of which the last node that was asked does not answer.
+    pub(crate) fn expire(&self, now: Now) -> (bool, u64, SmallVec<[CellKey; 4]>) {
         let mut state = lock(&self.state);
+        let mut silent = SmallVec::new();
         let is_over = |at_ns: u64| now.steady_ns >= at_ns + DRAW_NS;
         let late: SmallVec<[u64; 4]> =
             state.asked.iter().filter(|(_, asked)| is_over(asked.at_ns)).map(|(number, _)| *number).collect();
         for number in &late {
-            let Some(Asked { key, to, is_mate, is_sent, .. }) = state.forget_asked(*number) else { continue };
+            let Some(Asked { key, to, is_mate, units, is_sent, .. }) = state.forget_asked(*number) else {
+                continue;
+            };
             if is_mate {
-                state.note_tried(key, to, now);
+                self.note_tried(&mut state, (key, units), to, now);
+                silent.push(key);
             } else if key != NO_CELL {
                 state.miss(key, now, &self.alone_marks);
             }
@@ -491,13 +526,20 @@ impl Draws {
             .map(|(_, credit)| credit)
             .collect();
         state.counts.wasted += unused.len() as u64;
-        for Credit { key, from, .. } in unused.iter().filter(|credit| credit.is_late) {
-            state.miss(*key, now, &self.alone_marks);
+        for Credit { key, from, is_mate, units, .. } in unused.iter().filter(|credit| credit.is_late) {
+            if *is_mate {
+                self.note_tried(&mut state, (*key, *units), *from, now);
+            } else {
+                state.miss(*key, now, &self.alone_marks);
+            }
             self.mates.note_silent(*from, now);
         }
         if now.steady_ns >= state.swept_ns + SWEEP_NS {
             state.swept_ns = now.steady_ns;
             state.tried.retain(|_, tried| now.steady_ns < tried.until_ns);
+            let is_none =
+                |(key, tried): &(&CellKey, &Tried)| self.mates.next(key.1, 1, &tried.nodes).is_none();
+            self.tried_marks.set_all(state.tried.iter().filter(is_none).map(|(key, _)| key));
             state.vain.retain(|_, vain| now.steady_ns < vain.until_ns + ALONE_NS + MISSED_NS);
             let before = state.alone.len();
             state.alone.retain(|_, until_ns| now.steady_ns < *until_ns);
@@ -505,7 +547,8 @@ impl Draws {
                 self.alone_marks.set_all(state.alone.keys());
             }
         }
-        (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1))
+        silent.dedup();
+        (!late.is_empty(), state.asked.keys().next().copied().unwrap_or(state.next + 1), silent)
     }
 
     /// Asks the other nodes of the region for nothing, from time to time.
@@ -588,20 +631,22 @@ impl State {
         }
     }
 
-    /// A node that is not its speaker has nothing of a cell.
-    fn note_tried(&mut self, key: CellKey, node: Region, now: Now) {
+    /// A node has not so many units of a cell. Nothing where there is no room to remember that.
+    fn note_tried(&mut self, (key, units): (CellKey, u64), node: Region, now: Now) -> Option<&Tried> {
         let has_room = self.tried.len() < VAIN_MAX;
         let tried = match self.tried.entry(key) {
             Entry::Occupied(tried) => tried.into_mut(),
-            Entry::Vacant(_) if !has_room => return,
+            Entry::Vacant(_) if !has_room => return None,
             Entry::Vacant(place) => place.insert(Tried { nodes: SmallVec::new(), until_ns: 0 }),
         };
         if now.steady_ns >= tried.until_ns {
             *tried = Tried { nodes: SmallVec::new(), until_ns: now.steady_ns + TRIED_NS };
         }
-        if !tried.nodes.contains(&node) {
-            tried.nodes.push(node);
+        match tried.nodes.iter_mut().find(|(tried, _)| *tried == node) {
+            Some((_, least)) => *least = units.min(*least),
+            None => tried.nodes.push((node, units)),
         }
+        Some(tried)
     }
 
     /// A cell's speaker is of no use for now.

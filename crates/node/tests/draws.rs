@@ -141,9 +141,8 @@ fn what_a_region_keeps_is_found_at_each_of_its_nodes_without_the_store() {
                 u64::from(passed)
             });
             let passed = asked.sum::<u64>() + world.passed_late - late;
-            // Each of three nodes keeps three of its six. One of a sliding window that is lent meanwhile counts as used.
-            let least = if spec.name == "s" { 8 } else { 9 };
-            assert!((least..=9).contains(&passed), "{} {key}: {passed}", spec.name);
+            // Each of three nodes keeps three of its six. One that moves meanwhile may be found later, or of a sliding window count as used.
+            assert!((8..=9).contains(&passed), "{} {key}: {passed}", spec.name);
         }
     }
 }

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     Active, DRAW_NS, DRAW_WAIT_NS,
     account::Account,
-    draws::{Credit, Source, Speaker},
+    draws::{Credit, Source, Speaker, may_be_drawn},
     journal_tag,
     overflow::Overflow,
     shard::Cells,
@@ -67,12 +67,13 @@ impl Check<'_, '_> {
         }
     }
 
-    /// The node of the region that may have what a request lacks here, where the cell's store is lost and no other node speaks for it.
+    /// The node of the region that may have what a request lacks here, where the cell's store is lost or, but for rates, its pool has nothing,
+    /// and no other node speaks for it.
     fn mate_without_store(&self, hit: &Hit) -> Option<Region> {
         let node = self.node;
         let may = self.ask.drawing != Drawing::Never && node.draws.has_mates() && !self.ask.holds;
         if may && (hit.is_dry || !node.has_pool(hit.tag)) {
-            node.draws.mate(hit.tag, self.limit(hit), self.now)
+            node.draws.mate(hit.tag, self.limit(hit), hit.units, self.now)
         } else {
             None
         }
@@ -221,7 +222,8 @@ impl Check<'_, '_> {
             && !self.ask.holds
             && hit.charges
             && hit.place != Place::Shared
-            && self.is_short(reason);
+            && self.is_short(reason)
+            && may_be_drawn(self.limit(hit));
         let units = (Whole::of(self.global(hit)), hit.units);
         may.then(|| self.node.draws.take(key, units, since_ns, self.now)).flatten()
     }

@@ -112,12 +112,13 @@ impl Mates {
         self.live().max_by_key(|region| rank(tag, *region)).filter(|region| region.0 != own)
     }
 
-    /// Whom to ask for a cell next: of those that are neither this node, nor the cell's speaker, nor among `tried`, the first in the order by
-    /// which the next would speak for it.
-    pub(super) fn next(&self, tag: CellTag, tried: &[Region]) -> Option<Region> {
-        let (own, speaker) = (self.own.load(Ordering::Relaxed), self.speaker(tag));
-        let others = self.live().filter(|region| region.0 != own && Some(*region) != speaker);
-        others.filter(|region| !tried.contains(region)).max_by_key(|region| rank(tag, *region))
+    /// Whom to ask for so many units of a cell next: of those that are neither this node nor among `tried` for as many, the first in the order
+    /// by which the next would speak for it; the speaker first.
+    pub(super) fn next(&self, tag: CellTag, units: u64, tried: &[(Region, u64)]) -> Option<Region> {
+        let own = self.own.load(Ordering::Relaxed);
+        let is_tried = |region: Region| tried.iter().any(|(node, least)| *node == region && units >= *least);
+        let others = self.live().filter(|region| region.0 != own && !is_tried(*region));
+        others.max_by_key(|region| rank(tag, *region))
     }
 
     fn live(&self) -> impl Iterator<Item = Region> {

@@ -157,7 +157,8 @@ impl Warm {
     /// Of a sliding window so many units are used, and so many more were missed since the last look.
     pub(crate) fn note_used(&mut self, (used, missed): (u64, u64), window_ns: u64) {
         let units = if missed > 0 { used.saturating_add(missed) } else { used };
-        let milli = u128::from(units) * 1_000 * 1_000_000_000 / u128::from(window_ns.max(1));
+        // What is wanted for it is no less, though a thousandth a second is many units of a long window.
+        let milli = (u128::from(units) * 1_000 * 1_000_000_000).div_ceil(u128::from(window_ns.max(1))) + 1;
         let milli = Rough::new(u64::try_from(milli).unwrap_or(u64::MAX));
         self.proven_milli = if missed > 0 { milli } else { self.proven_milli.min(milli) };
     }
@@ -372,7 +373,10 @@ impl Resource {
             Self::Units { window_ns, total } => {
                 // Nothing for chance: where it is scarce, a unit that is sure to be used elsewhere is
                 // worth more, and where it is not, what is left over is shared out as well.
-                units_in(demand, *window_ns).saturating_add(u64::from(demand > 0)).min(*total)
+                // Less than a thousandth a second is said as one.
+                units_in(demand.saturating_sub(1), *window_ns)
+                    .saturating_add(u64::from(demand > 0))
+                    .min(*total)
             }
             Self::Rights => units_in(demand, 1_000_000_000),
         }

@@ -45,7 +45,10 @@ impl Sharing {
             guard.members().iter().copied().filter(|region| owns && is_live(region)).collect();
         let members = self.versions.version().map_or(0, |version| version.members.len());
         node.draws.see(own, &live, members, now);
-        let (is_news, least) = node.draws.expire(now);
+        let (is_news, least, silent) = node.draws.expire(now);
+        for key in silent {
+            Self::call_here(node, key);
+        }
         for region in guard.members() {
             if let Some(peer) = self.peers.get_mut(region) {
                 peer.outbox.forget_draws(least);
@@ -253,7 +256,7 @@ impl Sharing {
             match (units, asked) {
                 (None, Some((key, wanted, true))) => Self::miss_here(node, key, wanted, now),
                 // It was counted when it came. No other node of the region has any, so others are asked.
-                (None, Some((key, _, false))) if node.draws.next_mate(key, now).is_none() => {
+                (None, Some((key, wanted, false))) if node.draws.next_mate(key, wanted, now).is_none() => {
                     Self::call_here(node, key);
                 }
                 _ => {}

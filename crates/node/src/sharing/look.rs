@@ -275,6 +275,7 @@ impl Sharing {
             least: warm.least,
             is_rate: matches!(resource, Resource::Rate { .. }),
             left: left.saturating_add(reach.units),
+            is_mate: matches!(speaker, Speaker::Mate(_)),
         };
         let mut plan = plan(&flow);
         if !ground.in_force {
@@ -429,14 +430,17 @@ impl Sharing {
                 mates.push(place_of(peer));
             }
         }
-        // Without the pool, requests find what is at the other nodes of the region, too, unless those were just asked in vain.
-        let finds =
-            speaker == Speaker::Own && !node.has_pool(key.1) && node.draws.next_mate(key, now).is_some();
+        // Without the pool, requests find what is at the other nodes of the region, too, unless those were just asked in vain. Not for
+        // each request they are asked.
+        let finds = speaker == Speaker::Own
+            && !node.has_pool(key.1)
+            && (denied == 0 || account.is_drawn(now) || node.draws.is_asking(key))
+            && node.draws.next_mate(key, 1, now).is_some();
         let of_mates: u64 = match finds {
             false => 0,
             true => mates.iter().map(|(_, stake): &(Region, Stake)| stake.left).fold(0, u64::saturating_add),
         };
-        let left = in_hand.saturating_add(pooled).saturating_add(of_mates);
+        let left = in_hand.saturating_add(pooled);
         let own = Stake { left, demand_milli: warm.demand.sure_milli(), ..Stake::default() };
         let mut stock = Stock {
             own: place(self.me().region, account.standing().units, own),
@@ -507,6 +511,7 @@ impl Sharing {
         if node.leases.is_none() {
             account.set_low_water(stock.low_water());
         }
+        stock.own.left = stock.own.left.saturating_add(of_mates);
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
         // What it cannot take up nobody shall give.
         let may_ask =
@@ -666,7 +671,6 @@ fn note_short(warm: &mut Warm, account: &Account, offered: &Offered, budget: u64
 /// What of the region's pool could be taken to give it away.
 fn within_reach(node: &Node, tag: CellTag, account: &Account, ground: &Ground<'_>, speaker: Speaker) -> Part {
     let unknown = || match speaker {
-        _ if !node.has_pool(tag) => Part::default(),
         Speaker::Each => ground.local.each_of_pool(ground.global, ground.salt),
         Speaker::Own => ground.local.pool(ground.global, ground.salt).unwrap_or_default(),
         Speaker::Mate(_) => Part::default(),
@@ -674,6 +678,7 @@ fn within_reach(node: &Node, tag: CellTag, account: &Account, ground: &Ground<'_
     match speaker {
         // That one gives it away.
         Speaker::Mate(_) => Part::default(),
+        _ if !node.has_pool(tag) => Part::default(),
         _ => account.within_reach().unwrap_or_else(unknown),
     }
 }

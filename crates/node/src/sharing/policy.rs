@@ -83,6 +83,8 @@ pub(crate) struct Flow<'a> {
     pub(crate) is_rate: bool,
     /// Units that could be charged now: what of a sliding window may move.
     pub(crate) left: u64,
+    /// Whether a first request here finds a unit elsewhere in its region.
+    pub(crate) is_mate: bool,
 }
 
 /// What to do about a cell.
@@ -322,7 +324,7 @@ fn units_with(flow: &Flow<'_>, region: Region, rate: u32) -> u64 {
 /// leave half of the limit in regions that are silent, not even that.
 fn units_kept(flow: &Flow<'_>) -> u64 {
     let regions = flow.others.len() as u64 + 1;
-    let for_first = u64::from(flow.units_total >= 2 * regions);
+    let for_first = u64::from(flow.units_total >= 2 * regions && (flow.is_rate || !flow.is_mate));
     if !flow.is_rate {
         return for_first;
     }
@@ -467,6 +469,7 @@ impl Stock {
     }
 
     /// What of the rights here can be given to one that asks for `units`: nothing that those need who are served before it.
+    /// Of one that has some left, by what it said and what is asked for there, it is asked ahead of time.
     pub(crate) fn give(&self, to: Region, units: u64) -> u64 {
         let class = self.others.iter().find(|(region, _)| *region == to).map_or(0, |(_, stake)| stake.class);
         let before = self.others.iter().filter(|(_, stake)| stake.class < class);
@@ -523,6 +526,7 @@ mod tests {
             least: 1,
             is_rate: true,
             left: 200,
+            is_mate: false,
         }
     }
 
