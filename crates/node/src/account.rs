@@ -222,7 +222,8 @@ impl Account {
     }
 
     fn with_book(ground: &Ground<'_>, book: Book) -> Self {
-        let standing = ground.local.part(ground.salt);
+        // Until it is looked which window is open.
+        let standing = ground.local.part_of(ground.salt, 0);
         Self {
             algorithm: ground.local.with(ground.global, book.effective(standing)),
             standing,

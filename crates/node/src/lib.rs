@@ -645,7 +645,7 @@ impl Node {
         let (live, state) = match same {
             Some(live) => (live, state),
             None => {
-                let least = all.iter().min_by_key(|live| live.local.part(salt)).filter(|_| self.is_shared());
+                let least = all.iter().min_by_key(|live| live.order(salt)).filter(|_| self.is_shared());
                 let live = least.unwrap_or(&all[0]);
                 (live, live.local.at(salt).convert_sometime(&algorithm, state.words(), now))
             }
@@ -669,7 +669,7 @@ impl Node {
         }
         let (numbers, cell) = if !kept.pledge().is_empty() {
             // Which override's numbers it had is known when it is next hit: the least, until then.
-            let least = all.iter().min_by_key(|live| live.local.part(salt)).unwrap_or(live);
+            let least = all.iter().min_by_key(|live| live.order(salt)).unwrap_or(live);
             let ground =
                 Ground { global: &least.global, local: &least.local, salt, which: None, in_force: true };
             let is_forgotten = lost.is_some();

@@ -499,13 +499,16 @@ impl Local {
         &self.variants[usize::from(place)].1
     }
 
-    /// The standing part of a cell: of windows, the least of those that may be open.
+    /// The standing part of a cell: of windows, in those that are not later ones.
     pub(crate) fn part(&self, salt: u32) -> Part {
         Part { rate: self.rate, units: self.units(salt) }
     }
 
-    /// The same of a window, by its end; 0 where there are no windows.
+    /// The same of a window, by its end; the least of all windows where that is 0, since it is not known, or there are none.
     pub(crate) fn part_of(&self, salt: u32, end_ns: u64) -> Part {
+        if end_ns == 0 {
+            return Part { rate: self.rate, units: least_of(&self.standing(salt)) };
+        }
         let shares = self.shares.as_deref().filter(|_| self.refill == Refill::Edges);
         let last = shares.and_then(|shares| {
             let mut later = shares.later().iter().rev();
@@ -587,7 +590,7 @@ impl Local {
 
 #[cfg(test)]
 mod tests {
-    use acequia_limits::{Rate, UNITS_MAX, meter::Meter};
+    use acequia_limits::{Rate, UNITS_MAX, meter::Meter, window::FixedWindow};
     use proptest::prelude::*;
 
     use super::*;
@@ -675,7 +678,7 @@ mod tests {
         /// standing and what is in the pool are the limit, of each by its own distributions, and a cell's numbers say so.
         #[test]
         fn parts_of_each_window_are_the_limit(
-            total in totals(), percent in 0..=100_u8, salt: u32, has_guard: bool,
+            total in totals(), more in 0..50_u64, percent in 0..=100_u8, salt: u32, has_guard: bool,
             weights in prop::collection::vec((0..=9_u32, 0..=9_u32), 1..=6),
         ) {
             const END_NS: u64 = 1 << 50;
@@ -691,17 +694,19 @@ mod tests {
                 terms: terms.clone(),
                 has_joined_since: false,
             }).collect();
-            let window = Algorithm::FixedWindow(acequia_limits::window::FixedWindow::new(
-                total,
-                Edges::Every { window_ns: END_NS / 4, stagger: true },
-            ));
+            let edges = Edges::Every { window_ns: END_NS / 4, stagger: true };
+            let of = |total: u64| Algorithm::FixedWindow(FixedWindow::new(total, edges.clone()));
+            let (window, larger) = (of(total), of((total + more).min(UNITS_MAX)));
             let members: Vec<Region> = (1..=weights.len() as u16).map(Region).collect();
             let guard = has_guard.then(|| Guard::of_parts(members.clone(), percent));
             for (at, end_ns) in [END_NS, END_NS + 1, 2 * END_NS, 2 * END_NS + 1].into_iter().enumerate() {
                 let mut all = 0;
                 for region in &members {
                     let of = Shares { pools: pools.clone(), ..shares(*region, terms[0].clone(), guard.clone()) };
+                    // Whoever is known to have the numbers of one of two limits, and not of which, goes by the one that gives less.
+                    let larger = local(&larger, of.clone());
                     let local = local(&window, of);
+                    prop_assert!(local.part_of(salt, end_ns).units <= larger.part_of(salt, end_ns).units);
                     let part = local.part_of(salt, end_ns).units;
                     let piece = local.at(salt);
                     let Algorithm::FixedWindow(numbers) = piece else { unreachable!("a window") };
@@ -709,6 +714,7 @@ mod tests {
                     let says = later.rfind(|later| end_ns > later.after_ns).map_or(numbers.limit, |later| later.limit);
                     prop_assert_eq!(says, part);
                     prop_assert!(local.in_place_shared(local.place_of(salt)).budget() <= part);
+                    prop_assert!(local.part_of(salt, 0).units <= part);
                     prop_assert_eq!(local.variants[0].1.budget(), 0);
                     all += part;
                     if *region == members[0] {
@@ -776,7 +782,9 @@ mod tests {
                 prop_assert!(part.rate >= 1);
                 prop_assert_eq!(local.at(salt), &bucket.local(part, 0, 0));
                 prop_assert_eq!(local.with(&bucket, part), bucket.local(part, 0, 0));
-                prop_assert!(local.in_place_shared(local.place_of(salt)).budget() <= part.units);
+                let shared = local.in_place_shared(local.place_of(salt)).budget();
+                prop_assert!(shared <= part.units);
+                prop_assert_eq!(shared > 0, part.units > 0);
                 let none = Part { rate: RATE_MIN, units: 0 };
                 prop_assert!(percent > 0 || part == none);
             }

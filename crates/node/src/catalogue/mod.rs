@@ -384,7 +384,8 @@ impl Catalogue {
         live.min_by_key(|n| {
             let Numbers { local, algorithm, .. } = &list[usize::from(*n)];
             let (part, pool) = (local.part(salt), local.pool(algorithm, salt).unwrap_or_default());
-            (part.units, pool.units, part.rate, pool.rate, *n)
+            // Of windows that begin later, too, whoever gives less in all has no more standing and in its pool.
+            (part.units, pool.units, part.rate, pool.rate, algorithm.budget(), *n)
         })
     }
 

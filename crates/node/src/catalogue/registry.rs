@@ -6,7 +6,7 @@ use std::{
 };
 
 use acequia_limits::{
-    Algorithm, HashKey, Limit, LimitId, Mode, Now,
+    Algorithm, HashKey, Limit, LimitId, Mode, Now, Part,
     algorithm::{Inline, State},
     cell::Tagger,
     limit::{NumberSet, OnStoreLoss},
@@ -64,6 +64,13 @@ pub(crate) struct Live {
     pub(crate) numbers: u16,
     pub(crate) global: Algorithm,
     pub(crate) local: Local,
+}
+
+impl Live {
+    /// What numbers give a cell, to find the least: of those that stand alike, of which later windows may have more, what the whole limit gives.
+    pub(crate) fn order(&self, salt: u32) -> (Part, u64) {
+        (self.local.part(salt), self.global.budget())
+    }
 }
 
 impl Registry {
