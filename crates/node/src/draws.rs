@@ -28,6 +28,8 @@
 
 mod marks;
 mod mates;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, VecDeque, btree_map::Entry},
@@ -295,7 +297,7 @@ impl Draws {
         lock(&self.state).asked_of.contains_key(&key)
     }
 
-    /// A node has not so many units of a cell. Whoever asks for one more than is remembered of finds none for as long.
+    /// A node has not so many units of a cell. Of one for which there is no room to remember that, no node is asked for as long.
     fn note_tried(&self, state: &mut State, (key, units): (CellKey, u64), node: Region, now: Now) {
         let is_none = match state.note_tried((key, units), node, now) {
             Some(tried) => self.mates.next(key.1, 1, &tried.nodes).is_none(),
@@ -498,7 +500,7 @@ impl Draws {
     /// Lets time pass: what was asked for and did not come is given up, and what came and nobody took is wasted. If that came late it is as if
     /// nothing had: a speaker whose answers come when nobody waits any more would be charged for nobody, time and again. What came in time
     /// was for somebody who hung up, or passed by other units. Says whether those that wait should hear of it; the least number that is
-    /// still waited for; and the cells of which the last node that was asked does not answer.
+    /// still waited for; and the cells of which a node that is not asked as their speaker does not answer.
     pub(crate) fn expire(&self, now: Now) -> (bool, u64, SmallVec<[CellKey; 4]>) {
         let mut state = lock(&self.state);
         let mut silent = SmallVec::new();
@@ -682,7 +684,7 @@ pub(crate) enum Speaker {
 pub(crate) enum Source {
     /// Of the cell's speaker, who says so to others.
     Speaker(Region),
-    /// Of another node of the region, who has what it has: the cell's store is lost, and this node says what it needs itself.
+    /// Of another node of the region, who has what it keeps: this node has to do with the cell itself, and finds nothing in its pool, or none.
     Mate(Region),
 }
 
@@ -805,178 +807,4 @@ impl Node {
 
 fn is_lacked(limit: &&LimitAnswer) -> bool {
     limit.outcome == Outcome::Deny
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{marks::mixed, *};
-
-    const MATE: Region = Region(2);
-    const KEY: CellKey = (1, CellTag(7));
-    const WHOLE: Whole = Whole { units: 20, rate: None };
-
-    /// Draws of a mate at a time, by numbers from 1.
-    fn drawn(now: Now, count: u64) -> Draws {
-        let draws = Draws::default();
-        for number in 1..=count {
-            let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS);
-            let asked = Asked {
-                key: KEY,
-                to: MATE,
-                is_mate: false,
-                whole: WHOLE,
-                units: 1,
-                at_ns,
-                until_ns,
-                is_sent: true,
-            };
-            lock(&draws.state).note_asked(number, asked);
-        }
-        draws
-    }
-
-    #[test]
-    fn what_another_node_says_of_a_draw_changes_nothing() {
-        let now = Now::at(1_000);
-        let draws = drawn(now, 1);
-        assert!(!draws.came(Region(3), 1, Some(1), now), "it was not asked");
-        assert!(!draws.came(MATE, 1, Some(2), now), "so many were not asked for");
-        assert!(!draws.came(MATE, 2, Some(1), now), "nor was this");
-        assert!(draws.take(KEY, (WHOLE, 1), 0, now).is_none());
-        assert!(draws.came(MATE, 1, Some(1), now));
-        assert!(!draws.came(MATE, 1, Some(1), now), "once");
-        assert!(draws.take(KEY, (Whole { units: 21, ..WHOLE }, 1), 0, now).is_none(), "other numbers");
-        assert!(draws.take(KEY, (WHOLE, 1), 1_001, now).is_none(), "it came later");
-        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now.later(DRAW_NS)).is_none(), "too late");
-        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now).is_some());
-        assert!(draws.take(KEY, (WHOLE, 1), 1_000, now).is_none(), "once");
-    }
-
-    #[test]
-    fn what_is_over_before_it_is_sent_is_not_drawn() {
-        let now = Now::at(1_000);
-        let draws = drawn(now, 2);
-        let at_ns = now.steady_ns + DRAW_WAIT_NS;
-        assert_eq!(draws.send(1, at_ns - 1_000_000), Some(1_000), "what is left of its time");
-        assert_eq!(draws.send(2, at_ns), None);
-        assert_eq!(draws.send(3, now.steady_ns), None, "nobody asks for that");
-        assert_eq!(draws.counts().asked, 1);
-        assert!(lock(&draws.state).asked.keys().eq([&1]));
-    }
-
-    #[test]
-    fn of_draws_that_miss_together_one_counts() {
-        let now = Now::at(1_000);
-        let draws = drawn(now, 8);
-        (1..=8).for_each(|number| assert!(draws.came(MATE, number, Some(0), now)));
-        assert_eq!(draws.hopes_since(KEY, now.later(VAIN_NS - 1)), None);
-        assert_eq!(draws.hopes_since(KEY, now.later(VAIN_NS)), Some(now.steady_ns), "since it had nothing");
-        let long = now.later(VAIN_NS + UNASKED_NS);
-        assert_eq!(draws.hopes_since(KEY, long), Some(long.steady_ns), "nobody knows");
-    }
-
-    #[test]
-    fn a_node_whose_units_come_too_late_to_be_used_is_too_far_away() {
-        let now = Now::at(1_000);
-        let (draws, max) = (drawn(now, u64::from(SILENT_MAX)), u64::from(SILENT_MAX));
-        assert!(draws.mates.is_far(MATE), "it is not known yet");
-        draws.mates.note_near(MATE, now);
-        (1..=max).for_each(|number| assert!(draws.came(MATE, number, Some(1), now.later(8_000_000))));
-        assert!(!draws.mates.is_far(MATE));
-        let end = now.later(DRAW_NS);
-        draws.expire(end);
-        assert!(draws.hopes_since(KEY, end).is_none() && draws.mates.is_far(MATE));
-        assert_eq!(draws.counts(), DrawCounts { wasted: max, ..DrawCounts::default() });
-        // An answer in time is enough to ask on, though not at once, one more of no use to stop, and one that is used for all to be well.
-        let asked = |number, now: Now, (answered, after_ns)| {
-            let (at_ns, until_ns) = (now.steady_ns, now.steady_ns + DRAW_WAIT_NS - BACK_NS);
-            let asked = Asked {
-                key: KEY,
-                to: MATE,
-                is_mate: false,
-                whole: WHOLE,
-                units: 1,
-                at_ns,
-                until_ns,
-                is_sent: true,
-            };
-            lock(&draws.state).note_asked(number, asked);
-            assert!(draws.came(MATE, number, Some(answered), now.later(after_ns)));
-        };
-        let again = end.later(FAR_NS);
-        asked(max + 1, end, (0, 0));
-        asked(max + 2, again, (0, DRAW_WAIT_NS));
-        assert!(draws.mates.is_far(MATE));
-        asked(max + 3, again, (0, DRAW_WAIT_NS - 1));
-        assert!(!draws.mates.is_far(MATE));
-        asked(max + 4, again, (1, 0));
-        draws.expire(again.later(DRAW_NS));
-        assert!(!draws.mates.is_far(MATE), "whoever waited hung up");
-        asked(max + 5, again, (1, DRAW_WAIT_NS));
-        let end = again.later(DRAW_NS);
-        draws.expire(end);
-        assert!(draws.mates.is_far(MATE));
-        asked(max + 6, end.later(FAR_NS), (0, 0));
-        assert!(draws.mates.is_far(MATE), "for longer");
-        let again = end.later(FAR_NS * 2);
-        asked(max + 7, again, (0, 0));
-        asked(max + 8, again, (1, 0));
-        draws.pass(draws.take(KEY, (WHOLE, 1), 0, again).expect("it came"));
-        asked(max + 9, again, (1, DRAW_WAIT_NS));
-        draws.expire(again.later(DRAW_NS));
-        assert!(!draws.mates.is_far(MATE));
-    }
-
-    #[test]
-    fn a_cell_whose_speaker_has_nothing_for_long_or_for_ever_is_left_to_each_for_a_while() {
-        let now = Now::at(1_000);
-        let draws = drawn(now, 1);
-        assert!(draws.came(MATE, 1, None, now));
-        assert!(draws.is_alone(KEY, now.later(ALONE_NS - 1)) && !draws.is_alone(KEY, now.later(ALONE_NS)));
-        draws.expire(now.later(ALONE_NS));
-        let draws = drawn(now, 0);
-        let mut times = Vec::new();
-        for number in 1..=200 {
-            let at = now.later(number * 40_000_000);
-            draws.expire(at);
-            if !draws.is_alone(KEY, at) {
-                lock(&draws.state).miss(KEY, at, &draws.alone_marks);
-                draws.expire(at);
-                times.extend(draws.is_alone(KEY, at).then_some(at.steady_ns - now.steady_ns));
-            }
-        }
-        let [first, second, ..] = times[..] else { panic!("{times:?}") };
-        assert!((MISSED_NS..MISSED_NS + 100_000_000).contains(&first), "{first}");
-        let again = first + ALONE_NS + AGAIN_NS;
-        assert!((again..again + 100_000_000).contains(&second), "{second}, after {first}");
-    }
-
-    #[test]
-    fn few_cells_are_looked_for_that_are_not_left_to_each() {
-        let now = Now::at(1_000);
-        let draws = drawn(now, 0);
-        let key = |number: u64| (1, CellTag(u128::from(mixed(number)) << 64));
-        for number in 0..VAIN_MAX as u64 {
-            lock(&draws.state).leave_alone(key(number), now, &draws.alone_marks);
-        }
-        assert!((0..VAIN_MAX as u64).all(|number| draws.is_alone(key(number), now)));
-        let others = (100_000..110_000).filter(|number| draws.alone_marks.may_have(key(*number))).count();
-        assert!(others < 1_500, "{others}");
-        draws.expire(now.later(ALONE_NS));
-        assert!(draws.alone_marks.is_empty());
-    }
-
-    #[test]
-    fn no_more_is_asked_for_than_there_is_room_for() {
-        let now = Now::at(1_000);
-        let draws = drawn(now, ASKED_OF_CELL_MAX as u64);
-        assert!(!lock(&draws.state).may_ask(KEY, now));
-        assert!(draws.hopes_since(KEY, now).is_some(), "whoever comes waits for room");
-        assert!(draws.came(MATE, 3, Some(1), now));
-        assert!(lock(&draws.state).may_ask(KEY, now));
-        // Those that did not come are given up.
-        draws.expire(now.later(DRAW_NS));
-        let state = lock(&draws.state);
-        assert!(state.asked.is_empty() && state.asked_of.is_empty() && state.credits.is_empty());
-    }
 }

@@ -91,8 +91,12 @@ fn what_a_region_has_is_found_at_each_of_its_nodes() {
         let counts = counts(&world);
         println!("{name}: {passed} % passed, {counts:?}");
         assert!(passed >= 92, "{name}: {passed} % passed");
-        // Of windows it keeps half of its part by itself.
-        assert!(counts.used > 20 && counts.used + counts.used / 20 >= counts.charged, "{name}: {counts:?}");
+        // Of windows a node keeps half of its part by itself.
+        let least = if name == "b" { 60 } else { 20 };
+        assert!(
+            counts.used > least && counts.used + counts.used / 20 >= counts.charged,
+            "{name}: {counts:?}"
+        );
     }
 }
 

@@ -151,16 +151,23 @@ fn a_node_that_joins_costs_no_pool_anything() {
     }
 }
 
-/// All of a window is spent, whose edges are the cell's own, when a node joins: it has its own part of later ones alone.
-fn joined_when_all_was_spent() {
-    let mut world = World::among_regions(&[2, 2], &[scene::staggered("w", 2_000, "1000s")], GUARD, 1);
+/// Three of the nodes of two regions share a limit of one cell, whose window goes on for long.
+fn before_a_node_joins(spec: LimitSpec) -> World {
+    let mut world = World::among_regions(&[2, 2], &[spec], GUARD, 1);
     world.nodes[1].way = Way::CUT;
     world.pass(S);
     assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
     world.pass(10 * S);
+    // Where the cell has edges of its own, its window is to be open for long.
     world.ask(0, "k", 1);
     let left_ns = world.holding(0, "k").window_ns.saturating_sub(world.now(0).wall_ns);
     world.pass(if left_ns < 300 * S { left_ns + S } else { 0 });
+    world
+}
+
+/// All of a window is spent, whose edges are the cell's own, when a node joins: it has its own part of later ones alone.
+fn joined_when_all_was_spent() {
+    let mut world = before_a_node_joins(scene::staggered("w", 2_000, "1000s"));
     passes_in_all(&mut world, &[0, 2, 3], 60);
     assert!(world.admitted(0, "k") >= 1_900);
     world.nodes[1].way = Way::GOOD;
@@ -181,15 +188,7 @@ fn a_node_that_joins_has_its_own_part_of_later_windows() {
 /// A region has one node more, and so more of all: of the window that is open the other region has what it had, and of the next what
 /// is its own then.
 fn moves_with_a_node_that_joins(spec: LimitSpec) -> [[u64; 2]; 2] {
-    let mut world = World::among_regions(&[2, 2], &[spec], GUARD, 1);
-    world.nodes[1].way = Way::CUT;
-    world.pass(S);
-    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
-    world.pass(10 * S);
-    // Where the cell has edges of its own, its window is to be open for long.
-    world.ask(0, "k", 1);
-    let left_ns = world.holding(0, "k").window_ns.saturating_sub(world.now(0).wall_ns);
-    world.pass(if left_ns < 300 * S { left_ns + S } else { 0 });
+    let mut world = before_a_node_joins(spec);
     let before = passes_in_all(&mut world, &[0, 2, 3], 1);
     world.nodes[1].way = Way::GOOD;
     assert!(world.order(&all([1; 4])));

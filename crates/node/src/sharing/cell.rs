@@ -333,11 +333,6 @@ impl Resource {
         }
     }
 
-    /// Whether it is a sliding window's units.
-    pub(crate) const fn is_units(&self) -> bool {
-        matches!(self, Self::Units { .. })
-    }
-
     /// A part, in what flows.
     pub(crate) fn weigh(&self, part: Part) -> u64 {
         match self {

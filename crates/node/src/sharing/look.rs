@@ -213,7 +213,7 @@ impl Sharing {
                 self.standing_for(node, account, speaker, ground, now),
             ),
         };
-        let beside = if resource.is_units() { kept_by_mates(account, standing, ground, speaker) } else { 0 };
+        let beside = self.kept_by_mates(node, account, speaker, ground, resource, now);
         if let Resource::Units { window_ns, .. } = resource {
             let missed = if offered.denied <= budget { u64::from(offered.missed).min(budget) } else { 0 };
             let used = effective.units.saturating_sub(left).saturating_add(beside);
@@ -430,8 +430,8 @@ impl Sharing {
                 mates.push(place_of(peer));
             }
         }
-        // Without the pool, requests find what is at the other nodes of the region, too, unless those were just asked in vain. Not for
-        // each request they are asked.
+        // Without the pool, requests find what is at the other nodes of the region, too: unless those were just asked in vain, or whoever was
+        // denied is not drawn for.
         let finds = speaker == Speaker::Own
             && !node.has_pool(key.1)
             && (denied == 0 || account.is_drawn(now) || node.draws.is_asking(key))
@@ -552,13 +552,7 @@ impl Sharing {
         let demand = warm.told_demand_milli(resource, now.steady_ns);
         let more = resource.weigh(within_reach(node, key.1, account, ground, speaker));
         let left = account.unleased(&cell.words, now, ground.salt).saturating_add(more);
-        let beside = match resource.is_units() {
-            true => {
-                let standing = self.standing_for(node, account, speaker, ground, now);
-                kept_by_mates(account, standing, ground, speaker)
-            }
-            false => 0,
-        };
+        let beside = self.kept_by_mates(node, account, speaker, ground, resource, now);
         let holds = resource.weigh(account.effective()).saturating_add(more).saturating_add(beside);
         // Of a cell that nobody asks for the others wait for nothing, until one of them is asked and says so.
         let is_idle = warm.is_idle(now.steady_ns);
@@ -634,6 +628,25 @@ impl Sharing {
         })
     }
 
+    /// Of a sliding window that this node speaks for, what other nodes of the region keep of its standing part: the region holds it, and it counts
+    /// as used, since this node cannot lend it.
+    fn kept_by_mates(
+        &self,
+        node: &Node,
+        account: &Account,
+        speaker: Speaker,
+        ground: &Ground<'_>,
+        resource: &Resource,
+        now: Now,
+    ) -> u64 {
+        if speaker != Speaker::Own || !matches!(resource, Resource::Units { .. }) {
+            return 0;
+        }
+        let standing = self.standing_for(node, account, speaker, ground, now).units;
+        let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
+        standing.saturating_sub(account.standing().units).saturating_sub(pool.units)
+    }
+
     /// Whether this node speaks for a peer about a cell.
     fn is_spoken_for(&self, node: &Node, speaker: Speaker, peer: &Peer) -> bool {
         let is_mate =
@@ -680,16 +693,6 @@ fn within_reach(node: &Node, tag: CellTag, account: &Account, ground: &Ground<'_
         Speaker::Mate(_) => Part::default(),
         _ if !node.has_pool(tag) => Part::default(),
         _ => account.within_reach().unwrap_or_else(unknown),
-    }
-}
-
-/// Of a sliding window that this node speaks for, what other nodes of the region keep of the region's standing part: what is not found there is
-/// used, and no more of it can be lent by this one.
-fn kept_by_mates(account: &Account, standing: Part, ground: &Ground<'_>, speaker: Speaker) -> u64 {
-    let pool = ground.local.pool(ground.global, ground.salt).unwrap_or_default();
-    match speaker {
-        Speaker::Own => standing.units.saturating_sub(account.standing().units).saturating_sub(pool.units),
-        _ => 0,
     }
 }
 

@@ -549,6 +549,24 @@ mod tests {
     }
 
     #[test]
+    fn of_a_sliding_window_each_has_its_standing_part_of_what_nobody_wants() {
+        let of = |region, want, standing| Seat { standing, ..seat(region, want, standing) };
+        let few = [of(0, 4, 7), of(1, 2, 7), of(2, 0, 6)];
+        assert_eq!(targets(20, &few, false).as_slice(), [7, 7, 6]);
+        // By what each wants of a rate: whoever wants nothing has nothing.
+        assert_eq!(targets(20, &few, true)[2], 0);
+        let more = [of(0, 15, 7), of(1, 2, 7), of(2, 0, 6)];
+        let all = targets(20, &more, false);
+        assert!(all[0] >= 15 && all.iter().sum::<u64>() <= 20, "{all:?}");
+    }
+
+    #[test]
+    fn who_has_some_left_is_given_what_nobody_here_may_ask_for() {
+        let of = |left| Stock { likely: 2, ..stock((3, 0), [(left, 0), (0, 0), (0, 0), (0, 0)], 20) };
+        assert_eq!((of(1).give(Region(1), 5), of(0).give(Region(1), 5)), (1, 3));
+    }
+
+    #[test]
     fn small_differences_are_left_alone() {
         let others = [seat(1, 209_000, 200_000), seat(2, 150_000, 200_000)];
         assert_eq!(plan(&flow(seat(0, 150_000, 200_000), &others, &[])), Plan::default());
