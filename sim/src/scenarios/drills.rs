@@ -2,7 +2,7 @@
 
 use super::{Plan, Scenario, crashes::LEFTOVERS, ms, pair};
 use crate::{
-    demand::{Demand, Kind},
+    demand::{Demand, Herd, Kind},
     random::Random,
     schedule::{Command, Fault, Leftover, Place, Schedule},
 };
@@ -80,6 +80,36 @@ pub(super) const ORDERS: Scenario = Scenario {
             };
         }
         plan(random, schedule, 16_000)
+    },
+};
+
+/// Tokens that travel, and are then all asked for.
+pub(super) const TOKENS: Scenario = Scenario {
+    name: "drill-tokens",
+    story: "One region asks for most of a bucket that fills slowly, so that the others lend it their tokens; again and again all \
+            ask at once for more than there is anywhere.",
+    plan: |random| {
+        let mut schedule = Schedule::default();
+        for _ in 0..random.between(1, 3) {
+            let ((a, b), at_ms) = (pair(random, REGIONS), random.between(3_000, 12_000));
+            let until_ms = at_ms + random.between(500, 6_000);
+            schedule.during(ms(at_ms), ms(until_ms), Fault::Hold(a, b), Fault::Release(a, b));
+        }
+        schedule.at(ms(18_000), Fault::Heal);
+        let mut percent = vec![100, 5, 5];
+        let turned = random.index(REGIONS);
+        percent.rotate_left(turned);
+        let herd = Some(Herd { every: ms(random.between(4_000, 9_000)), questions: 60 });
+        let kinds = [(1, Kind::of("route", "/api", 3))];
+        let demand = Demand { per_second: 20, percent, herd, ..Demand::of(kinds) };
+        let limits = "
+  - name: api
+    domain: sim
+    when: { route: /api }
+    token_bucket: { rate: 12/s, burst: 150 }
+"
+        .to_owned();
+        Plan { limits, demand, schedule, latency_ms: (5, 20), duration: ms(25_000), ..Plan::default() }
     },
 };
 

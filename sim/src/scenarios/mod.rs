@@ -118,7 +118,7 @@ pub const ALL: [Scenario; 43] = [
 ];
 
 /// In which servers that break a rule are found out: no stories of their own, but they run like any other.
-pub const DRILLS: [Scenario; 3] = [drills::CRASHES, drills::LINKS, drills::ORDERS];
+pub const DRILLS: [Scenario; 4] = [drills::CRASHES, drills::LINKS, drills::TOKENS, drills::ORDERS];
 
 /// The one with a name.
 pub fn named(name: &str) -> Option<Scenario> {
