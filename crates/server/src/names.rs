@@ -35,10 +35,9 @@ use tokio::{
 
 use crate::{clock::Clock, worker::Shared};
 
-/// How long a decision waits for the store to say what it knows of a name.
+/// How long a decision waits for the store to say what it knows of a name, and for another node that has claimed it: that one began before,
+/// and waits no longer for anything.
 pub(crate) const WAIT: Duration = Duration::from_millis(3);
-/// How long it waits for another node that has claimed the name, which may wait for the store as well.
-const WAIT_FOR_OTHERS: Duration = Duration::from_millis(6);
 /// How long after another node's claim its answer is looked for again: no timer is finer.
 const LOOK: Duration = Duration::from_millis(1);
 /// A settlement is no decision: it waits longer.
@@ -86,11 +85,9 @@ pub(crate) enum Named {
     Kept(Vec<u8>),
     /// What was charged was given back.
     Ended,
-    /// Another node has claimed it, and did not say in time what came of it.
-    Others,
     /// Nobody answered in time: it may be claimed or not.
     Unsure(Claim),
-    /// The store is lost, or was not asked.
+    /// The store is lost, or was not asked; or another node has claimed it, and did not say in time what came of it.
     Alone,
 }
 
@@ -128,7 +125,7 @@ impl SharedNames {
         allowed: Duration,
     ) -> Named {
         let begun = Instant::now();
-        let mut longest = allowed.min(WAIT);
+        let longest = allowed.min(WAIT);
         let by = Taker { call: self.calls.fetch_add(1, Ordering::Relaxed) + 1, ..self.me };
         let named = loop {
             let Some(at) = node.kept_at(id) else { break Named::Alone };
@@ -138,13 +135,8 @@ impl SharedNames {
             match acted {
                 Acted::Done(Standing::Claimed(holder)) if holder == by => break Named::Claimed(claim),
                 // Another node decides just now.
-                Acted::Done(Standing::Claimed(_)) => {
-                    longest = allowed.min(WAIT_FOR_OTHERS);
-                    if begun.elapsed() + LOOK >= longest {
-                        break Named::Others;
-                    }
-                    sleep(LOOK).await;
-                }
+                Acted::Done(Standing::Claimed(_)) if begun.elapsed() + LOOK < longest => sleep(LOOK).await,
+                Acted::Done(Standing::Claimed(_)) => break Named::Alone,
                 Acted::Done(Standing::Kept(bytes)) => break Named::Kept(bytes),
                 Acted::Done(Standing::Ended) => break Named::Ended,
                 Acted::Unsure => break Named::Unsure(claim),
@@ -154,7 +146,7 @@ impl SharedNames {
         let count = match &named {
             Named::Claimed(_) => &self.counts.claimed,
             Named::Kept(_) | Named::Ended => &self.counts.repeated,
-            Named::Others | Named::Unsure(_) | Named::Alone => &self.counts.alone,
+            Named::Unsure(_) | Named::Alone => &self.counts.alone,
         };
         count.fetch_add(1, Ordering::Relaxed);
         named

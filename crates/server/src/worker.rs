@@ -200,7 +200,7 @@ struct Inner {
 pub(crate) struct How {
     pub(crate) ask: Ask,
     pub(crate) recording: Option<Recording>,
-    /// How long it has waited for the store already.
+    /// How long it has waited for the store already, or for another node that decided the same.
     waited: Duration,
 }
 
@@ -275,7 +275,6 @@ impl Worker {
         let (mut claim, mut keep_wait) = (None, Duration::ZERO);
         let begun = Instant::now();
         if let Some((recording, names)) = self.shared_name(how) {
-            let mut is_others = false;
             match names.claim(&shared.node, &*shared.clock, recording.id, longest).await {
                 Named::Claimed(claimed) => {
                     claim = Some(Deciding::new(shared, claimed));
@@ -288,11 +287,10 @@ impl Worker {
                         return repeated;
                     }
                 }
-                Named::Others => is_others = true,
                 Named::Alone => {}
             }
-            // What was waited for the store is no more waited for its pools; another node is another matter.
-            how.waited = if is_others { Duration::ZERO } else { begun.elapsed() };
+            // What was waited for the store is no more waited for its pools.
+            how.waited = begun.elapsed();
             longest = longest.saturating_sub(begun.elapsed());
         }
         let asked = self.hold().ask_patiently(request, how, longest, &respond);
