@@ -630,6 +630,16 @@ impl Algorithm {
         }
     }
 
+    /// What a cell may have charged to a state that it shared with others, which may have edges of their own, as a state of its own.
+    pub fn apart(&self, shared: State, now: Now, salt: u32) -> State {
+        match self {
+            Self::FixedWindow(window) => {
+                self.state_of(window.apart(Usage::of(shared.words()), now.wall_ns, salt))
+            }
+            _ => shared,
+        }
+    }
+
     /// A state that owes no less than either of two, now or later: what one cell owes that stands for both.
     pub fn join(&self, a: &[u64], b: &[u64], now: Now) -> State {
         match self {

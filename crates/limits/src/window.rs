@@ -265,6 +265,32 @@ impl FixedWindow {
         self.open(Usage::of(words), wall_ns, salt).end_ns
     }
 
+    /// Whether a cell's windows end at this time, rather than another's.
+    pub fn is_edge(&self, end_ns: u64, salt: u32) -> bool {
+        end_ns > 0 && self.end_after(end_ns - 1, salt) == end_ns
+    }
+
+    /// What a cell with edges of its own may have charged to a usage that it shared with others, as a usage of its own windows.
+    ///
+    /// What it charged in a window that ends no later than the shared one is in `used`, since every charge has that end no earlier than the
+    /// windows that it counts in, but for the next one, which is in `ahead`. So is what it charged in a window that ends later.
+    #[must_use]
+    pub fn apart(&self, shared: Usage, wall_ns: u64, salt: u32) -> Usage {
+        let Edges::Every { window_ns, stagger: true } = self.edges else { return shared };
+        if self.is_idle(shared, wall_ns) {
+            return Usage::default();
+        }
+        let Usage { end_ns, used, ahead } = shared;
+        let first_ns = self.end_after(wall_ns.saturating_sub(self.margin_ns).max(self.left_ns), salt);
+        // The last of its own that ends no later.
+        let last_ns = self.end_after(end_ns, salt) - self.length_ns(window_ns);
+        if last_ns < first_ns {
+            return Usage { end_ns: first_ns, used: ahead, ahead: 0 };
+        }
+        // A clock that was stepped back finds the window that it left.
+        Usage { end_ns: last_ns, used, ahead }
+    }
+
     /// The usage as it is at `wall_ns`: of the older window that a charge would be counted in.
     pub fn open(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
         if self.margin_ns > 0 {
@@ -384,8 +410,8 @@ impl FixedWindow {
         matches!(self.edges, Edges::Every { stagger: true, .. })
     }
 
-    /// What the window that ends then gives, and the one that follows it. A cell that shares, or shared, its usage with others may count in one
-    /// that ends after its own: it has what its own gives.
+    /// What the window that ends then gives, and the one that follows it. By a clock that is behind the one that charged last that is not the
+    /// one that is open, and may not be the cell's own where others have charged it: then the least of both counts.
     #[inline]
     fn limits(&self, end_ns: u64, wall_ns: u64, salt: u32) -> (u64, u64) {
         match &self.later {
@@ -397,12 +423,13 @@ impl FixedWindow {
     #[cold]
     fn limits_by(&self, later: &[Later], end_ns: u64, wall_ns: u64, salt: u32) -> (u64, u64) {
         let own_ns = self.end_after(wall_ns.saturating_sub(self.margin_ns).max(self.left_ns), salt);
-        let end_ns = end_ns.min(own_ns);
         let of = |end_ns: u64| {
             let last = later.iter().rev().find(|later| end_ns > later.after_ns);
             last.map_or(self.limit, |later| later.limit)
         };
-        (of(end_ns), of(self.next_end(end_ns)))
+        let [open, next] = [[end_ns, own_ns], [end_ns, own_ns].map(|end_ns| self.next_end(end_ns))]
+            .map(|[counted, own]| of(counted).min(of(own)));
+        (open, next)
     }
 
     /// The most that a window gives that is open, or follows one that is.
@@ -475,6 +502,9 @@ mod tests {
             // What cells share may count in a window that ends later than one's own.
             let shared = Usage { end_ns: 780 * S, used: 1, ahead: 0 };
             assert_eq!([615, 666, 726].map(|at_s| left(shared, at_s)), [4, 1, 8]);
+            // A clock that is behind does not bring back what the window before gives.
+            let charged = Usage { end_ns: 720 * S, used: 2, ahead: 0 };
+            assert_eq!(left(charged, 655), 0);
         }
         // Near an edge there must be room in both.
         let w = FixedWindow { margin_ns: 5 * S, ..minutely(5, true) }.later(&[later(660, 2)]);

@@ -48,6 +48,24 @@ pub(crate) struct Ground<'a> {
     pub(crate) in_force: bool,
 }
 
+impl Ground<'_> {
+    /// Whether a window, by its end, is one of the cell's. Where cells have edges of their own, what is on disk may be counted in one of a
+    /// cell that it was shared with, or in one by other clocks.
+    pub(crate) fn is_own(&self, end_ns: u64) -> bool {
+        match self.local.at(self.salt) {
+            Algorithm::FixedWindow(window) => {
+                window.is_edge(end_ns, self.salt) || broken(Broken::SharedWindowKept)
+            }
+            _ => true,
+        }
+    }
+
+    /// What stands for the cell in a window, by its end; the least of all windows where that is none of its own.
+    pub(crate) fn standing(&self, end_ns: u64) -> Part {
+        self.local.part_of(self.salt, if self.is_own(end_ns) { end_ns } else { 0 })
+    }
+}
+
 /// Units that were not missed for so long are missed anew.
 const MISSED_NS: u64 = 10 * 1_000_000_000;
 
@@ -193,7 +211,7 @@ impl Account {
                 *next = transfers;
             }
         }
-        account.standing = ground.local.part_of(ground.salt, account.window());
+        account.standing = ground.standing(account.window());
         account.rebuild(ground);
         account.due_ns = 0;
         account.over_ns = 0;
@@ -555,7 +573,7 @@ impl Account {
         // A clock that steps back does not bring a window back: what was given of this one would be forgotten.
         self.over_ns = end_ns.saturating_add(margin_ns);
         self.rolled_ns = now.wall_ns;
-        self.standing = ground.local.part_of(ground.salt, self.window());
+        self.standing = ground.standing(self.window());
         self.rebuild(ground);
         changed
     }
@@ -580,7 +598,7 @@ impl Account {
             let windows = self.windows.as_deref().unwrap_or(&NO_WINDOWS);
             let end_ns = window.end_after(windows.open.end_ns, ground.salt);
             let transfers = if windows.next.end_ns == end_ns { &windows.next } else { &NO_WINDOWS.next };
-            let standing = ground.local.part_of(ground.salt, end_ns);
+            let standing = ground.standing(end_ns);
             window.next_limit = windows.limit(transfers, end_ns, standing.units);
         }
     }
@@ -604,7 +622,7 @@ impl Account {
             self.end_lease(words, before, began.min(now));
         }
         let old = self.algorithm.clone();
-        self.standing = ground.local.part_of(ground.salt, self.window());
+        self.standing = ground.standing(self.window());
         self.algorithm = ground.global.clone();
         self.rebuild(ground);
         let late = self.algorithm.resize(&old, words, now);

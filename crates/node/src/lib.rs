@@ -530,15 +530,15 @@ impl Node {
         });
     }
 
-    /// The time as this node goes by it: the wall corrected, and never behind what was left.
-    ///
-    /// A clock may be set between two looks at it. Until the next one the wall goes on as the steady clock does, or
-    /// requests would be counted in windows that nobody heard of.
-    /// What clocks read as this node goes by them: with the correction that other regions told of, and never back.
+    /// What clocks read as this node goes by them: with the correction that other regions told of, and never behind what was left.
     pub fn corrected(&self, now: Now) -> Now {
         self.not_before(now)
     }
 
+    /// The time as this node goes by it: the wall corrected, and never behind what was left.
+    ///
+    /// A clock may be set between two looks at it. Until the next one the wall goes on as the steady clock does, or
+    /// requests would be counted in windows that nobody heard of.
     fn not_before(&self, now: Now) -> Now {
         let correction_ns = self.correction_ns.load(Ordering::Acquire);
         let read_ns = now.wall_ns.saturating_add_signed(correction_ns);

@@ -8,7 +8,6 @@ use crate::{
     Catalogue, Node,
     account::{Account, Ground},
     journal::HeapCell,
-    local::Local,
     shard::{Cells, NewCell},
     shard_of,
     sharing::CellKey,
@@ -140,8 +139,8 @@ impl Visit<'_> {
             // What was taken of pools since the start is not forgotten: that may be spent. What stands here counts as spent, with what
             // more there is of it now.
             (Algorithm::FixedWindow(window), Some(before)) if self.node.leases.is_some() => {
-                let stands = |local: &Local| local.part_of(salt, account.window()).units;
-                let (before, now) = (stands(before.local), stands(ground.local));
+                let stands = |ground: &Ground<'_>| ground.standing(account.window()).units;
+                let (before, now) = (stands(&before), stands(ground));
                 let more = account.stands_more(before, now);
                 let then = self.node.spent_before_start(self.catalogue, slot, local, self.now);
                 account.owe_forgotten(words, |_, state| {

@@ -103,6 +103,8 @@ pub enum Broken {
     OpenSharesLast,
     /// Where cells have edges of their own, shares of windows that begin later are used in open ones.
     LaterSharesEarly,
+    /// A cell that shared another with others goes by that one's window, which may end at another time than its own.
+    SharedWindowKept,
     /// The time of an acknowledgement trusts the clock.
     NoClockMargin,
     /// Buckets and sliding windows do not wait for what is owed.

@@ -6,7 +6,7 @@ use acequia_limits::{
     Algorithm, MARGIN_NS_MAX, Now, Part, Verdict,
     algorithm::State,
     verdict::NEVER,
-    window::{Edges, FixedWindow},
+    window::{Edges, FixedWindow, Usage},
 };
 use proptest::{prelude::*, test_runner::TestCaseResult};
 
@@ -522,6 +522,53 @@ proptest! {
                 *units += cost;
                 prop_assert!(*units <= 10, "{} in the window of {} to {}", units, salt, end_ns);
             }
+        }
+    }
+
+    /// One that has a usage of its own from some time on has all in it that it charged, in its own windows.
+    #[test]
+    fn a_cell_that_shared_a_usage_takes_along_what_it_charged(
+        margin_ns in prop_oneof![Just(0), Just(S), Just(30 * S), 1..30 * S],
+        steps in prop::collection::vec((0_u32..4, 0..40 * S, 0_u64..4), 1..60),
+    ) {
+        let edges = Edges::Every { window_ns: 60 * S, stagger: true };
+        let window = FixedWindow { margin_ns, ..FixedWindow::new(1_000, edges) };
+        let mut charged: BTreeMap<(u32, u64), u64> = BTreeMap::new();
+        let (mut shared, mut now) = (Usage::default(), 6_000 * S);
+        for (quarter, pause, cost) in steps {
+            now += pause;
+            if cost > 0 {
+                let salt = quarter << 30;
+                shared = window.charge(shared, now, cost, salt);
+                let older = window.end_after(now - margin_ns, salt);
+                let newer = window.end_after(now + margin_ns, salt);
+                for end_ns in (older..=newer).step_by(60_000_000_000) {
+                    *charged.entry((salt, end_ns)).or_default() += cost;
+                }
+            }
+            for salt in (0..4).map(|quarter| quarter << 30) {
+                let own = window.apart(shared, now, salt);
+                prop_assert!(own.end_ns == 0 || window.is_edge(own.end_ns, salt));
+                for ((_, end_ns), units) in charged.range((salt, 0)..=(salt, u64::MAX)) {
+                    let counted = if *end_ns <= own.end_ns { own.used } else { own.ahead };
+                    let is_left = *end_ns + margin_ns <= now;
+                    prop_assert!(is_left || *units <= counted, "{} of {} in {:?} of {:?}", units, end_ns, own, shared);
+                }
+            }
+        }
+    }
+}
+
+/// A clock that was stepped back finds the window that it left, in a usage of its own too.
+#[test]
+fn what_is_taken_along_stays_spent_when_a_clock_steps_back() {
+    for margin_ns in [0, 5 * S] {
+        let edges = Edges::Every { window_ns: 60 * S, stagger: true };
+        let window = FixedWindow { margin_ns, ..FixedWindow::new(3, edges) };
+        let shared = window.charge(Usage::default(), 6_030 * S, 3, 0);
+        for back in [0, 1, 20, 31, 60, 100, 1_000] {
+            let now = (6_030 - back) * S;
+            assert!(!window.probe(window.apart(shared, now, 0), now, 1, 0).allowed, "{back} s back");
         }
     }
 }

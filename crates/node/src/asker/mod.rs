@@ -537,6 +537,8 @@ impl<'a> Check<'a, '_> {
             true => State::Inline([shared.words[0], shared.words[1]]),
             false => State::Heap(shared.words.clone()),
         };
+        let is_own = hit.place == Place::Absent && !broken(Broken::SharedWindowKept);
+        let state = if is_own { algorithm.apart(state, self.now, hit.tag.salt()) } else { state };
         match algorithm {
             // A shared bucket began with all that its own numbers may have owed, and goes on by those.
             _ if hit.place == Place::Shared && algorithm.has_rate() => state,

@@ -308,7 +308,12 @@ impl Check<'_, '_> {
     }
 
     fn guard_units(&self, hit: &Hit) -> u64 {
-        self.local(self.limit(hit), hit.numbers).part(hit.tag.salt()).units
+        let (local, salt) = (self.local(self.limit(hit), hit.numbers), hit.tag.salt());
+        let end_ns = match local.at(salt) {
+            Algorithm::FixedWindow(window) => window.first_end(self.now.wall_ns, salt),
+            _ => 0,
+        };
+        local.part_of(salt, end_ns).units
     }
 
     /// A request passes, or would, that this node has no units for.

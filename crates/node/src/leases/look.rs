@@ -247,7 +247,9 @@ fn ask_window(
     let time_left_ns = open_ns.saturating_sub(now.wall_ns);
     let open = account.taken_of(open_ns);
     // When another node may have left the window, no more of it is asked for: it tells nobody any more what it took.
-    let is_open = time_left_ns > scene.clock_error_ns.saturating_mul(4);
+    let is_over_soon = time_left_ns <= scene.clock_error_ns.saturating_mul(4);
+    // What is counted in a window of another cell is of no pool.
+    let is_open = !is_over_soon && ground.is_own(open_ns);
     let stock = leased.window(seen, (&open, time_left_ns), now).filter(|_| is_open);
     let stock = stock.filter(|stock| stock.returns == 0 || scene.reaches_somebody(leased));
     leased.waits_for_disk = false;

@@ -179,7 +179,8 @@ pub(crate) fn neighbours(node: &Arc<Node>, count: usize) -> Vec<String> {
 /// New keys, each spending one unit, until the node has no room for the cells of more.
 pub(crate) fn flood(node: &Arc<Node>, name: &str, now: Now) {
     let (mut asker, mut in_a_row, mut cells) = (node.asker(), 0, node.usage().cells);
-    for number in 0..200_000 {
+    // Where cells have edges of their own, one in some whose window ends after those of all that share a cell has all its units.
+    for number in 0..2_000_000 {
         passes(&mut asker, &format!("{name}-{number}"), 1, now);
         if number % 256 == 0 {
             // Every shard must be full, so a few thousand new keys in a row must find no room.
