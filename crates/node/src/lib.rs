@@ -129,6 +129,8 @@ pub struct Node {
     /// The latest wall clock at which a cell with a window was forgotten: time does not go back
     /// behind it, or the window would open again.
     forgotten_wall_ns: AtomicU64,
+    /// The same by the steady clock: threads read it one after the other, and act in another order.
+    forgotten_steady_ns: AtomicU64,
     open_batch: AtomicU64,
     committed_batch: AtomicU64,
     journal_down: AtomicBool,
@@ -242,6 +244,7 @@ impl Node {
             overflowing: AtomicBool::new(false),
             rows: Mutex::default(),
             forgotten_wall_ns: AtomicU64::new(0),
+            forgotten_steady_ns: AtomicU64::new(0),
             open_batch: AtomicU64::new(1),
             committed_batch: AtomicU64::new(0),
             journal_down: AtomicBool::new(false),
@@ -412,7 +415,7 @@ impl Node {
             gone
         });
         if forgotten {
-            self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
+            self.forget_at(now);
         }
         if !rows.is_empty() {
             rows.push(journal::wall_row(now.wall_ns));

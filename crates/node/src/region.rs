@@ -347,7 +347,27 @@ impl Node {
     /// not asked for again.
     pub(crate) fn leave_behind(&self, now: Now) {
         if !broken(Broken::WindowReopens) {
-            self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
+            self.forget_at(now);
+        }
+    }
+
+    /// What is idle by now is forgotten: who reads less must not find that there is nothing.
+    pub(crate) fn forget_at(&self, now: Now) {
+        self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
+        self.forgotten_steady_ns.fetch_max(now.steady_ns, Ordering::AcqRel);
+    }
+
+    /// Whether what is not there by these clocks may be there, and have been forgotten by later ones.
+    #[inline]
+    pub(crate) fn is_behind(&self, now: Now) -> bool {
+        now.wall_ns < self.wall_high_ns() || now.steady_ns < self.forgotten_steady_ns.load(Ordering::Acquire)
+    }
+
+    /// No earlier than what was forgotten.
+    pub(crate) fn not_behind(&self, now: Now) -> Now {
+        Now {
+            wall_ns: now.wall_ns.max(self.wall_high_ns()),
+            steady_ns: now.steady_ns.max(self.forgotten_steady_ns.load(Ordering::Acquire)),
         }
     }
 

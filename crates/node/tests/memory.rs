@@ -244,6 +244,29 @@ fn staggered_windows_that_share_a_cell_end_when_the_last_of_them_does() {
     }
 }
 
+/// A thread read its clock before another one, which forgot what is idle by then, and asks after it: what it is given is of that later time.
+#[test]
+fn what_was_forgotten_by_a_later_clock_is_not_given_by_an_earlier_one() {
+    for spec in [
+        scene::sliding("s", 10, "1m"),
+        scene::slots("s", 10, "1m", 4),
+        scene::approximate("s", 10, "1m"),
+        scene::window("w", 10, "1m"),
+    ] {
+        let name = spec.name.clone();
+        let node = scene::small_node(&[spec], false, START);
+        let mut asker = node.asker();
+        assert_eq!(scene::drain(&mut asker, "k", START), 10);
+        let idle = START.later(2 * MINUTE);
+        scene::sweep_all(&node, idle);
+        assert_eq!(node.usage().cells, 0, "{name}");
+        let before = START.later(MINUTE - 1);
+        assert_eq!(scene::drain(&mut asker, "k", before), 10, "{name}");
+        let again = before.later(MINUTE);
+        assert_eq!(scene::drain(&mut asker, "k", again), 0, "{name}: as of the later clock");
+    }
+}
+
 fn with_override(base: LimitSpec, limit: &str, until: Option<Now>) -> LimitSpec {
     let units = if base.token_bucket.is_some() { "burst" } else { "limit" };
     let mut fields = scene::fields(&[("key", &["big-*"]), (units, &[limit])]);

@@ -145,7 +145,7 @@ impl Asker {
             match check.answer(&mut self.hits, &mut self.answer) {
                 Ok(()) => return &self.answer,
                 // Nothing has been changed, and the newer catalogue is there to be loaded, or a later time to be gone by.
-                Err(Stale) => now.wall_ns = now.wall_ns.max(self.node.wall_high_ns()),
+                Err(Stale) => now = self.node.not_behind(now),
             }
         }
     }
@@ -380,13 +380,15 @@ impl<'a> Check<'a, '_> {
     /// The shared cells, if one of these hits may be in them.
     #[inline]
     fn lock_shared(&self, hits: &[Hit]) -> Result<Option<MutexGuard<'a, Overflow>>, Stale> {
+        let is_new = |hit: &Hit| !hit.exempt && !matches!(hit.place, Place::At(_));
+        if !hits.iter().any(is_new) {
+            return Ok(None);
+        }
         let crowded = || self.node.overflowing.load(Ordering::Acquire);
-        let shares = |hit: &Hit| match hit.place {
-            Place::At(_) => false,
-            Place::Absent => !hit.exempt && crowded(),
-            Place::Shared => true,
-        };
-        if hits.iter().any(shares) { self.lock_overflow(hits).map(Some) } else { Ok(None) }
+        let is_shared = hits.iter().any(|hit| hit.place == Place::Shared) || crowded();
+        let shared = if is_shared { Some(self.lock_overflow(hits)?) } else { None };
+        // Since these were looked for the shared cells may have been forgotten, by a clock that reads more.
+        if self.node.is_behind(self.now) { Err(Stale) } else { Ok(shared) }
     }
 
     /// The shared cells, unless they were carried over to numbers that this thread does not know, or to those after an override
@@ -433,7 +435,7 @@ impl<'a> Check<'a, '_> {
                 Ok(true)
             }
             // It may just have been forgotten, by a clock that reads more.
-            None if self.now.wall_ns < self.node.wall_high_ns() => Err(Stale),
+            None if self.node.is_behind(self.now) => Err(Stale),
             None => Ok(false),
         }
     }

@@ -129,7 +129,7 @@ impl Sharing {
             return Charge::Never;
         }
         // What was not there until now may have been forgotten by a clock that reads more.
-        if now.wall_ns < node.wall_high_ns() {
+        if node.is_behind(now) {
             return Charge::Later;
         }
         // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
@@ -148,7 +148,7 @@ impl Sharing {
                 return (Charge::Never, is_new);
             }
             // As before the cell was locked.
-            if now.wall_ns < node.wall_high_ns() {
+            if node.is_behind(now) {
                 return (Charge::Later, is_new);
             }
             account.settle(words, ground, now, &*node.sessions());
