@@ -30,7 +30,11 @@ pub(crate) use self::{
     less::{begins_ns, charged},
     offered::{Looker, Offered},
 };
-use crate::{draws::DRAWN_NS, kept::Pledge, local::Local};
+use crate::{
+    draws::{DRAWN_NS, DRAWN_NS_MAX},
+    kept::Pledge,
+    local::Local,
+};
 
 /// What a cell's account is kept by: the limit's numbers for its cell, whole and local.
 #[derive(Clone, Copy, Debug)]
@@ -309,10 +313,15 @@ impl Account {
         self.windows_mut().drawn_ns = now.steady_ns;
     }
 
-    /// Whether others drew of it lately: what they need they do not take of the region's pool.
+    /// Whether others drew of it lately: what they need they do not take of the region's pool. Of a limit of long windows they use what they keep
+    /// in each of them first.
     pub(crate) fn is_drawn(&self, now: Now) -> bool {
         let drawn_ns = self.windows().drawn_ns;
-        drawn_ns > 0 && now.steady_ns < drawn_ns + DRAWN_NS
+        let lasts_ns = match &self.algorithm {
+            algorithm if algorithm.has_rate() => DRAWN_NS,
+            algorithm => DRAWN_NS.saturating_add(2 * algorithm.period_ns()).min(DRAWN_NS_MAX),
+        };
+        drawn_ns > 0 && now.steady_ns < drawn_ns + lasts_ns
     }
 
     /// Units that callers may spend until their leases end.

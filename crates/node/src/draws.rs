@@ -86,6 +86,7 @@ const FAR_NS_MAX: u64 = 32_000_000_000;
 const NOTHING_NS: u64 = 1_000_000_000;
 /// A cell that mates drew of so long ago is one that they draw of: its speaker holds of the pool what all of them ask for.
 pub(crate) const DRAWN_NS: u64 = 75_000_000_000;
+pub(crate) const DRAWN_NS_MAX: u64 = 600_000_000_000;
 /// Draws that one process may ask for: each begins after those of all before it.
 const NUMBERS: u64 = 1 << 40;
 /// The cell that nothing is asked for of.

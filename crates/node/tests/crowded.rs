@@ -101,7 +101,7 @@ fn history(seed: u64) {
     (0..count).for_each(|place| with_little_memory(&mut world, place));
     let mut often = || [20, 60, u64::MAX][world.below(3) as usize];
     let (orders, crashes, cuts) = (often(), often(), often());
-    for number in 0..500 {
+    for number in 0..300 {
         let place = world.below(count as u64) as usize;
         if world.below(30) == 0 {
             crowd(&world, place);

@@ -91,8 +91,8 @@ fn what_a_region_has_is_found_at_each_of_its_nodes() {
         let counts = counts(&world);
         println!("{name}: {passed} % passed, {counts:?}");
         assert!(passed >= 92, "{name}: {passed} % passed");
-        // Of windows a node keeps half of its part by itself.
-        let least = if name == "b" { 60 } else { 20 };
+        // Of windows a node keeps half of its part by itself, and holds some of the next before it opens.
+        let least = if name == "b" { 60 } else { 10 };
         assert!(
             counts.used > least && counts.used + counts.used / 20 >= counts.charged,
             "{name}: {counts:?}"

@@ -16,9 +16,14 @@ fn three(nodes: usize, spec: LimitSpec) -> World {
 
 /// The same, by a seed.
 fn three_by(seed: u64, nodes: usize, spec: LimitSpec) -> World {
-    let mut world = World::among_regions(&[nodes; 3], &[spec], 10, seed);
+    regions_by(seed, &[nodes; 3], spec)
+}
+
+/// Regions of so many nodes each.
+fn regions_by(seed: u64, nodes: &[usize], spec: LimitSpec) -> World {
+    let mut world = World::among_regions(nodes, &[spec], 10, seed);
     world.pass(S);
-    assert!(world.order(&(0..3 * nodes).map(|place| (place, 1)).collect::<Vec<_>>()));
+    assert!(world.order(&(0..world.nodes.len()).map(|place| (place, 1)).collect::<Vec<_>>()));
     world.pass(6 * S);
     world.expect_granting("at first");
     world
@@ -110,14 +115,13 @@ struct Half {
 }
 
 impl Half {
-    /// Whether one more unit is within half of a third of so many in each `per_ns`: in the window that began at a time, or else in any span of that
-    /// length.
-    fn may_ask(&mut self, (units, per_ns): (u64, u64), began_ns: Option<u64>, now_ns: u64) -> bool {
+    /// Whether one more unit is within so many in each `per_ns`: in the window that began at a time, or else in any span of that length.
+    fn may_ask(&mut self, (half, per_ns): (u64, u64), began_ns: Option<u64>, now_ns: u64) -> bool {
         let since_ns = began_ns.unwrap_or_else(|| now_ns.saturating_sub(per_ns));
         while self.asked_ns.front().is_some_and(|asked_ns| *asked_ns < since_ns) {
             self.asked_ns.pop_front();
         }
-        let may = (self.asked_ns.len() as u64) < units / 6;
+        let may = (self.asked_ns.len() as u64) < half;
         if may {
             self.asked_ns.push_back(now_ns);
         }
@@ -125,39 +129,59 @@ impl Half {
     }
 }
 
-/// What is asked of sixteen cells at two nodes of each of three regions.
+/// What is asked of sixteen cells.
 struct Load {
+    /// Of so many regions, at so many nodes of each.
+    regions: u64,
+    nodes: u64,
     /// Of the limit's units in each `per_ns`, in percent; but if `is_below_half`, nobody asks who asked for half of a region's share already.
     percent: u64,
     is_below_half: bool,
 }
 
-/// What is asked for, alike at all nodes, with the stores, and in the minute after these are gone; and what passed of it.
-fn without_stores(seed: u64, spec: &LimitSpec, (units, per_ns): (u64, u64), load: &Load) -> [(u64, u64); 2] {
-    const CELLS: u64 = 16;
-    let mut world = three_by(seed, 2, spec.clone());
-    world.is_prompt = true;
-    let mut callers: BTreeMap<(u64, u64), Half> = BTreeMap::new();
-    let mut passed = |seconds: u64| {
-        let (until_ns, late) = (world.true_ns + seconds * S, world.passed_late);
-        let (mut asked, mut passed, mut number) = (0, 0, 0);
-        while world.true_ns < until_ns {
-            let (place, cell) = (world.below(6), number % CELLS);
-            number += 1;
-            let wall_ns = world.now(0).wall_ns;
-            let began_ns = spec.fixed_window.is_some().then(|| wall_ns - wall_ns % per_ns);
-            let caller = callers.entry((place / 2, cell)).or_default();
-            if !load.is_below_half || caller.may_ask((units, per_ns), began_ns, wall_ns) {
-                passed += u64::from(world.ask_or_wait(place as usize, &format!("k{cell}"), 1));
-                asked += 1;
+impl Load {
+    /// What is asked for of three regions of two nodes.
+    const fn of_three(percent: u64, is_below_half: bool) -> Self {
+        Self { regions: 3, nodes: 2, percent, is_below_half }
+    }
+
+    /// What is asked for, alike at all nodes, with the stores, and in the minute after these are gone; and what passed of it.
+    fn without_stores(&self, seed: u64, spec: &LimitSpec, (units, per_ns): (u64, u64)) -> [(u64, u64); 2] {
+        const CELLS: u64 = 16;
+        let mut world = regions_by(seed, &vec![self.nodes as usize; self.regions as usize], spec.clone());
+        world.is_prompt = true;
+        let mut callers: BTreeMap<(u64, u64), Half> = BTreeMap::new();
+        let mut passed = |seconds: u64| {
+            let (until_ns, late) = (world.true_ns + seconds * S, world.passed_late);
+            let (mut asked, mut passed, mut number) = (0, 0, 0);
+            while world.true_ns < until_ns {
+                let (place, cell) = (world.below(self.regions * self.nodes), number % CELLS);
+                number += 1;
+                let wall_ns = world.now(0).wall_ns;
+                let began_ns = spec.fixed_window.is_some().then(|| wall_ns - wall_ns % per_ns);
+                let caller = callers.entry((place / self.nodes, cell)).or_default();
+                let half = (units / 2 / self.regions, per_ns);
+                if !self.is_below_half || caller.may_ask(half, began_ns, wall_ns) {
+                    passed += u64::from(world.ask_or_wait(place as usize, &format!("k{cell}"), 1));
+                    asked += 1;
+                }
+                let pause_ns = world.below(2 * per_ns * 100 / (units * self.percent * CELLS));
+                world.pass(pause_ns);
             }
-            let pause_ns = world.below(2 * per_ns * 100 / (units * load.percent * CELLS));
-            world.pass(pause_ns);
-        }
-        world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
-        (passed + world.passed_late - late, asked)
-    };
-    [passed(120), passed(60)]
+            world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+            (passed + world.passed_late - late, asked)
+        };
+        [passed(120), passed(60)]
+    }
+
+    /// Of a thousand in so many worlds.
+    fn thousandths(&self, worlds: u64, spec: &LimitSpec, of: (u64, u64)) -> [u64; 2] {
+        let counts: Vec<_> = (1..=worlds).map(|seed| self.without_stores(seed, spec, of)).collect();
+        [0, 1].map(|at| {
+            let sum = |of: fn((u64, u64)) -> u64| counts.iter().map(|all| of(all[at])).sum::<u64>();
+            1_000 * sum(|(passed, _)| passed) / sum(|(_, asked)| asked).max(1)
+        })
+    }
 }
 
 /// Whoever asks for less than half of what its region has is denied less than one in a hundred in a minute without any store, of however few
@@ -178,17 +202,19 @@ fn few_units_are_there_without_the_stores() {
         (window("w", 20, "1s"), 20, S, [990, 990], [990, 980]),
         (sliding("s", 20, "60s"), 20, 60 * S, [970, 910], [970, 860]),
         (sliding("s", 60, "10s"), 60, 10 * S, [980, 970], [980, 970]),
+        (window("w", 180, "60s"), 180, 60 * S, [990, 990], [990, 980]),
+        (sliding("s", 180, "60s"), 180, 60 * S, [980, 960], [980, 960]),
     ] {
         // Of few requests more worlds are needed to tell one in a hundred; of many one does.
-        let worlds = if per_ns >= 60 * S { 6 } else { 2 - units / 100 };
-        let all = [(30, 1), (45, 1), (90, worlds)].map(|(percent, seeds)| {
-            let load = Load { percent, is_below_half: percent == 90 };
-            let counts = (1..=seeds).map(|seed| without_stores(seed, &spec, (units, per_ns), &load));
-            let counts: Vec<_> = counts.collect();
-            [0, 1].map(|at| {
-                1_000 * counts.iter().map(|all| all[at].0).sum::<u64>()
-                    / counts.iter().map(|all| all[at].1).sum::<u64>()
-            })
+        let worlds = if units >= 100 {
+            1
+        } else if per_ns >= 60 * S {
+            6
+        } else {
+            2
+        };
+        let all = [(30, 1), (45, 1), (90, worlds)].map(|(percent, worlds)| {
+            Load::of_three(percent, percent == 90).thousandths(worlds, &spec, (units, per_ns))
         });
         let name = format!("{} {units} in {} s", spec.name, per_ns / S);
         let [some, half, below] = all;
@@ -196,6 +222,40 @@ fn few_units_are_there_without_the_stores() {
         let is_least = |passed: [u64; 2], least: [u64; 2]| (0..2).all(|at| passed[at] >= least[at]);
         assert!(is_least(some, of_some) && is_least(half, of_half), "{name}: {all:?}");
         assert!(below.iter().all(|passed| *passed >= 990), "{name}: {all:?}");
+    }
+}
+
+/// So it is in a region that has all of a limit, whatever there is a node of it.
+#[test]
+fn a_region_alone_is_served_without_its_store() {
+    println!(
+        "sixteen cells of a region alone, below half of what it has: what passed of 1000, with the store, and in a minute without"
+    );
+    println!("units                 with 2 and 4 nodes");
+    for (spec, units, per_ns, least) in [
+        (bucket("b", "2/s", 2), 2, S, 990),
+        (bucket("b", "6/s", 6), 6, S, 990),
+        (bucket("b", "20/s", 20), 20, S, 990),
+        (window("w", 6, "60s"), 6, 60 * S, 960),
+        (window("w", 20, "60s"), 20, 60 * S, 990),
+        (window("w", 60, "60s"), 60, 60 * S, 990),
+        (window("w", 200, "60s"), 200, 60 * S, 990),
+        (window("w", 20, "1s"), 20, S, 990),
+        (window("w", 60, "10s"), 60, 10 * S, 990),
+        (sliding("s", 6, "60s"), 6, 60 * S, 970),
+        (sliding("s", 20, "60s"), 20, 60 * S, 990),
+        (sliding("s", 60, "60s"), 60, 60 * S, 980),
+        (sliding("s", 60, "10s"), 60, 10 * S, 990),
+    ] {
+        let worlds = if per_ns >= 60 * S { 200_u64.div_ceil(units).min(4) } else { 1 };
+        let all = [2, 4].map(|nodes| {
+            let load = Load { regions: 1, nodes, percent: 90, is_below_half: true };
+            load.thousandths(worlds, &spec, (units, per_ns))
+        });
+        let name = format!("{} {units} in {} s", spec.name, per_ns / S);
+        println!("{name:<21} {all:?}");
+        assert!(all[0].iter().all(|passed| *passed >= 990), "{name}, two nodes: {all:?}");
+        assert!(all.iter().flatten().all(|passed| *passed >= least), "{name}: {all:?}");
     }
 }
 

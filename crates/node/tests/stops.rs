@@ -3,8 +3,8 @@
 mod scene;
 mod siblings;
 
-use acequia_limits::limit::LimitSpec;
-use acequia_node::MEMORY_BYTES_MIN;
+use acequia_limits::{Request, limit::LimitSpec};
+use acequia_node::{Ask, MEMORY_BYTES_MIN};
 use scene::{MS, S, bucket, sliding, slots, window};
 use siblings::{Way, World};
 
@@ -258,5 +258,31 @@ fn a_node_without_room_for_what_it_took_before_keeps_nobody_waiting() {
     world.expect_granting("anew");
     while world.ask(1, "k", 1) {
         world.pass(50 * MS);
+    }
+}
+
+/// A node dies under load: the others come by all of a window but what the dead one had, its guard share and what it held of the pool unspent.
+#[test]
+fn a_node_that_dies_takes_along_what_it_has_and_no_more() {
+    for (nodes, a_second) in [(2, 4), (3, 30), (5, 30)] {
+        let mut world = World::of_new(nodes, &[window("w", 1_000, "1000s")], 10);
+        world.pass(S);
+        for number in 0..10 * a_second {
+            world.ask_patiently(number as usize % nodes, "k", 1);
+            world.pass(S / a_second);
+        }
+        let now = world.now(0);
+        let at = &mut world.nodes[0];
+        let answer = at.asker.check(&Request::new("shop", &[("key", "k")]), now, Ask::PEEK);
+        let had = answer.limits[0].verdict.remaining;
+        (at.is_hung, at.way) = (true, Way::CUT);
+        for number in 0..3_000 {
+            world.ask_patiently(1 + number % (nodes - 1), "k", 1);
+            world.pass(20 * MS);
+        }
+        let passed = world.admitted(0, "k");
+        println!("{nodes} nodes, {a_second}/s: {passed} of 1000 pass, and the dead one had {had}");
+        assert!(passed + had >= 1_000, "{nodes} nodes: {passed} passed, and {had} were the dead one's");
+        assert!(had <= 100 / nodes as u64 + 80 * a_second / nodes as u64 + 40, "{nodes} nodes: {had}");
     }
 }

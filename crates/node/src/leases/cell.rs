@@ -30,6 +30,8 @@ const IDLE_ALONE_NS: u64 = 75_000_000_000;
 const BUNCH: u64 = 3;
 /// What is not used for so long goes back.
 const SPARE_NS: u64 = 1_000_000_000;
+/// What was taken of a window before it opened is kept for such a part of it, and no longer than until a cell that nobody asks for gives back.
+const OPENS_PART: u64 = 6;
 /// A pool of which there are fewer units a node, at once and in each second, is *scarce*: what one holds and does not use the others miss.
 /// So nodes hold no unit of it that they would not use while it is full once, give back what is not used for so long, and else ask for each.
 const SCARCE: u64 = 8;
@@ -150,6 +152,8 @@ pub(super) struct Seen {
     pub(super) speaks: bool,
     /// Whether what is held may last though nobody asks for it.
     pub(super) lasts: bool,
+    /// Whether it is of a window without edges: what comes back of it comes bit by bit.
+    pub(super) slides: bool,
 }
 
 impl Seen {
@@ -355,7 +359,7 @@ impl Leased {
         let most = u64::from(events).saturating_mul(seen.budget);
         self.demand.observe(units.min(most), events.into(), now.steady_ns);
         self.looked_ns = now.steady_ns;
-        self.idle_ns = if seen.is_alone() && seen.lasts { IDLE_ALONE_NS } else { IDLE_NS };
+        self.idle_ns = if seen.lasts && (seen.is_alone() || seen.slides) { IDLE_ALONE_NS } else { IDLE_NS };
         if events > 0 {
             self.busy_ns = now.steady_ns;
         } else if self.is_idle(now) && self.demand.units_milli() > 0 {
@@ -513,10 +517,13 @@ impl Leased {
             let is_its = |(end_ns, left): &(u64, u64)| *end_ns == taken.end_ns && *left > 0;
             self.left = self.later_left.filter(is_its).map(|(_, left)| left);
             (self.ahead_from_ns, self.scant_until_ns) = (0, 0);
+            // What was taken of it before it opened is for those who come now.
+            self.tight_ns = now.steady_ns.saturating_add((time_left_ns / OPENS_PART).min(IDLE_NS));
         }
         // Of what is left no node holds more than its own part ahead of time, or others would have to ask for it back.
         let left = self.left.unwrap_or(seen.pool.units);
-        let most = left / seen.nodes;
+        let part = seen.pool.units / seen.nodes;
+        let most = (left / seen.nodes + by_chance(part)).min(left);
         let with_own = if seen.is_alone() { seen.available } else { 0 };
         let ahead = self.ample_in(time_left_ns.min(AHEAD_NS)).min((most + with_own).max(self.soon()));
         let needed = self.needed(seen, now).saturating_add(seen.for_others.units);
@@ -530,13 +537,15 @@ impl Leased {
             let wanted =
                 ahead.saturating_sub(seen.available).saturating_add(seen.for_others.units).max(needed);
             // A pool of few units gives none of them that is not needed. Where no other takes of it, what it has is for nothing else.
-            self.missed.is_ahead = needed == 0 && most < PART;
+            self.missed.is_ahead = needed == 0 && left / seen.nodes < PART;
             let needed = if needed == 0 && seen.is_alone() { wanted.min(left).min(PART) } else { needed };
             return Some(Stock { wanted, needed, returns: 0 });
         }
         let held = taken.taken - taken.returned;
         let spare = seen.available.saturating_sub(ahead + ahead / 2).min(held);
-        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > SPARE_NS;
+        // What nobody else takes may be asked for again.
+        let spare_ns = if seen.is_alone() && seen.lasts { IDLE_ALONE_NS } else { SPARE_NS };
+        let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > spare_ns;
         (is_spare && spare > held / 8).then_some(Stock { returns: spare, ..Stock::default() })
     }
 
@@ -554,7 +563,9 @@ impl Leased {
         let held = taken.taken - taken.returned;
         let known = self.later_left.filter(|(end_ns, _)| *end_ns == taken.end_ns);
         let left = known.map_or(pool, |(_, left)| left.saturating_add(held)).min(pool);
-        let most = if seen.is_alone() { left } else { pool / seen.nodes / 2 };
+        // Half of this node's part, and as many more as may come by chance.
+        let part = pool / seen.nodes;
+        let most = if seen.is_alone() { left } else { part.min(part / 2 + by_chance(part)) };
         let ahead = self.ample_in(length_ns.min(AHEAD_NS)).min(most);
         let every_ns = LATER_NS.min(length_ns / 8);
         let is_low = ahead > u64::from(!seen.is_alone()) && self.is_later(held, ahead, every_ns, now);
@@ -626,7 +637,7 @@ impl Leased {
     pub(super) fn sliding(&mut self, seen: &Seen, held: u64, window_ns: u64, now: Now) -> Option<Flow> {
         let a_second_milli = u128::from(seen.pool.units) * 1_000_000_000_000 / u128::from(window_ns.max(1));
         let is_scarce = seen.is_scarce(u64::try_from(a_second_milli).unwrap_or(u64::MAX));
-        let ahead = if is_scarce { 0 } else { self.ample_in(window_ns) };
+        let ahead = self.ample_in(window_ns).min(self.most_ahead(seen, held, is_scarce));
         let aim = seen.beside_others(Part { rate: 0, units: ahead }).units;
         let needed = self.needed(seen, now);
         if needed > 0 || aim > held {
@@ -635,6 +646,9 @@ impl Leased {
         let spare_ns = if is_scarce { SCARCE_SPARE_NS } else { SPARE_NS.max(window_ns / 4) };
         let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > spare_ns;
         let part = |units| Part { rate: 0, units };
+        // Half of this node's part is no other's to miss.
+        let own = seen.pool.units / seen.nodes;
+        let half = if seen.lasts { own.min(own / 2 + 2 * by_chance(own)) } else { 0 };
         let mut flow = Flow { keeps: part(held), ..Flow::default() };
         if self.is_idle(now) {
             flow.keeps = part(held.min(aim));
@@ -646,8 +660,8 @@ impl Leased {
                 // What was used in the last window stays.
                 flow.keeps = part(held.saturating_sub(seen.available).max(aim.min(held)));
             }
-        } else if is_spare && held > aim + aim / 4 {
-            flow.keeps = part(aim);
+        } else if is_spare && held > aim.max(half) + aim / 4 {
+            flow.keeps = part(aim.max(half));
         } else if now.steady_ns >= self.quiet_until_ns {
             // Of what is left no node takes more than its own part at once.
             let most = self.left.map_or(seen.pool.units / seen.nodes, |left| left.div_ceil(2));
@@ -657,6 +671,21 @@ impl Leased {
         let is_changed = flow.wanted.units > held / 16 || flow.needed > 0 || flow.keeps.units != held;
         let flow = (is_changed || self.is_renewal_due(part(held), now)).then_some(flow);
         self.bounded(flow, part(held), seen.kept, now)
+    }
+
+    /// What this node may have ahead of need of what has no edges: its part, and beyond it little more than it needs soon, since another may
+    /// need its own before that is back; of a scarce pool nothing.
+    fn most_ahead(&self, seen: &Seen, held: u64, is_scarce: bool) -> u64 {
+        if is_scarce {
+            return 0;
+        }
+        if seen.nodes == 1 {
+            return u64::MAX;
+        }
+        let is_low = seen.available < self.soon().max(1);
+        let more = if is_low { held / 8 + self.soon().max(1) } else { 0 };
+        let part = (seen.pool.units / seen.nodes).max(held.saturating_add(more));
+        seen.standing.units.saturating_add(part)
     }
 
     /// Whether what is there for later should be more, and it was not asked for just before.
@@ -717,6 +746,11 @@ impl Leased {
         let parts = (milli * u128::from(RATE_PARTS)).div_ceil(u128::from(rate_milli.max(1)));
         u32::try_from(parts).unwrap_or(RATE_PARTS).min(RATE_PARTS)
     }
+}
+
+/// Of many requests that come by chance, about the root of their number come more or less: so many beside a part, or beside half of one.
+const fn by_chance(part: u64) -> u64 {
+    part.isqrt()
 }
 
 /// Units of a pool that go along with a part of its rate.

@@ -92,6 +92,7 @@ pub(super) fn look_at(
         speaks: scene.speaker == Speaker::Own,
         // What is held of a rate comes back at that part of it alone; and windows that are over soon are many calls.
         lasts: scene.lasts && !ground.global.has_rate() && ground.global.period_ns() >= LASTING_NS_MIN,
+        slides: !ground.global.has_rate() && !matches!(ground.global, Algorithm::FixedWindow(_)),
         for_others: account.take_for_others(),
         lent: account.book().lent_total(),
         kept: account.kept_of_pool(words, ground, now),

@@ -432,14 +432,14 @@ impl Sharing {
         }
         // Without the pool, requests find what is at the other nodes of the region, too: unless those were just asked in vain, or whoever was
         // denied is not drawn for.
+        let least = denied.max(1);
         let finds = speaker == Speaker::Own
             && !node.has_pool(key.1)
             && (denied == 0 || account.is_drawn(now) || node.draws.is_asking(key))
-            && node.draws.next_mate(key, 1, now).is_some();
-        let of_mates: u64 = match finds {
-            false => 0,
-            true => mates.iter().map(|(_, stake): &(Region, Stake)| stake.left).fold(0, u64::saturating_add),
-        };
+            && node.draws.next_mate(key, least, now).is_some();
+        // One with less than a request needs has nothing for it.
+        let lefts = mates.iter().map(|(_, stake): &(Region, Stake)| stake.left).filter(|left| *left >= least);
+        let of_mates: u64 = if finds { lefts.fold(0, u64::saturating_add) } else { 0 };
         let left = in_hand.saturating_add(pooled);
         let own = Stake { left, demand_milli: warm.demand.sure_milli(), ..Stake::default() };
         let mut stock = Stock {
