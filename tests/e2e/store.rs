@@ -254,6 +254,7 @@ fn the_region_that_is_shipped_runs_and_stops() {
     let ports = std::iter::repeat_with(servers::free_port);
     let first = ports.take(1_000).find(|first| (*first..first + 6).all(servers::is_free));
     let first = first.expect("six ports in a row");
+    let mesh = [servers::free_port(), servers::free_port()];
     for node in ["eu-1", "eu-2"] {
         let mut yaml =
             std::fs::read_to_string(format!("{root}/deploy/region/{node}.yaml")).expect("a config");
@@ -263,21 +264,26 @@ fn the_region_that_is_shipped_runs_and_stops() {
         for port in [8080, 8081, 8082, 8180, 8181, 8182] {
             yaml = yaml.replace(&format!("127.0.0.1:{port}"), "127.0.0.1:0");
         }
+        for (number, port) in mesh.iter().enumerate() {
+            yaml = yaml.replace(&format!("127.0.0.1:{}", 7201 + number), &format!("127.0.0.1:{port}"));
+        }
         yaml = yaml.replace("./data", &folder.path().display().to_string());
         std::fs::write(folder.path().join(format!("{node}.yaml")), yaml).expect("a config");
     }
     let settings: [(&str, OsString); 3] = [
         ("REDIS_PORT", first.to_string().into()),
-        ("DATA", folder.path().join("redis").into()),
+        ("DATA", folder.path().join("region").into()),
         ("CONFIGS", folder.path().into()),
     ];
     let mut script = Script::start("deploy/region/run", settings);
     let mut listening = script.listening().map(|(http, _)| http);
     let nodes = [listening.next().expect("a node"), listening.next().expect("another")];
     let body = body(&[("api_key", "k1")]);
-    let allowed = nodes.map(|node| Http::to(node).check(&body).json()["allowed"].clone());
+    for node in nodes {
+        // It is ready when it has heard the other.
+        eventually("the shipped region answers", || Http::to(node).check(&body).json()["allowed"] == true);
+    }
     assert!(script.stop());
-    assert!(allowed.iter().all(|allowed| *allowed == true), "{allowed:?}");
     let is_open = |port| std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
     assert!(!(first..first + 6).any(is_open), "a server runs on");
 }
