@@ -283,7 +283,7 @@ impl FixedWindow {
         let Usage { end_ns, used, ahead } = shared;
         let first_ns = self.end_after(wall_ns.saturating_sub(self.margin_ns).max(self.left_ns), salt);
         // The last of its own that ends no later.
-        let last_ns = self.end_after(end_ns, salt) - self.length_ns(window_ns);
+        let last_ns = self.end_after(end_ns, salt).saturating_sub(self.length_ns(window_ns));
         if last_ns < first_ns {
             return Usage { end_ns: first_ns, used: ahead, ahead: 0 };
         }

@@ -76,6 +76,20 @@ fn threads_that_ask_the_same_at_once_charge_it_once() {
     assert_eq!(left(&mut node.asker(), START), 1_000_000 - 2_000);
 }
 
+/// A thread reads its clock, and another forgets what is idle by a later one: what is charged then is of the later time, and is found by it.
+#[test]
+fn a_charge_by_a_clock_that_was_behind_is_given_back() {
+    let node = node(&[scene::sliding("s", 100, "1m")], START);
+    let mut asker = node.asker();
+    assert!(scene::passes(&mut asker, "another", 1, START));
+    let now = START.later(2 * HOUR);
+    scene::sweep_all(&node, now);
+    assert_eq!(node.usage().cells, 0);
+    let before = Now { steady_ns: now.steady_ns - S, ..now };
+    assert!(ask(&mut asker, &named(1), 40, before).0);
+    assert_eq!(back(node.settle(ChargeId(1), None, now.later(S))), 40);
+}
+
 #[test]
 fn a_charge_is_given_back_once_into_the_window_that_was_charged() {
     for spec in [

@@ -35,8 +35,9 @@ use tokio::{
 
 use crate::{clock::Clock, worker::Shared};
 
-/// How long a decision waits for the store to say what it knows of a name, and for another node that has claimed it: that one began before,
-/// and waits no longer for anything.
+/// How long a decision waits for the store to say what it knows of a name, and for another node that has claimed it: that one waits no longer
+/// for the store either, and mostly began before. It may wait for other regions, or the store be so far away that no second look is in time:
+/// then this node decides alone.
 pub(crate) const WAIT: Duration = Duration::from_millis(3);
 /// How long after another node's claim its answer is looked for again: no timer is finer.
 const LOOK: Duration = Duration::from_millis(1);
@@ -130,12 +131,15 @@ impl SharedNames {
         let named = loop {
             let Some(at) = node.kept_at(id) else { break Named::Alone };
             let (left, now) = (longest.saturating_sub(begun.elapsed()), node.corrected(clock.now()));
+            let called = Instant::now();
             let acted = self.act((id, by), &at, (What::Claim, CLAIM_US), (now, left)).await;
             let claim = Claim { id, by, at };
             match acted {
                 Acted::Done(Standing::Claimed(holder)) if holder == by => break Named::Claimed(claim),
                 // Another node decides just now.
-                Acted::Done(Standing::Claimed(_)) if begun.elapsed() + LOOK < longest => sleep(LOOK).await,
+                Acted::Done(Standing::Claimed(_)) if begun.elapsed() + LOOK < longest => {
+                    sleep(LOOK.saturating_sub(called.elapsed())).await;
+                }
                 Acted::Done(Standing::Claimed(_)) => break Named::Alone,
                 Acted::Done(Standing::Kept(bytes)) => break Named::Kept(bytes),
                 Acted::Done(Standing::Ended) => break Named::Ended,

@@ -105,12 +105,14 @@ pub struct Asker {
     /// Kept between questions for their memory.
     hits: Vec<Hit>,
     answer: Answer,
+    /// The time that the last question was answered by: no earlier than what was forgotten.
+    went_by: Now,
 }
 
 impl Asker {
     pub(crate) fn new(node: Arc<Node>) -> Self {
         let catalogue = node.catalogue();
-        Self { node, catalogue, hits: Vec::new(), answer: Answer::default() }
+        Self { node, catalogue, hits: Vec::new(), answer: Answer::default(), went_by: Now::at(0) }
     }
 
     /// The limits that the numbers of the last answer refer to.
@@ -143,7 +145,10 @@ impl Asker {
             self.load_catalogue();
             let check = Check { node: &self.node, catalogue: &self.catalogue, request, now, ask };
             match check.answer(&mut self.hits, &mut self.answer) {
-                Ok(()) => return &self.answer,
+                Ok(()) => {
+                    self.went_by = now;
+                    return &self.answer;
+                }
                 // Nothing has been changed, and the newer catalogue is there to be loaded, or a later time to be gone by.
                 Err(Stale) => now = self.node.not_behind(now),
             }

@@ -34,7 +34,6 @@ impl Asker {
         // Held until the charge is remembered: whoever asks the same meanwhile finds it.
         let mut records = node.charges.lock(recording.id);
         let reserved = |record: &Record| recording.reserve.map_or(0, |_| record.cost());
-        let lapses_ns = |record: &Record| record.lapses_in_ns(now);
         let known = records.get(recording.id, node.charges.keep(), now);
         if let Some(record) = known.filter(|_| !broken(Broken::RepeatChargesAgain)) {
             if !record.is_of(recording) || record.came_back() {
@@ -47,7 +46,7 @@ impl Asker {
                 is_repeat: true,
                 is_lease: recording.reserve.is_some_and(|reserve| reserve.at_most),
                 reserved: reserved(record),
-                lapses_in_ns: lapses_ns(record),
+                lapses_in_ns: record.lapses_in_ns(now),
             };
             record.answer(&mut self.answer, &self.catalogue, charged);
             let is_written = node.is_committed(record.batch) || !recording.is_repeatable;
@@ -75,6 +74,8 @@ impl Asker {
         } else {
             self.check_seldom(request, now, ask);
         }
+        // What is remembered was charged then.
+        let now = self.went_by;
         // What a denial was charged is no part of an answer that is to be repeated.
         if self.answer.allowed && self.answer.limits.iter().any(|limit| limit.is_charged) {
             let mut recording = *recording;
@@ -89,7 +90,7 @@ impl Asker {
                 is_repeat: false,
                 is_lease,
                 reserved: reserved(&record),
-                lapses_in_ns: lapses_ns(&record),
+                lapses_in_ns: record.lapses_in_ns(now),
             };
             // Without a disk a reply does not wait for it, but a lease does: it must not leave.
             let is_kept = is_lease || (recording.is_repeatable && has_disk);

@@ -75,6 +75,8 @@ pub(super) struct Leased {
     idle_ns: u64,
     /// When more was last wanted than there was.
     tight_ns: u64,
+    /// Until when half of its part stays, of a sliding window: steady clock.
+    half_until_ns: u64,
     /// When the pool was last called with success.
     pub(super) renewed_ns: u64,
     /// No more is asked for before this time, and how often that brought nothing, in a row.
@@ -212,6 +214,7 @@ impl Leased {
             busy_ns: now_ns,
             idle_ns: IDLE_NS,
             tight_ns: now_ns,
+            half_until_ns: 0,
             renewed_ns: 0,
             quiet_until_ns: 0,
             in_vain: 0,
@@ -528,7 +531,7 @@ impl Leased {
         let ahead = self.ample_in(time_left_ns.min(AHEAD_NS)).min((most + with_own).max(self.soon()));
         let needed = self.needed(seen, now).saturating_add(seen.for_others.units);
         if ahead > seen.available || needed > 0 {
-            self.tight_ns = now.steady_ns;
+            self.tight_ns = self.tight_ns.max(now.steady_ns);
         }
         // The pool gives a part of what it has beyond what is needed: little by little, so that no node has idle what others need.
         let is_short = seen.available < ahead / 2 || self.is_later(seen.available, ahead, LATER_NS, now);
@@ -646,9 +649,14 @@ impl Leased {
         let spare_ns = if is_scarce { SCARCE_SPARE_NS } else { SPARE_NS.max(window_ns / 4) };
         let is_spare = now.steady_ns.saturating_sub(self.tight_ns) > spare_ns;
         let part = |units| Part { rate: 0, units };
-        // Half of this node's part is no other's to miss.
+        // Half of this node's part is no other's to miss, for so long after half of that was wanted as one that nobody asks for keeps it: what
+        // is asked for now and then alone does not keep it.
         let own = seen.pool.units / seen.nodes;
         let half = if seen.lasts { own.min(own / 2 + 2 * by_chance(own)) } else { 0 };
+        if aim >= half / 2 {
+            self.half_until_ns = now.steady_ns.saturating_add(IDLE_ALONE_NS);
+        }
+        let half = if now.steady_ns < self.half_until_ns { half } else { 0 };
         let mut flow = Flow { keeps: part(held), ..Flow::default() };
         if self.is_idle(now) {
             flow.keeps = part(held.min(aim));

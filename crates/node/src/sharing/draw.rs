@@ -129,9 +129,7 @@ impl Sharing {
             return Charge::Never;
         }
         // What was not there until now may have been forgotten by a clock that reads more.
-        if node.is_behind(now) {
-            return Charge::Later;
-        }
+        let now = node.not_behind(now);
         // Whether more may come of what it has not: from the region's pool, or from regions that this node speaks to for its mates.
         let has_pool = node.has_pool(tag) && !node.is_journal_down();
         let is_speaker = node.draws.is_speaker(tag, active);
