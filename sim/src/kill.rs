@@ -58,8 +58,8 @@ const FAILS_OVER: &str = "store-fails-over";
 
 /// The rules: those that were missed when all that seemed to matter here were left out. Of 51 that were tried with four seeds of
 /// each scenario, these were missed, and `GrantBeforeDurable` and `LendUsedCapacity` with more seeds; the others were tried no
-/// further, but for those of tokens, for which there is a drill. What callers give back was not tried at all, since they do not here. `tests/ring` has a table of its own with more
-/// rules.
+/// further, but for two of tokens, for which there is a drill now. What callers give back was not tried at all, since they do not
+/// here. `tests/ring` has a table of its own with more rules.
 pub const RULES: &[Rule] = rules![
     // What must be on the disk first, and what a restart must not forget.
     GiveBeforeDurable in [CRASHES], true;

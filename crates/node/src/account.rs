@@ -8,6 +8,7 @@
 //! held and what is lent. It changes only here, always with the debt that goes along
 //! ([`acequia_rights::loan`]).
 
+mod ground;
 mod lease;
 mod less;
 mod offered;
@@ -26,6 +27,7 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 pub(crate) use self::{
+    ground::Ground,
     lease::{Kept as KeptOfPool, Taken},
     less::{begins_ns, charged},
     offered::{Looker, Offered},
@@ -33,42 +35,7 @@ pub(crate) use self::{
 use crate::{
     draws::{DRAWN_NS, DRAWN_NS_MAX},
     kept::Pledge,
-    local::Local,
 };
-
-/// What a cell's account is kept by: the limit's numbers for its cell, whole and local.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ground<'a> {
-    /// The whole limit's algorithm.
-    pub(crate) global: &'a Algorithm,
-    /// As this region enforces it.
-    pub(crate) local: &'a Local,
-    /// The cell's own number.
-    pub(crate) salt: u32,
-    /// Which of the limit's sets of numbers these are, if that is known: see [`crate::Catalogue`].
-    pub(crate) which: Option<u16>,
-    /// Whether the limit is in the catalogue now. Of one that was removed nothing is given away: that it is gone may be
-    /// acknowledged.
-    pub(crate) in_force: bool,
-}
-
-impl Ground<'_> {
-    /// Whether a window, by its end, is one of the cell's. Where cells have edges of their own, what is on disk may be counted in one of a
-    /// cell that it was shared with, or in one by other clocks.
-    pub(crate) fn is_own(&self, end_ns: u64) -> bool {
-        match self.local.at(self.salt) {
-            Algorithm::FixedWindow(window) => {
-                window.is_edge(end_ns, self.salt) || broken(Broken::SharedWindowKept)
-            }
-            _ => true,
-        }
-    }
-
-    /// What stands for the cell in a window, by its end; the least of all windows where that is none of its own.
-    pub(crate) fn standing(&self, end_ns: u64) -> Part {
-        self.local.part_of(self.salt, if self.is_own(end_ns) { end_ns } else { 0 })
-    }
-}
 
 /// Units that were not missed for so long are missed anew.
 const MISSED_NS: u64 = 10 * 1_000_000_000;
