@@ -52,6 +52,10 @@ pub enum Fault {
     Wall(Place, i64),
     /// A machine's oscillator runs so many parts per million too fast.
     Drift(Place, i64),
+    /// A wall runs so many parts per million faster than its machine's oscillator.
+    Smear(Place, i64),
+    /// A machine's counter jumps by what it counts in so many milliseconds.
+    Counter(Place, i64),
     /// An operator orders at a node.
     Order(Place, Command),
     /// The store that nodes of one region share.
@@ -260,6 +264,8 @@ impl fmt::Display for Fault {
             Self::ClearDisk(at) => write!(f, "clear the disk of {}", name(at)),
             Self::Wall(at, ms) => write!(f, "set the wall of {} by {ms:+} ms", name(at)),
             Self::Drift(at, ppm) => write!(f, "let {} drift by {ppm:+} ppm", name(at)),
+            Self::Smear(at, ppm) => write!(f, "smear the wall of {} by {ppm:+} ppm", name(at)),
+            Self::Counter(at, ms) => write!(f, "let the counter of {} jump by {ms:+} ms", name(at)),
             Self::Order(at, command) => write!(f, "at {}: {command}", name(at)),
             Self::Store(fault) => fault.fmt(f),
             Self::LeaveOut(at, of, s) => {

@@ -137,7 +137,10 @@ fn validate(path: &std::path::Path) -> ExitCode {
     match Config::parse(&name, &text) {
         Ok(config) => {
             say(&format!("{name} is sound: {config}"));
-            config.notes(SystemClock::start().now().wall_ns).iter().for_each(|note| say(note));
+            match SystemClock::start() {
+                Ok(clock) => config.notes(clock.now().wall_ns).iter().for_each(|note| say(note)),
+                Err(fault) => say(&format!("note: {fault}")),
+            }
             ExitCode::SUCCESS
         }
         Err(faults) => complain(&faults.to_string()),

@@ -25,6 +25,7 @@ use prometheus_client::{
 use crate::{
     cells::{Hottest, VERDICTS},
     charges::settled_word,
+    clock::{Counter, Health},
     regions::Regions,
     siblings::Siblings,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, SETTLED, Tally},
@@ -124,6 +125,7 @@ impl Collector for Counts {
                 ],
             )?;
         }
+        out.of_clock(shared.clock.health())?;
         out.of_charges(shared, &tally, &catalogue)?;
         let usage = shared.node.usage();
         out.gauge("acequia_cells", "Cells in memory.", &one(usage.cells))?;
@@ -226,6 +228,36 @@ impl Out<'_> {
             }
         }
         Ok(())
+    }
+
+    /// How this process' clocks are.
+    fn of_clock(&mut self, health: Health) -> Result<(), std::fmt::Error> {
+        let one = |value| [(&NO_LABELS[..], value)];
+        self.gauge(
+            "acequia_clock_counter_unstable",
+            "1 where the processor's counter cannot be trusted, so that the system's clock is read instead.",
+            &one(u64::from(health.counter == Counter::Unstable)),
+        )?;
+        let (name, help) =
+            ("acequia_clock_ahead", "How far this wall is ahead of the system's, which was set back.");
+        let unit = Unit::Seconds;
+        let mut ahead = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Gauge)?;
+        ahead.encode_gauge(&(health.ahead_ns as f64 / 1e9))?;
+        self.counter(
+            "acequia_clock_slews",
+            "How often the system's wall was set back by 3 s or less, so that this one was slewed.",
+            &one(health.slews),
+        )?;
+        self.counter(
+            "acequia_clock_steps_back",
+            "How often the system's wall was set back by more than 3 s, and this one with it.",
+            &one(health.steps_back),
+        )?;
+        self.counter(
+            "acequia_clock_impossible_readings",
+            "Readings of the system's wall that no wall can have.",
+            &one(health.impossible),
+        )
     }
 
     /// What is remembered of charges, and what was given back.

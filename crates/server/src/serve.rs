@@ -17,7 +17,7 @@ use tokio::{
 };
 use tracing::{error, warn};
 
-use crate::{grpc, http, warnings, worker::Shared};
+use crate::{clock::Health, grpc, http, warnings, worker::Shared};
 
 /// How often a shard is swept: all of them in about five seconds.
 const SWEEP: Duration = Duration::from_millis(20);
@@ -126,12 +126,13 @@ pub(crate) struct Rounds {
     sweep: Interval,
     watch: Interval,
     shard: usize,
+    clock: Health,
 }
 
 impl Rounds {
     pub(crate) fn begin() -> Self {
         let (sweep, watch) = (tokio::time::interval(SWEEP), tokio::time::interval(WATCH));
-        Self { sweep, watch, shard: 0 }
+        Self { sweep, watch, shard: 0, clock: Health::default() }
     }
 
     /// Sweeps for a second, and tells what there is to tell. Nothing is lost when this is given up.
@@ -139,9 +140,13 @@ impl Rounds {
         loop {
             tokio::select! {
                 biased;
-                _ = self.watch.tick() => return warnings::tell(shared),
+                _ = self.watch.tick() => {
+                    let health = shared.clock.health();
+                    health.tell_since(&std::mem::replace(&mut self.clock, health));
+                    return warnings::tell(shared);
+                }
                 _ = self.sweep.tick() => {
-                    shared.node.sweep(self.shard, shared.clock.now());
+                    shared.node.sweep(self.shard, shared.clock.look());
                     self.shard += 1;
                 }
             }

@@ -24,7 +24,7 @@ use tracing::{debug, error, info, warn};
 use crate::{
     chance::Chance,
     charges::Names,
-    clock::{Clock, SystemClock},
+    clock::{Clock, ClockFault, SystemClock},
     config::{Config, ConfigError, Live, StoreConfig, WebhookConfig},
     names,
     regions::{
@@ -60,6 +60,9 @@ pub enum StartError {
     /// The config is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The system's clock is not set.
+    #[error(transparent)]
+    Clock(#[from] ClockFault),
     /// The limits contradict each other.
     #[error(transparent)]
     Catalogue(#[from] CatalogueFault),
@@ -168,7 +171,7 @@ impl Service {
             Some(folder) => Some(Arc::new(Journal::open(folder)?)),
             None => None,
         };
-        Self::start_with(config, store, Arc::new(SystemClock::start()), Chance::System)
+        Self::start_with(config, store, Arc::new(SystemClock::start()?), Chance::System)
     }
 
     /// The same with a store, clocks and chance of the caller's.

@@ -1,16 +1,15 @@
-//! The clocks of a region's machine. True time is turmoil's; a machine's oscillator may run fast or slow, and its wall may be
-//! set.
+//! The raw clocks of a region's machine. True time is turmoil's; a machine's oscillator may run fast or slow, its wall may be
+//! set or smeared, its counter may jump, and a process may sleep in the middle of a look at them. What is made of the raw
+//! clocks is the server's own.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use acequia_limits::Now;
-use acequia_server::clock::Clock;
+use acequia_server::clock::{ClockFault, DisciplinedClock, RawClocks};
+
+use crate::random::Random;
 
 /// When every simulation begins, in seconds since 1970: 15 January 2027, 08:00 UTC.
 pub const EPOCH_S: u64 = 1_800_000_000;
@@ -21,36 +20,93 @@ pub(crate) fn elapsed(outside: Duration) -> Duration {
 }
 
 /// A machine's clocks, which go on when its process ends.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Machine(Arc<Mutex<Hands>>);
 
-#[derive(Debug, Default)]
+/// What the raw clocks are made of. All times in nanoseconds.
+#[derive(Debug)]
 struct Hands {
     /// True time outside of hosts.
     outside: Duration,
-    /// Where the oscillator was when its drift was last changed, and when that was, in nanoseconds.
+    /// Where the oscillator was when its drift was last changed, and when that was.
     ticked_ns: u64,
     since_ns: u64,
     drift_ppm: i64,
     /// What the wall is ahead of the oscillator.
     error_ns: i64,
-    /// What the oscillator and the wall said when the process fell asleep, while it sleeps.
-    asleep_at: Option<(u64, u64)>,
+    /// A wall that is smeared: since when on the oscillator, and by how many parts per million.
+    smeared_ns: u64,
+    smear_ppm: i64,
+    /// What the counter counts in a million ticks of the oscillator, and what it jumped by.
+    counts: u64,
+    jumped: u64,
+    /// What the oscillator said when the process fell asleep, while it sleeps.
+    asleep_at_ns: Option<u64>,
+    /// A thread that was preempted in the middle of a look.
+    torn: Option<Torn>,
+    random: Random,
 }
+
+/// A look at the clocks that began before a process fell asleep: its first readings are of then.
+#[derive(Clone, Copy, Debug)]
+struct Torn {
+    at_ns: u64,
+    /// How many more.
+    readings: u64,
+    /// A look begins with the system's clock.
+    has_begun: bool,
+}
+
+/// A look takes five readings, of which the last is of now.
+const TORN_MAX: u64 = 4;
 
 impl Hands {
     fn ticks_ns(&self) -> u64 {
         let passed_ns = ns(elapsed(self.outside)).saturating_sub(self.since_ns);
-        let drifted_ns = i128::from(passed_ns) * i128::from(self.drift_ppm) / 1_000_000;
-        self.ticked_ns + passed_ns.saturating_add_signed(drifted_ns as i64)
+        self.ticked_ns + passed_ns.saturating_add_signed(parts(passed_ns, self.drift_ppm))
     }
 
-    fn wall_ns(&self) -> u64 {
-        (EPOCH_S * 1_000_000_000 + self.ticks_ns()).saturating_add_signed(self.error_ns)
+    /// The oscillator at a reading: of a process that sleeps, and of a look that was torn, it is an older one.
+    fn read_ns(&mut self, begins: bool) -> u64 {
+        if let Some(asleep_at_ns) = self.asleep_at_ns {
+            return asleep_at_ns;
+        }
+        match &mut self.torn {
+            Some(torn) if torn.readings > 0 && (begins || torn.has_begun) => {
+                torn.has_begun = true;
+                torn.readings -= 1;
+                torn.at_ns
+            }
+            _ => self.ticks_ns(),
+        }
+    }
+
+    fn wall_ns(&self, ticks_ns: u64) -> u64 {
+        let smeared_ns = parts(ticks_ns.saturating_sub(self.smeared_ns), self.smear_ppm);
+        (EPOCH_S * 1_000_000_000 + ticks_ns).saturating_add_signed(self.error_ns + smeared_ns)
     }
 }
 
 impl Machine {
+    pub(crate) fn new(mut random: Random) -> Self {
+        // What it counts in a second is nobody's business: from ten million to six thousand million.
+        let counts = random.between(10_000, 6_000_000);
+        Self(Arc::new(Mutex::new(Hands {
+            outside: Duration::ZERO,
+            ticked_ns: 0,
+            since_ns: 0,
+            drift_ppm: 0,
+            error_ns: 0,
+            smeared_ns: 0,
+            smear_ppm: 0,
+            counts,
+            jumped: random.next() >> 8,
+            asleep_at_ns: None,
+            torn: None,
+            random,
+        })))
+    }
+
     /// It is so late outside of hosts.
     pub(crate) fn pass(&self, outside: Duration) {
         self.hands().outside = outside;
@@ -68,26 +124,40 @@ impl Machine {
         hands.drift_ppm = ppm;
     }
 
+    /// The wall runs so many parts per million faster than the oscillator from now on.
+    pub(crate) fn smear(&self, ppm: i64) {
+        let mut hands = self.hands();
+        let ticks_ns = hands.ticks_ns();
+        hands.error_ns += parts(ticks_ns.saturating_sub(hands.smeared_ns), hands.smear_ppm);
+        (hands.smeared_ns, hands.smear_ppm) = (ticks_ns, ppm);
+    }
+
+    /// The counter jumps by what it counts in so many milliseconds.
+    pub(crate) fn jump(&self, by_ms: i64) {
+        let mut hands = self.hands();
+        let counts = i128::from(by_ms) * i128::from(hands.counts);
+        hands.jumped = hands.jumped.wrapping_add(counts as u64);
+    }
+
     /// The process falls asleep: what it reads stands still until it wakes.
     pub(crate) fn sleep(&self) {
         let mut hands = self.hands();
-        hands.asleep_at = hands.asleep_at.or(Some((hands.ticks_ns(), hands.wall_ns())));
+        hands.asleep_at_ns = hands.asleep_at_ns.or(Some(hands.ticks_ns()));
     }
 
-    /// The process wakes, or is no more.
+    /// The process wakes, in the middle of a look at its clocks perhaps; or it is no more.
     pub(crate) fn wake(&self) {
-        self.hands().asleep_at = None;
+        let mut hands = self.hands();
+        if let Some(asleep_at_ns) = hands.asleep_at_ns.take() {
+            let readings = hands.random.below(TORN_MAX + 1);
+            hands.torn = Some(Torn { at_ns: asleep_at_ns, readings, has_begun: false });
+        }
     }
 
-    /// The clocks of a process that begins now.
-    pub(crate) fn start(&self) -> ProcessClock {
-        let hands = self.hands();
-        ProcessClock {
-            machine: self.clone(),
-            begun_ns: hands.ticks_ns(),
-            anchor_ns: hands.wall_ns(),
-            ahead_ns: AtomicI64::new(0),
-        }
+    /// The clocks of a process that begins now: the server's own, on this machine's.
+    pub(crate) fn start(&self) -> Result<DisciplinedClock<Self>, ClockFault> {
+        self.hands().torn = None;
+        DisciplinedClock::new(self.clone())
     }
 
     fn hands(&self) -> MutexGuard<'_, Hands> {
@@ -95,24 +165,31 @@ impl Machine {
     }
 }
 
-/// As the server's own: steady time begins at the wall's, and a wall that is set back goes on from where it was.
-#[derive(Debug)]
-pub(crate) struct ProcessClock {
-    machine: Machine,
-    begun_ns: u64,
-    anchor_ns: u64,
-    ahead_ns: AtomicI64,
+impl RawClocks for Machine {
+    fn counter(&self) -> u64 {
+        let mut hands = self.hands();
+        let counted = u128::from(hands.read_ns(false)) * u128::from(hands.counts) / 1_000_000;
+        hands.jumped.wrapping_add(counted as u64)
+    }
+
+    fn boot_ns(&self) -> u64 {
+        // It was started long before the simulation began.
+        UP_NS + self.hands().read_ns(true)
+    }
+
+    fn wall_ns(&self) -> u64 {
+        let mut hands = self.hands();
+        let ticks_ns = hands.read_ns(false);
+        hands.wall_ns(ticks_ns)
+    }
 }
 
-impl Clock for ProcessClock {
-    fn now(&self) -> Now {
-        let hands = self.machine.hands();
-        let (ticks_ns, wall_ns) = hands.asleep_at.unwrap_or_else(|| (hands.ticks_ns(), hands.wall_ns()));
-        let steady_ns = self.anchor_ns + (ticks_ns - self.begun_ns);
-        let ahead_ns = wall_ns.wrapping_sub(steady_ns) as i64;
-        let ahead_ns = self.ahead_ns.fetch_max(ahead_ns, Ordering::Relaxed).max(ahead_ns);
-        Now { steady_ns, wall_ns: steady_ns.saturating_add_signed(ahead_ns) }
-    }
+/// How long machines had run when the simulation began.
+const UP_NS: u64 = 1_000_000_000_000;
+
+/// So many parts per million of a time.
+fn parts(ns: u64, ppm: i64) -> i64 {
+    (i128::from(ns) * i128::from(ppm) / 1_000_000) as i64
 }
 
 fn ns(time: Duration) -> u64 {
@@ -121,42 +198,89 @@ fn ns(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use acequia_server::clock::Clock as _;
+
     use super::*;
 
+    const S: u64 = 1_000_000_000;
+
+    fn machine() -> Machine {
+        Machine::new(Random::of(1, "machine"))
+    }
+
+    fn pass(
+        machine: &Machine,
+        clock: &impl acequia_server::clock::Clock,
+        to_ms: std::ops::RangeInclusive<u64>,
+    ) {
+        for ms in to_ms {
+            machine.pass(Duration::from_millis(ms));
+            clock.now();
+        }
+    }
+
     #[test]
-    fn a_wall_that_is_set_back_goes_on_until_the_process_ends() {
-        let machine = Machine::default();
-        let clock = machine.start();
+    fn a_wall_that_is_set_back_a_little_is_slewed() {
+        let machine = machine();
+        let clock = machine.start().expect("a clock");
         let begun = clock.now();
-        machine.pass(Duration::from_secs(10));
-        machine.step(-5_000);
-        assert_eq!(clock.now().wall_ns - begun.wall_ns, 10_000_000_000);
-        assert_eq!(machine.start().now().wall_ns - begun.wall_ns, 5_000_000_000);
-        machine.step(7_000);
-        assert_eq!(clock.now().wall_ns - begun.wall_ns, 12_000_000_000);
-        assert_eq!(clock.now().steady_ns - begun.steady_ns, 10_000_000_000);
+        machine.step(-500);
+        pass(&machine, &clock, 1..=1_000);
+        let passed_ns = clock.now().wall_ns - begun.wall_ns;
+        assert!((930_000_000..950_000_000).contains(&passed_ns), "{passed_ns}");
+        pass(&machine, &clock, 1_001..=9_000);
+        let passed_ns = clock.now().wall_ns - begun.wall_ns;
+        assert_eq!(passed_ns, 8_500_000_000);
+        assert_eq!(clock.now().steady_ns - begun.steady_ns, 9 * S);
     }
 
     #[test]
     fn a_process_that_sleeps_sees_no_time_pass_until_it_wakes() {
-        let machine = Machine::default();
-        let clock = machine.start();
+        let machine = machine();
+        let clock = machine.start().expect("a clock");
         let begun = clock.now();
         machine.sleep();
         machine.pass(Duration::from_secs(10));
         assert_eq!(clock.now(), begun);
         machine.wake();
+        // Whatever of the first look is of before.
         assert_eq!(clock.now().steady_ns - begun.steady_ns, 10_000_000_000);
     }
 
     #[test]
     fn a_drift_counts_from_when_it_begins() {
-        let machine = Machine::default();
-        let clock = machine.start();
+        let machine = machine();
+        let clock = machine.start().expect("a clock");
         let begun = clock.now();
         machine.pass(Duration::from_secs(10));
         machine.drift(100_000);
         machine.pass(Duration::from_secs(20));
-        assert_eq!(clock.now().steady_ns - begun.steady_ns, 21_000_000_000);
+        assert_eq!(clock.now().steady_ns - begun.steady_ns, 21 * S);
+    }
+
+    #[test]
+    fn a_smear_moves_the_wall_alone_and_stays_when_it_ends() {
+        let machine = machine();
+        let clock = machine.start().expect("a clock");
+        let begun = clock.now();
+        machine.smear(1_000);
+        machine.pass(Duration::from_secs(10));
+        machine.smear(0);
+        machine.pass(Duration::from_secs(20));
+        let now = clock.now();
+        assert_eq!((now.steady_ns - begun.steady_ns, now.wall_ns - begun.wall_ns), (20 * S, 20_010_000_000));
+    }
+
+    #[test]
+    fn a_counter_that_jumps_moves_nothing() {
+        let machine = machine();
+        let clock = machine.start().expect("a clock");
+        let begun = clock.now();
+        pass(&machine, &clock, 1..=100);
+        machine.jump(60_000);
+        pass(&machine, &clock, 101..=200);
+        machine.jump(-90_000);
+        pass(&machine, &clock, 201..=300);
+        assert_eq!(clock.now().steady_ns - begun.steady_ns, 300_000_000);
     }
 }

@@ -361,6 +361,8 @@ impl World {
             Fault::ClearDisk(at) => self.regions[*at].disk.set_mood(Mood::Sound),
             Fault::Wall(at, ms) => self.regions[*at].machine.step(*ms),
             Fault::Drift(at, ppm) => self.regions[*at].machine.drift(*ppm),
+            Fault::Smear(at, ppm) => self.regions[*at].machine.smear(*ppm),
+            Fault::Counter(at, ms) => self.regions[*at].machine.jump(*ms),
             Fault::Order(..) => {}
             Fault::LeaveOut(at, of, seconds) => self.leave_out(*at, *of, *seconds),
             Fault::Store(fault) => {

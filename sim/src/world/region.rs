@@ -67,7 +67,7 @@ impl Region {
         Self {
             name,
             disk: Disk::new(),
-            machine: Machine::default(),
+            machine: Machine::new(Random::of(seed, &format!("{name} machine"))),
             nap: Nap::default(),
             weather: Weather::new(Random::of(seed, &format!("{name} weather"))),
             way: None,
@@ -161,7 +161,7 @@ impl Region {
         });
         let socket = socket.await?;
 
-        let clock = Arc::new(self.machine.start());
+        let clock = Arc::new(self.machine.start()?);
         let chance = Chance::Seeded(random.bytes());
         let service = match &self.way {
             Some(way) => {

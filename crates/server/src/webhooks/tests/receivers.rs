@@ -475,7 +475,12 @@ fn shared() -> Shared {
     let key = HashKey([0; 16]);
     let config = NodeConfig { key, memory_bytes: 1 << 20, durable: false, empty_handed: None, home: None };
     let names = Names::new("eu", "eu-1", &key, [0; 16]);
-    Shared::new(Arc::new(Node::new(config)), None, Arc::new(SystemClock::start()), (key, names))
+    Shared::new(
+        Arc::new(Node::new(config)),
+        None,
+        Arc::new(SystemClock::start().expect("a clock")),
+        (key, names),
+    )
 }
 
 /// What [`deliver`] writes to the log.

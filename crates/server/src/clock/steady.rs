@@ -1,0 +1,142 @@
+//! Steady time: the counter, held to the system's `CLOCK_BOOTTIME`.
+//!
+//! The counter is only ever read a millisecond ahead of the last look at the system's clock. So what is wrong with it
+//! (its rate, a step, a stop while the machine slept) is worth a few microseconds, and no error lasts.
+
+use super::{latch::Line, raw::RawClocks};
+
+/// How long the counter is read alone, in nanoseconds. Longer: fewer looks, and a larger error.
+const ALONE_NS: u64 = 1_000_000;
+/// A look is of use if it took no longer: otherwise the thread was preempted in it, and it is tried again.
+const NARROW_NS: u64 = 20_000;
+const TRIES: usize = 3;
+/// The rate of the counter is measured over at least this time, and at most twice as long: but at the start.
+const BASELINE_NS: u64 = 1_000_000_000;
+/// It is used as soon as its rate is known to a thousandth: off by a microsecond from look to look.
+const RATE_PARTS: u64 = 1_000;
+/// A counter that is further off from one look to the next is unstable: by this much, and a tenth of the time between.
+/// The system's own clock changes its rate while it is slewed, by less than a tenth.
+const STEP_NS: u64 = 100_000;
+const RATE_CHANGE_PARTS: u64 = 10;
+
+/// How the processor's counter is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Counter {
+    /// Its rate is not known yet: for a millisecond or so from the start.
+    #[default]
+    Calibrating,
+    /// It is read, and held to the system's clock.
+    Used,
+    /// It stepped, stood still or changed its rate, and is no longer used in this process. The system's clock is read
+    /// instead, which takes longer.
+    Unstable,
+}
+
+/// A reading of the counter between two of the system's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sight {
+    counter: u64,
+    pub(super) boot_ns: (u64, u64),
+}
+
+impl Sight {
+    fn width_ns(&self) -> u64 {
+        self.boot_ns.1.saturating_sub(self.boot_ns.0)
+    }
+
+    fn middle_ns(&self) -> u64 {
+        self.boot_ns.0 + self.width_ns() / 2
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Steady {
+    counter: Counter,
+    /// What a count takes, in nanoseconds, in parts of 2^32.
+    scale: u64,
+    /// The rate is measured from the first of these, which the second replaces when it is old enough.
+    reference: Option<Sight>,
+    candidate: Option<Sight>,
+    last: Option<Sight>,
+}
+
+impl Steady {
+    pub(super) const fn counter(&self) -> Counter {
+        self.counter
+    }
+
+    /// Looks at the counter and the system's clock.
+    pub(super) fn sight(&self, raw: &impl RawClocks) -> Sight {
+        let one = || {
+            let before_ns = raw.boot_ns();
+            let counter = raw.counter();
+            Sight { counter, boot_ns: (before_ns, raw.boot_ns()) }
+        };
+        let mut best = one();
+        for _ in 1..TRIES {
+            if best.width_ns() <= NARROW_NS {
+                break;
+            }
+            let next = one();
+            if next.width_ns() < best.width_ns() {
+                best = next;
+            }
+        }
+        best
+    }
+
+    /// The line that readers of the counter go by from now on. `anchor_ns` makes steady time of the system's.
+    pub(super) fn line(&mut self, sight: &Sight, anchor_ns: u64) -> Line {
+        let is_narrow = sight.width_ns() <= NARROW_NS;
+        if is_narrow && self.counter != Counter::Unstable {
+            self.learn(sight);
+        }
+        let is_good = is_narrow && self.counter == Counter::Used;
+        let counts = if is_good { ((u128::from(ALONE_NS) << 32) / u128::from(self.scale)) as u64 } else { 0 };
+        Line {
+            from: sight.counter,
+            steady_ns: sight.boot_ns.0.wrapping_add(anchor_ns),
+            scale: self.scale,
+            counts,
+            ..Line::default()
+        }
+    }
+
+    fn learn(&mut self, sight: &Sight) {
+        if let Some(last) = self.last.replace(*sight)
+            && !self.is_even(&last, sight)
+        {
+            self.counter = Counter::Unstable;
+            return;
+        }
+        let candidate = *self.candidate.get_or_insert(*sight);
+        if sight.boot_ns.0.saturating_sub(candidate.boot_ns.1) >= BASELINE_NS {
+            self.reference = self.candidate.replace(*sight);
+        }
+        let reference = *self.reference.get_or_insert(*sight);
+        let passed_ns = sight.middle_ns().saturating_sub(reference.middle_ns());
+        let counts = sight.counter.wrapping_sub(reference.counter);
+        if passed_ns < ALONE_NS / 2 || counts == 0 {
+            return;
+        }
+        let unsure_ns = sight.width_ns() + reference.width_ns();
+        if self.counter == Counter::Used || unsure_ns.saturating_mul(RATE_PARTS) <= passed_ns {
+            let scale = (u128::from(passed_ns) << 32) / u128::from(counts);
+            self.scale = u64::try_from(scale).unwrap_or(u64::MAX).max(1);
+            self.counter = Counter::Used;
+        }
+    }
+
+    /// Whether the counter went on as it did before, as far as can be told.
+    fn is_even(&self, last: &Sight, sight: &Sight) -> bool {
+        if self.counter != Counter::Used {
+            // Nothing is known of its rate but that it has one.
+            return sight.counter > last.counter || sight.boot_ns.0 <= last.boot_ns.1;
+        }
+        let counts = sight.counter.wrapping_sub(last.counter);
+        let counted_ns = (u128::from(counts) * u128::from(self.scale)) >> 32;
+        let passed_ns = sight.middle_ns().saturating_sub(last.middle_ns());
+        let most_ns = STEP_NS + passed_ns / RATE_CHANGE_PARTS + sight.width_ns() + last.width_ns();
+        counted_ns.abs_diff(u128::from(passed_ns)) <= u128::from(most_ns)
+    }
+}

@@ -1,0 +1,82 @@
+//! The wall: what it is ahead of the system's `CLOCK_BOOTTIME`, which changes only when somebody sets one of them.
+
+use super::{
+    Health,
+    raw::{WALL_NS_MAX, WALL_NS_MIN},
+};
+
+/// A wall that is ahead by more goes back at once. Less is slewed.
+const STEP_NS: u64 = 3_000_000_000;
+/// Slewed, it loses one part of so many: 6.25 % of the time that passes.
+const SLEW_PARTS: u64 = 16;
+/// A smaller difference is noise, and not worth a word.
+const NOTABLE_NS: u64 = 1_000_000;
+
+#[derive(Debug)]
+pub(super) struct Wall {
+    offset_ns: i64,
+    /// When it was last looked at: the system's clock.
+    looked_ns: u64,
+    generation: u64,
+    health: Health,
+}
+
+impl Wall {
+    pub(super) const fn starting_at(offset_ns: i64, looked_ns: u64) -> Self {
+        let health = Health {
+            counter: super::Counter::Calibrating,
+            ahead_ns: 0,
+            slews: 0,
+            steps_back: 0,
+            stepped_back_ns: 0,
+            impossible: 0,
+        };
+        Self { offset_ns, looked_ns, generation: 0, health }
+    }
+
+    /// The wall less the system's clock.
+    pub(super) const fn offset_ns(&self) -> i64 {
+        self.offset_ns
+    }
+
+    /// How often it went back.
+    pub(super) const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    pub(super) const fn health(&self) -> Health {
+        self.health
+    }
+
+    /// The system's wall was read between two readings of its clock. A thread that is preempted in between learns less,
+    /// and nothing that is wrong.
+    pub(super) fn observe(&mut self, wall_ns: u64, after_ns: u64, before_ns: u64) {
+        let passed_ns = before_ns.saturating_sub(std::mem::replace(&mut self.looked_ns, before_ns));
+        if !(WALL_NS_MIN..=WALL_NS_MAX).contains(&wall_ns) {
+            self.health.impossible += 1;
+            return;
+        }
+        let (least_ns, most_ns) = (less(wall_ns, before_ns), less(wall_ns, after_ns));
+        let ahead_ns = self.offset_ns.saturating_sub(most_ns).max(0).cast_unsigned();
+        if ahead_ns > STEP_NS {
+            self.generation += 1;
+            self.health.steps_back += 1;
+            self.health.stepped_back_ns = ahead_ns;
+            self.offset_ns = least_ns;
+            self.health.ahead_ns = 0;
+            return;
+        }
+        self.health.slews += u64::from(ahead_ns >= NOTABLE_NS && self.health.ahead_ns == 0);
+        let slewed_ns = ahead_ns.min(passed_ns / SLEW_PARTS);
+        self.offset_ns = self.offset_ns.saturating_sub_unsigned(slewed_ns).max(least_ns);
+        let left_ns = ahead_ns - slewed_ns;
+        // Noise is not told; of what is slewed, all is.
+        let is_told = left_ns >= NOTABLE_NS || (left_ns > 0 && self.health.ahead_ns > 0);
+        self.health.ahead_ns = if is_told { left_ns } else { 0 };
+    }
+}
+
+/// The difference of two times that are both far below 2^63.
+fn less(a_ns: u64, b_ns: u64) -> i64 {
+    a_ns.wrapping_sub(b_ns).cast_signed()
+}
