@@ -103,7 +103,7 @@ fn in_words(reason: Reason) -> &'static str {
         Reason::CostTooHigh => "the request weighs more than it can ever hold",
         Reason::ClassReserve => "what is left is kept for others",
         Reason::Throttled => "most of it is used, and it slows down",
-        Reason::Restarted | Reason::Journal | Reason::NoCatalogue | Reason::RestoredDisk => {
+        Reason::Restarted | Reason::Journal | Reason::Clock | Reason::NoCatalogue | Reason::RestoredDisk => {
             "nothing can be spent here for now"
         }
         Reason::Unavailable => "nobody can decide for now",

@@ -592,6 +592,22 @@ impl Algorithm {
         }
     }
 
+    /// The state of a window that was written by a wall that was ahead and has been set back since: it counts in the window
+    /// that is open ([`FixedWindow::after_set_back`]). Nothing where that is not so. With no salt, of a cell that any cells share.
+    pub fn after_set_back(&self, words: &[u64], now: Now, salt: Option<u32>) -> Option<State> {
+        let Self::FixedWindow(window) = self else { return None };
+        let usage = Usage::of(words);
+        let counted = window.after_set_back(usage, now.wall_ns, salt.unwrap_or(0));
+        if counted == usage {
+            return None;
+        }
+        let end_ns = match salt {
+            Some(_) => counted.end_ns,
+            None => window.spent_by_any_at(now.wall_ns).end_ns,
+        };
+        Some(self.state_of(Usage { end_ns, ..counted }))
+    }
+
     /// Whether a state read from a disk can be one of these numbers: no time is beyond every clock, and counts
     /// can be added up.
     pub fn is_sound(&self, words: &[u64]) -> bool {

@@ -39,6 +39,8 @@ pub enum Reason {
     Overflow,
     /// The journal cannot be written, and what was not reserved cannot be spent.
     Journal,
+    /// The wall was in this window before, went beyond its end, and was set back: what was spent of it is not known.
+    Clock,
     /// This region has no catalogue, or the catalogue does not name this node: it owns nothing.
     NoCatalogue,
     /// This node's disk is an older one than the one it wrote last: it owns nothing until it begins anew.
@@ -66,6 +68,7 @@ impl Reason {
             Self::Restarted => "restarted",
             Self::Overflow => "overflow",
             Self::Journal => "journal",
+            Self::Clock => "clock",
             Self::NoCatalogue => "no-catalogue",
             Self::RestoredDisk => "restored-disk",
             Self::ClassReserve => "class-reserve",

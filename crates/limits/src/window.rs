@@ -23,6 +23,12 @@ use crate::{
     verdict::{NEVER, Verdict},
 };
 
+/// A wall is set back at once only by more than this, in nanoseconds. Less is slewed, so that it never goes back.
+pub const SET_BACK_NS: u64 = 3_000_000_000;
+
+/// No window is longer: a year, and some weeks for zones that change. In nanoseconds.
+const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
+
 /// Where windows begin and end on the wall clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Edges {
@@ -370,6 +376,37 @@ impl FixedWindow {
             }
             Edges::Calendar(calendar) => calendar.end_after(wall_ns),
         }
+    }
+
+    /// When the window begins that ends then.
+    pub fn begins(&self, end_ns: u64, salt: u32) -> u64 {
+        match &self.edges {
+            Edges::Every { window_ns, .. } => end_ns.saturating_sub(self.length_ns(*window_ns)),
+            Edges::Calendar(_) => {
+                // The first time of which that is the end.
+                let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
+                while within - before > 1 {
+                    let middle = before + (within - before) / 2;
+                    if self.end_after(middle, salt) == end_ns { within = middle } else { before = middle }
+                }
+                within
+            }
+        }
+    }
+
+    /// The usage, where it was written by a wall that was ahead and has been set back since: what was spent in a window
+    /// that has not begun was really spent now, or before. It counts in the window that is open.
+    #[must_use]
+    pub fn after_set_back(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
+        let begins_ns = || self.begins(usage.end_ns, salt);
+        let soon_ns = wall_ns.saturating_add(SET_BACK_NS).saturating_add(self.margin_ns);
+        if usage.end_ns <= soon_ns || begins_ns() <= soon_ns {
+            return usage;
+        }
+        let end_ns = self.first_end(wall_ns, salt);
+        let used = usage.used.max(usage.ahead);
+        let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
+        Usage { end_ns, used, ahead: if both { used } else { 0 } }
     }
 
     /// Whether a clock with a margin that shows `wall_ns` may be in a window that ends at `end_ns`.

@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 pub(crate) use self::{
     ground::Ground,
     lease::{Kept as KeptOfPool, Taken},
-    less::{begins_ns, charged},
+    less::charged,
     offered::{Looker, Offered},
 };
 use crate::{

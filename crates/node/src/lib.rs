@@ -31,6 +31,7 @@ mod inspect;
 pub mod journal;
 mod kept;
 pub mod leases;
+mod left;
 mod local;
 mod overflow;
 mod patience;
@@ -49,7 +50,9 @@ use std::{
     },
 };
 
-use acequia_limits::{Algorithm, CellTag, HashKey, Limit, LimitId, Mode, Now, algorithm::State};
+use acequia_limits::{
+    Algorithm, CellTag, HashKey, Limit, LimitId, Mode, Now, algorithm::State, window::SET_BACK_NS,
+};
 use acequia_rights::{
     Session, Versions, Writer,
     broken::{Broken, broken},
@@ -63,6 +66,7 @@ use crate::{
     journal::{FORGOTTEN, HeapCell, Progress, is_overflow},
     kept::Pledge,
     leases::{Leases, Losses, Places},
+    left::Left,
     local::Guard,
     overflow::Overflow,
     patience::Elsewhere,
@@ -129,6 +133,8 @@ pub struct Node {
     /// The latest wall clock at which a cell with a window was forgotten: time does not go back
     /// behind it, or the window would open again.
     forgotten_wall_ns: AtomicU64,
+    /// Windows that the wall left before it was set back.
+    left: Left,
     /// The same by the steady clock: threads read it one after the other, and act in another order.
     forgotten_steady_ns: AtomicU64,
     open_batch: AtomicU64,
@@ -244,6 +250,7 @@ impl Node {
             overflowing: AtomicBool::new(false),
             rows: Mutex::default(),
             forgotten_wall_ns: AtomicU64::new(0),
+            left: Left::default(),
             forgotten_steady_ns: AtomicU64::new(0),
             open_batch: AtomicU64::new(1),
             committed_batch: AtomicU64::new(0),
@@ -325,7 +332,13 @@ impl Node {
     /// there is taken: nothing may be asked, and no row be written, before the journal says that the node runs.
     pub fn restore_all(&self, now: Now, mut rows: impl FnMut(LimitId) -> Vec<Row>) {
         let wall_ns = rows(journal::WALL).iter().filter_map(Row::wall_ns).max().unwrap_or(0);
-        self.forgotten_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
+        if wall_ns > now.wall_ns.saturating_add(SET_BACK_NS) {
+            // By a wall that was ahead, and is right now: which windows it was in nobody knows. Of those that are open all
+            // counts as spent, and later ones have not been.
+            self.left.restart(now, wall_ns);
+        } else {
+            self.forgotten_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
+        }
         let mut registry = lock(&self.registry);
         let ids: Vec<LimitId> = registry.active().iter().map(|active| active.limit.id).collect();
         let crashed = self.config.empty_handed.is_some();
@@ -399,6 +412,7 @@ impl Node {
         let at = shard % SHARDS;
         let now = self.not_before(now);
         self.tidy_charges(now);
+        self.left.pass(now);
         let mut rows = Vec::new();
         let mut forgotten = false;
         let mut cells = self.shards[at].lock();
@@ -538,7 +552,7 @@ impl Node {
         self.not_before(now)
     }
 
-    /// The time as this node goes by it: the wall corrected, and never behind what was left.
+    /// The time as this node goes by it: the wall corrected, and never behind what was left, unless it was set back.
     ///
     /// A clock may be set between two looks at it. Until the next one the wall goes on as the steady clock does, or
     /// requests would be counted in windows that nobody heard of.
@@ -546,6 +560,9 @@ impl Node {
         let correction_ns = self.correction_ns.load(Ordering::Acquire);
         let read_ns = now.wall_ns.saturating_add_signed(correction_ns);
         let wall_ns = self.carried.unless_set(now.steady_ns, read_ns);
+        if self.left.note(Now { wall_ns, ..now }) {
+            self.forgotten_wall_ns.store(wall_ns, Ordering::Release);
+        }
         Now { wall_ns: wall_ns.max(self.forgotten_wall_ns.load(Ordering::Acquire)), ..now }
     }
 
@@ -642,6 +659,7 @@ impl Node {
         let Some(algorithm) = kept.algorithm(like) else { return false };
         let salt = tag.salt();
         let state = kept.state(&algorithm, error_ns, now);
+        let state = algorithm.after_set_back(state.words(), now, Some(salt)).unwrap_or(state);
         // Under numbers of today where they are the same. Else nobody knows when they changed, nor whose they are: among
         // regions the least count until the cell is next hit, so that no more of it is lent than there is.
         let same = all.iter().find(|live| *live.local.at(salt) == algorithm);

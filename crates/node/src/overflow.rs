@@ -180,7 +180,9 @@ impl Node {
             let mut joined: Option<State> = None;
             for (_, kept) in shared {
                 let Some(old) = kept.algorithm(algorithm) else { continue };
-                let state = algorithm.convert_sometime(&old, kept.state(&old, error_ns, now).words(), now);
+                let state = kept.state(&old, error_ns, now);
+                let state = old.after_set_back(state.words(), now, None).unwrap_or(state);
+                let state = algorithm.convert_sometime(&old, state.words(), now);
                 joined = Some(match joined {
                     None => state,
                     Some(first) => algorithm.join(first.words(), state.words(), now),

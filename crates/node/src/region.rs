@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     Catalogue, CatalogueFault, ChargeId, Kept, Node, Row, Scheduled,
+    account::Ground,
     catalogue::Terms,
     journal::{HeapCell, MATES, MEMORY, USAGE, VERSIONS},
     journal_tag, lock,
@@ -376,6 +377,14 @@ impl Node {
         self.correction_ns.store(time.correction_ns(), Ordering::Release);
         if let Some(seen) = time.compared() {
             self.carried.set(seen, error_ns, drift_ppm);
+        }
+    }
+
+    /// Whether a cell's window is one that the wall has left before it was set back.
+    pub(crate) fn is_closed(&self, ground: &Ground<'_>, end_ns: u64) -> bool {
+        match ground.global {
+            Algorithm::FixedWindow(window) => self.left.is_closed(window, end_ns, ground.salt),
+            _ => false,
         }
     }
 

@@ -105,6 +105,8 @@ pub enum Broken {
     LaterSharesEarly,
     /// A cell that shared another with others goes by that one's window, which may end at another time than its own.
     SharedWindowKept,
+    /// A wall that is set back finds the windows again that it left.
+    WallReopensWindows,
     /// The time of an acknowledgement trusts the clock.
     NoClockMargin,
     /// Buckets and sliding windows do not wait for what is owed.

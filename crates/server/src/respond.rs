@@ -106,6 +106,7 @@ pub(crate) const fn reason(reason: Reason) -> api::Reason {
         Reason::Restarted => api::Reason::Restarted,
         Reason::Overflow => api::Reason::Overflow,
         Reason::Journal => api::Reason::Journal,
+        Reason::Clock => api::Reason::Clock,
         Reason::NoCatalogue => api::Reason::NoCatalogue,
         Reason::RestoredDisk => api::Reason::RestoredDisk,
         Reason::ClassReserve => api::Reason::ClassReserve,

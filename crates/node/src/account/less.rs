@@ -17,9 +17,6 @@ use acequia_rights::broken::{Broken, broken};
 
 use super::{Account, Ground};
 
-/// Longer than any window.
-const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
-
 /// By what of its pool a cell goes.
 #[derive(Debug, Default)]
 pub(super) struct Less {
@@ -102,7 +99,7 @@ impl Account {
 
     /// Whether a window, by its end, counts by the numbers of today, though there was more: not if it was open then.
     pub(crate) fn is_later(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
-        let begins_with = |since_ns: u64| begins_ns(window, end_ns, salt) >= since_ns;
+        let begins_with = |since_ns: u64| window.begins(end_ns, salt) >= since_ns;
         end_ns > self.window()
             || self.windows().less.since_ns.is_some_and(begins_with) && !broken(Broken::LeaseShrinksLate)
     }
@@ -126,16 +123,6 @@ pub(crate) fn charged(words: &[u64], ground: &Ground<'_>, end_ns: u64) -> u64 {
         _ if end_ns == window.end_after(charged.end_ns, ground.salt) => charged.ahead,
         _ => 0,
     }
-}
-
-/// When the window began that ends then: the first time of which that is the end.
-pub(crate) fn begins_ns(window: &FixedWindow, end_ns: u64, salt: u32) -> u64 {
-    let (mut before, mut within) = (end_ns.saturating_sub(LONGEST_NS), end_ns.saturating_sub(1));
-    while within - before > 1 {
-        let middle = before + (within - before) / 2;
-        if window.end_after(middle, salt) == end_ns { within = middle } else { before = middle }
-    }
-    within
 }
 
 /// So much of what was a part of `old`, of `new`: rounded down.

@@ -496,6 +496,12 @@ impl<'a> Check<'a, '_> {
                 cells.rewrite(place, hit.numbers, state);
             }
         }
+        if self.node.left.any() && !self.node.is_shared() {
+            let words = cells.words(cells.table.at(place));
+            if let Some(state) = self.algorithm(hit).after_set_back(words, self.now, Some(hit.tag.salt())) {
+                cells.rewrite(place, hit.numbers, state);
+            }
+        }
         if active.durable && cells.table.at(place).heap_place().is_none() {
             cells.move_to_heap(place);
         }

@@ -139,6 +139,10 @@ impl Check<'_, '_> {
                 verdict
             }
         };
+        if let Some(over_ns) = self.is_closed_for(hit) {
+            over = Reason::Clock;
+            verdict = denied(verdict, hit.units, over_ns);
+        }
         if (leased != 0 || hit.classed.leaves_some()) && hit.account == Called::None {
             verdict = self.keep_back(hit, (before, leased), verdict, (cells, state.as_ref()));
         }
@@ -242,6 +246,18 @@ impl Check<'_, '_> {
                 left_ns.clamp(DRAW_WAIT_NS, WAIT_NS_MAX)
             }),
         }
+    }
+
+    /// For how long the cell's window is closed, in nanoseconds, if the wall has left it before and was set back.
+    #[inline]
+    fn is_closed_for(&self, hit: &Hit) -> Option<u64> {
+        if !self.node.left.any() {
+            return None;
+        }
+        let Algorithm::FixedWindow(window) = self.algorithm(hit) else { return None };
+        let (wall_ns, salt) = (self.now.wall_ns, hit.tag.salt());
+        let is_closed = self.node.left.is_closed_at(window, wall_ns, salt);
+        is_closed.then(|| window.end_after(wall_ns, salt) + window.margin_ns - wall_ns)
     }
 
     #[cold]

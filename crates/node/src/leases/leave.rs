@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Node,
-    account::{Account, Ground, Taken, begins_ns},
+    account::{Account, Ground, Taken},
     lock,
     sharing::CellKey,
 };
@@ -69,8 +69,7 @@ impl Scene<'_> {
             if taken.end_ns == open_ns {
                 return taken.units().min(available);
             }
-            let is_later =
-                begins_ns(window, taken.end_ns, ground.salt) > now.wall_ns.saturating_add(margin_ns);
+            let is_later = window.begins(taken.end_ns, ground.salt) > now.wall_ns.saturating_add(margin_ns);
             if is_later { taken.units() } else { 0 }
         };
         let back = account.taken().iter().copied().map(|taken| (taken, returns(&taken)));

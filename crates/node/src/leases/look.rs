@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Node,
-    account::{Account, Ground, KeptOfPool, Looker, Taken, begins_ns},
+    account::{Account, Ground, KeptOfPool, Looker, Taken},
     draws::Speaker,
     journal::HeapCell,
     sharing::CellKey,
@@ -321,7 +321,7 @@ fn ask_window(
         account.return_to_pool(ground, taken.end_ns, stock.returns, stock.returns);
     }
     let Taken { end_ns, taken, returned } = account.taken_of(taken.end_ns);
-    let begins_ns = begins_ns(window, end_ns, ground.salt);
+    let begins_ns = window.begins(end_ns, ground.salt);
     let take = window::Take {
         taker: scene.taker,
         taken: taken.saturating_add(leased.takings.before(end_ns, scene.since)),

@@ -22,7 +22,7 @@ use acequia_rights::{
 use super::{LEASE_NS, Leases};
 use crate::{
     Catalogue, Node,
-    account::{Account, Ground, Taken, begins_ns, charged},
+    account::{Account, Ground, Taken, charged},
     journal::HeapCell,
     sharing::{CellKey, LOAN_TTL_NS},
     visit::Visit,
@@ -133,7 +133,7 @@ impl Leases {
         let cut = Visit { node, catalogue, key, now, which: None }.at(false, |ground, cell| {
             if let Algorithm::FixedWindow(window) = ground.global {
                 // What an earlier version granted of windows ahead, and was not heard of, may be heard of yet.
-                leased.distrust(|end_ns| begins_ns(window, end_ns, ground.salt) >= now.wall_ns);
+                leased.distrust(|end_ns| window.begins(end_ns, ground.salt) >= now.wall_ns);
             }
             // A limit that was removed may come back.
             let pool = ground.local.pool(ground.global, ground.salt).filter(|_| ground.in_force);
@@ -164,7 +164,7 @@ fn cut_windows((account, words): (&mut Account, &[u64]), ground: &Ground<'_>, no
     let pool = |end_ns| ground.local.pool_of(ground.global, ground.salt, end_ns).filter(|_| ground.in_force);
     for Taken { end_ns, taken, returned } in account.taken().to_vec() {
         let held = taken - returned;
-        if begins_ns(window, end_ns, ground.salt) > now.wall_ns {
+        if window.begins(end_ns, ground.salt) > now.wall_ns {
             let even = pool(end_ns).unwrap_or_default().units / nodes;
             let keeps = even.max(charged(words, ground, end_ns));
             account.return_to_pool(ground, end_ns, held.saturating_sub(keeps), held);

@@ -150,7 +150,8 @@ impl Sharing {
                 return (Charge::Later, is_new);
             }
             account.settle(words, ground, now, &*node.sessions());
-            if ground.local.owns_nothing_of(account.window()) {
+            let end_ns = account.window();
+            if ground.local.owns_nothing_of(end_ns) || node.is_closed(ground, end_ns) {
                 return (Charge::Never, is_new);
             }
             if is_speaker {

@@ -360,7 +360,7 @@ impl Sharing {
                     Ok(())
                 }
                 Entry::Give { end_ns, cumulative, .. } => {
-                    if !owned || ground.local.owns_nothing_of(end_ns) {
+                    if !owned || ground.local.owns_nothing_of(end_ns) || node.is_closed(ground, end_ns) {
                         return Err(Refusal::Unheard);
                     }
                     let forgotten = node.spent_before_start(&catalogue, key.0, &account.algorithm, now);

@@ -476,7 +476,9 @@ impl Sharing {
             }
         }
         let asked = std::mem::take(&mut warm.asked);
-        let may_give = !node.is_journal_down() && self.owns_nothing().is_none() && ground.in_force;
+        let is_closed = node.is_closed(ground, end_ns);
+        let may_give =
+            !node.is_journal_down() && self.owns_nothing().is_none() && ground.in_force && !is_closed;
         let mut for_others = 0;
         for asked in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
             let Asked { by, units, at_ns, .. } = asked;
@@ -514,8 +516,10 @@ impl Sharing {
         stock.own.left = stock.own.left.saturating_add(of_mates);
         let short = stock.own.left < stock.low_water() || stock.denied > stock.own.left;
         // What it cannot take up nobody shall give.
-        let may_ask =
-            self.owns_nothing().is_none() && !ground.local.owns_nothing_of(end_ns) && ground.in_force;
+        let may_ask = self.owns_nothing().is_none()
+            && !ground.local.owns_nothing_of(end_ns)
+            && ground.in_force
+            && !is_closed;
         if !short {
             warm.asked_in_vain = 0;
         } else if now.steady_ns >= warm.quiet_until_ns && may_ask {

@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use acequia_limits::{Algorithm, Limit, LimitId, Now, RATE_PARTS, limit::LimitSpec, window::Edges};
+use acequia_limits::{
+    Algorithm, Limit, LimitId, Now, RATE_PARTS,
+    limit::LimitSpec,
+    window::{Edges, SET_BACK_NS},
+};
 use acequia_rights::{
     Ack, Mark, Region, Split, Version, Writer,
     broken::{Broken, broken},
@@ -12,7 +16,7 @@ use acequia_rights::{
 use super::{CellKey, Entry, Header, Sharing, Storing, Topic, peer::Peer, wire::ShortId};
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
-    account::{Account, begins_ns},
+    account::Account,
     asker::spent_for_ns,
     catalogue::{Term, Terms},
     journal::HeapCell,
@@ -106,7 +110,7 @@ pub(crate) fn kind_of(global: &Algorithm, now: Now) -> Kind {
             let end_ns = window.end_after(now.wall_ns, 0);
             let start_wall_ns = match window.edges {
                 Edges::Every { .. } => end_ns.saturating_sub(global.horizon_ns()),
-                Edges::Calendar(_) => begins_ns(window, end_ns, 0),
+                Edges::Calendar(_) => window.begins(end_ns, 0),
             };
             let start_wall_ns = start_wall_ns.min(now.wall_ns);
             Kind::Window { start_wall_ns, lasts_ns: spent_for_ns(global.horizon_ns()) }
@@ -439,7 +443,10 @@ impl Sharing {
     /// is that of the last shares. A process that begins knows of nothing that it has left.
     fn leave(&mut self, node: &Node) {
         if let Some((_, margin_ns, _)) = self.shared {
-            self.left_ns = self.left_ns.max(node.wall_high_ns().saturating_sub(margin_ns));
+            let left_ns = node.wall_high_ns().saturating_sub(margin_ns);
+            // Of a wall that was set back the node itself knows which windows it left.
+            let was_set_back = left_ns.saturating_add(SET_BACK_NS) < self.left_ns;
+            self.left_ns = if was_set_back { left_ns } else { self.left_ns.max(left_ns) };
         }
     }
 

@@ -161,6 +161,9 @@ fn meaning(reason: Reason) -> Option<&'static str> {
         Reason::Journal => {
             Some("the node cannot write its journal: only what was reserved before may be spent")
         }
+        Reason::Clock => Some(
+            "the node's wall clock is not believed, or was set back: what was spent of the window is not known",
+        ),
         Reason::NoCatalogue => {
             Some("the node owns no part of any limit until the authority's catalogue names it")
         }
@@ -194,6 +197,7 @@ pub(super) fn reason_word(reason: Reason) -> &'static str {
         Reason::Restarted => "restarted",
         Reason::Overflow => "overflow",
         Reason::Journal => "journal",
+        Reason::Clock => "clock",
         Reason::NoCatalogue => "no-catalogue",
         Reason::RestoredDisk => "restored-disk",
         Reason::ClassReserve => "class-reserve",

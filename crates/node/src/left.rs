@@ -1,0 +1,279 @@
+//! Windows that a wall has left, when it is set back.
+//!
+//! A wall only goes back where an operator or NTP sets it back by more than three seconds; less is slewed. **A window
+//! that the wall was in is not open again**: cells that were over by the later reading may be forgotten, so nobody knows
+//! what was spent of it. Windows that the wall only skipped were never open, and are.
+//!
+//! The wall less the steady clock stays the same but for such steps. So one comparison a reading notices them.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicI64, Ordering},
+};
+
+use acequia_limits::{
+    Now,
+    window::{FixedWindow, SET_BACK_NS},
+};
+use acequia_rights::broken::{Broken, broken};
+use smallvec::SmallVec;
+
+use crate::lock;
+
+/// The most spans of time that are told apart. Beyond it the two earliest count as one, with all that lies between.
+const SPANS_MAX: usize = 8;
+/// Before the first reading.
+const UNREAD: i64 = i64::MIN;
+
+/// A span of wall time that the node was in, both ends included, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    from_ns: u64,
+    to_ns: u64,
+}
+
+/// Where a node's wall was.
+#[derive(Debug)]
+pub(crate) struct Left {
+    /// The wall less the steady clock, as of the last step.
+    ahead_ns: AtomicI64,
+    /// Whether the wall may be in a window that it left.
+    may_be_closed: AtomicBool,
+    spans: Mutex<Spans>,
+}
+
+#[derive(Debug, Default)]
+struct Spans {
+    /// When the span began that the wall is in.
+    begun_ns: u64,
+    /// Those before, in their order. They may touch the one that the wall is in.
+    past: SmallVec<[Span; 2]>,
+}
+
+impl Default for Left {
+    fn default() -> Self {
+        Self {
+            ahead_ns: AtomicI64::new(UNREAD),
+            may_be_closed: AtomicBool::new(false),
+            spans: Mutex::default(),
+        }
+    }
+}
+
+impl Left {
+    /// Notes a reading of the wall. Says whether it was set back since the last one.
+    #[inline]
+    pub(crate) fn note(&self, now: Now) -> bool {
+        let ahead_ns = now.wall_ns.wrapping_sub(now.steady_ns).cast_signed();
+        let before_ns = self.ahead_ns.load(Ordering::Acquire);
+        ahead_ns.abs_diff(before_ns) > SET_BACK_NS && self.note_step(ahead_ns, now)
+    }
+
+    #[cold]
+    fn note_step(&self, ahead_ns: i64, now: Now) -> bool {
+        let mut spans = lock(&self.spans);
+        let before_ns = self.ahead_ns.load(Ordering::Acquire);
+        if ahead_ns.abs_diff(before_ns) <= SET_BACK_NS {
+            return false;
+        }
+        if before_ns == UNREAD {
+            spans.begun_ns = now.wall_ns;
+            self.ahead_ns.store(ahead_ns, Ordering::Release);
+            return false;
+        }
+        let to_ns = now.steady_ns.saturating_add_signed(before_ns);
+        let from_ns = spans.begun_ns.min(to_ns);
+        spans.begun_ns = now.wall_ns;
+        self.close(&mut spans, Span { from_ns, to_ns });
+        // What is closed is known before anybody goes by the new wall without noticing it.
+        self.ahead_ns.store(ahead_ns, Ordering::Release);
+        now.wall_ns < to_ns
+    }
+
+    /// An earlier process went by a wall that was as late as `latest_ns`, and did not say in which windows it was: those that
+    /// began by now are closed.
+    pub(crate) fn restart(&self, now: Now, latest_ns: u64) {
+        let mut spans = lock(&self.spans);
+        self.close(&mut spans, Span { from_ns: 0, to_ns: now.wall_ns });
+        self.close(&mut spans, Span { from_ns: latest_ns, to_ns: latest_ns });
+    }
+
+    /// Whether the wall was ever set back.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.may_be_closed.load(Ordering::Acquire)
+    }
+
+    /// Whether a charge at this time would be made in a window that is closed.
+    #[inline]
+    pub(crate) fn is_closed_at(&self, window: &FixedWindow, wall_ns: u64, salt: u32) -> bool {
+        self.any() && {
+            let ends = [window.first_end(wall_ns, salt), window.end_after(wall_ns + window.margin_ns, salt)];
+            ends.iter().any(|end_ns| self.was_in(window, *end_ns, salt))
+        }
+    }
+
+    fn close(&self, spans: &mut Spans, span: Span) {
+        if broken(Broken::WallReopensWindows) {
+            return;
+        }
+        spans.past.push(span);
+        spans.past.sort_unstable_by_key(|span| span.from_ns);
+        let mut merged: SmallVec<[Span; 2]> = SmallVec::new();
+        let too_many = spans.past.len() > SPANS_MAX;
+        for span in spans.past.drain(..) {
+            let is_first = merged.len() == 1;
+            match merged.last_mut() {
+                Some(last) if span.from_ns <= last.to_ns || (too_many && is_first) => {
+                    last.to_ns = last.to_ns.max(span.to_ns);
+                }
+                _ => merged.push(span),
+            }
+        }
+        spans.past = merged;
+        self.may_be_closed.store(true, Ordering::Release);
+    }
+
+    /// Whether the window that ends then is one that the wall was in, before it was set back from beyond its end.
+    #[inline]
+    pub(crate) fn is_closed(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
+        self.any() && self.was_in(window, end_ns, salt)
+    }
+
+    #[cold]
+    fn was_in(&self, window: &FixedWindow, end_ns: u64, salt: u32) -> bool {
+        let spans = lock(&self.spans);
+        let latest_ns = spans.past.last().map_or(0, |span| span.to_ns);
+        if end_ns > latest_ns.saturating_add(window.margin_ns) {
+            // It was open when the wall went back, and is again: cells know what was spent of it.
+            return false;
+        }
+        let begins_ns = window.begins(end_ns, salt).saturating_sub(window.margin_ns);
+        let ends_ns = end_ns.saturating_add(window.margin_ns);
+        spans.past.iter().any(|span| begins_ns <= span.to_ns && span.from_ns < ends_ns)
+    }
+
+    /// Forgets what was left, where the wall is beyond it by now.
+    pub(crate) fn pass(&self, now: Now) {
+        if self.any() {
+            let mut spans = lock(&self.spans);
+            // The longest windows are years. A span that is over for those is over for all.
+            if spans.past.iter().all(|span| span.to_ns.saturating_add(LONGEST_NS) < now.wall_ns) {
+                spans.past.clear();
+                self.may_be_closed.store(false, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// No window is longer, its margins included.
+const LONGEST_NS: u64 = 400 * 86_400 * 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use acequia_limits::window::Edges;
+
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+    const MINUTE: u64 = 60 * S;
+    const HOUR: u64 = 3_600 * S;
+    const T: u64 = 500_000 * HOUR;
+
+    fn at(steady_s: u64, wall_ns: u64) -> Now {
+        Now { steady_ns: T + steady_s * S, wall_ns }
+    }
+
+    fn every(window_ns: u64) -> FixedWindow {
+        FixedWindow::new(9, Edges::Every { window_ns, stagger: false })
+    }
+
+    fn is_closed(left: &Left, window_ns: u64, wall_ns: u64) -> bool {
+        let window = every(window_ns);
+        left.is_closed(&window, window.end_after(wall_ns, 0), 0)
+    }
+
+    #[test]
+    fn a_wall_that_runs_or_is_set_ahead_closes_nothing_that_it_comes_to() {
+        let left = Left::default();
+        assert!(!left.note(at(0, T)));
+        assert!(!left.note(at(100, T + 100 * S)));
+        assert!(!left.note(at(101, T + HOUR)));
+        assert!(!is_closed(&left, MINUTE, T + HOUR));
+        // One that ends later than it was set ahead from was left by the step.
+        assert!(is_closed(&left, MINUTE, T + 30 * S));
+    }
+
+    #[test]
+    fn windows_that_were_left_stay_closed_and_those_that_were_skipped_are_open() {
+        let left = Left::default();
+        left.note(at(0, T));
+        left.note(at(90, T + HOUR + 90 * S));
+        // Two minutes an hour ahead, and back again.
+        assert!(left.note(at(210, T + 210 * S)));
+        for (closed, wall_ns) in [
+            (true, T + 30 * S),
+            (true, T + 90 * S),
+            (false, T + 210 * S),
+            (false, T + 59 * MINUTE),
+            (true, T + HOUR + 90 * S),
+            (true, T + HOUR + 150 * S),
+            // It was open when the wall went back.
+            (false, T + HOUR + 210 * S),
+        ] {
+            assert_eq!(is_closed(&left, MINUTE, wall_ns), closed, "{} s", (wall_ns - T) / S);
+        }
+        assert!(
+            is_closed(&left, HOUR, T + 210 * S),
+            "the hour was left, and what was spent of it may be forgotten"
+        );
+        assert!(!is_closed(&left, HOUR, T + HOUR + 210 * S), "and this one was not");
+    }
+
+    #[test]
+    fn a_thread_with_an_older_reading_closes_nothing_more() {
+        let left = Left::default();
+        left.note(at(0, T));
+        assert!(left.note(at(100, T + 100 * S - HOUR)));
+        for _ in 0..100 {
+            left.note(at(100, T + 100 * S));
+            left.note(at(101, T + 101 * S - HOUR));
+        }
+        assert!(lock(&left.spans).past.len() <= 2);
+        assert!(!is_closed(&left, MINUTE, T + 200 * S - HOUR));
+    }
+
+    #[test]
+    fn many_steps_take_no_more_room_and_open_nothing() {
+        let left = Left::default();
+        left.note(at(0, T + 1_000 * HOUR));
+        for step in 1..200 {
+            left.note(at(60 * step, T + (1_000 - step) * HOUR));
+        }
+        assert!(lock(&left.spans).past.len() <= SPANS_MAX);
+        for step in 0..199 {
+            assert!(is_closed(&left, MINUTE, T + (1_000 - step) * HOUR + S) || step == 0, "{step}");
+        }
+    }
+
+    #[test]
+    fn after_a_restart_the_windows_that_are_open_are_closed_and_no_others() {
+        let left = Left::default();
+        let now = at(0, T + 30 * S);
+        left.note(now);
+        left.restart(now, T + 365 * 24 * HOUR + 90 * S);
+        assert!(is_closed(&left, MINUTE, T + 30 * S) && is_closed(&left, HOUR, T + 30 * S));
+        assert!(!is_closed(&left, MINUTE, T + 60 * S) && !is_closed(&left, HOUR, T + HOUR));
+    }
+
+    #[test]
+    fn what_is_long_over_is_forgotten() {
+        let left = Left::default();
+        left.note(at(0, T));
+        left.note(at(60, T - HOUR));
+        left.pass(at(120, T));
+        assert!(is_closed(&left, MINUTE, T - 30 * S) || is_closed(&left, MINUTE, T));
+        left.pass(at(500 * 86_400, T + LONGEST_NS + HOUR));
+        assert!(!left.any());
+    }
+}
