@@ -47,6 +47,9 @@ pub struct PeerView {
     pub round_ns: Option<u64>,
     /// Whether it was heard so lately that rights are lent to it.
     pub is_reached: bool,
+    /// What its system's wall is ahead of the one that this node goes by, in nanoseconds, and how far that may be off; nothing
+    /// where that was not measured.
+    pub wall_ahead_ns: Option<(i64, u64)>,
     /// Loans given to it and held of it, over the cells that were looked at.
     pub lent: u64,
     /// Loans held of it, over the cells that were looked at.

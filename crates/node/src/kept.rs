@@ -112,6 +112,11 @@ impl Kept {
         &self.record
     }
 
+    /// What the wall clock read when it was written.
+    pub(crate) const fn written_wall_ns(&self) -> u64 {
+        self.written_wall_ns
+    }
+
     /// A time, kept as the end of an unused window.
     pub(crate) fn of_wall(wall_ns: u64) -> Self {
         Self { words: vec![wall_ns, 0], ..Self::of_record(Vec::new()) }

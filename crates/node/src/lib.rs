@@ -135,6 +135,10 @@ pub struct Node {
     forgotten_wall_ns: AtomicU64,
     /// Windows that the wall left before it was set back.
     left: Left,
+    /// Whether what is durable or shared may be dated by the wall.
+    is_wall_believed: AtomicBool,
+    /// The latest date in the journal at the start: wall clock.
+    journal_wall_ns: AtomicU64,
     /// The same by the steady clock: threads read it one after the other, and act in another order.
     forgotten_steady_ns: AtomicU64,
     open_batch: AtomicU64,
@@ -251,6 +255,8 @@ impl Node {
             rows: Mutex::default(),
             forgotten_wall_ns: AtomicU64::new(0),
             left: Left::default(),
+            is_wall_believed: AtomicBool::new(config.home.is_none()),
+            journal_wall_ns: AtomicU64::new(0),
             forgotten_steady_ns: AtomicU64::new(0),
             open_batch: AtomicU64::new(1),
             committed_batch: AtomicU64::new(0),
@@ -332,6 +338,7 @@ impl Node {
     /// there is taken: nothing may be asked, and no row be written, before the journal says that the node runs.
     pub fn restore_all(&self, now: Now, mut rows: impl FnMut(LimitId) -> Vec<Row>) {
         let wall_ns = rows(journal::WALL).iter().filter_map(Row::wall_ns).max().unwrap_or(0);
+        self.journal_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
         if wall_ns > now.wall_ns.saturating_add(SET_BACK_NS) {
             // By a wall that was ahead, and is right now: which windows it was in nobody knows. Of those that are open all
             // counts as spent, and later ones have not been.
@@ -412,6 +419,9 @@ impl Node {
         let at = shard % SHARDS;
         let now = self.not_before(now);
         self.tidy_charges(now);
+        if !self.is_wall_believed() {
+            return;
+        }
         self.left.pass(now);
         let mut rows = Vec::new();
         let mut forgotten = false;
@@ -656,6 +666,7 @@ impl Node {
         kept: &Kept,
     ) -> bool {
         let Restored { slot, like, durable, lost, all, error_ns, now } = *limit;
+        self.journal_wall_ns.fetch_max(kept.written_wall_ns(), Ordering::AcqRel);
         let Some(algorithm) = kept.algorithm(like) else { return false };
         let salt = tag.salt();
         let state = kept.state(&algorithm, error_ns, now);

@@ -499,6 +499,11 @@ impl Local {
         &self.variants[usize::from(place)].1
     }
 
+    /// Whether the clock is good enough to tell the limit's windows apart: if not, nothing of them is spent.
+    pub(crate) fn can_tell(&self) -> bool {
+        self.shares.as_ref().is_none_or(|shares| shares.can_tell(&self.least))
+    }
+
     /// The standing part of a cell: of windows, in those that are not later ones.
     pub(crate) fn part(&self, salt: u32) -> Part {
         Part { rate: self.rate, units: self.units(salt) }

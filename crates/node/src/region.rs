@@ -375,9 +375,16 @@ impl Node {
     /// What is added to the wall from now on, and what it reads then.
     pub(crate) fn set_wall(&self, time: &Timekeeper, error_ns: u64, drift_ppm: u32) {
         self.correction_ns.store(time.correction_ns(), Ordering::Release);
+        self.is_wall_believed.store(time.is_believed(), Ordering::Release);
         if let Some(seen) = time.compared() {
             self.carried.set(seen, error_ns, drift_ppm);
         }
+    }
+
+    /// Whether what is durable or shared may be dated by the wall: somebody agreed with it since the start, or nobody is there
+    /// to agree.
+    pub fn is_wall_believed(&self) -> bool {
+        self.is_wall_believed.load(Ordering::Acquire)
     }
 
     /// Whether a cell's window is one that the wall has left before it was set back.
@@ -410,7 +417,7 @@ impl Node {
         let (catalogue, evicted) = (self.catalogue(), cells.evicted);
         let has_room = cells.make_room(1, self.shard_bytes_max(), now.steady_ns, |cell, heap| {
             let idle = || catalogue.is_idle(cell.limit, cell.numbers(), cell.salt(), heap.words(cell), now);
-            heap.is_unwritten(cell) && !heap.is_shared(cell) && idle()
+            heap.is_unwritten(cell) && !heap.is_shared(cell) && idle() && self.is_wall_believed()
         });
         if cells.evicted > evicted {
             self.leave_behind(now);

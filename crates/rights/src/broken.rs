@@ -105,6 +105,10 @@ pub enum Broken {
     LaterSharesEarly,
     /// A cell that shared another with others goes by that one's window, which may end at another time than its own.
     SharedWindowKept,
+    /// A wall that nobody confirmed since the start dates what is durable.
+    BelievesAtStart,
+    /// While a node goes by its peers' walls its doubt grows as if it reached nobody.
+    DoubtGrows,
     /// A wall that is set back finds the windows again that it left.
     WallReopensWindows,
     /// The time of an acknowledgement trusts the clock.

@@ -367,6 +367,11 @@ impl Out<'_> {
             "1 while the wall clock disagrees with the peers'.",
             &one(suspect),
         )?;
+        let help = "By which wall clock this node goes: 1 for that one.";
+        let walls = ["own", "peers", "carried", "unconfirmed"].map(|wall| ([("wall", wall)], wall));
+        let walls = walls.each_ref().map(|(labels, wall)| (&labels[..], u64::from(status.wall == *wall)));
+        self.gauge("acequia_clock_wall", help, &walls)?;
+        self.of_peer_walls(&status.peers, &peers)?;
         self.gauge("acequia_warm_cells", "Cells that are shared actively.", &one(status.warm_cells))?;
         let expiry = regions.certificate_expiry_s();
         let help = "When this node's certificate expires, in seconds since 1970.";
@@ -388,6 +393,22 @@ impl Out<'_> {
         self.counter("acequia_loans_taken", "Loans taken up from other regions.", &one(traffic.loans_taken))?;
         self.counter("acequia_rights_given", "Gifts of rights in windows.", &one(traffic.rights_given))?;
         self.of_holdings(&status.limits)
+    }
+
+    /// What the peers' wall clocks are ahead of the one that this node goes by.
+    fn of_peer_walls(&mut self, peers: &[Peer], names: &[String]) -> Result<(), std::fmt::Error> {
+        let (name, help) = (
+            "acequia_peer_wall_ahead",
+            "What its system's wall clock is ahead of the one that this node goes by: below 0 where it is behind.",
+        );
+        let unit = Unit::Seconds;
+        let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Gauge)?;
+        for (peer, name) in peers.iter().zip(names) {
+            if let Some(ahead_us) = peer.wall_ahead_us {
+                metric.encode_family(&[("peer", name.as_str())])?.encode_gauge(&(ahead_us as f64 / 1e6))?;
+            }
+        }
+        Ok(())
     }
 
     /// Who shares limits with this node, and what names they share.

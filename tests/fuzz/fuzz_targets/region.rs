@@ -309,6 +309,7 @@ impl History {
             seen: peer.seen,
             beat: peer.beat,
             wall_ns: self.now.wall_ns,
+            corrected_ns: 0,
             loan_max: peer.grants.iter().map(|grant| grant.number).max().unwrap_or(0),
             mark,
         };

@@ -453,7 +453,8 @@ impl<'a> Check<'a, '_> {
         let roomy = cells.make_room(more, bytes_max, self.now.steady_ns, |cell, heap| {
             let idle =
                 |salt| self.catalogue.is_idle(cell.limit, cell.numbers(), salt, heap.words(cell), self.now);
-            heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt())
+            let is_over = heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt());
+            is_over && self.node.is_wall_believed()
         });
         if cells.evicted > evicted {
             self.node.leave_behind(self.now);

@@ -272,6 +272,8 @@ impl Check<'_, '_> {
         }
         let reason = if let Some(reason) = self.node.owns_nothing() {
             reason
+        } else if !self.local(self.limit(hit), hit.numbers).can_tell() {
+            Reason::Clock
         } else if self.is_forgotten(hit) {
             Reason::Restarted
         } else {

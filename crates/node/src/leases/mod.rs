@@ -309,7 +309,7 @@ impl Leases {
         if !self.is_joining {
             self.is_counted_now(now);
         }
-        if now.steady_ns < self.begins_ns || !self.may_hear() {
+        if now.steady_ns < self.begins_ns || !self.may_hear() || !node.is_wall_believed() {
             return;
         }
         self.keep_silent(node, now);
@@ -794,7 +794,8 @@ impl Node {
     /// When [`Node::tick_leases`] should be called next, unless [`Node::calls`] before: steady clock; nothing where no cell is looked at.
     pub fn leases_due_ns(&self) -> Option<u64> {
         let leases = lock(self.leases.as_ref()?);
-        leases.looks.first().filter(|_| leases.may_hear()).map(|(due_ns, _)| *due_ns)
+        let calls = leases.may_hear() && self.is_wall_believed();
+        leases.looks.first().filter(|_| calls).map(|(due_ns, _)| *due_ns)
     }
 
     /// The next call to make of a pool.

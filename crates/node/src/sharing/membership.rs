@@ -13,7 +13,7 @@ use acequia_rights::{
     versions::{Adopted, Draft, Kind, Lasts, Progress, Refused},
 };
 
-use super::{CellKey, Entry, Header, Sharing, Storing, Topic, peer::Peer, wire::ShortId};
+use super::{CellKey, Entry, Header, Sharing, Storing, Topic, Wall, peer::Peer, wire::ShortId};
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
     account::Account,
@@ -85,6 +85,12 @@ pub struct Membership {
     pub standing: Standing,
     /// Whether the wall clock is not believed.
     pub clock_is_suspect: bool,
+    /// By which wall this node goes.
+    pub wall: Wall,
+    /// What the wall that it goes by is ahead of its own, in nanoseconds.
+    pub corrected_ns: i64,
+    /// How far that may be off beyond the clock error of the catalogue, in nanoseconds.
+    pub unsure_ns: u64,
     /// Regions that were heard lately, with the time there and back in nanoseconds.
     pub reached: Vec<(Region, u64)>,
     /// Cells that are shared actively.
@@ -208,6 +214,10 @@ impl Sharing {
         now: Now,
         rows: impl FnMut(LimitId) -> Option<Vec<Row>>,
     ) -> Result<(), AdoptFault> {
+        // What a version begins with is dated by the wall.
+        if !self.time.is_believed() {
+            return Ok(());
+        }
         let Some(version) = self.take_offered() else { return Ok(()) };
         let adopted = self.adopt(node, version.clone(), now, rows);
         if let Err(AdoptFault::Journal { .. }) = adopted {
@@ -495,9 +505,9 @@ impl Sharing {
     /// minute at most: every change begins new numbers for every limit.
     pub(crate) fn keep_doubt(&mut self, now: Now) {
         let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
-        let doubt_ns = match self.time.is_suspect() {
-            true => self.time.unsure_ns().max(error_ns).max(1).next_power_of_two(),
-            false => 0,
+        let doubt_ns = match self.time.unsure_ns() {
+            0 => 0,
+            unsure_ns => unsure_ns.max(error_ns).clamp(1, 1 << 62).next_power_of_two(),
         };
         if doubt_ns > self.doubt_ns || now.steady_ns >= self.doubt_until_ns {
             if doubt_ns != self.doubt_ns {
@@ -520,7 +530,9 @@ impl Sharing {
             return;
         }
         self.reshare_ns = now.steady_ns + RESHARE_NS;
-        self.versions.settle(lasts(node), now);
+        if self.time.is_believed() {
+            self.versions.settle(lasts(node), now);
+        }
         let terms = self.terms(node);
         self.shared = Some(self.made_of());
         if node.reshare(terms, now) {
@@ -537,6 +549,9 @@ impl Sharing {
 
     /// Acknowledges the newest version, once nothing is lent beyond the new shares.
     pub(crate) fn acknowledge(&mut self, node: &Node, now: Now) {
+        if !self.time.is_believed() {
+            return;
+        }
         // A request may have gone by a wall that was set a little ahead, and back, between two ticks.
         let high_ns = now.wall_ns.max(node.wall_high_ns()).saturating_add(GLIMPSE_NS);
         self.wall_high_ns = self.wall_high_ns.max(high_ns);
@@ -649,6 +664,9 @@ impl Sharing {
                 Standing::NoCatalogue
             },
             clock_is_suspect: self.time.is_suspect(),
+            wall: self.time.wall(),
+            corrected_ns: self.time.correction_ns(),
+            unsure_ns: self.time.unsure_ns(),
             reached: reached.map(|(region, peer)| (*region, peer.round_ns())).collect(),
             warm_cells: self.cells.len(),
         }

@@ -24,7 +24,10 @@ mod timekeeper;
 mod usage;
 pub mod wire;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::atomic::Ordering,
+};
 
 use acequia_limits::{LimitId, Now, Reason};
 use acequia_rights::{
@@ -50,6 +53,7 @@ pub(crate) use demand::Demand;
 pub use membership::{AdoptFault, Membership, Standing, limits_from_bytes, limits_to_bytes};
 pub(crate) use outbox::CellKey;
 pub(crate) use policy::units_in;
+pub use timekeeper::Wall;
 pub(crate) use timekeeper::{Carried, Timekeeper};
 
 /// How long a loan lasts after the heartbeat that it is dated from, unless a config says otherwise.
@@ -68,6 +72,8 @@ const NUMBERS_AHEAD: u64 = 4_096;
 const NO_SLOT: u16 = 0;
 /// Looks at one cell that calls are at least so far apart.
 const CALLS_NS: u64 = 5_000_000;
+/// The clock error and the drift that a config has where it says nothing of them.
+const UNTOLD: (u64, u32) = (10_000_000, 1_000);
 /// How often usage is counted up and told.
 const USAGE_NS: u64 = 1_000_000_000;
 
@@ -307,14 +313,18 @@ impl Sharing {
     pub(crate) fn tick(&mut self, node: &Node, raw: Now, calls: Vec<CellKey>) {
         self.stored(node, raw);
         // What requests went by until now.
-        node.leave_behind(node.not_before(raw));
-        self.keep_time(raw);
+        if self.time.is_believed() {
+            node.leave_behind(node.not_before(raw));
+        }
+        self.keep_time(node, raw);
         self.keep_doubt(raw);
         let (error_ns, drift_ppm) =
             self.versions.version().map_or((0, 0), |version| (version.clock_error_ns, version.drift_ppm));
         node.set_wall(&self.time, error_ns, drift_ppm);
         let now = node.not_before(raw);
-        node.leave_behind(now);
+        if self.time.is_believed() {
+            node.leave_behind(now);
+        }
         self.beat(now);
         self.keep_shares(node, now);
         let catalogue = node.catalogue();
@@ -463,13 +473,18 @@ impl Sharing {
         }
     }
 
-    fn keep_time(&mut self, now: Now) {
-        let Some(version) = self.versions.version() else { return };
+    fn keep_time(&mut self, node: &Node, now: Now) {
+        // Who has no catalogue yet goes by what the one says that it is told; and by the usual, while it is told of none.
+        let version = self.versions.version().or(self.offered.as_ref());
+        let (error_ns, drift_ppm) =
+            version.map_or(UNTOLD, |version| (version.clock_error_ns, version.drift_ppm));
+        let has_peers = version.is_none_or(|version| version.members.len() > 1);
+        let journal_ns = node.journal_wall_ns.load(Ordering::Acquire);
+        let bounds = timekeeper::Bounds { error_ns, drift_ppm, has_peers, journal_ns };
         let reached = self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
-        let (error_ns, drift_ppm) = (version.clock_error_ns, version.drift_ppm);
         let readings: SmallVec<[timekeeper::Reading; 8]> =
             reached.filter_map(|peer| peer.reading(now, drift_ppm)).collect();
-        self.time.observe(now.steady_ns, now.wall_ns, error_ns, drift_ppm, &readings);
+        self.time.observe(now.steady_ns, now.wall_ns, &bounds, &readings);
     }
 
     // What goes.
@@ -520,7 +535,8 @@ impl Sharing {
                 number: peer.outbox.number(),
                 seen: peer.seen,
                 beat: beat.number,
-                wall_ns: corrected(now.wall_ns, self.time.correction_ns()),
+                wall_ns: now.wall_ns,
+                corrected_ns: self.time.correction_ns(),
                 loan_max,
                 mark,
             };
@@ -545,10 +561,6 @@ impl Sharing {
         let entries_out = self.peers.values().map(|peer| peer.outbox.entries).sum();
         Traffic { entries_out, ..self.traffic }
     }
-}
-
-fn corrected(wall_ns: u64, correction_ns: i64) -> u64 {
-    wall_ns.saturating_add_signed(correction_ns)
 }
 
 impl Numbers {

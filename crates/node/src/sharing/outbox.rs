@@ -413,6 +413,7 @@ mod tests {
             seen: Seen::default(),
             beat: 1,
             wall_ns: 1,
+            corrected_ns: 0,
             loan_max: 0,
             mark: Mark::default(),
         }

@@ -48,6 +48,7 @@ pub(crate) struct Peer {
 #[derive(Clone, Copy, Debug)]
 struct Sighting {
     wall_ns: u64,
+    corrected_ns: i64,
     unsure_ns: u64,
     steady_ns: u64,
 }
@@ -107,7 +108,7 @@ impl Peer {
             self.rounds_ns[self.rounds % ROUNDS] = newest_ns;
             self.rounds += 1;
             self.slow_ns = longest_ns.max(self.slow_ns - self.slow_ns / 8);
-            self.sight(header.wall_ns, newest_ns, now.steady_ns);
+            self.sight((header.wall_ns, header.corrected_ns), newest_ns, now.steady_ns);
         }
     }
 
@@ -135,28 +136,34 @@ impl Peer {
 
     /// A frame was written after one of ours came, and came so long after that was sent: in between, its clock read
     /// this. However late it is, no more than that is taken for true.
-    fn sight(&mut self, wall_ns: u64, round_ns: u64, steady_ns: u64) {
+    fn sight(&mut self, (wall_ns, corrected_ns): (u64, i64), round_ns: u64, steady_ns: u64) {
         let unsure_ns = round_ns.div_ceil(2);
         let better = |old: &Sighting| {
             unsure_ns <= old.unsure_ns.saturating_mul(2)
                 || steady_ns >= old.steady_ns.saturating_add(SIGHTING_NS)
         };
         if self.sighting.as_ref().is_none_or(better) {
-            self.sighting =
-                Some(Sighting { wall_ns: wall_ns.saturating_add(unsure_ns), unsure_ns, steady_ns });
+            self.sighting = Some(Sighting {
+                wall_ns: wall_ns.saturating_add(unsure_ns),
+                corrected_ns,
+                unsure_ns,
+                steady_ns,
+            });
+        } else if let Some(sighting) = &mut self.sighting {
+            sighting.corrected_ns = corrected_ns;
         }
     }
 
     /// Its clock against ours, as far as is known.
     pub(crate) fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
-        let Sighting { wall_ns, unsure_ns, steady_ns } = self.sighting?;
+        let Sighting { wall_ns, corrected_ns, unsure_ns, steady_ns } = self.sighting?;
         let passed_ns = now.steady_ns.saturating_sub(steady_ns);
         let theirs = i64::try_from(wall_ns.saturating_add(passed_ns)).unwrap_or(i64::MAX);
         let ours = i64::try_from(now.wall_ns).unwrap_or(i64::MAX);
         // Nor are the nanoseconds there and back those of true time.
         let counted_ns = passed_ns.saturating_add(unsure_ns.saturating_mul(2));
         let unsure_ns = unsure_ns.saturating_add(drifted(counted_ns, drift_ppm));
-        Some(Reading { ahead_ns: theirs.saturating_sub(ours), unsure_ns })
+        Some(Reading { ahead_ns: theirs.saturating_sub(ours), corrected_ns, unsure_ns })
     }
 }
 
@@ -174,8 +181,8 @@ mod tests {
         // wall at the very end, and it is right.
         let now = Now::at(3_000 * S);
         let true_ns = now.wall_ns + 2 * S;
-        peer.sight(true_ns, 2_000 * S, now.steady_ns);
-        let Reading { ahead_ns, unsure_ns } =
+        peer.sight((true_ns, 0), 2_000 * S, now.steady_ns);
+        let Reading { ahead_ns, unsure_ns, .. } =
             peer.reading(Now { wall_ns: true_ns, ..now }, 1_000).expect("a reading");
         assert_eq!(ahead_ns, 1_000 * S as i64);
         assert!(unsure_ns >= 1_002 * S, "{unsure_ns}");

@@ -27,12 +27,14 @@ impl Sharing {
 
     /// Other regions, and shared cells with what is asked of them: at most so many, and how many more there are.
     pub(crate) fn seen(&self, now: Now, cells_max: usize) -> (Vec<PeerView>, Vec<(CellKey, u64)>, u64) {
+        let drift_ppm = self.versions.version().map_or(0, |version| version.drift_ppm);
         let view = |peer: &Peer| PeerView {
             writer: peer.writer,
             mark: peer.mark,
             heard_ns: (peer.heard_ns > 0).then_some(peer.heard_ns),
             round_ns: peer.measured_ns(),
             is_reached: peer.is_reached(now.steady_ns, REACH_NS),
+            wall_ahead_ns: peer.reading(now, drift_ppm).map(|reading| (reading.ahead_ns, reading.unsure_ns)),
             lent: 0,
             borrowed: 0,
         };

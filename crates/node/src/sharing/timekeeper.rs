@@ -1,47 +1,111 @@
-//! Which wall clock reading to trust.
+//! Which wall clock reading to go by.
 //!
-//! Windows have edges that all regions must agree on, to within the clock error of the catalogue. A
-//! wall clock may be stepped, by an operator or by a hypervisor; steady clocks only drift. So the
-//! wall is believed while it moves as the steady clock does, and while most peers that can be
-//! reached read the same to within the error and half the way there and back. Otherwise the clock is
-//! *suspect*, and the node goes by *holdover*: the last reading that was believed, carried on by the
-//! steady clock. Holdover is off by no more than the drift, so the band around edges in which both
-//! windows are charged grows with it, and no window opens early.
+//! Windows have edges that all regions must agree on, to within the clock error of the catalogue. A wall may be wrong at
+//! the start, be set by an operator or step with a hypervisor; steady clocks only drift. So a node looks at two witnesses:
+//! its steady clock, and the walls of the peers that it reaches, as their systems read them.
+//!
+//! | a node's wall | is gone by |
+//! | --- | --- |
+//! | at the start | when a peer's agrees; or, if nobody is reached for a while, when it is no earlier than the journal |
+//! | moves as the steady clock does | unless most walls, its own counted, contradict it |
+//! | was set | when at least half of the peers' agree with it; until then the last reading is carried on by the steady clock |
+//! | is contradicted by most | no: the node goes by *theirs*, and by its own again when that agrees |
+//!
+//! That most walls are right is assumed. What every peer's system reads is compared, and not what it goes by: so when the
+//! walls are right again, nobody goes by what others once went by.
+//!
+//! Before its wall was gone by once, a node has nothing durable dated by it: see [`Timekeeper::is_believed`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
 /// How often a clock is compared with itself and with the peers', at most.
 const COMPARE_NS: u64 = 100_000_000;
+/// A node that has reached nobody for so long since its start is alone, and its journal is asked instead.
+const ALONE_NS: u64 = 5_000_000_000;
 
 /// What a peer's clock read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
-    /// Its wall less ours, in nanoseconds, when its frame came, half the way there and back allowed for.
+    /// What its system's wall is ahead of ours, in nanoseconds, half the way there and back allowed for.
     pub(crate) ahead_ns: i64,
+    /// What it goes by is ahead of its system's wall.
+    pub(crate) corrected_ns: i64,
     /// How wrong that may be: half the time there and back.
     pub(crate) unsure_ns: u64,
 }
 
-/// The wall clock, and whether it can be believed.
+/// What walls are compared by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// The clock error of the catalogue: ε.
+    pub(crate) error_ns: u64,
+    /// How far steady clocks may drift, in parts per million.
+    pub(crate) drift_ppm: u32,
+    /// Whether there are nodes that could contradict.
+    pub(crate) has_peers: bool,
+    /// The latest date in the journal: wall clock, nanoseconds.
+    pub(crate) journal_ns: u64,
+}
+
+/// By which wall a node goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wall {
+    /// Its own, and nobody has agreed with that since the start: nothing durable is dated by it.
+    #[default]
+    Unconfirmed,
+    /// Its own.
+    Own,
+    /// That of most peers, which contradict its own.
+    Peers,
+    /// The last one that it went by, carried on by the steady clock: its own was set, and nobody agrees.
+    Carried,
+}
+
+impl Wall {
+    /// The word for it in JSON, metrics and on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unconfirmed => "unconfirmed",
+            Self::Own => "own",
+            Self::Peers => "peers",
+            Self::Carried => "carried",
+        }
+    }
+}
+
+/// By which wall a node goes, and how sure of that it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Timekeeper {
-    /// The last reading that was believed: (steady, wall).
+    wall: Wall,
+    /// The last reading that was gone by and confirmed: (steady, wall).
     good: Option<(u64, u64)>,
-    suspect: bool,
-    /// What is added to the wall clock, while it is not believed.
+    /// What is added to the wall.
     correction_ns: i64,
     /// How far the reading may be off beyond the error of a clock that is believed.
     unsure_ns: u64,
-    /// When they were last compared: the steady clock, and the wall as it was believed to be.
+    /// When they were last compared: the steady clock, and the wall as it was gone by.
     compared: Option<(u64, u64)>,
+    /// When the first comparison was: steady clock.
+    begun_ns: Option<u64>,
 }
 
 impl Timekeeper {
-    /// Whether the wall clock is not believed.
+    /// By which wall this node goes.
+    pub(crate) const fn wall(&self) -> Wall {
+        self.wall
+    }
+
+    /// Whether it is not its own.
     pub(crate) const fn is_suspect(&self) -> bool {
-        self.suspect
+        matches!(self.wall, Wall::Peers | Wall::Carried)
+    }
+
+    /// Whether what is gone by was confirmed once since the start: something durable may be dated by it.
+    pub(crate) fn is_believed(&self) -> bool {
+        self.good.is_some() || broken(Broken::BelievesAtStart)
     }
 
     /// What is added to a reading of the wall clock.
@@ -49,7 +113,7 @@ impl Timekeeper {
         self.correction_ns
     }
 
-    /// When the clocks were last compared: the steady one, and the wall as it was believed to be.
+    /// When the clocks were last compared: the steady one, and the wall as it was gone by. Nothing before one was confirmed.
     pub(crate) const fn compared(&self) -> Option<(u64, u64)> {
         self.compared
     }
@@ -59,41 +123,109 @@ impl Timekeeper {
         self.unsure_ns
     }
 
-    /// Looks at a raw reading, and at those of the peers. `error_ns` and `drift_ppm` are the bounds of the
-    /// catalogue.
-    pub(crate) fn observe(
-        &mut self,
-        steady_ns: u64,
-        wall_ns: u64,
-        error_ns: u64,
-        drift_ppm: u32,
-        peers: &[Reading],
-    ) {
-        let Some((good_steady, good_wall)) = self.good else {
-            (self.good, self.compared) = (Some((steady_ns, wall_ns)), Some((steady_ns, wall_ns)));
-            return;
-        };
-        let passed = steady_ns.saturating_sub(good_steady);
-        if passed < COMPARE_NS {
+    /// Looks at a reading of the system's wall, and at those of the peers that are reached.
+    pub(crate) fn observe(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) {
+        let begun_ns = *self.begun_ns.get_or_insert(steady_ns);
+        let due_ns = self.compared.map_or(0, |(before_ns, _)| before_ns.saturating_add(COMPARE_NS));
+        if steady_ns < due_ns {
             return;
         }
-        let wandered_ns = drifted(passed, drift_ppm);
-        let step_ns = signed(wall_ns) - signed(good_wall.saturating_add(passed));
-        let is_step = step_ns.unsigned_abs() > error_ns.saturating_mul(2).saturating_add(wandered_ns);
-        let raw = Vote::of(peers, 0, error_ns);
-        let is_believed = if is_step { raw == Vote::For } else { !matches!(raw, Vote::Against { .. }) };
-        if is_believed {
-            let good = Some((steady_ns, wall_ns));
-            *self = Self { good, compared: good, ..Self::default() };
+        let step_ns = self.stepped_ns(steady_ns, wall_ns, bounds);
+        // A wall that has moved along since it was confirmed is a witness itself.
+        let own = usize::from(self.good.is_some() && step_ns.is_none());
+        let against = peers.iter().filter(|peer| !peer.agrees(0, bounds)).count();
+        let is_outvoted = 2 * against > peers.len() + own;
+        if is_outvoted {
+            if let Some((correction_ns, unsure_ns)) = self.consensus(bounds, peers) {
+                self.go_by(Wall::Peers, steady_ns, wall_ns, correction_ns);
+                self.unsure_ns = unsure_ns;
+                if !broken(Broken::DoubtGrows) {
+                    self.good = self.compared;
+                }
+                return;
+            }
+        } else if own == 1 || !peers.is_empty() || self.agrees_alone(steady_ns, wall_ns, begun_ns, bounds) {
+            self.go_by(Wall::Own, steady_ns, wall_ns, 0);
+            self.good = self.compared;
+            // Of two nodes neither is outvoted. What the other goes by may be right.
+            let contradicts = |peer: &&Reading| !peer.agrees_as_gone_by(bounds);
+            let is_tie = peers.len() == 1;
+            let differing = peers.iter().filter(|_| is_tie).find(contradicts);
+            self.unsure_ns = differing.map_or(0, Reading::differs_by_ns);
             return;
         }
-        self.suspect = true;
-        self.correction_ns = if is_step { -step_ns } else { 0 };
-        self.compared = Some((steady_ns, wall_ns.saturating_add_signed(self.correction_ns)));
-        self.unsure_ns = match Vote::of(peers, self.correction_ns, error_ns) {
-            Vote::Against { by_ns } => wandered_ns.saturating_add(by_ns),
-            Vote::For | Vote::None => wandered_ns,
+        // Nobody knows.
+        let Some((good_steady_ns, _)) = self.good else { return };
+        self.go_by(Wall::Carried, steady_ns, wall_ns, step_ns.map_or(0, |step_ns| -step_ns));
+        let wandered_ns = drifted(steady_ns.saturating_sub(good_steady_ns), bounds.drift_ppm);
+        let mut off_ns: SmallVec<[u64; 8]> = peers.iter().map(Reading::differs_by_ns).collect();
+        off_ns.sort_unstable();
+        // What was set is known. What is contradicted by peers that contradict each other may be as wrong as they say.
+        let off_ns = off_ns.get(off_ns.len() / 2).filter(|_| step_ns.is_none());
+        self.unsure_ns = wandered_ns.saturating_add(off_ns.copied().unwrap_or(0));
+    }
+
+    /// By how much the wall was set since it was confirmed.
+    fn stepped_ns(&self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> Option<i64> {
+        let (good_steady_ns, good_wall_ns) = self.good?;
+        let passed_ns = steady_ns.saturating_sub(good_steady_ns);
+        let step_ns = signed(wall_ns) - signed(good_wall_ns.saturating_add(passed_ns));
+        let most_ns = bounds.error_ns.saturating_mul(2).saturating_add(drifted(passed_ns, bounds.drift_ppm));
+        (step_ns.unsigned_abs() > most_ns).then_some(step_ns)
+    }
+
+    /// Whether a node that reaches nobody may go by its wall, which nobody confirmed yet.
+    fn agrees_alone(&self, steady_ns: u64, wall_ns: u64, begun_ns: u64, bounds: &Bounds) -> bool {
+        let is_alone = !bounds.has_peers || steady_ns.saturating_sub(begun_ns) >= ALONE_NS;
+        let journal_ns = bounds.journal_ns.saturating_sub(2 * bounds.error_ns);
+        // A wall that was set since it was confirmed contradicts the steady clock, which knows better than the journal.
+        self.good.is_none() && is_alone && (wall_ns >= journal_ns || !bounds.has_peers)
+    }
+
+    fn go_by(&mut self, wall: Wall, steady_ns: u64, wall_ns: u64, correction_ns: i64) {
+        (self.wall, self.correction_ns) = (wall, correction_ns);
+        self.compared = Some((steady_ns, wall_ns.saturating_add_signed(correction_ns)));
+    }
+
+    /// What most peers' walls are ahead of ours, give or take: that of the surest of those with which most agree, or the one
+    /// that is gone by already as long as most agree with it.
+    fn consensus(&self, bounds: &Bounds, peers: &[Reading]) -> Option<(i64, u64)> {
+        let is_backed = |correction_ns: i64| {
+            let agree = peers.iter().filter(|peer| peer.agrees(correction_ns, bounds));
+            2 * agree.count() > peers.len()
         };
+        let surest: SmallVec<[&Reading; 8]> = {
+            let mut all: SmallVec<[&Reading; 8]> = peers.iter().collect();
+            all.sort_by_key(|peer| (peer.unsure_ns, peer.ahead_ns));
+            all
+        };
+        let found = surest.into_iter().find(|peer| is_backed(peer.ahead_ns))?;
+        // So that it does not move with every frame.
+        if self.wall == Wall::Peers
+            && is_backed(self.correction_ns)
+            && found.agrees(self.correction_ns, bounds)
+        {
+            let off_ns = found.ahead_ns.abs_diff(self.correction_ns);
+            return Some((self.correction_ns, off_ns.saturating_add(found.unsure_ns)));
+        }
+        Some((found.ahead_ns, found.unsure_ns))
+    }
+}
+
+impl Reading {
+    /// Whether our wall and its are as close as two right ones are, were ours corrected so.
+    fn agrees(&self, correction_ns: i64, bounds: &Bounds) -> bool {
+        let by_ns = self.ahead_ns.saturating_sub(correction_ns).unsigned_abs();
+        by_ns <= bounds.error_ns.saturating_mul(2).saturating_add(self.unsure_ns)
+    }
+
+    fn agrees_as_gone_by(&self, bounds: &Bounds) -> bool {
+        Self { ahead_ns: self.ahead_ns.saturating_add(self.corrected_ns), ..*self }.agrees(0, bounds)
+    }
+
+    /// How far what it goes by may be from our wall.
+    fn differs_by_ns(&self) -> u64 {
+        self.ahead_ns.saturating_add(self.corrected_ns).unsigned_abs().saturating_add(self.unsure_ns)
     }
 }
 
@@ -160,37 +292,6 @@ impl Carried {
     }
 }
 
-/// What most peers say of a reading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Vote {
-    /// There is no peer to ask.
-    None,
-    For,
-    /// It is off by about so much.
-    Against {
-        by_ns: u64,
-    },
-}
-
-impl Vote {
-    fn of(peers: &[Reading], correction_ns: i64, error_ns: u64) -> Self {
-        let mut off: SmallVec<[u64; 8]> = SmallVec::new();
-        let mut odd = 0;
-        for peer in peers {
-            let by_ns = peer.ahead_ns.saturating_sub(correction_ns).unsigned_abs();
-            let most_ns = error_ns.saturating_mul(2).saturating_add(peer.unsure_ns);
-            odd += usize::from(by_ns > most_ns);
-            off.push(by_ns.saturating_add(peer.unsure_ns));
-        }
-        off.sort_unstable();
-        match off.get(off.len() / 2) {
-            None => Self::None,
-            Some(by_ns) if odd * 2 > off.len() => Self::Against { by_ns: *by_ns },
-            Some(_) => Self::For,
-        }
-    }
-}
-
 /// How far true time may be from what a steady clock counted. One that ran slow counted less than passed, so its error
 /// is a larger part of what it shows.
 pub(crate) fn drifted(ns: u64, drift_ppm: u32) -> u64 {
@@ -209,29 +310,121 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
     const MS: u64 = 1_000_000;
+    const HOUR: u64 = 3_600 * S;
+    /// When these stories begin: wall clock.
+    const T: u64 = 1_800_000_000 * S;
 
     fn peer(ahead_ms: i64) -> Reading {
-        Reading { ahead_ns: ahead_ms * MS as i64, unsure_ns: 40 * MS }
+        Reading { ahead_ns: ahead_ms * MS as i64, corrected_ns: 0, unsure_ns: 40 * MS }
+    }
+
+    const fn bounds() -> Bounds {
+        Bounds { error_ns: 10 * MS, drift_ppm: 1_000, has_peers: true, journal_ns: 0 }
+    }
+
+    /// A node whose wall was confirmed, and is right.
+    fn confirmed() -> Timekeeper {
+        let mut keeper = Timekeeper::default();
+        keeper.observe(0, T, &bounds(), &[peer(3)]);
+        assert_eq!((keeper.wall(), keeper.is_believed()), (Wall::Own, true));
+        keeper
+    }
+
+    #[test]
+    fn a_wall_is_gone_by_at_the_start_when_a_peer_agrees() {
+        let mut keeper = Timekeeper::default();
+        keeper.observe(0, T, &bounds(), &[]);
+        keeper.observe(S, T + S, &bounds(), &[]);
+        assert_eq!((keeper.wall(), keeper.is_believed()), (Wall::Unconfirmed, false));
+        keeper.observe(2 * S, T + 2 * S, &bounds(), &[peer(-3)]);
+        assert_eq!((keeper.wall(), keeper.is_believed()), (Wall::Own, true));
+    }
+
+    #[test]
+    fn a_node_that_begins_with_a_wrong_wall_goes_by_the_others() {
+        for ahead_ns in [HOUR as i64, -(24 * HOUR as i64)] {
+            let mut keeper = Timekeeper::default();
+            let others = peer(-(ahead_ns / MS as i64));
+            keeper.observe(0, T.saturating_add_signed(ahead_ns), &bounds(), &[others]);
+            assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Peers, -ahead_ns));
+            assert!(keeper.is_believed() && keeper.unsure_ns() <= 40 * MS);
+        }
+    }
+
+    #[test]
+    fn alone_the_journal_is_asked() {
+        for (journal_ns, is_believed) in [(0, true), (T - HOUR, true), (T + HOUR, false)] {
+            let mut keeper = Timekeeper::default();
+            let bounds = Bounds { journal_ns, ..bounds() };
+            keeper.observe(0, T, &bounds, &[]);
+            assert!(!keeper.is_believed(), "somebody may be reached yet");
+            keeper.observe(6 * S, T + 6 * S, &bounds, &[]);
+            assert_eq!(keeper.is_believed(), is_believed, "{journal_ns}");
+        }
+        // Where there is nobody to be reached, nobody is waited for.
+        let mut keeper = Timekeeper::default();
+        keeper.observe(0, T, &Bounds { has_peers: false, journal_ns: T + HOUR, ..bounds() }, &[]);
+        assert!(keeper.is_believed());
     }
 
     #[test]
     fn a_step_is_noticed_and_bridged_until_the_clock_is_right_again() {
-        let mut keeper = Timekeeper::default();
-        for s in 0..5 {
-            keeper.observe(s * S, 100 * S + s * S, 10 * MS, 1_000, &[]);
-        }
-        assert!(!keeper.is_suspect());
-        // An hour ahead, all at once.
-        keeper.observe(5 * S, 3_705 * S, 10 * MS, 1_000, &[]);
-        assert!(keeper.is_suspect());
-        assert_eq!(keeper.correction_ns(), -(3_600 * S as i64));
-        keeper.observe(14 * S, 3_714 * S, 10 * MS, 1_000, &[]);
-        assert_eq!(keeper.correction_ns(), -(3_600 * S as i64));
+        let mut keeper = confirmed();
+        // An hour ahead, all at once, and nobody is reached.
+        keeper.observe(5 * S, T + 5 * S + HOUR, &bounds(), &[]);
+        assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Carried, -(HOUR as i64)));
+        keeper.observe(10 * S, T + 10 * S + HOUR, &bounds(), &[]);
+        assert_eq!(keeper.correction_ns(), -(HOUR as i64));
         let wandered = 10 * MS..11 * MS;
         assert!(wandered.contains(&keeper.unsure_ns()), "{}", keeper.unsure_ns());
-        keeper.observe(15 * S, 115 * S, 10 * MS, 1_000, &[]);
-        assert!(!keeper.is_suspect());
-        assert_eq!((keeper.correction_ns(), keeper.compared()), (0, Some((15 * S, 115 * S))));
+        keeper.observe(15 * S, T + 15 * S, &bounds(), &[]);
+        assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
+        assert_eq!(keeper.compared(), Some((15 * S, T + 15 * S)));
+    }
+
+    #[test]
+    fn a_step_that_the_peers_confirm_was_a_correction() {
+        let mut keeper = confirmed();
+        keeper.observe(S, T + 6 * S, &bounds(), &[peer(1), peer(-2)]);
+        assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
+    }
+
+    #[test]
+    fn most_peers_know_better_and_doubt_does_not_grow() {
+        let mut keeper = confirmed();
+        for s in 1..100_000 {
+            keeper.observe(s * S, T + s * S, &bounds(), &[peer(5_000), peer(5_003)]);
+            assert_eq!(keeper.wall(), Wall::Peers, "two of three differ");
+            assert!(keeper.unsure_ns() < 100 * MS, "{} after {s} s", keeper.unsure_ns());
+        }
+        let corrected_ms = keeper.correction_ns() / MS as i64;
+        assert!((5_000..=5_003).contains(&corrected_ms), "{corrected_ms}");
+        // They are mended, one after the other.
+        let now = |s: u64| (100_000 + s) * S;
+        keeper.observe(now(1), T + now(1), &bounds(), &[peer(5_000), peer(3)]);
+        assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0), "one of two agrees");
+    }
+
+    #[test]
+    fn one_of_two_does_not_outvote_the_other() {
+        let mut keeper = confirmed();
+        keeper.observe(S, T + S, &bounds(), &[peer(5_000)]);
+        assert_eq!(keeper.wall(), Wall::Own);
+        assert!(keeper.unsure_ns() > 5 * S, "edges within the difference are charged twice");
+        // The other knows that it is wrong, and goes by this one.
+        let corrected = Reading { corrected_ns: -5_000 * MS as i64, ..peer(5_000) };
+        keeper.observe(2 * S, T + 2 * S, &bounds(), &[corrected]);
+        assert_eq!((keeper.wall(), keeper.unsure_ns()), (Wall::Own, 0));
+    }
+
+    #[test]
+    fn peers_that_contradict_each_other_lead_nobody() {
+        let mut keeper = confirmed();
+        keeper.observe(S, T + S, &bounds(), &[peer(5_000), peer(-90_000), peer(700_000)]);
+        assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Carried, 0));
+        let mut keeper = Timekeeper::default();
+        keeper.observe(S, T + S, &bounds(), &[peer(5_000), peer(-90_000)]);
+        assert_eq!((keeper.wall(), keeper.is_believed()), (Wall::Unconfirmed, false));
     }
 
     #[test]
@@ -248,24 +441,11 @@ mod tests {
 
     #[test]
     fn a_slow_steady_clock_is_no_step_of_the_wall() {
+        let bounds = Bounds { error_ns: 0, drift_ppm: 20_000, has_peers: false, journal_ns: 0 };
         let mut keeper = Timekeeper::default();
-        keeper.observe(0, 0, 0, 20_000, &[]);
+        keeper.observe(0, T, &bounds, &[]);
         // After a long sleep: an hour passed, of which the steady clock missed two in a hundred.
-        keeper.observe(3_528 * S, 3_600 * S, 0, 20_000, &[]);
-        assert!(!keeper.is_suspect());
-    }
-
-    #[test]
-    fn most_peers_know_better() {
-        let mut keeper = Timekeeper::default();
-        keeper.observe(0, 100 * S, 10 * MS, 1_000, &[]);
-        keeper.observe(S, 101 * S, 10 * MS, 1_000, &[peer(5_000), peer(5_003)]);
-        assert!(keeper.is_suspect(), "two of two differ");
-        assert!(keeper.unsure_ns() > 5 * S, "edges within the difference are charged twice");
-        keeper.observe(2 * S, 102 * S, 10 * MS, 1_000, &[peer(5_000), peer(3)]);
-        assert!(!keeper.is_suspect(), "one of two differs");
-        // A step that the peers confirm was a correction.
-        keeper.observe(3 * S, 108 * S, 10 * MS, 1_000, &[peer(1), peer(-2)]);
+        keeper.observe(3_528 * S, T + 3_600 * S, &bounds, &[]);
         assert!(!keeper.is_suspect());
     }
 }

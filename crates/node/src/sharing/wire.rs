@@ -16,7 +16,7 @@ use acequia_rights::{
 use serde::{Deserialize, Serialize};
 
 /// What a frame begins with. A node refuses frames of a version it does not speak.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// The most bytes in a frame, a catalogue's version included.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The most entries in a frame.
@@ -37,8 +37,10 @@ pub struct Header {
     pub seen: Seen,
     /// The sender's newest heartbeat.
     pub beat: u64,
-    /// The sender's wall clock, in nanoseconds.
+    /// What the sender's system's wall clock reads, in nanoseconds.
     pub wall_ns: u64,
+    /// What the wall that the sender goes by is ahead of that.
+    pub corrected_ns: i64,
     /// The highest number of a loan that the sender ever accepted from the peer.
     pub loan_max: u64,
     /// The version of the catalogue that the sender has.

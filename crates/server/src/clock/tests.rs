@@ -210,7 +210,8 @@ fn a_thread_that_is_preempted_moves_nothing() {
 fn an_unstable_counter_is_noticed_and_no_longer_used() {
     let step =
         |by: i64| move |hands: &mut Hands| hands.counter = hands.counter.wrapping_add_signed(by * 3_000_000);
-    let faults: [(&str, Box<dyn Fn(&mut Hands)>); 6] = [
+    type Break = Box<dyn Fn(&mut Hands)>;
+    let faults: [(&str, Break); 6] = [
         ("an hour ahead", Box::new(step(3_600_000))),
         ("a millisecond ahead", Box::new(step(1))),
         ("a millisecond back", Box::new(step(-1))),

@@ -1,6 +1,9 @@
 //! Orders become versions of the catalogue: planned against the newest, shown, written to the audit log, put in force.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
+};
 
 use acequia_limits::{Descriptor, Limit, Now, RATE_PARTS, limit::LimitSpec};
 use acequia_node::{
@@ -29,6 +32,10 @@ use crate::{
 
 /// The limits of the file that the authority applied last, in the journal.
 const APPLIED: &str = "applied_limits";
+
+/// Why there is no order yet.
+const UNCONFIRMED: &str = "no other node's wall clock has agreed with this node's since it started, and what a version begins \
+     with is dated by it: try again in a few seconds, or set the clock (`acequia regions` shows every node's)";
 
 /// What only one order at a time may touch.
 #[derive(Debug)]
@@ -76,6 +83,10 @@ impl Regions {
     pub fn order(&self, order: &Order, ordered: &Ordered) -> Result<Outcome, OrderFault> {
         let mut authority = self.authority();
         let now = self.clock.now();
+        if !self.node.is_wall_believed() {
+            // What a version begins with is dated by the wall, and kept.
+            return Err(OrderFault::NotYet(UNCONFIRMED.to_owned()));
+        }
         let Some(version) = self.node.version() else {
             return self.begin_by_order(&mut authority, order, ordered, now);
         };
@@ -107,7 +118,7 @@ impl Regions {
         let (region, node) = &self.settings.authority;
         let first = self.settings.member(region, node).map(|member| (member.number, node_named(node)));
         let is_first = first == Some((self.me.region, self.me.node)) && self.node.version().is_none();
-        if !is_first || !self.strangers(now).is_empty() {
+        if !is_first || !self.strangers(now).is_empty() || !self.node.is_wall_believed() {
             return;
         }
         let mut authority = self.authority();
@@ -205,7 +216,13 @@ impl Regions {
     /// What the file says now is an order where it differs from what was applied last; elsewhere it is compared.
     pub(crate) fn take_file(&self, limits: &[Limit]) -> Result<(), OrderFault> {
         let file: Vec<LimitSpec> = limits.iter().map(|limit| limit.spec.clone()).collect();
-        *self.file.write().unwrap_or_else(std::sync::PoisonError::into_inner) = file.clone();
+        *self.file.write().unwrap_or_else(std::sync::PoisonError::into_inner) = file;
+        self.order_file()
+    }
+
+    /// Orders what changed in the file that was read last; when somebody has agreed with the wall, if nobody has yet.
+    pub(super) fn order_file(&self) -> Result<(), OrderFault> {
+        let file = self.file();
         let version = self.node.version().filter(|version| version.authority == self.me);
         let Some(version) = version else { return Ok(()) };
         let applied = self.authority().applied.clone();
@@ -221,6 +238,10 @@ impl Regions {
         if compare(&before, &merged(&before, &changed), wall_ns).0.is_empty() {
             // An operator has ordered the same, or a crash came after the order and before this was written down.
             return self.keep_applied(&mut self.authority(), file);
+        }
+        if !self.node.is_wall_believed() {
+            self.file_waits.store(true, Ordering::Release);
+            return Ok(());
         }
         let ordered = Ordered { author: "the config file".to_owned(), ..Ordered::default() };
         let outcome = self.order(&Order::File(changed), &ordered)?;

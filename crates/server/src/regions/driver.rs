@@ -1,15 +1,16 @@
 //! The loop between the mesh and the node: waits for a frame or for time, hands it over, sends what there is to say.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use acequia_limits::Now;
 use acequia_mesh::{Event, Identity};
+use acequia_node::sharing::Wall;
 use acequia_rights::{Mark, Region};
 use tokio::{
     sync::{mpsc, watch},
     time::MissedTickBehavior,
 };
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::Regions;
 
@@ -36,6 +37,7 @@ struct Turn {
     /// What was logged, and when.
     logged: BTreeMap<(Region, &'static str), u64>,
     is_member: bool,
+    wall: Wall,
 }
 
 /// Shares limits with the other regions until `stopping`.
@@ -122,8 +124,13 @@ impl Turn {
         if now.steady_ns >= self.seldom_ns {
             self.seldom_ns = now.steady_ns + SELDOM_NS;
             regions.begin_catalogue(now);
+            let is_due = regions.node.is_wall_believed() && regions.file_waits.swap(false, Ordering::AcqRel);
+            if is_due && let Err(fault) = regions.order_file() {
+                error!(%fault, "what changed in the file is not in force, and the catalogue stays: mend it, and send SIGHUP");
+            }
             self.keep_schedule(regions, now);
             self.tell_standing(regions);
+            self.tell_clock(regions, now);
         }
         let may_send = |region| {
             regions.names.identity(region).is_some_and(|identity| regions.mesh.is_writable(identity))
@@ -166,6 +173,35 @@ impl Turn {
             match ready {
                 Ok(()) => info!("this region has its shares: ready"),
                 Err(why) => warn!(why, "not ready"),
+            }
+        }
+    }
+
+    /// Says when this node goes by another wall than before, and that a peer's wall is further off than the catalogue allows.
+    fn tell_clock(&mut self, regions: &Regions, now: Now) {
+        let Some(membership) = regions.node.membership(now) else { return };
+        let before = std::mem::replace(&mut self.wall, membership.wall);
+        let corrected_ms = membership.corrected_ns / 1_000_000;
+        match membership.wall {
+            _ if membership.wall == before => {}
+            Wall::Own => info!("this node goes by its own wall clock"),
+            Wall::Unconfirmed => {}
+            Wall::Peers => warn!(
+                corrected_ms,
+                "most nodes that are reached contradict this machine's wall clock: the node goes by theirs. Set the clock"
+            ),
+            Wall::Carried => warn!(
+                corrected_ms,
+                "this machine's wall clock was set, and nobody is reached who agrees: the node goes on as if it had not been"
+            ),
+        }
+        let error_ns = regions.node.version().map_or(0, |version| version.clock_error_ns);
+        for peer in regions.node.peers(now).into_iter().filter(|peer| peer.is_reached) {
+            let Some((ahead_ns, unsure_ns)) = peer.wall_ahead_ns else { continue };
+            let is_off = ahead_ns.unsigned_abs() > 2 * error_ns + unsure_ns;
+            if is_off && self.may_log(peer.writer.region, "wall", now) {
+                let peer = regions.names.of_region(peer.writer.region, None);
+                warn!(%peer, ahead_ms = ahead_ns / 1_000_000, "a peer's wall clock is further off than the catalogue allows");
             }
         }
     }

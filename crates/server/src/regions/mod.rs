@@ -19,7 +19,7 @@ mod status;
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use acequia_api::acequia::v1::{NodeStatus, Share};
@@ -104,6 +104,8 @@ pub struct Regions {
     /// What the cells are tagged with, should this node begin a catalogue.
     key: [u8; 16],
     certificate_expiry_s: AtomicU64,
+    /// Whether what changed in the file is still to be ordered.
+    file_waits: AtomicBool,
     /// Requests that wait for units of other regions.
     waiting: Arc<Waiting>,
 }
@@ -215,6 +217,7 @@ impl Regions {
             file: RwLock::new(file),
             key,
             certificate_expiry_s: AtomicU64::new(expires_s),
+            file_waits: AtomicBool::new(false),
             waiting,
         });
         Ok(Joining { regions, events })

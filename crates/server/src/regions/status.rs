@@ -96,6 +96,8 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
     let version = shared.node.version();
     status.incarnation = regions.me.incarnation;
     status.clock_is_suspect = membership.clock_is_suspect;
+    status.wall = membership.wall.as_str().to_owned();
+    status.wall_corrected_us = membership.corrected_ns / 1_000;
     status.warm_cells = membership.warm_cells as u64;
     status.catalogue = version.as_ref().map(|version| catalogue_of(regions, version, &membership, now));
     status.members = version.iter().flat_map(members).collect();
@@ -204,6 +206,7 @@ fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: N
         let link = links.iter().find(|link| link.identity == *identity);
         let is_member = version.is_some_and(|version| version.members.contains_key(&region));
         let heard = seen.and_then(|peer| peer.heard_ns);
+        let wall = seen.and_then(|peer| peer.wall_ahead_ns);
         Some(api::Peer {
             region: identity.region.clone(),
             node: identity.node.clone(),
@@ -218,6 +221,8 @@ fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: N
             last_error: link.map_or_else(String::new, |link| link.last_error.clone()),
             lent: seen.map_or(0, |peer| peer.lent),
             borrowed: seen.map_or(0, |peer| peer.borrowed),
+            wall_ahead_us: wall.map(|(ahead_ns, _)| ahead_ns / 1_000),
+            wall_unsure_us: wall.map(|(_, unsure_ns)| unsure_ns / 1_000),
         })
     };
     others.filter_map(peer).collect()

@@ -26,6 +26,8 @@ pub(super) struct StatusJson<'a> {
     steady_ns: u64,
     uptime_ns: u64,
     clock_is_suspect: bool,
+    wall: &'a str,
+    wall_corrected_us: i64,
     journal_is_down: bool,
     warm_cells: u64,
 }
@@ -47,6 +49,8 @@ impl<'a> StatusJson<'a> {
             steady_ns: status.steady_ns,
             uptime_ns: status.uptime_ns,
             clock_is_suspect: status.clock_is_suspect,
+            wall: &status.wall,
+            wall_corrected_us: status.wall_corrected_us,
             journal_is_down: status.journal_is_down,
             warm_cells: status.warm_cells,
         }
@@ -87,6 +91,8 @@ struct PeerJson<'a> {
     last_error: &'a str,
     lent: u64,
     borrowed: u64,
+    wall_ahead_us: Option<i64>,
+    wall_unsure_us: Option<u64>,
 }
 
 impl<'a> PeerJson<'a> {
@@ -105,6 +111,8 @@ impl<'a> PeerJson<'a> {
             last_error: &peer.last_error,
             lent: peer.lent,
             borrowed: peer.borrowed,
+            wall_ahead_us: peer.wall_ahead_us,
+            wall_unsure_us: peer.wall_unsure_us,
         }
     }
 }
@@ -219,10 +227,10 @@ mod tests {
                 r#"{"region":"us","node":"us-1","weight":2,"incarnation":1}],"#,
                 r#""peers":[{"region":"ap","node":"ap-1","address":"10.0.3.1:7201","connected":true,"reached":true,"#,
                 r#""heard_ms_ago":120,"round_trip_us":34280,"has":{"epoch":1,"number":8},"is_member":false,"#,
-                r#""refused":0,"last_error":"","lent":0,"borrowed":0},"#,
+                r#""refused":0,"last_error":"","lent":0,"borrowed":0,"wall_ahead_us":-240,"wall_unsure_us":17140},"#,
                 r#"{"region":"us","node":"us-1","address":"10.0.2.1:7201","connected":false,"reached":false,"#,
                 r#""heard_ms_ago":12000,"round_trip_us":null,"has":{"epoch":1,"number":7},"is_member":true,"#,
-                r#""refused":3,"last_error":"timed out","lent":3,"borrowed":2}],"#,
+                r#""refused":3,"last_error":"timed out","lent":3,"borrowed":2,"wall_ahead_us":null,"wall_unsure_us":null}],"#,
                 r#""limits":[{"domain":"shop","name":"plans","budget":"token_bucket 900/s burst 300","kind":"rate","#,
                 r#""rate_milli":900000,"units":300,"admitted_units":5467,"allowed":5467,"denied":12,"#,
                 r#""admitted_everywhere":9000,"standing":{"rate_milli":300000,"units":100},"#,
@@ -235,7 +243,7 @@ mod tests {
                 r#""borrowed":{"rate_milli":0,"units":0},"effective":{"rate_milli":0,"units":33},"left":33,"#,
                 r#""demand_milli":0,"cells":1,"window_end_ns":1795306593000000000,"loans_end_ms":null}],"#,
                 r#""traffic":null,"wall_ns":1795305353000000000,"steady_ns":0,"uptime_ns":11100000000000,"#,
-                r#""clock_is_suspect":false,"journal_is_down":false,"warm_cells":1}"#,
+                r#""clock_is_suspect":false,"wall":"own","wall_corrected_us":0,"journal_is_down":false,"warm_cells":1}"#,
                 "\n"
             )
         );

@@ -45,24 +45,43 @@ fn node(status: &NodeStatus) -> Vec<Line> {
     }
     let catalogue = status.catalogue.as_ref();
     all.extend(standing(catalogue));
-    if status.clock_is_suspect {
-        let allowed = catalogue.map_or(0, |catalogue| catalogue.clock_error_ns / 1_000_000);
-        let says = format!(
-            "further off than the {} that the catalogue allows, as far as the peers can tell",
-            duration(allowed)
-        );
+    if let Some(says) = clock(status) {
         all.push([line("clock", "")[0].clone(), Cell::new(says).coloured(Colour::Red)]);
     }
     all
 }
 
-const COLUMNS: [(&str, Align); 11] = [
+/// What is wrong with the node's wall clock, and what it does about that.
+fn clock(status: &NodeStatus) -> Option<String> {
+    let off = || {
+        let corrected_us = status.wall_corrected_us;
+        let which = if corrected_us < 0 { "ahead" } else { "behind" };
+        format!("{} {which}", duration(corrected_us.unsigned_abs() / 1_000))
+    };
+    match status.wall.as_str() {
+        "peers" => Some(format!(
+            "{}, say most of the nodes that are reached: this node goes by theirs. Set this machine's clock",
+            off()
+        )),
+        "carried" => Some(format!(
+            "it was set {}, and nobody is reached who agrees: this node goes on as if it had not been",
+            off()
+        )),
+        "unconfirmed" => Some(
+            "nobody has agreed with it since the start: nothing is acknowledged or leased until somebody does".to_owned(),
+        ),
+        _ => None,
+    }
+}
+
+const COLUMNS: [(&str, Align); 12] = [
     ("region", Align::Left),
     ("node", Align::Left),
     ("weight", Align::Right),
     ("link", Align::Left),
     ("heard", Align::Left),
     ("round trip", Align::Right),
+    ("wall", Align::Right),
     ("has", Align::Left),
     ("lent", Align::Right),
     ("borrowed", Align::Right),
@@ -83,6 +102,7 @@ fn regions(status: &NodeStatus, paint: Paint) -> String {
     if known.keys().all(|name| *name == this) {
         return String::new();
     }
+    let clock_error_ns = status.catalogue.as_ref().map_or(0, |catalogue| catalogue.clock_error_ns);
     let title = COLUMNS.map(|(title, _)| Cell::new(title).coloured(Colour::Bold));
     let rows = known.into_iter().map(|((region, node), (member, peer))| {
         let weight = member.map_or("-".to_owned(), |member| member.weight.to_string());
@@ -90,27 +110,37 @@ fn regions(status: &NodeStatus, paint: Paint) -> String {
         let is_this = (region, node) == this;
         let has = status.catalogue.as_ref().and_then(|catalogue| catalogue.requested);
         let rest = match peer {
-            Some(peer) => peer_cells(peer),
+            Some(peer) => peer_cells(peer, clock_error_ns),
             None if is_this => absent("this node", &version(has)),
             None => absent("not in this node's file", "-"),
         };
         let mut cells = first.into_iter().chain(rest);
         std::array::from_fn(|_| cells.next().unwrap_or_else(|| Cell::new("")))
     });
-    let rows: Vec<[Cell; 11]> = std::iter::once(title).chain(rows).collect();
+    let rows: Vec<[Cell; 12]> = std::iter::once(title).chain(rows).collect();
     table(&rows, COLUMNS.map(|(_, align)| align), 0, paint)
 }
 
-fn absent(link: &str, has: &str) -> [Cell; 8] {
-    [link, "-", "-", has, "-", "-", "-", ""].map(Cell::new)
+fn absent(link: &str, has: &str) -> [Cell; 9] {
+    [link, "-", "-", "-", has, "-", "-", "-", ""].map(Cell::new)
 }
 
-fn peer_cells(peer: &Peer) -> [Cell; 8] {
+/// What a peer's wall is ahead of the one that this node goes by; red where that is more than can be explained by the way.
+fn wall(peer: &Peer, clock_error_ns: u64) -> Cell {
+    let Some(ahead_us) = peer.wall_ahead_us else { return Cell::new("-") };
+    let sign = if ahead_us < 0 { "-" } else { "+" };
+    let most_us = 2 * clock_error_ns / 1_000 + peer.wall_unsure_us.unwrap_or(0);
+    let cell = Cell::new(format!("{sign}{}", measured(ahead_us.unsigned_abs())));
+    if ahead_us.unsigned_abs() > most_us { cell.coloured(Colour::Red) } else { cell }
+}
+
+fn peer_cells(peer: &Peer, clock_error_ns: u64) -> [Cell; 9] {
     let heard = peer.heard_ms_ago.map_or("never".to_owned(), |ms| format!("{} ago", duration(ms)));
     [
         link(peer),
         Cell::new(heard),
         Cell::new(peer.round_trip_us.map_or("-".to_owned(), measured)),
+        wall(peer, clock_error_ns),
         Cell::new(version(peer.has)),
         Cell::new(peer.lent.to_string()),
         Cell::new(peer.borrowed.to_string()),
@@ -198,6 +228,8 @@ pub(super) mod examples {
             reached: true,
             heard_ms_ago: Some(120),
             round_trip_us: Some(34_280),
+            wall_ahead_us: Some(-240),
+            wall_unsure_us: Some(17_140),
             has: Some(mark(8)),
             ..Peer::default()
         }
@@ -250,6 +282,7 @@ pub(super) mod examples {
             node: "eu-1".to_owned(),
             incarnation: 1,
             ready: true,
+            wall: "own".to_owned(),
             catalogue: Some(pending()),
             members: vec![member("eu", 1), member("us", 2)],
             peers: vec![ap(), us()],
@@ -282,10 +315,10 @@ waits for  us: not heard for 12 s; it goes on when us is heard, or is evicted"
         assert_eq!(
             blocks[1],
             "\
-region  node  weight  link       heard       round trip  has  lent  borrowed  refused  last error
-ap      ap-1       -  reached    120 ms ago     34.2 ms  1.8     0         0        0
-eu      eu-1       1  this node  -                    -  1.8     -         -        -
-us      us-1       2  down       12 s ago             -  1.7     3         2        3  timed out"
+region  node  weight  link       heard       round trip    wall  has  lent  borrowed  refused  last error
+ap      ap-1       -  reached    120 ms ago     34.2 ms  -0.2 ms  1.8     0         0        0
+eu      eu-1       1  this node  -                    -        -  1.8     -         -        -
+us      us-1       2  down       12 s ago             -        -  1.7     3         2        3  timed out"
         );
         assert!(blocks[2].starts_with("limit "), "{}", blocks[2]);
         assert_eq!(
@@ -316,10 +349,19 @@ catalogue  none: the node stands alone, or has not heard from the authority yet
 
     #[test]
     fn a_clock_that_is_suspect_is_said_to_be() {
-        let status = NodeStatus { clock_is_suspect: true, ..cut() };
-        assert!(for_people(&status, Paint::OFF).contains(
-            "\nclock      further off than the 10 ms that the catalogue allows, as far as the peers can tell\n"
-        ));
+        let said = |wall: &str, wall_corrected_us| {
+            let status = NodeStatus { wall: wall.to_owned(), wall_corrected_us, ..cut() };
+            for_people(&status, Paint::OFF)
+        };
+        assert!(
+            said("peers", -3_600_000_000)
+                .contains("\nclock      1 h ahead, say most of the nodes that are reached")
+        );
+        assert!(
+            said("carried", 90_000_000).contains("\nclock      it was set 1 min 30 s behind, and nobody")
+        );
+        assert!(said("unconfirmed", 0).contains("\nclock      nobody has agreed with it since the start"));
+        assert!(!said("own", 0).contains("\nclock "));
     }
 
     #[test]
