@@ -106,6 +106,15 @@ pub const RULES: &[Rule] = rules![
     LeaseAssertedEarly in [STORM, FAILS_OVER], true;
     // Windows.
     NoMargin in ["clock-skew"], true;
+    // Clocks.
+    WallKeepsLargest in ["fast-clock"], true;
+    WallDatedEarly in ["fast-clock"], true;
+    CounterTrusted in ["fast-clock"], true;
+    OutvotedGoesOn in ["wrong-at-boot"], true;
+    BelievesAtStart in ["wrong-at-boot"], true;
+    OneOutvotes in ["wrong-at-boot"], true;
+    StepBelieved in ["wrong-while-cut"], true;
+    DoubtGrows in ["outvoted"], true;
 ];
 
 /// Runs without a rule, with so many seeds of each of its scenarios, until something is found that is not found with it.

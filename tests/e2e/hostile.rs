@@ -213,6 +213,7 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
         beat: 1,
         wall_ns: u64::MAX,
         corrected_ns: i64::MAX,
+        is_believed: true,
         loan_max: u64::MAX,
         mark: Mark { epoch: u32::MAX, number: u64::MAX },
     };

@@ -561,6 +561,19 @@ impl Algorithm {
         }
     }
 
+    /// As [`Algorithm::delayed`], of a state of which nobody knows whether it is so old. Nothing was charged later than now; and of a
+    /// bucket no more is owed than if all had been spent now, unless that was owed anyway.
+    pub fn later_than_said(&self, words: &[u64], by_ns: u64, now: Now) -> State {
+        let later = self.delayed(words, by_ns);
+        match self {
+            Self::TokenBucket(meter) | Self::LeakyBucket(meter) => {
+                let most = meter.spent_at(now.steady_ns).max(tat(words));
+                State::Inline(split(tat(later.words()).min(most)))
+            }
+            _ => self.redated(later.words(), CLOCK_END, now),
+        }
+    }
+
     /// The state on clocks that may have been set back since it was written, when the steady one read
     /// `written_ns`: what was owed then is owed still, and no more. On clocks that have not, nothing is forgotten that
     /// would be idle by now: how much time has really passed is another question ([`Algorithm::delayed`]).

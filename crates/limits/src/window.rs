@@ -394,16 +394,21 @@ impl FixedWindow {
         }
     }
 
-    /// The usage, where it was written by a wall that was ahead and has been set back since: what was spent in a window
-    /// that has not begun was really spent now, or before. It counts in the window that is open.
+    /// The usage, where it was written by a wall that was further ahead than a window is long, and has been set back since:
+    /// what was spent in a window that has not begun was really spent now, or before. It counts in the window that is open.
+    ///
+    /// The window that follows the open one keeps what was spent in it, and gives it now: were the wall wrong now, and right
+    /// before, that window of true time would be open.
     #[must_use]
     pub fn after_set_back(&self, usage: Usage, wall_ns: u64, salt: u32) -> Usage {
-        let begins_ns = || self.begins(usage.end_ns, salt);
         let soon_ns = wall_ns.saturating_add(SET_BACK_NS).saturating_add(self.margin_ns);
-        if usage.end_ns <= soon_ns || begins_ns() <= soon_ns {
+        if usage.end_ns <= soon_ns {
             return usage;
         }
         let end_ns = self.first_end(wall_ns, salt);
+        if self.begins(usage.end_ns, salt) <= soon_ns.max(end_ns) {
+            return usage;
+        }
         let used = usage.used.max(usage.ahead);
         let both = self.margin_ns > 0 && self.is_ahead(end_ns, wall_ns);
         Usage { end_ns, used, ahead: if both { used } else { 0 } }

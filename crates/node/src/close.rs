@@ -57,7 +57,7 @@ impl Node {
         // as new cells count what others spent in a shared one.
         // Where nodes share pools the next process is told when that was.
         let mut spent: BTreeMap<OverflowKey, State> = BTreeMap::new();
-        if let Some(crashed) = self.config.empty_handed.filter(|_| self.leases.is_none()) {
+        if let Some(crashed) = self.empty_handed().filter(|_| self.leases.is_none()) {
             let forgotten = |active: &&Active| {
                 !active.durable
                     && catalogue.is_empty_handed(active.slot)

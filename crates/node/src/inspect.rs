@@ -190,7 +190,14 @@ impl Node {
     }
 
     /// The same, of a cell that has these numbers, if it is not there.
-    fn holding_of(&self, (slot, tag): CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
+    fn holding_of(&self, key: CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
+        let holding = self.holding_by_wall(key, absent, now)?;
+        let left = if self.is_wall_believed() { holding.left } else { 0 };
+        Some(Holding { left, ..holding })
+    }
+
+    /// The same, though nobody may have agreed with the wall.
+    fn holding_by_wall(&self, (slot, tag): CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
         let catalogue = self.catalogue();
         catalogue.limits.iter().find(|active| active.slot == slot)?;
         let now = self.not_before(now);

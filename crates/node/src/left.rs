@@ -8,7 +8,7 @@
 
 use std::sync::{
     Mutex,
-    atomic::{AtomicBool, AtomicI64, Ordering},
+    atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
 };
 
 use acequia_limits::{
@@ -39,6 +39,8 @@ pub(crate) struct Left {
     ahead_ns: AtomicI64,
     /// Whether the wall may be in a window that it left.
     may_be_closed: AtomicBool,
+    /// When it was last set: steady clock.
+    stepped_ns: AtomicU64,
     spans: Mutex<Spans>,
 }
 
@@ -55,39 +57,62 @@ impl Default for Left {
         Self {
             ahead_ns: AtomicI64::new(UNREAD),
             may_be_closed: AtomicBool::new(false),
+            stepped_ns: AtomicU64::new(0),
             spans: Mutex::default(),
         }
     }
 }
 
 impl Left {
-    /// Notes a reading of the wall. Says whether it was set back since the last one.
+    /// Notes a reading of the wall. Where it was set back, what was forgotten by it no longer holds it.
     #[inline]
-    pub(crate) fn note(&self, now: Now) -> bool {
+    pub(crate) fn note(&self, now: Now, forgotten_ns: &AtomicU64, journal_ns: &AtomicU64) {
         let ahead_ns = now.wall_ns.wrapping_sub(now.steady_ns).cast_signed();
         let before_ns = self.ahead_ns.load(Ordering::Acquire);
-        ahead_ns.abs_diff(before_ns) > SET_BACK_NS && self.note_step(ahead_ns, now)
+        if ahead_ns.abs_diff(before_ns) > SET_BACK_NS {
+            self.note_step(ahead_ns, now, (forgotten_ns, journal_ns));
+        }
     }
 
     #[cold]
-    fn note_step(&self, ahead_ns: i64, now: Now) -> bool {
+    fn note_step(&self, ahead_ns: i64, now: Now, (forgotten_ns, journal_ns): (&AtomicU64, &AtomicU64)) {
         let mut spans = lock(&self.spans);
         let before_ns = self.ahead_ns.load(Ordering::Acquire);
-        if ahead_ns.abs_diff(before_ns) <= SET_BACK_NS {
-            return false;
+        // A thread may come late with a reading of before the last step.
+        if ahead_ns.abs_diff(before_ns) <= SET_BACK_NS
+            || now.steady_ns <= self.stepped_ns.load(Ordering::Acquire)
+        {
+            return;
         }
+        self.stepped_ns.store(now.steady_ns, Ordering::Release);
         if before_ns == UNREAD {
             spans.begun_ns = now.wall_ns;
             self.ahead_ns.store(ahead_ns, Ordering::Release);
-            return false;
+            return;
         }
         let to_ns = now.steady_ns.saturating_add_signed(before_ns);
         let from_ns = spans.begun_ns.min(to_ns);
         spans.begun_ns = now.wall_ns;
         self.close(&mut spans, Span { from_ns, to_ns });
+        if now.wall_ns < to_ns {
+            // What an earlier process had spent by its last row it may have forgotten since.
+            let journal_ns = journal_ns.load(Ordering::Acquire);
+            self.close(&mut spans, Span { from_ns: journal_ns, to_ns: journal_ns });
+            forgotten_ns.store(now.wall_ns, Ordering::Release);
+        }
         // What is closed is known before anybody goes by the new wall without noticing it.
         self.ahead_ns.store(ahead_ns, Ordering::Release);
-        now.wall_ns < to_ns
+    }
+
+    /// Whether a reading is of before the wall was last set: by the steady clock.
+    #[inline]
+    pub(crate) fn is_old(&self, now: Now) -> bool {
+        now.steady_ns < self.stepped_ns.load(Ordering::Acquire)
+    }
+
+    /// The latest that the wall was, where it was set back since.
+    pub(crate) fn latest_ns(&self) -> u64 {
+        if self.any() { lock(&self.spans).past.last().map_or(0, |span| span.to_ns) } else { 0 }
     }
 
     /// An earlier process went by a wall that was as late as `latest_ns`, and did not say in which windows it was: those that
@@ -96,6 +121,11 @@ impl Left {
         let mut spans = lock(&self.spans);
         self.close(&mut spans, Span { from_ns: 0, to_ns: now.wall_ns });
         self.close(&mut spans, Span { from_ns: latest_ns, to_ns: latest_ns });
+    }
+
+    /// An earlier process was in this window, and the wall is far before it.
+    pub(crate) fn visited(&self, from_ns: u64, to_ns: u64) {
+        self.close(&mut lock(&self.spans), Span { from_ns, to_ns });
     }
 
     /// Whether the wall was ever set back.
@@ -184,6 +214,10 @@ mod tests {
         Now { steady_ns: T + steady_s * S, wall_ns }
     }
 
+    fn note(left: &Left, now: Now) {
+        left.note(now, &AtomicU64::new(0), &AtomicU64::new(0));
+    }
+
     fn every(window_ns: u64) -> FixedWindow {
         FixedWindow::new(9, Edges::Every { window_ns, stagger: false })
     }
@@ -196,9 +230,9 @@ mod tests {
     #[test]
     fn a_wall_that_runs_or_is_set_ahead_closes_nothing_that_it_comes_to() {
         let left = Left::default();
-        assert!(!left.note(at(0, T)));
-        assert!(!left.note(at(100, T + 100 * S)));
-        assert!(!left.note(at(101, T + HOUR)));
+        note(&left, at(0, T));
+        note(&left, at(100, T + 100 * S));
+        note(&left, at(101, T + HOUR));
         assert!(!is_closed(&left, MINUTE, T + HOUR));
         // One that ends later than it was set ahead from was left by the step.
         assert!(is_closed(&left, MINUTE, T + 30 * S));
@@ -207,10 +241,10 @@ mod tests {
     #[test]
     fn windows_that_were_left_stay_closed_and_those_that_were_skipped_are_open() {
         let left = Left::default();
-        left.note(at(0, T));
-        left.note(at(90, T + HOUR + 90 * S));
+        note(&left, at(0, T));
+        note(&left, at(90, T + HOUR + 90 * S));
         // Two minutes an hour ahead, and back again.
-        assert!(left.note(at(210, T + 210 * S)));
+        note(&left, at(210, T + 210 * S));
         for (closed, wall_ns) in [
             (true, T + 30 * S),
             (true, T + 90 * S),
@@ -233,11 +267,11 @@ mod tests {
     #[test]
     fn a_thread_with_an_older_reading_closes_nothing_more() {
         let left = Left::default();
-        left.note(at(0, T));
-        assert!(left.note(at(100, T + 100 * S - HOUR)));
+        note(&left, at(0, T));
+        note(&left, at(100, T + 100 * S - HOUR));
         for _ in 0..100 {
-            left.note(at(100, T + 100 * S));
-            left.note(at(101, T + 101 * S - HOUR));
+            note(&left, at(100, T + 100 * S));
+            note(&left, at(101, T + 101 * S - HOUR));
         }
         assert!(lock(&left.spans).past.len() <= 2);
         assert!(!is_closed(&left, MINUTE, T + 200 * S - HOUR));
@@ -246,9 +280,9 @@ mod tests {
     #[test]
     fn many_steps_take_no_more_room_and_open_nothing() {
         let left = Left::default();
-        left.note(at(0, T + 1_000 * HOUR));
+        note(&left, at(0, T + 1_000 * HOUR));
         for step in 1..200 {
-            left.note(at(60 * step, T + (1_000 - step) * HOUR));
+            note(&left, at(60 * step, T + (1_000 - step) * HOUR));
         }
         assert!(lock(&left.spans).past.len() <= SPANS_MAX);
         for step in 0..199 {
@@ -260,7 +294,7 @@ mod tests {
     fn after_a_restart_the_windows_that_are_open_are_closed_and_no_others() {
         let left = Left::default();
         let now = at(0, T + 30 * S);
-        left.note(now);
+        note(&left, now);
         left.restart(now, T + 365 * 24 * HOUR + 90 * S);
         assert!(is_closed(&left, MINUTE, T + 30 * S) && is_closed(&left, HOUR, T + 30 * S));
         assert!(!is_closed(&left, MINUTE, T + 60 * S) && !is_closed(&left, HOUR, T + HOUR));
@@ -269,8 +303,8 @@ mod tests {
     #[test]
     fn what_is_long_over_is_forgotten() {
         let left = Left::default();
-        left.note(at(0, T));
-        left.note(at(60, T - HOUR));
+        note(&left, at(0, T));
+        note(&left, at(60, T - HOUR));
         left.pass(at(120, T));
         assert!(is_closed(&left, MINUTE, T - 30 * S) || is_closed(&left, MINUTE, T));
         left.pass(at(500 * 86_400, T + LONGEST_NS + HOUR));

@@ -46,12 +46,14 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use acequia_limits::{
-    Algorithm, CellTag, HashKey, Limit, LimitId, Mode, Now, algorithm::State, window::SET_BACK_NS,
+    Algorithm, CellTag, HashKey, Limit, LimitId, Mode, Now,
+    algorithm::State,
+    window::{self, SET_BACK_NS},
 };
 use acequia_rights::{
     Session, Versions, Writer,
@@ -137,8 +139,16 @@ pub struct Node {
     left: Left,
     /// Whether what is durable or shared may be dated by the wall.
     is_wall_believed: AtomicBool,
+    /// What clocks are held to while there is no catalogue: how far walls may be off, in nanoseconds, and how far steady clocks
+    /// may drift, in parts per million.
+    clock_error_ns: AtomicU64,
+    drift_ppm: AtomicU32,
     /// The latest date in the journal at the start: wall clock.
     journal_wall_ns: AtomicU64,
+    /// The wall at which an earlier process last forgot something, as the journal has it.
+    kept_wall_ns: AtomicU64,
+    /// What the right wall was ahead of the one at the start, as is known since somebody contradicted that.
+    start_corrected_ns: AtomicI64,
     /// The same by the steady clock: threads read it one after the other, and act in another order.
     forgotten_steady_ns: AtomicU64,
     open_batch: AtomicU64,
@@ -256,7 +266,11 @@ impl Node {
             forgotten_wall_ns: AtomicU64::new(0),
             left: Left::default(),
             is_wall_believed: AtomicBool::new(config.home.is_none()),
+            clock_error_ns: AtomicU64::new(10_000_000),
+            drift_ppm: AtomicU32::new(1_000),
             journal_wall_ns: AtomicU64::new(0),
+            kept_wall_ns: AtomicU64::new(0),
+            start_corrected_ns: AtomicI64::new(0),
             forgotten_steady_ns: AtomicU64::new(0),
             open_batch: AtomicU64::new(1),
             committed_batch: AtomicU64::new(0),
@@ -339,12 +353,9 @@ impl Node {
     pub fn restore_all(&self, now: Now, mut rows: impl FnMut(LimitId) -> Vec<Row>) {
         let wall_ns = rows(journal::WALL).iter().filter_map(Row::wall_ns).max().unwrap_or(0);
         self.journal_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
-        if wall_ns > now.wall_ns.saturating_add(SET_BACK_NS) {
-            // By a wall that was ahead, and is right now: which windows it was in nobody knows. Of those that are open all
-            // counts as spent, and later ones have not been.
-            self.left.restart(now, wall_ns);
-        } else {
-            self.forgotten_wall_ns.fetch_max(wall_ns, Ordering::AcqRel);
+        self.kept_wall_ns.store(wall_ns, Ordering::Release);
+        if self.is_wall_believed() {
+            self.go_on_from_kept(now);
         }
         let mut registry = lock(&self.registry);
         let ids: Vec<LimitId> = registry.active().iter().map(|active| active.limit.id).collect();
@@ -415,13 +426,14 @@ impl Node {
     /// Forgets the idle cells of one shard (`shard` modulo [`SHARDS`]), in memory and in the
     /// journal. Called round robin: each shard every few seconds.
     pub fn sweep(&self, shard: usize, now: Now) {
+        // Before the time is gone by: it may be corrected when somebody agrees.
+        if !self.is_wall_believed() {
+            return;
+        }
         let catalogue = self.catalogue();
         let at = shard % SHARDS;
         let now = self.not_before(now);
         self.tidy_charges(now);
-        if !self.is_wall_believed() {
-            return;
-        }
         self.left.pass(now);
         let mut rows = Vec::new();
         let mut forgotten = false;
@@ -442,7 +454,7 @@ impl Node {
             self.forget_at(now);
         }
         if !rows.is_empty() {
-            rows.push(journal::wall_row(now.wall_ns));
+            rows.push(journal::wall_row(now.wall_ns.max(self.left.latest_ns())));
         }
         lock(&self.rows).append(&mut rows);
         drop(cells);
@@ -570,8 +582,8 @@ impl Node {
         let correction_ns = self.correction_ns.load(Ordering::Acquire);
         let read_ns = now.wall_ns.saturating_add_signed(correction_ns);
         let wall_ns = self.carried.unless_set(now.steady_ns, read_ns);
-        if self.left.note(Now { wall_ns, ..now }) {
-            self.forgotten_wall_ns.store(wall_ns, Ordering::Release);
+        if self.is_wall_believed() {
+            self.left.note(Now { wall_ns, ..now }, &self.forgotten_wall_ns, &self.journal_wall_ns);
         }
         Now { wall_ns: wall_ns.max(self.forgotten_wall_ns.load(Ordering::Acquire)), ..now }
     }
@@ -670,7 +682,7 @@ impl Node {
         let Some(algorithm) = kept.algorithm(like) else { return false };
         let salt = tag.salt();
         let state = kept.state(&algorithm, error_ns, now);
-        let state = algorithm.after_set_back(state.words(), now, Some(salt)).unwrap_or(state);
+        let state = self.after_set_back(&algorithm, state, Some(salt), now);
         // Under numbers of today where they are the same. Else nobody knows when they changed, nor whose they are: among
         // regions the least count until the cell is next hit, so that no more of it is lent than there is.
         let same = all.iter().find(|live| *live.local.at(salt) == algorithm);
@@ -730,6 +742,33 @@ impl Node {
             cells.table.at_mut(place).guess();
         }
         is_overdrawn
+    }
+
+    /// What a row says, if it was written by a wall that has been set back since. Whether it was, or the wall is wrong now, a node that others
+    /// can contradict learns later.
+    fn after_set_back(&self, algorithm: &Algorithm, state: State, salt: Option<u32>, now: Now) -> State {
+        if !self.is_wall_believed() {
+            return state;
+        }
+        let Some(counted) = algorithm.after_set_back(state.words(), now, salt) else { return state };
+        if let Algorithm::FixedWindow(edges) = algorithm {
+            // Were the wall wrong now, it would come to that window.
+            let end_ns = window::Usage::of(state.words()).end_ns;
+            self.left.visited(edges.begins(end_ns, salt.unwrap_or(0)), end_ns);
+        }
+        counted
+    }
+
+    /// No window is open again that an earlier process has forgotten, by what the journal says of that.
+    fn go_on_from_kept(&self, now: Now) {
+        let kept_ns = self.kept_wall_ns.load(Ordering::Acquire);
+        if kept_ns > now.wall_ns.saturating_add(SET_BACK_NS) {
+            // By a wall that was ahead, and is right now: which windows it was in nobody knows. Of those that are open all
+            // counts as spent, and later ones have not been.
+            self.left.restart(now, kept_ns);
+        } else {
+            self.forgotten_wall_ns.fetch_max(kept_ns, Ordering::AcqRel);
+        }
     }
 
     /// What an earlier process knew to be forgotten is not known now either.

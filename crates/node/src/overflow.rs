@@ -181,7 +181,7 @@ impl Node {
             for (_, kept) in shared {
                 let Some(old) = kept.algorithm(algorithm) else { continue };
                 let state = kept.state(&old, error_ns, now);
-                let state = old.after_set_back(state.words(), now, None).unwrap_or(state);
+                let state = self.after_set_back(&old, state, None, now);
                 let state = algorithm.convert_sometime(&old, state.words(), now);
                 joined = Some(match joined {
                     None => state,
@@ -245,7 +245,7 @@ impl Node {
             self.leave_behind(now);
         }
         if !rows.is_empty() {
-            rows.push(wall_row(now.wall_ns));
+            rows.push(wall_row(now.wall_ns.max(self.left.latest_ns())));
             lock(&self.rows).append(&mut rows);
         }
         self.overflowing.store(!shared.is_empty(), Ordering::Release);

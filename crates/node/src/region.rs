@@ -340,8 +340,67 @@ impl Node {
         lock(&self.registry).slot_of(limit)
     }
 
-    pub(crate) const fn empty_handed(&self) -> Option<Now> {
-        self.config.empty_handed
+    /// When the node began after a crash, if it did.
+    pub(crate) fn empty_handed(&self) -> Option<Now> {
+        let crashed = self.config.empty_handed?;
+        let corrected_ns = self.start_corrected_ns.load(Ordering::Acquire);
+        Some(Now { wall_ns: crashed.wall_ns.saturating_add_signed(corrected_ns), ..crashed })
+    }
+
+    /// Somebody agrees with the wall that is gone by, for the first time since the start. What was read from the journal
+    /// before was dated by a wall, and by a steady clock that began with it, which may have been ahead: then less time has
+    /// passed since it was written.
+    pub(crate) fn believe_wall(&self, corrected_ns: i64, raw: Now) {
+        let ahead_ns = corrected_ns.min(0).unsigned_abs();
+        let now = Now { wall_ns: raw.wall_ns.saturating_add_signed(corrected_ns), ..raw };
+        self.forgotten_wall_ns.store(0, Ordering::Release);
+        self.go_on_from_kept(now);
+        if corrected_ns != 0 {
+            self.start_corrected_ns.store(corrected_ns, Ordering::Release);
+            let mut registry = lock(&self.registry);
+            registry.correct_start(corrected_ns, now);
+            self.publish(&registry, now);
+        }
+        let catalogue = self.catalogue();
+        let later = |algorithm: &Algorithm, words: &[u64], salt: Option<u32>| {
+            let state = match ahead_ns {
+                0 => None,
+                _ => Some(algorithm.later_than_said(words, ahead_ns, now)),
+            };
+            let words = state.as_ref().map_or(words, State::words);
+            algorithm.after_set_back(words, now, salt).or(state)
+        };
+        let is_wrong = corrected_ns != 0;
+        for (at, shard) in self.shards.iter().enumerate() {
+            let mut cells = shard.lock();
+            for place in cells.table.places() {
+                let cell = *cells.table.at(place);
+                let salt = crate::whole_tag(at, &cell).salt();
+                let Some(local) = catalogue.local(cell.limit, cell.numbers()) else { continue };
+                let algorithm = cells.account(place).map_or(local.at(salt), |account| &account.algorithm);
+                let mut state = later(algorithm, cells.words(&cell), Some(salt));
+                // What a crash forgot was spent in the windows that were open then, and by no wrong wall.
+                if is_wrong && !algorithm.has_rate() {
+                    let words = state.as_ref().map_or(cells.words(&cell), State::words);
+                    state = self
+                        .spent_before_start(&catalogue, cell.limit, algorithm, now)
+                        .map(|then| self.spent(algorithm, then, Some(salt)))
+                        .map(|spent| algorithm.join(spent.words(), words, now))
+                        .or(state);
+                }
+                if let Some(state) = state {
+                    cells.rewrite(place, cell.numbers(), state);
+                }
+            }
+        }
+        for (key, cell) in lock(&self.overflow).iter_mut() {
+            if let Some(local) = catalogue.local(key.slot, key.numbers)
+                && let Some(state) = later(local.least(), &cell.words, None)
+            {
+                cell.rewrite(state.words().to_vec());
+            }
+        }
+        self.is_wall_believed.store(true, Ordering::Release);
     }
 
     /// The wall never goes back behind this time while the process lives: what was forgotten of an earlier window is
@@ -354,7 +413,9 @@ impl Node {
 
     /// What is idle by now is forgotten: who reads less must not find that there is nothing.
     pub(crate) fn forget_at(&self, now: Now) {
-        self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
+        if !self.left.is_old(now) {
+            self.forgotten_wall_ns.fetch_max(now.wall_ns, Ordering::AcqRel);
+        }
         self.forgotten_steady_ns.fetch_max(now.steady_ns, Ordering::AcqRel);
     }
 
@@ -375,10 +436,21 @@ impl Node {
     /// What is added to the wall from now on, and what it reads then.
     pub(crate) fn set_wall(&self, time: &Timekeeper, error_ns: u64, drift_ppm: u32) {
         self.correction_ns.store(time.correction_ns(), Ordering::Release);
-        self.is_wall_believed.store(time.is_believed(), Ordering::Release);
         if let Some(seen) = time.compared() {
             self.carried.set(seen, error_ns, drift_ppm);
         }
+    }
+
+    /// What clocks are held to while this node has no catalogue, which says so then: how far walls may be off, in nanoseconds, and
+    /// how far steady clocks may drift, in parts per million.
+    pub fn expect_of_clocks(&self, error_ns: u64, drift_ppm: u32) {
+        self.clock_error_ns.store(error_ns.min(versions::CLOCK_ERROR_NS_MAX), Ordering::Release);
+        self.drift_ppm.store(drift_ppm.min(versions::DRIFT_PPM_MAX), Ordering::Release);
+    }
+
+    /// As [`Node::expect_of_clocks`] said.
+    pub(crate) fn expected_of_clocks(&self) -> (u64, u32) {
+        (self.clock_error_ns.load(Ordering::Acquire), self.drift_ppm.load(Ordering::Acquire))
     }
 
     /// Whether what is durable or shared may be dated by the wall: somebody agreed with it since the start, or nobody is there
@@ -526,7 +598,7 @@ impl Node {
         algorithm: &Algorithm,
         now: Now,
     ) -> Option<Now> {
-        let then = self.config.empty_handed.filter(|_| !broken(Broken::CrashForgetsSpent))?;
+        let then = self.empty_handed().filter(|_| !broken(Broken::CrashForgetsSpent))?;
         let recent = now.steady_ns < then.steady_ns.saturating_add(algorithm.horizon_ns())
             || now.wall_ns < then.wall_ns.saturating_add(algorithm.horizon_ns());
         // Among regions a version may have been adopted, and served, that the disk never had.

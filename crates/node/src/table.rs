@@ -207,6 +207,12 @@ impl Table {
         cells.filter(|(_, cell)| is_of(cell)).map(|(at, _)| at).collect()
     }
 
+    /// The places of all cells.
+    pub(crate) fn places(&self) -> Vec<usize> {
+        let cells = self.places.iter().enumerate();
+        cells.filter(|(_, cell)| !cell.is_empty()).map(|(at, _)| at).collect()
+    }
+
     /// Every cell, in the order of their places.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Cell> {
         self.places.iter().filter(|cell| !cell.is_empty())

@@ -480,6 +480,8 @@ fn a_lease_of_a_region_is_set_apart_once_after_a_restart() {
     assert!(leased > 3);
     world.run(regions::S, |_, _| 0);
     world.restart(0, None, regions::writer(0));
+    // Until the other one's wall agrees with its own.
+    world.run(300 * regions::MS, |_, _| 0);
     let now = world.now_of(0);
     let node = Arc::clone(&world.places[0].node);
     // What the crash forgot comes back by the rate.

@@ -133,7 +133,7 @@ fn another_node_takes_over_from_a_speaker_that_is_gone() {
 #[test]
 fn what_a_region_keeps_is_found_at_each_of_its_nodes_without_the_store() {
     for spec in [window("w", 42, "1000s"), sliding("s", 42, "1000s")] {
-        let mut world = of_limits_near(std::slice::from_ref(&spec), 1, Some((MS / 20, MS / 5)));
+        let mut world = of_limits_near(std::slice::from_ref(&spec), 2, Some((MS / 20, MS / 5)));
         world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
         world.regions.as_mut().expect("regions").cut.extend([0, 1, 2, 3]);
         world.pass(100 * S);

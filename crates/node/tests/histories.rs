@@ -305,6 +305,7 @@ fn numbers_that_no_honest_peer_sends_are_read() {
                 beat: u64::MAX,
                 wall_ns: u64::MAX,
                 corrected_ns: i64::MIN,
+                is_believed: true,
                 loan_max: 0,
                 mark: Default::default(),
             };

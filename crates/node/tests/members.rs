@@ -189,7 +189,10 @@ fn a_node_that_joins_has_its_own_part_of_later_windows() {
 /// is its own then.
 fn moves_with_a_node_that_joins(spec: LimitSpec) -> [[u64; 2]; 2] {
     let mut world = before_a_node_joins(spec);
+    // Nor does any region give another one anything before.
+    cut(&mut world, &[2, 3]);
     let before = passes_in_all(&mut world, &[0, 2, 3], 1);
+    cut(&mut world, &[]);
     world.nodes[1].way = Way::GOOD;
     assert!(world.order(&all([1; 4])));
     world.pass(20 * S);
@@ -506,7 +509,8 @@ fn pools_go_on_when_shares_change() {
             let granting = world.nodes[0].node.lease_counts().granting;
             assert_eq!(granting, u64::from(GROUPS), "{name}: after {second} s");
         }
-        assert!(passed >= 20 * 25, "{name}: {passed}");
+        // Rates are slowed by as much as clocks may drift, a thousandth.
+        assert!(passed * 1_000 >= 20 * 25 * 998, "{name}: {passed}");
         // Two fifths and a fifth, at most as much as before: half, less what the other keeps and holds. And what the other region has.
         let a_second = passes(&mut world, &[0], 80);
         assert!((40..=101).contains(&a_second[0]), "{name}: {a_second:?}");

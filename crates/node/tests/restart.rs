@@ -266,6 +266,7 @@ impl Lives {
                 Event::Crashed { now } => {
                     crashed = Some(now);
                     for ((limit, _), ledger) in &mut ledgers {
+                        ledger.set_back(now);
                         if self.limits[*limit].0.name == "short" {
                             ledger.forget(now);
                         }

@@ -109,3 +109,15 @@ fn a_node_that_began_a_year_ahead_is_whole_within_a_window_of_its_next_start() {
         assert_eq!(passed(&mut asker, 20, at(250 * S, 0)), 10, "{name}");
     }
 }
+
+/// Without the rule the story above must end otherwise.
+#[cfg(feature = "broken")]
+#[test]
+fn every_rule_that_is_left_out_is_missed() {
+    use acequia_rights::broken::{Broken, break_rule};
+    break_rule(Some(Broken::WallReopensWindows));
+    let missed = std::panic::catch_unwind(a_window_that_was_left_is_closed_and_one_that_was_skipped_is_open);
+    break_rule(None);
+    assert!(missed.is_err());
+    println!("WallReopensWindows 1");
+}

@@ -107,8 +107,20 @@ pub enum Broken {
     SharedWindowKept,
     /// A wall that nobody confirmed since the start dates what is durable.
     BelievesAtStart,
-    /// While a node goes by its peers' walls its doubt grows as if it reached nobody.
+    /// While a node's wall is contradicted its doubt grows as if it reached nobody.
     DoubtGrows,
+    /// A wall that has moved along goes on being gone by, whoever contradicts it.
+    OutvotedGoesOn,
+    /// One peer that contradicts a wall outvotes all that agree.
+    OneOutvotes,
+    /// A wall that was set is gone by though nobody agrees.
+    StepBelieved,
+    /// A wall that the system set back stays where it was.
+    WallKeepsLargest,
+    /// The wall is dated by a reading of before it was read.
+    WallDatedEarly,
+    /// The counter is not compared with the system's clock.
+    CounterTrusted,
     /// A wall that is set back finds the windows again that it left.
     WallReopensWindows,
     /// The time of an acknowledgement trusts the clock.

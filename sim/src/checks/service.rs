@@ -1,6 +1,6 @@
 //! Service resumes: when faults are over, every node that runs has its shares, and callers are answered.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::Check;
 use crate::{
@@ -22,13 +22,16 @@ pub struct ServiceResumes {
     gone: Vec<Place>,
     /// Regions that must own nothing.
     barred: Vec<Place>,
+    /// Of the last seconds: which kinds of questions each region was asked, and which it let pass; nothing where that is not promised.
+    passed: Option<Vec<BTreeMap<String, bool>>>,
 }
 
 impl ServiceResumes {
     /// For a run in which all faults are over some seconds before the end.
     pub fn new(plan: &Plan) -> Self {
         let (gone, barred) = (plan.gone.clone(), plan.barred.clone());
-        Self { duration: plan.duration, answered: vec![(0, 0); plan.regions], gone, barred }
+        let passed = plan.admits_at_last.then(|| vec![BTreeMap::new(); plan.regions]);
+        Self { duration: plan.duration, answered: vec![(0, 0); plan.regions], gone, barred, passed }
     }
 }
 
@@ -43,6 +46,11 @@ impl Check for ServiceResumes {
             match answer.said {
                 Said::Nothing(_) => *silent += 1,
                 _ => *answered += 1,
+            }
+            if let Some(passed) = &mut self.passed {
+                let route = answer.question.entries.iter().find(|(key, _)| key == "route");
+                let route = route.map_or_else(String::new, |(_, value)| value.clone());
+                *passed[answer.place].entry(route).or_default() |= matches!(answer.said, Said::Allowed(_));
             }
         }
         Ok(())
@@ -65,6 +73,12 @@ impl Check for ServiceResumes {
             process.ready().map_err(|why| format!("{name} is not ready: {why}"))?;
             if *silent > 0 || *answered == 0 {
                 return Err(format!("{name} answered {answered} questions at last, and {silent} not"));
+            }
+        }
+        for (place, routes) in self.passed.iter().flatten().enumerate() {
+            if let Some((route, _)) = routes.iter().find(|(_, passed)| !**passed) {
+                let name = world.regions()[place].name();
+                return Err(format!("{name} lets nothing pass of {route} at last"));
             }
         }
         self.nobody_waits_for_the_dead(world)?;

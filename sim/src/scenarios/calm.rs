@@ -32,6 +32,8 @@ impl Default for Plan {
             stores: 1,
             schedule: Schedule::default(),
             duration: seconds(30),
+            most_walls_are_right: false,
+            admits_at_last: false,
             apart: Vec::new(),
             used_min_percent: None,
             barred: Vec::new(),

@@ -62,6 +62,10 @@ pub struct Plan {
     /// they do not, as much as their rights allow ([`UsedAsPromised`](crate::checks::UsedAsPromised)). Nothing where nothing is
     /// promised.
     pub used_min_percent: Option<u64>,
+    /// Whether most walls are as right as is promised throughout: then windows of true time hold, whatever the others do.
+    pub most_walls_are_right: bool,
+    /// Whether every region admits something of every kind of question in the last seconds.
+    pub admits_at_last: bool,
     /// Regions whose admissions are in no sum, since an operator gave a word that is not true; the story says why.
     pub apart: Vec<Place>,
     /// Regions that run at the end, and must own nothing.
@@ -71,7 +75,7 @@ pub struct Plan {
 }
 
 /// All of them.
-pub const ALL: [Scenario; 43] = [
+pub const ALL: [Scenario; 47] = [
     calm::CALM,
     split_brain::SPLIT_BRAIN,
     split_brain::SPLIT_IN_THREE,
@@ -91,6 +95,10 @@ pub const ALL: [Scenario; 43] = [
     clocks::CLOCK_SKEW,
     clocks::CLOCK_JUMP,
     clocks::WILD_CLOCK,
+    clocks::FAST_CLOCK,
+    clocks::OUTVOTED,
+    clocks::WRONG_AT_BOOT,
+    clocks::WRONG_WHILE_CUT,
     orders::BUDGET_IN_A_SPLIT,
     orders::WEIGHTS_IN_A_ROLLOUT,
     orders::JOIN_AND_LEAVE,

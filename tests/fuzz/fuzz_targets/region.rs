@@ -310,6 +310,7 @@ impl History {
             beat: peer.beat,
             wall_ns: self.now.wall_ns,
             corrected_ns: 0,
+            is_believed: true,
             loan_max: peer.grants.iter().map(|grant| grant.number).max().unwrap_or(0),
             mark,
         };
@@ -411,6 +412,7 @@ impl History {
                     is_again: u.arbitrary()?,
                 }
             }
+            21 => Entry::Ping,
             20 => Entry::Drawn {
                 // As the node has drawn them, which begins once.
                 number: (u64::from(u.arbitrary::<bool>()?) << 40) + small(u, 8)?,

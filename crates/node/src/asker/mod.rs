@@ -107,12 +107,21 @@ pub struct Asker {
     answer: Answer,
     /// The time that the last question was answered by: no earlier than what was forgotten.
     went_by: Now,
+    /// Whether somebody had agreed with the wall when that was read.
+    is_wall_believed: bool,
 }
 
 impl Asker {
     pub(crate) fn new(node: Arc<Node>) -> Self {
         let catalogue = node.catalogue();
-        Self { node, catalogue, hits: Vec::new(), answer: Answer::default(), went_by: Now::at(0) }
+        Self {
+            node,
+            catalogue,
+            hits: Vec::new(),
+            answer: Answer::default(),
+            went_by: Now::at(0),
+            is_wall_believed: false,
+        }
     }
 
     /// The limits that the numbers of the last answer refer to.
@@ -128,6 +137,8 @@ impl Asker {
     /// May it pass? At most [`DESCRIPTORS_MAX`] descriptors are looked at; callers refuse more.
     #[inline(always)]
     pub fn check(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
+        // Before the time is gone by: it may be corrected when somebody agrees with the wall.
+        self.is_wall_believed = self.node.is_wall_believed();
         let now = self.node.not_before(now);
         self.check_at(request, now, ask)
     }
@@ -143,7 +154,9 @@ impl Asker {
     fn check_at(&mut self, request: &Request<'_>, mut now: Now, ask: Ask) -> &Answer {
         loop {
             self.load_catalogue();
-            let check = Check { node: &self.node, catalogue: &self.catalogue, request, now, ask };
+            let is_wall_believed = self.is_wall_believed;
+            let check =
+                Check { node: &self.node, catalogue: &self.catalogue, request, now, ask, is_wall_believed };
             match check.answer(&mut self.hits, &mut self.answer) {
                 Ok(()) => {
                     self.went_by = now;
@@ -170,6 +183,7 @@ struct Check<'a, 'r> {
     request: &'a Request<'r>,
     now: Now,
     ask: Ask,
+    is_wall_believed: bool,
 }
 
 impl<'a> Check<'a, '_> {
@@ -190,6 +204,10 @@ impl<'a> Check<'a, '_> {
                     answer.reason = reason;
                     answer.retry_after_ns = self.node.ask_again_ns();
                 }
+            }
+            _ if !self.is_wall_believed => {
+                self.deny_unbelieved(hits, answer);
+                decide(answer, self.catalogue);
             }
             1 if !hits[0].exempt => self.answer_one(&mut hits[0], answer)?,
             _ => self.answer_all(hits, answer)?,

@@ -248,7 +248,33 @@ impl Check<'_, '_> {
         }
     }
 
-    /// For how long the cell's window is closed, in nanoseconds, if the wall has left it before and was set back.
+    /// While nobody has agreed with the wall since the start, nothing of a cell is looked at: what it is by that wall may not be
+    /// so, and windows would be left that nobody has come to.
+    #[cold]
+    pub(super) fn deny_unbelieved(&self, hits: &[Hit], answer: &mut Answer) {
+        let retry_after_ns = self.node.ask_again_ns();
+        let verdict = Verdict {
+            allowed: false,
+            remaining: 0,
+            retry_after_ns,
+            delay_ns: 0,
+            reset_after_ns: retry_after_ns,
+        };
+        for hit in hits {
+            let untouched = self.exempt(hit);
+            answer.limits.push(match (hit.exempt, self.limit(hit).limit.spec.mode) {
+                (true, _) => untouched,
+                (false, mode) => LimitAnswer {
+                    verdict,
+                    outcome: if mode == Mode::Shadow { Outcome::ShadowDeny } else { Outcome::Deny },
+                    reason: Reason::Clock,
+                    ..untouched
+                },
+            });
+        }
+    }
+
+    /// For how long the cell is closed, in nanoseconds, while the wall is in a window that it has left before it was set back.
     #[inline]
     fn is_closed_for(&self, hit: &Hit) -> Option<u64> {
         if !self.node.left.any() {

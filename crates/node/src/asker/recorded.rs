@@ -28,6 +28,7 @@ impl Asker {
         recording: &Recording,
     ) -> Result<&Answer, IdReused> {
         let node = std::sync::Arc::clone(&self.node);
+        self.is_wall_believed = node.is_wall_believed();
         let now = node.not_before(now);
         // What is charged elsewhere could not be given back here.
         let ask = ask.drawing(Drawing::Never);
@@ -122,6 +123,7 @@ impl Asker {
         if !record.is_of(recording) {
             return Some(Err(IdReused));
         }
+        self.is_wall_believed = self.node.is_wall_believed();
         let now = self.node.not_before(now);
         self.load_catalogue();
         let charged = Charged {

@@ -320,6 +320,25 @@ impl Registry {
         }
     }
 
+    /// The wall was wrong when the node began, and the steady clock with it: a crash was at another time; and if they were ahead, less
+    /// has come back since.
+    pub(crate) fn correct_start(&mut self, corrected_ns: i64, now: Now) {
+        if let Some(crashed) = &mut self.empty_handed {
+            crashed.wall_ns = crashed.wall_ns.saturating_add_signed(corrected_ns);
+        }
+        let by_ns = corrected_ns.min(0).unsigned_abs();
+        for numbers in self.slots.iter_mut().flat_map(|slot| &mut slot.numbers) {
+            let most = numbers.local.most();
+            if most.has_rate()
+                && by_ns > 0
+                && numbers.forgotten != [0, 0]
+                && let State::Inline(words) = most.later_than_said(&numbers.forgotten, by_ns, now)
+            {
+                numbers.forgotten = words;
+            }
+        }
+    }
+
     /// As [`Catalogue::forgotten`].
     pub(crate) fn forgotten(&self, slot: u16, numbers: u16) -> (&Algorithm, Inline) {
         let numbers = &self.slots[usize::from(slot)].numbers[usize::from(numbers)];

@@ -159,11 +159,17 @@ impl Sharing {
         for id in strangers.into_iter().chain(unnamed) {
             peer.outbox.tell(Topic::Unknown(id), Entry::Unknown { id }, 0);
         }
-        if is_lost {
+        // While nobody has agreed with the wall, cells are not looked at: what is said of them comes again.
+        let is_early = !node.is_wall_believed() && !entries.iter().all(Entry::is_of_no_cell);
+        if is_lost || is_early {
+            peer.owes_reply |= is_early;
             // A limit that this node has not heard of, or a number it forgot: the frame comes again. But what mends
             // that counts at once, or two such frames could wait for each other for ever.
             for entry in entries {
-                if matches!(entry, Entry::Version(_) | Entry::Acked { .. } | Entry::Unknown { .. }) {
+                if matches!(
+                    entry,
+                    Entry::Version(_) | Entry::Acked { .. } | Entry::Unknown { .. } | Entry::Ping
+                ) {
                     let _known = self.take_entry(node, &header, None, entry, now);
                 }
             }
@@ -296,6 +302,7 @@ impl Sharing {
                 Ok(())
             }
             (entry @ Entry::Draw { .. }, _) => self.take_draw(node, header, &entry, now),
+            (Entry::Ping, _) => Ok(()),
             (Entry::Drawn { number, units }, _) => self.take_drawn(node, header, (number, units), now),
             (Entry::Digest(digest), _) => {
                 if let Some(peer) = self.peers.get_mut(&region) {

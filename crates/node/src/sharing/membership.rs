@@ -30,7 +30,7 @@ use crate::{
 const RESHARE_NS: u64 = 100_000_000;
 
 /// How long a clock that was doubted is doubted at least.
-const DOUBT_NS: u64 = 60_000_000_000;
+const DOUBT_NS: u64 = 20_000_000_000;
 
 /// How far the wall that requests went by since the last tick may be ahead of what that tick read, beyond the clock's
 /// error: what a steady clock drifts meanwhile.

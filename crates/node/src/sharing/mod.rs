@@ -72,8 +72,8 @@ const NUMBERS_AHEAD: u64 = 4_096;
 const NO_SLOT: u16 = 0;
 /// Looks at one cell that calls are at least so far apart.
 const CALLS_NS: u64 = 5_000_000;
-/// The clock error and the drift that a config has where it says nothing of them.
-const UNTOLD: (u64, u32) = (10_000_000, 1_000);
+/// What is known of a peer's clock no better than this says nothing: a frame may have waited for long.
+const UNSURE_NS_MAX: u64 = 500_000_000;
 /// How often usage is counted up and told.
 const USAGE_NS: u64 = 1_000_000_000;
 
@@ -321,6 +321,11 @@ impl Sharing {
         let (error_ns, drift_ppm) =
             self.versions.version().map_or((0, 0), |version| (version.clock_error_ns, version.drift_ppm));
         node.set_wall(&self.time, error_ns, drift_ppm);
+        if self.time.is_believed() && !node.is_wall_believed() {
+            node.believe_wall(self.time.correction_ns(), raw);
+            // Whatever the wall left before, it was not that.
+            (self.left_ns, self.shared) = (0, None);
+        }
         let now = node.not_before(raw);
         if self.time.is_believed() {
             node.leave_behind(now);
@@ -330,6 +335,11 @@ impl Sharing {
         let catalogue = node.catalogue();
         for peer in self.peers.values_mut() {
             peer.outbox.expire(now.steady_ns.saturating_sub(peer.patience_ns()));
+        }
+        if !self.time.is_believed() {
+            // Nothing moves that is dated by the wall, and hardly anything is not.
+            calls.into_iter().for_each(|key| self.wake_for_call(key, now.steady_ns));
+            return;
         }
         self.freeze_backed(node, &catalogue, now);
         self.renew(node, now);
@@ -474,16 +484,27 @@ impl Sharing {
     }
 
     fn keep_time(&mut self, node: &Node, now: Now) {
-        // Who has no catalogue yet goes by what the one says that it is told; and by the usual, while it is told of none.
+        let (error_ns, drift_ppm) = match self.versions.version() {
+            Some(version) => (version.clock_error_ns, version.drift_ppm),
+            None => node.expected_of_clocks(),
+        };
         let version = self.versions.version().or(self.offered.as_ref());
-        let (error_ns, drift_ppm) =
-            version.map_or(UNTOLD, |version| (version.clock_error_ns, version.drift_ppm));
-        let has_peers = version.is_none_or(|version| version.members.len() > 1);
+        let has_peers = version.map_or(!self.peers.is_empty(), |version| version.members.len() > 1);
         let journal_ns = node.journal_wall_ns.load(Ordering::Acquire);
-        let bounds = timekeeper::Bounds { error_ns, drift_ppm, has_peers, journal_ns };
+        let is_urgent = !self.time.is_believed();
+        let mut reached = 0;
+        for peer in self.peers.values_mut().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS)) {
+            reached += 1;
+            if peer.is_to_be_pinged(now.steady_ns, is_urgent) {
+                peer.outbox.tell(Topic::Ping, Entry::Ping, 0);
+            }
+        }
+        let bounds =
+            timekeeper::Bounds { error_ns, drift_ppm, has_peers, is_alone: reached == 0, journal_ns };
         let reached = self.peers.values().filter(|peer| peer.is_reached(now.steady_ns, REACH_NS));
+        let is_sure = |reading: &timekeeper::Reading| is_urgent || reading.unsure_ns <= UNSURE_NS_MAX;
         let readings: SmallVec<[timekeeper::Reading; 8]> =
-            reached.filter_map(|peer| peer.reading(now, drift_ppm)).collect();
+            reached.filter_map(|peer| peer.reading(now, drift_ppm)).filter(is_sure).collect();
         self.time.observe(now.steady_ns, now.wall_ns, &bounds, &readings);
     }
 
@@ -537,6 +558,7 @@ impl Sharing {
                 beat: beat.number,
                 wall_ns: now.wall_ns,
                 corrected_ns: self.time.correction_ns(),
+                is_believed: self.time.is_believed(),
                 loan_max,
                 mark,
             };

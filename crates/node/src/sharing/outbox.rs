@@ -60,6 +60,7 @@ pub(crate) enum Topic {
     Digest,
     Differs,
     Settle(u128),
+    Ping,
 }
 
 impl Topic {
@@ -84,7 +85,8 @@ impl Topic {
             | Self::Usage(..)
             | Self::Digest
             | Self::Differs
-            | Self::Settle(_) => None,
+            | Self::Settle(_)
+            | Self::Ping => None,
         }
     }
 
@@ -99,12 +101,13 @@ impl Topic {
                 | Self::Differs
                 | Self::Draw(_)
                 | Self::Drawn(_)
+                | Self::Ping
         )
     }
 
     /// Whether it is of no use when it is said again.
     const fn is_for_now(&self) -> bool {
-        matches!(self, Self::Draw(_) | Self::Drawn(_))
+        matches!(self, Self::Draw(_) | Self::Drawn(_) | Self::Ping)
     }
 }
 
@@ -262,7 +265,8 @@ impl Outbox {
                     *within_us = left_us;
                 }
                 frame.push(&fact.entry);
-                self.entries += 1;
+                // What is asked of time is not said of anything.
+                self.entries += u64::from(!matches!(fact.entry, Entry::Ping));
                 facts.push((topic, fact));
             }
         }
@@ -392,7 +396,8 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Differs(_)
         | Entry::Settle { .. }
         | Entry::Draw { .. }
-        | Entry::Drawn { .. } => {}
+        | Entry::Drawn { .. }
+        | Entry::Ping => {}
     }
 }
 
@@ -414,6 +419,7 @@ mod tests {
             beat: 1,
             wall_ns: 1,
             corrected_ns: 0,
+            is_believed: true,
             loan_max: 0,
             mark: Mark::default(),
         }

@@ -1,6 +1,6 @@
 //! One peer: which process of it is known, whether it can be reached, how far away it is.
 
-use acequia_limits::Now;
+use acequia_limits::{Now, time::CLOCK_END};
 use acequia_rights::{Mark, Writer};
 
 use super::{
@@ -20,6 +20,11 @@ const PATIENCE_NS_MAX: u64 = 10_000_000_000;
 const ROUNDS: usize = 8;
 /// After so long a worse sighting of a peer's clock is better than an old one: clocks may be set.
 const SIGHTING_NS: u64 = 2_000_000_000;
+
+/// A sighting of a peer's clock is not older than about this while it is reached, whether or not there is anything to say.
+const SIGHTED_NS: u64 = 20_000_000_000;
+/// A peer is asked again after so long by a node with whose clock nobody has agreed.
+const PING_SOON_NS: u64 = 100_000_000;
 
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -42,6 +47,8 @@ pub(crate) struct Peer {
     /// How long frames took lately that took long: it falls by an eighth with each that took less.
     slow_ns: u64,
     sighting: Option<Sighting>,
+    /// When it was last asked what its clock reads: steady clock.
+    pinged_ns: u64,
 }
 
 /// What a peer's clock read at some time: as of `steady_ns` of ours, `wall_ns`, give or take.
@@ -49,6 +56,7 @@ pub(crate) struct Peer {
 struct Sighting {
     wall_ns: u64,
     corrected_ns: i64,
+    is_believed: bool,
     unsure_ns: u64,
     steady_ns: u64,
 }
@@ -71,6 +79,7 @@ impl Peer {
             rounds: 0,
             slow_ns: 0,
             sighting: None,
+            pinged_ns: 0,
         }
     }
 
@@ -108,7 +117,7 @@ impl Peer {
             self.rounds_ns[self.rounds % ROUNDS] = newest_ns;
             self.rounds += 1;
             self.slow_ns = longest_ns.max(self.slow_ns - self.slow_ns / 8);
-            self.sight((header.wall_ns, header.corrected_ns), newest_ns, now.steady_ns);
+            self.sight(header, newest_ns, now.steady_ns);
         }
     }
 
@@ -136,7 +145,8 @@ impl Peer {
 
     /// A frame was written after one of ours came, and came so long after that was sent: in between, its clock read
     /// this. However late it is, no more than that is taken for true.
-    fn sight(&mut self, (wall_ns, corrected_ns): (u64, i64), round_ns: u64, steady_ns: u64) {
+    fn sight(&mut self, header: &Header, round_ns: u64, steady_ns: u64) {
+        let Header { wall_ns, corrected_ns, is_believed, .. } = *header;
         let unsure_ns = round_ns.div_ceil(2);
         let better = |old: &Sighting| {
             unsure_ns <= old.unsure_ns.saturating_mul(2)
@@ -146,24 +156,42 @@ impl Peer {
             self.sighting = Some(Sighting {
                 wall_ns: wall_ns.saturating_add(unsure_ns),
                 corrected_ns,
+                is_believed,
                 unsure_ns,
                 steady_ns,
             });
         } else if let Some(sighting) = &mut self.sighting {
-            sighting.corrected_ns = corrected_ns;
+            (sighting.corrected_ns, sighting.is_believed) = (corrected_ns, is_believed);
         }
+    }
+
+    /// Whether it shall be asked now what its clock reads. `is_urgent`: nobody has agreed with ours yet.
+    pub(crate) fn is_to_be_pinged(&mut self, now_ns: u64, is_urgent: bool) -> bool {
+        let (old_ns, again_ns) =
+            if is_urgent { (SIGHTING_NS, PING_SOON_NS) } else { (SIGHTED_NS, SIGHTING_NS) };
+        let is_old = |sighting: &Sighting| now_ns >= sighting.steady_ns.saturating_add(old_ns);
+        let is_due =
+            self.sighting.as_ref().is_none_or(is_old) && now_ns >= self.pinged_ns.saturating_add(again_ns);
+        if is_due {
+            self.pinged_ns = now_ns;
+        }
+        is_due
     }
 
     /// Its clock against ours, as far as is known.
     pub(crate) fn reading(&self, now: Now, drift_ppm: u32) -> Option<Reading> {
-        let Sighting { wall_ns, corrected_ns, unsure_ns, steady_ns } = self.sighting?;
+        let Sighting { wall_ns, corrected_ns, is_believed, unsure_ns, steady_ns } = self.sighting?;
+        // Nobody's clock is there: what is added to it must stay below the end of all clocks.
+        if wall_ns >= CLOCK_END / 2 {
+            return None;
+        }
         let passed_ns = now.steady_ns.saturating_sub(steady_ns);
         let theirs = i64::try_from(wall_ns.saturating_add(passed_ns)).unwrap_or(i64::MAX);
         let ours = i64::try_from(now.wall_ns).unwrap_or(i64::MAX);
         // Nor are the nanoseconds there and back those of true time.
         let counted_ns = passed_ns.saturating_add(unsure_ns.saturating_mul(2));
         let unsure_ns = unsure_ns.saturating_add(drifted(counted_ns, drift_ppm));
-        Some(Reading { ahead_ns: theirs.saturating_sub(ours), corrected_ns, unsure_ns })
+        Some(Reading { ahead_ns: theirs.saturating_sub(ours), corrected_ns, is_believed, unsure_ns })
     }
 }
 
@@ -181,7 +209,19 @@ mod tests {
         // wall at the very end, and it is right.
         let now = Now::at(3_000 * S);
         let true_ns = now.wall_ns + 2 * S;
-        peer.sight((true_ns, 0), 2_000 * S, now.steady_ns);
+        let header = Header {
+            writer: peer.writer,
+            boot: 1,
+            number: 1,
+            seen: Seen::default(),
+            beat: 1,
+            wall_ns: true_ns,
+            corrected_ns: 0,
+            is_believed: true,
+            loan_max: 0,
+            mark: Mark::default(),
+        };
+        peer.sight(&header, 2_000 * S, now.steady_ns);
         let Reading { ahead_ns, unsure_ns, .. } =
             peer.reading(Now { wall_ns: true_ns, ..now }, 1_000).expect("a reading");
         assert_eq!(ahead_ns, 1_000 * S as i64);

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | at the start | when a peer's agrees; or, if nobody is reached for a while, when it is no earlier than the journal |
 //! | moves as the steady clock does | unless most walls, its own counted, contradict it |
+//! | is being slewed | when it has come to rest; until then the last reading is carried on by the steady clock |
 //! | was set | when at least half of the peers' agree with it; until then the last reading is carried on by the steady clock |
 //! | is contradicted by most | no: the node goes by *theirs*, and by its own again when that agrees |
 //!
@@ -23,6 +24,9 @@ use smallvec::SmallVec;
 
 /// How often a clock is compared with itself and with the peers', at most.
 const COMPARE_NS: u64 = 100_000_000;
+/// A wall that moves against the steady clock by more than this from one comparison to the next, beyond the drift, does not
+/// stand still.
+const STILL_NS: u64 = 1_000_000;
 /// A node that has reached nobody for so long since its start is alone, and its journal is asked instead.
 const ALONE_NS: u64 = 5_000_000_000;
 
@@ -33,6 +37,8 @@ pub(crate) struct Reading {
     pub(crate) ahead_ns: i64,
     /// What it goes by is ahead of its system's wall.
     pub(crate) corrected_ns: i64,
+    /// Whether somebody has agreed with that since its start.
+    pub(crate) is_believed: bool,
     /// How wrong that may be: half the time there and back.
     pub(crate) unsure_ns: u64,
 }
@@ -46,6 +52,8 @@ pub(crate) struct Bounds {
     pub(crate) drift_ppm: u32,
     /// Whether there are nodes that could contradict.
     pub(crate) has_peers: bool,
+    /// Whether none of them is reached.
+    pub(crate) is_alone: bool,
     /// The latest date in the journal: wall clock, nanoseconds.
     pub(crate) journal_ns: u64,
 }
@@ -88,6 +96,8 @@ pub(crate) struct Timekeeper {
     unsure_ns: u64,
     /// When they were last compared: the steady clock, and the wall as it was gone by.
     compared: Option<(u64, u64)>,
+    /// What the clocks read then: the steady one, and the system's wall.
+    read: Option<(u64, u64)>,
     /// When the first comparison was: steady clock.
     begun_ns: Option<u64>,
 }
@@ -126,32 +136,60 @@ impl Timekeeper {
     /// Looks at a reading of the system's wall, and at those of the peers that are reached.
     pub(crate) fn observe(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) {
         let begun_ns = *self.begun_ns.get_or_insert(steady_ns);
+        // Who knows that its system's wall is wrong says nothing by that.
+        let trusted: SmallVec<[Reading; 8]> =
+            peers.iter().filter(|peer| peer.trusts_its_own(bounds)).copied().collect();
+        let peers = &trusted[..];
         let due_ns = self.compared.map_or(0, |(before_ns, _)| before_ns.saturating_add(COMPARE_NS));
         if steady_ns < due_ns {
             return;
         }
+        let is_moving = self.is_moving(steady_ns, wall_ns, bounds);
+        if bounds.has_peers && is_moving && self.carry(steady_ns, wall_ns, bounds, peers) {
+            return;
+        }
         let step_ns = self.stepped_ns(steady_ns, wall_ns, bounds);
-        // A wall that has moved along since it was confirmed is a witness itself.
-        let own = usize::from(self.good.is_some() && step_ns.is_none());
+        let has_moved_along = step_ns.is_none() || broken(Broken::StepBelieved);
+        let has_waited = steady_ns.saturating_sub(begun_ns) >= ALONE_NS;
+        // A wall that has moved along since it was confirmed is a witness itself. One that began just now is none, until it has
+        // waited for more than one other that began just now, too.
+        let own = usize::from((self.good.is_some() || has_waited) && has_moved_along);
+        if let [other] = peers
+            && (self.good.is_none() && own == 0)
+            && !other.agrees(0, bounds)
+            && !other.is_believed
+        {
+            return;
+        }
         let against = peers.iter().filter(|peer| !peer.agrees(0, bounds)).count();
-        let is_outvoted = 2 * against > peers.len() + own;
+        let is_outvoted = (2 * against > peers.len() + own && !broken(Broken::OutvotedGoesOn))
+            || (against > 0 && broken(Broken::OneOutvotes));
         if is_outvoted {
-            if let Some((correction_ns, unsure_ns)) = self.consensus(bounds, peers) {
+            let consensus = self.consensus(steady_ns, wall_ns, bounds, peers);
+            if let Some((correction_ns, unsure_ns)) = consensus.filter(|_| !broken(Broken::DoubtGrows)) {
                 self.go_by(Wall::Peers, steady_ns, wall_ns, correction_ns);
                 self.unsure_ns = unsure_ns;
-                if !broken(Broken::DoubtGrows) {
-                    self.good = self.compared;
-                }
+                self.good = self.compared;
                 return;
             }
-        } else if own == 1 || !peers.is_empty() || self.agrees_alone(steady_ns, wall_ns, begun_ns, bounds) {
+        } else if (own == 1 && self.good.is_some())
+            || !peers.is_empty()
+            || !bounds.has_peers
+            || self.agrees_alone(wall_ns, has_waited, bounds)
+        {
             self.go_by(Wall::Own, steady_ns, wall_ns, 0);
-            self.good = self.compared;
-            // Of two nodes neither is outvoted. What the other goes by may be right.
-            let contradicts = |peer: &&Reading| !peer.agrees_as_gone_by(bounds);
-            let is_tie = peers.len() == 1;
-            let differing = peers.iter().filter(|_| is_tie).find(contradicts);
-            self.unsure_ns = differing.map_or(0, Reading::differs_by_ns);
+            // Where as many contradict as agree, what the others go by may be right.
+            let is_tie = against > 0 && 2 * against >= peers.len() + own;
+            let differing = peers.iter().filter(|peer| is_tie && !peer.agrees_as_gone_by(bounds));
+            self.unsure_ns = differing.map(Reading::differs_by_ns).max().unwrap_or(0);
+            // While nobody is reached it may wander off by a little at a time.
+            if !peers.is_empty() || !bounds.has_peers || self.good.is_none() {
+                self.good = self.compared;
+            } else if let Some((good_steady_ns, good_wall_ns)) = self.good {
+                let passed_ns = steady_ns.saturating_sub(good_steady_ns);
+                let off_ns = wall_ns.abs_diff(good_wall_ns.saturating_add(passed_ns));
+                self.unsure_ns = if off_ns > bounds.error_ns { off_ns } else { 0 };
+            }
             return;
         }
         // Nobody knows.
@@ -165,6 +203,39 @@ impl Timekeeper {
         self.unsure_ns = wandered_ns.saturating_add(off_ns.copied().unwrap_or(0));
     }
 
+    /// Whether the system's wall moves faster or slower than the steady clock: it was set just now, or is being slewed.
+    fn is_moving(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> bool {
+        let Some((before_ns, before_wall_ns)) = self.read.replace((steady_ns, wall_ns)) else { return false };
+        let passed_ns = steady_ns.saturating_sub(before_ns);
+        let moved_ns = signed(wall_ns) - signed(before_wall_ns.saturating_add(passed_ns));
+        moved_ns.unsigned_abs() > STILL_NS.saturating_add(drifted(passed_ns, bounds.drift_ppm))
+    }
+
+    /// Goes on by what was gone by, as the steady clock counts, where most peers do not contradict that.
+    fn carry(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) -> bool {
+        let (Some(correction_ns), Some((good_steady_ns, _))) =
+            (self.carried_ns(steady_ns, wall_ns), self.good)
+        else {
+            return false;
+        };
+        let against = peers.iter().filter(|peer| !peer.agrees(correction_ns, bounds)).count();
+        if 2 * against > peers.len() || broken(Broken::StepBelieved) {
+            return false;
+        }
+        let is_led = self.wall == Wall::Peers;
+        self.go_by(if is_led { Wall::Peers } else { Wall::Carried }, steady_ns, wall_ns, correction_ns);
+        let wandered_ns = drifted(steady_ns.saturating_sub(good_steady_ns), bounds.drift_ppm);
+        self.unsure_ns = if is_led { self.unsure_ns.max(wandered_ns) } else { wandered_ns };
+        true
+    }
+
+    /// What was gone by is ahead of the wall, as the steady clock counts.
+    fn carried_ns(&self, steady_ns: u64, wall_ns: u64) -> Option<i64> {
+        let (before_ns, before_wall_ns) = self.compared?;
+        let passed_ns = steady_ns.saturating_sub(before_ns);
+        Some(signed(before_wall_ns.saturating_add(passed_ns)) - signed(wall_ns))
+    }
+
     /// By how much the wall was set since it was confirmed.
     fn stepped_ns(&self, steady_ns: u64, wall_ns: u64, bounds: &Bounds) -> Option<i64> {
         let (good_steady_ns, good_wall_ns) = self.good?;
@@ -175,9 +246,9 @@ impl Timekeeper {
     }
 
     /// Whether a node that reaches nobody may go by its wall, which nobody confirmed yet.
-    fn agrees_alone(&self, steady_ns: u64, wall_ns: u64, begun_ns: u64, bounds: &Bounds) -> bool {
-        let is_alone = !bounds.has_peers || steady_ns.saturating_sub(begun_ns) >= ALONE_NS;
-        let journal_ns = bounds.journal_ns.saturating_sub(2 * bounds.error_ns);
+    fn agrees_alone(&self, wall_ns: u64, has_waited: bool, bounds: &Bounds) -> bool {
+        let is_alone = !bounds.has_peers || (bounds.is_alone && has_waited);
+        let journal_ns = bounds.journal_ns.saturating_sub(bounds.error_ns.saturating_mul(2));
         // A wall that was set since it was confirmed contradicts the steady clock, which knows better than the journal.
         self.good.is_none() && is_alone && (wall_ns >= journal_ns || !bounds.has_peers)
     }
@@ -189,24 +260,33 @@ impl Timekeeper {
 
     /// What most peers' walls are ahead of ours, give or take: that of the surest of those with which most agree, or the one
     /// that is gone by already as long as most agree with it.
-    fn consensus(&self, bounds: &Bounds, peers: &[Reading]) -> Option<(i64, u64)> {
+    fn consensus(
+        &self,
+        steady_ns: u64,
+        wall_ns: u64,
+        bounds: &Bounds,
+        peers: &[Reading],
+    ) -> Option<(i64, u64)> {
         let is_backed = |correction_ns: i64| {
             let agree = peers.iter().filter(|peer| peer.agrees(correction_ns, bounds));
-            2 * agree.count() > peers.len()
+            2 * agree.count() > peers.len() || broken(Broken::OneOutvotes)
         };
         let surest: SmallVec<[&Reading; 8]> = {
             let mut all: SmallVec<[&Reading; 8]> = peers.iter().collect();
             all.sort_by_key(|peer| (peer.unsure_ns, peer.ahead_ns));
+            if broken(Broken::OneOutvotes) {
+                all.sort_by_key(|peer| std::cmp::Reverse(peer.ahead_ns.unsigned_abs()));
+            }
             all
         };
         let found = surest.into_iter().find(|peer| is_backed(peer.ahead_ns))?;
         // So that it does not move with every frame.
-        if self.wall == Wall::Peers
-            && is_backed(self.correction_ns)
-            && found.agrees(self.correction_ns, bounds)
+        if let Some(carried_ns) = self.carried_ns(steady_ns, wall_ns)
+            && is_backed(carried_ns)
+            && found.agrees(carried_ns, bounds)
         {
-            let off_ns = found.ahead_ns.abs_diff(self.correction_ns);
-            return Some((self.correction_ns, off_ns.saturating_add(found.unsure_ns)));
+            let off_ns = found.ahead_ns.abs_diff(carried_ns);
+            return Some((carried_ns, off_ns.saturating_add(found.unsure_ns)));
         }
         Some((found.ahead_ns, found.unsure_ns))
     }
@@ -217,6 +297,12 @@ impl Reading {
     fn agrees(&self, correction_ns: i64, bounds: &Bounds) -> bool {
         let by_ns = self.ahead_ns.saturating_sub(correction_ns).unsigned_abs();
         by_ns <= bounds.error_ns.saturating_mul(2).saturating_add(self.unsure_ns)
+    }
+
+    /// Whether the peer goes by what its system reads.
+    fn trusts_its_own(&self, bounds: &Bounds) -> bool {
+        let most_ns = bounds.error_ns.saturating_mul(2).saturating_add(self.unsure_ns);
+        self.corrected_ns.unsigned_abs() <= most_ns || broken(Broken::OneOutvotes)
     }
 
     fn agrees_as_gone_by(&self, bounds: &Bounds) -> bool {
@@ -315,11 +401,11 @@ mod tests {
     const T: u64 = 1_800_000_000 * S;
 
     fn peer(ahead_ms: i64) -> Reading {
-        Reading { ahead_ns: ahead_ms * MS as i64, corrected_ns: 0, unsure_ns: 40 * MS }
+        Reading { ahead_ns: ahead_ms * MS as i64, corrected_ns: 0, is_believed: true, unsure_ns: 40 * MS }
     }
 
     const fn bounds() -> Bounds {
-        Bounds { error_ns: 10 * MS, drift_ppm: 1_000, has_peers: true, journal_ns: 0 }
+        Bounds { error_ns: 10 * MS, drift_ppm: 1_000, has_peers: true, is_alone: true, journal_ns: 0 }
     }
 
     /// A node whose wall was confirmed, and is right.
@@ -352,6 +438,22 @@ mod tests {
     }
 
     #[test]
+    fn two_that_begin_and_contradict_each_other_wait_for_a_third_one() {
+        let other = Reading { is_believed: false, ..peer(5_000) };
+        let mut keeper = Timekeeper::default();
+        keeper.observe(0, T, &bounds(), &[other]);
+        assert_eq!(keeper.wall(), Wall::Unconfirmed);
+        keeper.observe(S, T + S, &bounds(), &[other, Reading { is_believed: false, ..peer(3) }]);
+        assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
+        // If there is none, each goes by its own, and doubts it.
+        let mut keeper = Timekeeper::default();
+        keeper.observe(0, T, &bounds(), &[other]);
+        keeper.observe(6 * S, T + 6 * S, &bounds(), &[other]);
+        assert_eq!(keeper.wall(), Wall::Own);
+        assert!(keeper.unsure_ns() > 5 * S);
+    }
+
+    #[test]
     fn alone_the_journal_is_asked() {
         for (journal_ns, is_believed) in [(0, true), (T - HOUR, true), (T + HOUR, false)] {
             let mut keeper = Timekeeper::default();
@@ -378,8 +480,10 @@ mod tests {
         let wandered = 10 * MS..11 * MS;
         assert!(wandered.contains(&keeper.unsure_ns()), "{}", keeper.unsure_ns());
         keeper.observe(15 * S, T + 15 * S, &bounds(), &[]);
+        assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Carried, 0), "it may be on its way");
+        keeper.observe(16 * S, T + 16 * S, &bounds(), &[]);
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
-        assert_eq!(keeper.compared(), Some((15 * S, T + 15 * S)));
+        assert_eq!(keeper.compared(), Some((16 * S, T + 16 * S)));
     }
 
     #[test]
@@ -387,6 +491,28 @@ mod tests {
         let mut keeper = confirmed();
         keeper.observe(S, T + 6 * S, &bounds(), &[peer(1), peer(-2)]);
         assert_eq!((keeper.wall(), keeper.correction_ns()), (Wall::Own, 0));
+    }
+
+    #[test]
+    fn a_wall_that_is_slewed_is_gone_by_when_it_has_come_to_rest() {
+        // Half a second back, a tenth of the time that passes: each step is within the bounds of a wall that is right.
+        for peers in [vec![], vec![peer(0), peer(0)]] {
+            let mut keeper = confirmed();
+            for tenth in 1..=100 {
+                let passed_ns = tenth * S / 10;
+                let behind_ns = (passed_ns / 10).min(S / 2);
+                let ahead =
+                    |peer: &Reading| Reading { ahead_ns: peer.ahead_ns + behind_ns.cast_signed(), ..*peer };
+                let peers: Vec<Reading> = peers.iter().map(ahead).collect();
+                keeper.observe(passed_ns, T + passed_ns - behind_ns, &bounds(), &peers);
+                let gone_by = (T + passed_ns - behind_ns).saturating_add_signed(keeper.correction_ns());
+                assert!(
+                    gone_by.abs_diff(T + passed_ns) <= 11 * MS,
+                    "{} ms after {tenth}",
+                    gone_by.abs_diff(T + passed_ns) / MS
+                );
+            }
+        }
     }
 
     #[test]
@@ -415,6 +541,10 @@ mod tests {
         let corrected = Reading { corrected_ns: -5_000 * MS as i64, ..peer(5_000) };
         keeper.observe(2 * S, T + 2 * S, &bounds(), &[corrected]);
         assert_eq!((keeper.wall(), keeper.unsure_ns()), (Wall::Own, 0));
+        // And leads nobody that begins.
+        let mut keeper = Timekeeper::default();
+        keeper.observe(0, T, &bounds(), &[corrected]);
+        assert_eq!(keeper.wall(), Wall::Unconfirmed);
     }
 
     #[test]
@@ -441,7 +571,8 @@ mod tests {
 
     #[test]
     fn a_slow_steady_clock_is_no_step_of_the_wall() {
-        let bounds = Bounds { error_ns: 0, drift_ppm: 20_000, has_peers: false, journal_ns: 0 };
+        let bounds =
+            Bounds { error_ns: 0, drift_ppm: 20_000, has_peers: false, is_alone: true, journal_ns: 0 };
         let mut keeper = Timekeeper::default();
         keeper.observe(0, T, &bounds, &[]);
         // After a long sleep: an hour passed, of which the steady clock missed two in a hundred.

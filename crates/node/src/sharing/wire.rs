@@ -41,6 +41,8 @@ pub struct Header {
     pub wall_ns: u64,
     /// What the wall that the sender goes by is ahead of that.
     pub corrected_ns: i64,
+    /// Whether somebody has agreed with that since the sender's start.
+    pub is_believed: bool,
     /// The highest number of a loan that the sender ever accepted from the peer.
     pub loan_max: u64,
     /// The version of the catalogue that the sender has.
@@ -255,9 +257,27 @@ pub enum Entry {
         /// without it for a while.
         units: Option<u64>,
     },
+    /// Nothing, but that the receiver shall answer: so the sender learns how far away it is, and what its clock reads.
+    Ping,
 }
 
 impl Entry {
+    /// Whether it changes no cell.
+    pub(crate) const fn is_of_no_cell(&self) -> bool {
+        matches!(
+            self,
+            Self::Introduce { .. }
+                | Self::Unknown { .. }
+                | Self::Renew(_)
+                | Self::Version(_)
+                | Self::Acked { .. }
+                | Self::Usage { .. }
+                | Self::Digest(_)
+                | Self::Differs(_)
+                | Self::Ping
+        )
+    }
+
     /// The cell that it is about, if it is about one; not of an introduction.
     pub(crate) const fn cell(&self) -> Option<ShortId> {
         match *self {
@@ -280,7 +300,8 @@ impl Entry {
             | Self::Differs(_)
             | Self::Settle { .. }
             | Self::Draw { .. }
-            | Self::Drawn { .. } => None,
+            | Self::Drawn { .. }
+            | Self::Ping => None,
         }
     }
 }

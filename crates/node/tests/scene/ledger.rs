@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{CellTag, Now, limit::LimitSpec, notation::parse_duration_ns};
+use acequia_limits::{CellTag, Now, limit::LimitSpec, notation::parse_duration_ns, window::SET_BACK_NS};
 
 use super::{HOUR, S, START};
 
@@ -145,6 +145,20 @@ impl Ledger {
                 self.pass(then);
                 self.stretches.insert(limit, self.balance - i128::from(limit) * PARTS);
             }
+        }
+    }
+
+    /// A process begins by a clock that was set back by more than a window: what was spent in a window that is far ahead was really spent now.
+    pub(crate) fn set_back(&mut self, now: Now) {
+        let Promise::Window { window_ns, offset_ns } = self.promise else { return };
+        let open = (now.wall_ns + window_ns - offset_ns) / window_ns;
+        let Some((last, units)) = self.admitted.last_key_value().map(|(last, units)| (*last, *units)) else {
+            return;
+        };
+        let begins_ns = last * window_ns + offset_ns - window_ns;
+        if last > open + 1 && begins_ns > now.wall_ns + SET_BACK_NS {
+            self.admitted.clear();
+            self.admitted.insert(open, units);
         }
     }
 

@@ -3,6 +3,8 @@
 //! The counter is only ever read a millisecond ahead of the last look at the system's clock. So what is wrong with it
 //! (its rate, a step, a stop while the machine slept) is worth a few microseconds, and no error lasts.
 
+use acequia_rights::broken::{Broken, broken};
+
 use super::{latch::Line, raw::RawClocks};
 
 /// How long the counter is read alone, in nanoseconds. Longer: fewer looks, and a larger error.
@@ -91,8 +93,11 @@ impl Steady {
         if is_narrow && self.counter != Counter::Unstable {
             self.learn(sight);
         }
-        let is_good = is_narrow && self.counter == Counter::Used;
-        let counts = if is_good { ((u128::from(ALONE_NS) << 32) / u128::from(self.scale)) as u64 } else { 0 };
+        let counts = match self.counter {
+            Counter::Used if broken(Broken::CounterTrusted) => u64::MAX,
+            Counter::Used if is_narrow => ((u128::from(ALONE_NS) << 32) / u128::from(self.scale)) as u64,
+            _ => 0,
+        };
         Line {
             from: sight.counter,
             steady_ns: sight.boot_ns.0.wrapping_add(anchor_ns),
@@ -105,6 +110,7 @@ impl Steady {
     fn learn(&mut self, sight: &Sight) {
         if let Some(last) = self.last.replace(*sight)
             && !self.is_even(&last, sight)
+            && !broken(Broken::CounterTrusted)
         {
             self.counter = Counter::Unstable;
             return;

@@ -1,5 +1,7 @@
 //! The wall: what it is ahead of the system's `CLOCK_BOOTTIME`, which changes only when somebody sets one of them.
 
+use acequia_rights::broken::{Broken, broken};
+
 use super::{
     Health,
     raw::{WALL_NS_MAX, WALL_NS_MIN},
@@ -57,6 +59,11 @@ impl Wall {
             return;
         }
         let (least_ns, most_ns) = (less(wall_ns, before_ns), less(wall_ns, after_ns));
+        let least_ns = if broken(Broken::WallDatedEarly) { most_ns } else { least_ns };
+        if broken(Broken::WallKeepsLargest) {
+            self.offset_ns = self.offset_ns.max(least_ns);
+            return;
+        }
         let ahead_ns = self.offset_ns.saturating_sub(most_ns).max(0).cast_unsigned();
         if ahead_ns > STEP_NS {
             self.generation += 1;

@@ -193,6 +193,7 @@ impl Regions {
     ) -> Result<Joining, E> {
         let Place { config, settings, me, node, clock, store, writer, key, chance, audit, waiting } = place;
         let names = Names::new(&settings);
+        node.expect_of_clocks(settings.clock.error_ns, settings.clock.drift_ppm);
         let reset_key = reset_key(&*store, chance)?;
         let credentials = credentials(config)?;
         let expires_s = expires_s(&credentials);

@@ -24,6 +24,11 @@ use crate::{
 pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
     let Some(membership) = regions.node.membership(now) else { return Ok(()) };
     match membership.standing {
+        Standing::Owner if !regions.node.is_wall_believed() => Err(
+            "clock: no other node's wall clock has agreed with this one's since the start; a few seconds after the start the \
+             journal is asked instead, if nobody is reached. See `acequia regions`, and set the clock"
+                .to_owned(),
+        ),
         Standing::Owner => Ok(()),
         Standing::RestoredDisk => Err(
             "restored disk: the journal is older than what this node once wrote, so it owns nothing. Start it with an \

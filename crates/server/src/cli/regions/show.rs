@@ -315,8 +315,8 @@ waits for  us: not heard for 12 s; it goes on when us is heard, or is evicted"
         assert_eq!(
             blocks[1],
             "\
-region  node  weight  link       heard       round trip    wall  has  lent  borrowed  refused  last error
-ap      ap-1       -  reached    120 ms ago     34.2 ms  -0.2 ms  1.8     0         0        0
+region  node  weight  link       heard       round trip     wall  has  lent  borrowed  refused  last error
+ap      ap-1       -  reached    120 ms ago     34.2 ms  -240 us  1.8     0         0        0
 eu      eu-1       1  this node  -                    -        -  1.8     -         -        -
 us      us-1       2  down       12 s ago             -        -  1.7     3         2        3  timed out"
         );
