@@ -196,7 +196,7 @@ impl Node {
         Some(Holding { left, ..holding })
     }
 
-    /// The same, though nobody may have agreed with the wall.
+    /// What a region has of a cell by this wall, whether or not anybody has agreed with that.
     fn holding_by_wall(&self, (slot, tag): CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
         let catalogue = self.catalogue();
         catalogue.limits.iter().find(|active| active.slot == slot)?;

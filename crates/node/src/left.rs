@@ -70,12 +70,12 @@ impl Left {
         let ahead_ns = now.wall_ns.wrapping_sub(now.steady_ns).cast_signed();
         let before_ns = self.ahead_ns.load(Ordering::Acquire);
         if ahead_ns.abs_diff(before_ns) > SET_BACK_NS {
-            self.note_step(ahead_ns, now, (forgotten_ns, journal_ns));
+            self.note_step(ahead_ns, now, forgotten_ns, journal_ns);
         }
     }
 
     #[cold]
-    fn note_step(&self, ahead_ns: i64, now: Now, (forgotten_ns, journal_ns): (&AtomicU64, &AtomicU64)) {
+    fn note_step(&self, ahead_ns: i64, now: Now, forgotten_ns: &AtomicU64, journal_ns: &AtomicU64) {
         let mut spans = lock(&self.spans);
         let before_ns = self.ahead_ns.load(Ordering::Acquire);
         // A thread may come late with a reading of before the last step.

@@ -22,7 +22,7 @@ pub struct ServiceResumes {
     gone: Vec<Place>,
     /// Regions that must own nothing.
     barred: Vec<Place>,
-    /// Of the last seconds: which kinds of questions each region was asked, and which it let pass; nothing where that is not promised.
+    /// Routes that each region was asked for in the last seconds, and whether it let any pass. `None` where that is not promised.
     passed: Option<Vec<BTreeMap<String, bool>>>,
 }
 

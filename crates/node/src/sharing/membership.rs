@@ -454,7 +454,7 @@ impl Sharing {
     fn leave(&mut self, node: &Node) {
         if let Some((_, margin_ns, _)) = self.shared {
             let left_ns = node.wall_high_ns().saturating_sub(margin_ns);
-            // Of a wall that was set back the node itself knows which windows it left.
+            // Where the wall was set back, `Node::left` knows which windows it left.
             let was_set_back = left_ns.saturating_add(SET_BACK_NS) < self.left_ns;
             self.left_ns = if was_set_back { left_ns } else { self.left_ns.max(left_ns) };
         }
@@ -501,8 +501,8 @@ impl Sharing {
         error_ns.saturating_add(self.doubt_ns).min(acequia_limits::MARGIN_NS_MAX)
     }
 
-    /// How far the wall clock may be off beyond the error of the catalogue. It grows in steps, and falls once a
-    /// minute at most: every change begins new numbers for every limit.
+    /// How far the wall clock may be off beyond the error of the catalogue. It grows in steps, and
+    /// falls at most once in [`DOUBT_NS`]: every change begins new numbers for every limit.
     pub(crate) fn keep_doubt(&mut self, now: Now) {
         let error_ns = self.versions.version().map_or(0, |version| version.clock_error_ns);
         let doubt_ns = match self.time.unsure_ns() {

@@ -31,7 +31,7 @@ pub trait Clock: fmt::Debug + Send + Sync {
     /// What time it is. Steady time never goes back from one call to the next, on any thread.
     fn now(&self) -> Now;
 
-    /// The same, of the system's own clocks: to be called every 20 ms or so, so that a counter that stands still is noticed.
+    /// Reads the system's own clocks. Call it every 20 ms or so: a counter that stands still is noticed by nothing else.
     fn look(&self) -> Now;
 
     /// How the clocks are, for metrics and logs.
