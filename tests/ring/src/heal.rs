@@ -1,6 +1,7 @@
 //! After the faults: all links up, everybody restarted, time passes. Then views are equal, what was lent is back once
 //! nobody asks, and a region that asks gets what the others do not use.
 
+use acequia_node::sharing::Wall;
 use acequia_rights::versions::{Member, Progress};
 
 use crate::{
@@ -113,6 +114,22 @@ fn heir(world: &mut World) -> Option<usize> {
     let member = Member { weight: 1, writer, name: String::new() };
     world.operator.members.entry(writer.region).or_insert(member);
     Some(heir)
+}
+
+/// Time passes until each process that runs has somebody who agrees with its wall, or knows that it is alone: before that it
+/// lets nothing pass.
+pub fn confirm(world: &mut World) {
+    let waits = |world: &World, place: &Place| {
+        let membership = place.node().and_then(|node| node.membership(place.now(world.now)));
+        membership.is_some_and(|membership| membership.wall == Wall::Unconfirmed)
+    };
+    for _ in 0..300 {
+        if !world.places.iter().any(|place| waits(world, place)) {
+            return;
+        }
+        // In every second round there is a tick.
+        quiet(world, 20 * MS);
+    }
 }
 
 /// Time passes, and all that waits is done as it should be.

@@ -3,7 +3,7 @@
 use super::{CELL, TOKEN, drain_all, found, lend_to, plan, three, versions::put};
 use crate::{
     budget::{Budget, MS, S, Shape},
-    heal::quiet,
+    heal::{confirm, quiet},
     oracle::Finding,
     world::World,
 };
@@ -27,7 +27,7 @@ fn stop_a_giver(mut world: World) -> Option<Finding> {
             quiet(&mut world, 100 * MS);
         }
         // Nothing of the giver's reaches its disk while it is asked for what it has.
-        for _ in 0..120 {
+        for _ in 0..400 {
             for _ in 0..8 {
                 world.ask(0, CELL, 1);
             }
@@ -46,8 +46,11 @@ fn stop_a_giver(mut world: World) -> Option<Finding> {
         world.crash(giver, 0, 0);
         world.start(giver, false);
         world.weigh(0, 0);
-        quiet(&mut world, 100 * MS);
+        // What time it is the third one says, before the holder says what it holds.
+        world.network.cut.extend([(0, giver), (giver, 0)]);
+        confirm(&mut world);
         drain_all(&mut world);
+        world.network.cut.clear();
         // What was lent comes back, and the next window begins.
         world.pass(60 * S - world.now % (60 * S));
         quiet(&mut world, 14 * S);
@@ -195,8 +198,10 @@ pub(super) fn two_clean_stops_and_a_crash_between_them() -> Option<Finding> {
     drain_all(&mut world);
     world.crash(1, 9, 0);
     world.start(1, false);
+    confirm(&mut world);
     world.stop(1);
     world.start(1, true);
+    confirm(&mut world);
     drain_all(&mut world);
     found(world)
 }
