@@ -121,13 +121,13 @@ fn who_is_no_peer_is_refused_and_counted_and_changes_nothing() {
     let (to, folder) = (scene.mesh(), scene.cluster.certs());
     // Another authority, of a peer's name.
     let other = tempfile::tempdir().expect("a folder");
-    certs::create(other.path(), &[Identity::new("ap", "ap-1")]).expect("certificates");
+    certs::create(other.path(), &[Identity::new("ap", "ap-1")], &[]).expect("certificates");
     std::fs::copy(folder.join("ca.pem"), other.path().join("ca.pem")).expect("copied");
     let strangers = tempfile::tempdir().expect("a folder");
     for file in ["ca.pem", "ca.key"] {
         std::fs::copy(folder.join(file), strangers.path().join(file)).expect("copied");
     }
-    certs::create(strangers.path(), &[Identity::new("aa", "aa-1")]).expect("certificates");
+    certs::create(strangers.path(), &[Identity::new("aa", "aa-1")], &[]).expect("certificates");
 
     let nobody = Mask { node: None, ..Mask::of(&folder, "") };
     let of_later = Mask { protocol: b"acequia/2", ..Mask::of(&folder, "ap-1") };

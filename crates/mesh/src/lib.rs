@@ -63,6 +63,7 @@ mod peer;
 mod random;
 mod refusal;
 pub mod relay;
+mod seal;
 mod tls;
 
 pub use crate::{
@@ -71,4 +72,5 @@ pub use crate::{
     identity::{Identity, NotAnIdentity},
     mesh::{Config, Event, Mesh, MeshError, NotSent, PeerConfig, PeerStatus, Timing},
     refusal::{Refusal, Refusals},
+    seal::{Fingerprint, Notary, SealFault, Signed, Signer},
 };

@@ -39,6 +39,8 @@ pub const CHARGES: LimitId = LimitId(4);
 pub const TAKINGS: LimitId = LimitId(5);
 /// See [`MEMORY`]: who the nodes of its region were, where the catalogue says so.
 pub(crate) const MATES: LimitId = LimitId(6);
+/// See [`MEMORY`]: the seals of what this node passes on.
+pub(crate) const SEALS: LimitId = LimitId(7);
 
 /// A row of [`WALL`].
 pub(crate) fn wall_row(wall_ns: u64) -> Row {

@@ -4,7 +4,7 @@
 //! milliseconds or so (at once while [`Node::calls`]), and sends what [`Node::poll`] gives until it
 //! gives nothing. Rows are written as for any node: what depends on a row waits for it by itself.
 
-use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering};
 
 use acequia_limits::{
     Algorithm, CellTag, HashKey, Limit, LimitId, Now, Reason, UNITS_MAX,
@@ -23,10 +23,12 @@ use crate::{
     Catalogue, CatalogueFault, ChargeId, Kept, Node, Row, Scheduled,
     account::Ground,
     catalogue::Terms,
-    journal::{HeapCell, MATES, MEMORY, USAGE, VERSIONS},
+    journal::{HeapCell, MATES, MEMORY, SEALS, USAGE, VERSIONS},
     journal_tag, lock,
     shard::Cells,
-    sharing::{AdoptFault, CellKey, FrameFault, Membership, Memory, Sharing, Timekeeper, Traffic},
+    sharing::{
+        AdoptFault, CellKey, FrameFault, Membership, Memory, SealFault, Seals, Sharing, Timekeeper, Traffic,
+    },
 };
 
 /// Codes of why a region owns nothing.
@@ -115,6 +117,9 @@ impl Node {
         let mut sharing = self.lock_sharing().ok_or(ResumeFault::Unreadable("regions"))?;
         *sharing = Sharing::new(home, versions, memory, born_in);
         sharing.take_up_usage(charged);
+        if let Some(bytes) = read(SEALS, &mut rows) {
+            sharing.take_up_seals(&bytes);
+        }
         sharing.resume(self, schedule, now, rows)
     }
 
@@ -130,7 +135,28 @@ impl Node {
         rows: impl FnMut(LimitId) -> Option<Vec<Row>>,
     ) -> Result<Adopted, AdoptFault> {
         let mut sharing = self.lock_sharing().ok_or(AdoptFault::Alone)?;
-        sharing.adopt(self, version, self.not_before(now), rows)
+        sharing.adopt(self, version, None, self.not_before(now), rows)
+    }
+
+    /// Signs what this node says of itself by these from now on, and takes no version and no acknowledgement of others that
+    /// they did not sign. Called once, after [`Node::resume_home`].
+    pub fn seal_with(&self, seals: Arc<dyn Seals>) {
+        if let Some(mut sharing) = self.lock_sharing() {
+            sharing.seal_with(self, seals);
+        }
+    }
+
+    /// Signs it anew, with a new certificate: those who pass it on can prove it for as long as that holds.
+    pub fn sign_again(&self) {
+        if let Some(mut sharing) = self.lock_sharing() {
+            sharing.sign_again(self);
+        }
+    }
+
+    /// The last version or acknowledgement that was refused because its writer was not proven to have said it, and who that
+    /// should have been; each once.
+    pub fn take_unproven(&self) -> Option<(Writer, SealFault)> {
+        self.lock_sharing()?.take_unproven()
     }
 
     /// The next version of the catalogue, if this node may make it.

@@ -95,6 +95,13 @@ pub const LIMITS_BYTES_MAX: usize = 1 << 20;
 pub const NAME_BYTES_MAX: usize = 128;
 /// The most writers of which a node remembers that they are closed: one for each eviction there ever was.
 pub const CLOSED_MAX: usize = 4_096;
+/// How far above the version that it has a node adopts another: so many epochs, and so many numbers. Both count up one by one; a mark
+/// that is further away is nobody's, and would leave little room for those that follow.
+pub const EPOCHS_AHEAD_MAX: u32 = 1 << 16;
+/// See [`EPOCHS_AHEAD_MAX`].
+pub const NUMBERS_AHEAD_MAX: u64 = 1 << 32;
+/// How far ahead of a node's wall an acknowledgement may say that windows begin which nobody used before: clocks are not further off.
+pub const ACK_AHEAD_NS_MAX: u64 = 2 * 86_400 * 1_000_000_000;
 /// The largest clock error, a minute: a larger one is a broken clock.
 pub const CLOCK_ERROR_NS_MAX: u64 = 60 * 1_000_000_000;
 /// The largest drift, a tenth.
@@ -224,6 +231,11 @@ pub enum Refused {
     /// Normal where messages are late.
     #[error("version {0:?} is not above {1:?}, which this node has")]
     Older(Mark, Mark),
+    /// No version of this cluster is so far away.
+    #[error(
+        "version {0:?} is further above {1:?}, which this node has, than any authority gets: revoke the certificate that signed it"
+    )]
+    Far(Mark, Mark),
     /// Two authorities, or one that was restored from a backup.
     #[error(
         "there are two versions {0:?}: is there a second authority? Evict one and take over with a new epoch"
@@ -250,7 +262,7 @@ pub enum Learned {
     New,
     /// Nothing new.
     Known,
-    /// The writer is none that the adopted version asks. It will say so again.
+    /// The writer is none that the adopted version asks, or its clock is days ahead. It will say so again.
     Unasked,
 }
 
@@ -580,6 +592,13 @@ impl Versions {
     /// Why not. Nothing changed.
     pub fn adopt(&mut self, version: Version, now: Now) -> Result<Adopted, Refused> {
         possible(&version)?;
+        let held = self.version().map_or_else(Mark::default, |held| held.mark);
+        let (epochs, numbers) = (EPOCHS_AHEAD_MAX, NUMBERS_AHEAD_MAX);
+        if version.mark.epoch.saturating_sub(held.epoch) > epochs
+            || version.mark.number.saturating_sub(held.number) > numbers
+        {
+            return Err(Refused::Far(version.mark, held));
+        }
         let term = Term::of(&version)?;
         if let Some(register) = &self.kept.register {
             let held = &register.val;
@@ -671,10 +690,14 @@ impl Versions {
         all.into_iter().filter(|writer| !named(writer) && !self.closed(*writer)).collect()
     }
 
+    /// Whether an acknowledgement of another writer counts for anything: a distribution that still matters asks for it.
+    pub fn asks(&self, writer: Writer) -> bool {
+        writer != self.kept.me && self.kept.chain.iter().any(|term| term.asks(writer))
+    }
+
     /// Hears a writer's acknowledgement, from itself or by way of others.
     pub fn learn_ack(&mut self, writer: Writer, ack: Ack, now: Now) -> Learned {
-        let asked = self.kept.chain.iter().any(|term| term.asks(writer));
-        if !asked || writer == self.kept.me {
+        if !self.asks(writer) || ack.from_wall_ns.saturating_sub(now.wall_ns) > ACK_AHEAD_NS_MAX {
             return Learned::Unasked;
         }
         self.join(writer, ack, now)

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use acequia_mesh::{Identity, certs::SERVER_NAME};
+use acequia_mesh::{
+    Identity,
+    certs::{AUTHORITY_URI, SERVER_NAME},
+};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     KeyUsagePurpose, PKCS_ED25519, SanType, SerialNumber,
@@ -12,7 +15,7 @@ use rcgen::{
 const PKCS8: [u8; 16] =
     [0x30, 0x2E, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2B, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-/// Writes `ca.pem`, and `NODE.pem` and `NODE.key` for each node. They are valid from 1975 until 4096.
+/// Writes `ca.pem`, and `NODE.pem` and `NODE.key` for each node. All may make versions of the catalogue. They are valid from 1975 until 4096.
 pub(crate) fn write(folder: &Path, nodes: &[Identity]) -> Result<(), Box<dyn std::error::Error>> {
     let mut authority = CertificateParams::new([])?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -23,7 +26,9 @@ pub(crate) fn write(folder: &Path, nodes: &[Identity]) -> Result<(), Box<dyn std
     std::fs::write(folder.join("ca.pem"), authority.pem())?;
     for (number, node) in (1..).zip(nodes) {
         let mut own = CertificateParams::new([SERVER_NAME.to_owned()])?;
-        own.subject_alt_names.push(SanType::URI(node.uri().try_into()?));
+        for uri in [node.uri(), AUTHORITY_URI.to_owned()] {
+            own.subject_alt_names.push(SanType::URI(uri.try_into()?));
+        }
         own.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         own.serial_number = Some(SerialNumber::from(u64::from(number) + 1));

@@ -73,7 +73,7 @@ fn what_one_node_of_a_region_draws_of_the_other_is_charged_once() {
     let store = Server::start(&[]);
     let folder = tempfile::tempdir().expect("a folder");
     let identities = NODES.map(|(region, node)| Identity::new(region, node));
-    certs::create(folder.path(), &identities).expect("certificates");
+    certs::create(folder.path(), &identities, &["eu-1"]).expect("certificates");
     let sockets = NODES.map(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
     let ports = sockets.map(|socket| socket.local_addr().expect("an address").port());
     let scene = (&store, folder.path(), &ports[..]);

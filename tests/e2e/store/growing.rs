@@ -52,7 +52,8 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
     let _alone = alone();
     let cluster = Cluster::start();
     let folder = tempfile::tempdir().expect("a folder");
-    certs::create(folder.path(), &NODES.map(|node| Identity::new("eu", node))).expect("certificates");
+    certs::create(folder.path(), &NODES.map(|node| Identity::new("eu", node)), &[NODES[0]])
+        .expect("certificates");
     let sockets = NODES.map(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
     let ports = sockets.map(|socket| socket.local_addr().expect("an address").port());
     let scene = (&cluster, folder.path(), &ports[..]);

@@ -154,7 +154,7 @@ impl History {
             for peer in 0..2 {
                 let writer = self.peers[peer].writer;
                 let acked = place::ack_of(&self.place.node, self.now.wall_ns);
-                let entries = acked.map(|ack| Entry::Acked { writer, ack });
+                let entries = acked.map(|ack| Entry::Acked { writer, ack, seal: None });
                 let frame = self.written(peer, &entries.into_iter().collect::<Vec<_>>());
                 self.place.node.handle(writer.region, &frame, self.now).expect("a frame that reads");
             }
@@ -380,7 +380,7 @@ impl History {
             13 => Entry::Ask { id, end_ns: self.window(u)?, units: number(u)? },
             14 | 15 => Entry::Give { id, end_ns: self.window(u)?, cumulative: number(u)? },
             16 => Entry::Got { id, end_ns: self.window(u)?, cumulative: number(u)? },
-            17 => Entry::Version(Box::new(self.version(u)?)),
+            17 => Entry::Version(Box::new(self.version(u)?), None),
             18 => {
                 let writer = if u.arbitrary()? { self.peers[peer].writer } else { self.writer(u)? };
                 let ack = match place::ack_of(&self.place.node, self.now.wall_ns) {
@@ -392,7 +392,7 @@ impl History {
                         authority: self.writer(u)?,
                     },
                 };
-                Entry::Acked { writer, ack }
+                Entry::Acked { writer, ack, seal: None }
             }
             19 => {
                 let (limit, tag) = self.cell(u)?;

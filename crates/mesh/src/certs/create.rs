@@ -14,7 +14,7 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use time::OffsetDateTime;
 
-use super::{CertFault, SERVER_NAME, date, facts, now_unix_s, path_of};
+use super::{AUTHORITY_URI, CertFault, SERVER_NAME, date, facts, now_unix_s, path_of};
 use crate::Identity;
 
 const DAY_S: i64 = 24 * 60 * 60;
@@ -30,27 +30,35 @@ const AUTHORITY: &str = "ca";
 /// Makes a development authority in `folder`, unless one is there, and a certificate for each node, in place
 /// of the one it may have had. Returns the files that it wrote, in the order of writing.
 ///
+/// Nodes that `authorities` names get the role of an authority: they may make versions of the catalogue. A certificate that has
+/// the role keeps it when it is made anew.
+///
 /// Keys are Ed25519, in files that only their owner may read. `ca.key` is needed to make more certificates
 /// and by no node: whoever has it can join.
 ///
 /// # Errors
 /// A name that does not fit, or a file that cannot be read or written. What was written until then stays,
 /// and is whole.
-pub fn create(folder: &Path, nodes: &[Identity]) -> Result<Vec<PathBuf>, CertFault> {
-    create_at(folder, nodes, now_unix_s())
+pub fn create(folder: &Path, nodes: &[Identity], authorities: &[&str]) -> Result<Vec<PathBuf>, CertFault> {
+    create_at(folder, nodes, authorities, now_unix_s())
 }
 
 pub(super) fn create_at(
     folder: &Path,
     nodes: &[Identity],
+    authorities: &[&str],
     now_unix_s: i64,
 ) -> Result<Vec<PathBuf>, CertFault> {
     check_names(nodes)?;
+    if let Some(unknown) = authorities.iter().find(|name| !nodes.iter().any(|node| node.node == **name)) {
+        return Err(CertFault::NoSuchNode((*unknown).to_owned()));
+    }
     fs::create_dir_all(folder).map_err(|error| file_fault(&folder.display().to_string(), &error))?;
     let mut workshop = Workshop { folder, now_unix_s, written: Vec::new() };
     let authority = workshop.authority()?;
     for node in nodes {
-        workshop.node(&authority, node)?;
+        let has_role = authorities.contains(&&*node.node) || workshop.has_role(node)?;
+        workshop.node(&authority, node, has_role)?;
     }
     Ok(workshop.written)
 }
@@ -144,12 +152,23 @@ impl Workshop<'_> {
         Ok(Authority { issuer: Issuer::new(parameters, key), until_unix_s })
     }
 
-    fn node(&mut self, authority: &Authority, node: &Identity) -> Result<(), CertFault> {
+    /// Whether the certificate that is there has the role of an authority.
+    fn has_role(&self, node: &Identity) -> Result<bool, CertFault> {
+        let Some(certificate) = self.read(&format!("{}.pem", node.node))? else { return Ok(false) };
+        let der = CertificateDer::from_pem_slice(certificate.as_bytes()).ok();
+        Ok(der.and_then(|der| facts(&der).ok()).is_some_and(|facts| facts.is_authority))
+    }
+
+    fn node(&mut self, authority: &Authority, node: &Identity, has_role: bool) -> Result<(), CertFault> {
         let (file, key_file) = (format!("{}.pem", node.node), format!("{}.key", node.node));
         let unmade = |error: &rcgen::Error| self.unmade(&file, error);
         let mut parameters = CertificateParams::new([SERVER_NAME.to_owned()]).map_err(|e| unmade(&e))?;
         let uri = Ia5String::try_from(node.uri()).map_err(|error| unmade(&error))?;
         parameters.subject_alt_names.push(SanType::URI(uri));
+        if has_role {
+            let uri = Ia5String::try_from(AUTHORITY_URI).map_err(|error| unmade(&error))?;
+            parameters.subject_alt_names.push(SanType::URI(uri));
+        }
         parameters.distinguished_name.push(DnType::CommonName, node.to_string());
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages =

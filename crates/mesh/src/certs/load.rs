@@ -32,11 +32,12 @@ pub(super) fn load_at(folder: &Path, identity: &Identity, now_unix_s: i64) -> Re
     }
     let files = Files { folder, identity, now_unix_s };
     let (authorities, authorities_until) = files.authorities()?;
-    let (chain, until) = files.chain()?;
+    let (chain, until, is_authority) = files.chain()?;
     let key = files.key(&chain)?;
     files.check_vouched(&authorities, &chain)?;
     Ok(Credentials {
         identity: identity.clone(),
+        is_authority,
         authorities,
         chain,
         key,
@@ -66,8 +67,9 @@ impl Files<'_> {
         Ok((certificates, last.until_unix_s))
     }
 
-    /// The node's certificate with those between it and the authority, and when the first of them ends.
-    fn chain(&self) -> Result<(Vec<CertificateDer<'static>>, i64), CertFault> {
+    /// The node's certificate with those between it and the authority, when the first of them ends, and whether it has the role
+    /// of an authority.
+    fn chain(&self) -> Result<(Vec<CertificateDer<'static>>, i64, bool), CertFault> {
         let file = self.certificate_file();
         let chain = self.certificates(&file)?;
         let mut until = i64::MAX;
@@ -79,9 +81,12 @@ impl Files<'_> {
         let Some(own) = chain.first() else {
             return Err(self.unusable(&file, "no certificate in it".to_owned()));
         };
-        let named = facts(own).and_then(|facts| facts.identity);
+        let (named, is_authority) = match facts(own) {
+            Ok(facts) => (facts.identity, facts.is_authority),
+            Err(what) => (Err(what), false),
+        };
         match named {
-            Ok(named) if named == *self.identity => Ok((chain, until)),
+            Ok(named) if named == *self.identity => Ok((chain, until, is_authority)),
             named => Err(CertFault::WrongName {
                 path: path_of(self.folder, &file),
                 named: named.map_or_else(|what| what, |named| named.to_string()),

@@ -4,7 +4,7 @@
 //! A node's certificate has two subject alternative names: the URI `acequia://REGION/NODE`
 //! ([`Identity::uri`]), which is who it is, and the DNS name [`SERVER_NAME`], the same for all, because TLS
 //! insists on one. Certificates from elsewhere serve as well if they carry both and may be used by clients
-//! and by servers. `ca.pem` may hold several authorities, so that one can follow another, and `NODE.pem` may
+//! and by servers. One that may make versions of the catalogue has the URI [`AUTHORITY_URI`] beside them. `ca.pem` may hold several authorities, so that one can follow another, and `NODE.pem` may
 //! hold intermediate certificates after the node's own.
 
 mod create;
@@ -22,9 +22,13 @@ use crate::Identity;
 /// The DNS name that every node's certificate has. Who a node is, its URI says.
 pub const SERVER_NAME: &str = "acequia.internal";
 
+/// The URI that the certificate of a node has that may make versions of the catalogue, beside its own name.
+pub const AUTHORITY_URI: &str = "acequia:authority";
+
 /// What a node shows to others, and by whom it knows them.
 pub struct Credentials {
     pub(crate) identity: Identity,
+    pub(crate) is_authority: bool,
     pub(crate) authorities: Vec<CertificateDer<'static>>,
     pub(crate) chain: Vec<CertificateDer<'static>>,
     pub(crate) key: PrivateKeyDer<'static>,
@@ -38,6 +42,12 @@ impl Credentials {
         &self.identity
     }
 
+    /// Whether the certificate has the role of an authority: [`AUTHORITY_URI`].
+    #[must_use]
+    pub const fn is_authority(&self) -> bool {
+        self.is_authority
+    }
+
     /// When the certificate, or the last authority that could vouch for it, ends: seconds since 1970, UTC.
     #[must_use]
     pub const fn expires_unix_s(&self) -> i64 {
@@ -49,6 +59,7 @@ impl Clone for Credentials {
     fn clone(&self) -> Self {
         Self {
             identity: self.identity.clone(),
+            is_authority: self.is_authority,
             authorities: self.authorities.clone(),
             chain: self.chain.clone(),
             key: self.key.clone_key(),
@@ -63,6 +74,7 @@ impl fmt::Debug for Credentials {
         formatter
             .debug_struct("Credentials")
             .field("identity", &self.identity)
+            .field("is_authority", &self.is_authority)
             .field("expires_unix_s", &self.expires_unix_s)
             .finish_non_exhaustive()
     }
@@ -145,12 +157,17 @@ pub enum CertFault {
     /// Two certificates would have one file.
     #[error("the node {0} is named twice: nodes have names of their own, whatever their regions")]
     Twice(String),
+    /// Nobody to give a role to.
+    #[error("no certificate is made for the authority {0}: name it as NODE=REGION, too")]
+    NoSuchNode(String),
 }
 
 /// What a certificate says that this crate goes by.
 pub(crate) struct Facts {
     /// Or what is wrong with the name.
     pub(crate) identity: Result<Identity, String>,
+    /// Whether it has [`AUTHORITY_URI`].
+    pub(crate) is_authority: bool,
     pub(crate) from_unix_s: i64,
     pub(crate) until_unix_s: i64,
 }
@@ -160,19 +177,27 @@ pub(crate) fn facts(certificate: &CertificateDer<'_>) -> Result<Facts, String> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
     Ok(Facts {
         identity: identity_in(&parsed),
+        is_authority: uris_in(&parsed).is_ok_and(|uris| uris.contains(&AUTHORITY_URI)),
         from_unix_s: parsed.validity().not_before.timestamp(),
         until_unix_s: parsed.validity().not_after.timestamp(),
     })
 }
 
-/// The one name of Acequia's in a certificate: with two, nobody could say which one counts.
-fn identity_in(certificate: &X509Certificate<'_>) -> Result<Identity, String> {
+/// The URIs that a certificate names.
+fn uris_in<'a>(certificate: &'a X509Certificate<'_>) -> Result<Vec<&'a str>, String> {
     let extension = certificate.subject_alternative_name().map_err(|error| error.to_string())?;
     let names = extension.map_or(&[][..], |extension| &extension.value.general_names);
-    let mut identities = names.iter().filter_map(|name| match name {
-        GeneralName::URI(uri) => uri.parse::<Identity>().ok(),
+    let uri = |name: &'a GeneralName<'_>| match name {
+        GeneralName::URI(uri) => Some(*uri),
         _ => None,
-    });
+    };
+    Ok(names.iter().filter_map(uri).collect())
+}
+
+/// The one name of a node in a certificate: with two, nobody could say which one counts.
+fn identity_in(certificate: &X509Certificate<'_>) -> Result<Identity, String> {
+    let uris = uris_in(certificate)?;
+    let mut identities = uris.iter().filter_map(|uri| uri.parse::<Identity>().ok());
     match (identities.next(), identities.next()) {
         (Some(identity), None) => Ok(identity),
         (Some(_), Some(_)) => Err("several names of nodes".to_owned()),
@@ -205,7 +230,7 @@ fn date(unix_s: i64) -> String {
     }
 }
 
-fn now_unix_s() -> i64 {
+pub(crate) fn now_unix_s() -> i64 {
     time::OffsetDateTime::now_utc().unix_timestamp()
 }
 
@@ -230,7 +255,7 @@ mod tests {
 
     fn folder() -> TempDir {
         let folder = tempfile::tempdir().expect("a folder");
-        create(folder.path(), &[eu(), us()]).expect("certificates");
+        create(folder.path(), &[eu(), us()], &[]).expect("certificates");
         folder
     }
 
@@ -270,12 +295,12 @@ mod tests {
             let name = |path: std::path::PathBuf| path.file_name().map(|name| name.to_owned());
             made.into_iter().filter_map(name).collect::<BTreeSet<_>>()
         };
-        let made = names(create(&inner, &[eu()]).expect("certificates"));
+        let made = names(create(&inner, &[eu()], &[]).expect("certificates"));
         assert_eq!(made, ["ca.key", "ca.pem", "eu-1.key", "eu-1.pem"].map(Into::into).into());
         let read = |file: &str| fs::read_to_string(inner.join(file)).expect("a file");
         let before = ["ca.pem", "ca.key", "eu-1.pem", "eu-1.key"].map(read);
 
-        let made = names(create(&inner, &[eu(), us()]).expect("certificates"));
+        let made = names(create(&inner, &[eu(), us()], &[]).expect("certificates"));
         assert_eq!(made, ["eu-1.key", "eu-1.pem", "us-1.key", "us-1.pem"].map(Into::into).into());
         let after = ["ca.pem", "ca.key", "eu-1.pem", "eu-1.key"].map(read);
         assert_eq!(before[..2], after[..2]);
@@ -283,6 +308,20 @@ mod tests {
         for identity in [eu(), us()] {
             load(&inner, &identity).expect("credentials");
         }
+    }
+
+    #[test]
+    fn the_role_of_an_authority_is_given_once_and_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let roles = |nodes: &[Identity], authorities: &[&str]| {
+            create(folder.path(), nodes, authorities).expect("certificates");
+            [eu(), us()].map(|node| load(folder.path(), &node).expect("credentials").is_authority())
+        };
+        assert_eq!(roles(&[eu(), us()], &["eu-1"]), [true, false]);
+        assert_eq!(roles(&[eu(), us()], &[]), [true, false], "made anew");
+        assert_eq!(roles(&[us()], &["us-1"]), [true, true]);
+        let fault = create(folder.path(), &[eu()], &["us-1"]).expect_err("nobody");
+        assert_eq!(fault, CertFault::NoSuchNode("us-1".to_owned()));
     }
 
     #[cfg(unix)]
@@ -302,27 +341,27 @@ mod tests {
             let folder = folder();
             let before = text(&folder, left);
             fs::remove_file(folder.path().join(gone)).expect("removed");
-            let fault = create(folder.path(), &[eu()]).expect_err("a fault");
+            let fault = create(folder.path(), &[eu()], &[]).expect_err("a fault");
             assert!(matches!(&fault, CertFault::Missing { path, .. } if path.ends_with(gone)), "{fault}");
             assert_eq!(text(&folder, left), before);
             assert!(!folder.path().join(gone).exists());
         }
         let (one, other) = (folder(), folder());
         replace(&one, "ca.key", &text(&other, "ca.key"));
-        let fault = create(one.path(), &[eu()]).expect_err("a fault");
+        let fault = create(one.path(), &[eu()], &[]).expect_err("a fault");
         assert!(fault.to_string().contains("not the key"), "{fault}");
         replace(&one, "ca.key", "rubbish");
-        assert!(matches!(create(one.path(), &[eu()]), Err(CertFault::Unusable { .. })));
+        assert!(matches!(create(one.path(), &[eu()], &[]), Err(CertFault::Unusable { .. })));
     }
 
     #[test]
     fn names_that_no_certificate_or_file_can_carry_are_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         for identity in [Identity::new("eu", "../x"), Identity::new("", "x"), Identity::new("eu", "ca")] {
-            assert!(matches!(create(folder.path(), &[identity]), Err(CertFault::BadName(_))));
+            assert!(matches!(create(folder.path(), &[identity], &[]), Err(CertFault::BadName(_))));
         }
         let twice = [Identity::new("eu", "1"), Identity::new("us", "1")];
-        assert_eq!(create(folder.path(), &twice), Err(CertFault::Twice("1".to_owned())));
+        assert_eq!(create(folder.path(), &twice, &[]), Err(CertFault::Twice("1".to_owned())));
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
         let outside = load(folder.path(), &Identity::new("eu", "../x"));
         assert!(matches!(outside, Err(CertFault::BadName(_))));
@@ -394,7 +433,7 @@ mod tests {
     fn certificates_hold_from_an_hour_before_they_are_made_to_their_end() {
         let folder = tempfile::tempdir().expect("a folder");
         let made = now_unix_s();
-        create_at(folder.path(), &[eu()], made).expect("certificates");
+        create_at(folder.path(), &[eu()], &[], made).expect("certificates");
         let at = |now_unix_s| load_at(folder.path(), &eu(), now_unix_s);
         at(made - 3600).expect("credentials");
         at(made + 365 * DAY_S).expect("credentials");
@@ -411,12 +450,12 @@ mod tests {
     fn no_certificate_outlives_its_authority_and_a_dead_one_signs_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
         let now = now_unix_s();
-        create_at(folder.path(), &[us()], now - 3600 * DAY_S).expect("certificates");
-        create_at(folder.path(), &[eu()], now).expect("certificates");
+        create_at(folder.path(), &[us()], &[], now - 3600 * DAY_S).expect("certificates");
+        create_at(folder.path(), &[eu()], &[], now).expect("certificates");
         let credentials = load(folder.path(), &eu()).expect("credentials");
         assert_eq!(credentials.expires_unix_s(), now + 50 * DAY_S);
 
-        let fault = create_at(folder.path(), &[eu()], now + 51 * DAY_S).expect_err("a fault");
+        let fault = create_at(folder.path(), &[eu()], &[], now + 51 * DAY_S).expect_err("a fault");
         assert!(matches!(fault, CertFault::OutOfDate { .. }), "{fault}");
     }
 

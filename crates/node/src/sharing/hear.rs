@@ -2,7 +2,7 @@
 
 use acequia_limits::Now;
 use acequia_rights::{
-    Refusal, Region, Session, Version, Writer,
+    Ack, Refusal, Region, Session, Version, Writer,
     broken::{Broken, broken},
     session::Beat,
     versions::Learned,
@@ -18,6 +18,7 @@ use super::{
     cell::{Asked, View},
     outbox::Topic,
     peer::Peer,
+    seal::Proof,
     wire::{self, Entry, Frame, Header, Rough, ShortId},
 };
 use crate::{ChargeId, Node, journal::HeapCell, visit::Visit};
@@ -168,7 +169,7 @@ impl Sharing {
             for entry in entries {
                 if matches!(
                     entry,
-                    Entry::Version(_) | Entry::Acked { .. } | Entry::Unknown { .. } | Entry::Ping
+                    Entry::Version(..) | Entry::Acked { .. } | Entry::Unknown { .. } | Entry::Ping
                 ) {
                     let _known = self.take_entry(node, &header, None, entry, now);
                 }
@@ -202,7 +203,7 @@ impl Sharing {
             Entry::Introduce { .. }
                 | Entry::Unknown { .. }
                 | Entry::Acked { .. }
-                | Entry::Version(_)
+                | Entry::Version(..)
                 | Entry::Return { .. }
         );
         if self.versions.closed(header.writer) && !goes_on {
@@ -269,21 +270,8 @@ impl Sharing {
                 let session = sessions.get_mut(&header.writer).ok_or(Refusal::Unheard)?;
                 session.take_renew(&renew, &self.beats, now.steady_ns)
             }
-            (Entry::Version(version), _) => {
-                let newer = self.offered.as_ref().is_none_or(|offered| offered.mark < version.mark);
-                if newer {
-                    self.offered = Some(*version);
-                }
-                Ok(())
-            }
-            (Entry::Acked { writer, ack }, _) => {
-                // A peer tells its own word, and passes on what it heard: a word cannot be forged without a
-                // certificate of some region, and a region that lies about others is outside the model.
-                if self.versions.learn_ack(writer, ack, now) == Learned::New {
-                    self.pass_on_ack(writer, header.writer);
-                }
-                Ok(())
-            }
+            (Entry::Version(version, seal), _) => self.hear_version(*version, seal),
+            (Entry::Acked { writer, ack, seal }, _) => self.hear_ack((writer, ack), seal, header.writer, now),
             (Entry::Usage { limit, writer, spent, refunded }, _) => {
                 if writer != header.writer || refunded > spent || node.slot_of(limit).is_none() {
                     return Err(Refusal::Malformed);
@@ -320,6 +308,53 @@ impl Sharing {
             (entry, Some(key)) => self.take_right(node, header, key, entry, now),
             (_, None) => Err(Refusal::Unknown(0)),
         }
+    }
+
+    /// A version, from its authority or passed on. One that is newer is adopted with the next tick, if it is its authority's
+    /// word.
+    fn hear_version(&mut self, version: Version, proof: Proof) -> Result<(), Refusal> {
+        let is_known = self.versions.version().is_some_and(|own| *own == version);
+        let offered = self.offered.as_ref().map_or(self.mark(), |(offered, _)| offered.mark.max(self.mark()));
+        if !is_known && version.mark <= offered {
+            return Ok(());
+        }
+        if self.seals.check_version(&version, proof.as_deref()).is_err() {
+            self.traffic.seals_refused += 1;
+            return Err(Refusal::Malformed);
+        }
+        if is_known {
+            // Signed again, by a certificate that holds for longer.
+            self.seals.keep_version(version.mark, proof);
+        } else {
+            self.offered = Some((version, proof));
+        }
+        Ok(())
+    }
+
+    /// What a writer acknowledged, from itself or passed on.
+    fn hear_ack(
+        &mut self,
+        (writer, ack): (Writer, Ack),
+        proof: Proof,
+        from: Writer,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        // Whoever has no catalogue yet counts nothing, and is told again when it has.
+        let Some(key) = self.versions.version().map(|version| version.key) else { return Ok(()) };
+        if !self.versions.asks(writer) {
+            return Ok(());
+        }
+        if !self.seals.knows_ack(writer, ack) {
+            if self.seals.check_ack((writer, ack), key, proof.as_deref()).is_err() {
+                self.traffic.seals_refused += 1;
+                return Err(Refusal::Malformed);
+            }
+            self.seals.keep_ack(writer, ack, proof);
+        }
+        if self.versions.learn_ack(writer, ack, now) == Learned::New {
+            self.pass_on_ack(writer, from);
+        }
+        Ok(())
     }
 
     /// An entry that moves rights.

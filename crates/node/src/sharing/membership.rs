@@ -13,7 +13,12 @@ use acequia_rights::{
     versions::{Adopted, Draft, Kind, Lasts, Progress, Refused},
 };
 
-use super::{CellKey, Entry, Header, Sharing, Storing, Topic, Wall, peer::Peer, wire::ShortId};
+use super::{
+    CellKey, Entry, Header, SealFault, Seals, Sharing, Storing, Topic, Wall,
+    peer::Peer,
+    seal::{Held, Proof},
+    wire::ShortId,
+};
 use crate::{
     CatalogueFault, ChargeId, Node, Row, Scheduled,
     account::Account,
@@ -191,9 +196,9 @@ impl Sharing {
     }
 
     /// What a peer told, to be adopted.
-    fn take_offered(&mut self) -> Option<Version> {
+    fn take_offered(&mut self) -> Option<(Version, Proof)> {
         let offered = self.offered.take()?;
-        (offered.mark > self.mark()).then_some(offered)
+        (offered.0.mark > self.mark()).then_some(offered)
     }
 
     /// The next version, if this node is the authority or becomes it by this.
@@ -218,19 +223,21 @@ impl Sharing {
         if !self.time.is_believed() {
             return Ok(());
         }
-        let Some(version) = self.take_offered() else { return Ok(()) };
-        let adopted = self.adopt(node, version.clone(), now, rows);
+        let Some((version, proof)) = self.take_offered() else { return Ok(()) };
+        let adopted = self.adopt(node, version.clone(), proof.clone(), now, rows);
         if let Err(AdoptFault::Journal { .. }) = adopted {
-            self.offered = Some(version);
+            self.offered = Some((version, proof));
         }
         adopted.map(|_| ())
     }
 
-    /// Adopts a version: its limits and shares are in force when this returns.
+    /// Adopts a version: its limits and shares are in force when this returns. `proof` is what it came with; what this node made
+    /// itself, it signs.
     pub(crate) fn adopt(
         &mut self,
         node: &Node,
         version: Version,
+        proof: Proof,
         now: Now,
         mut rows: impl FnMut(LimitId) -> Option<Vec<Row>>,
     ) -> Result<Adopted, AdoptFault> {
@@ -246,6 +253,8 @@ impl Sharing {
         }
         let adopted = self.versions.adopt(version, now)?;
         let Adopted::New { closed, .. } = &adopted else { return Ok(adopted) };
+        self.seals.keep_version(mark, proof);
+        self.sign(true);
         // Whoever looks at cells of pools goes by one catalogue all the while.
         let mut leases = node.leases.as_ref().map(lock);
         self.reshare_ns = 0;
@@ -446,6 +455,7 @@ impl Sharing {
             let batch = node.write_record(crate::journal::VERSIONS, bytes);
             self.storing.push(Storing { batch, revision, mark: self.mark() });
             self.kept = Some(revision);
+            self.keep_seals(node);
         }
     }
 
@@ -607,11 +617,12 @@ impl Sharing {
             return;
         }
         let Some(version) = self.versions.version() else { return };
+        let Some(proof) = self.seals.proof_of(own) else { return };
         if let Some(peer) = self.peers.get_mut(&from)
             && peer.told < own
         {
             peer.told = own;
-            peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone())), stored);
+            peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone()), proof), stored);
         }
     }
 
@@ -619,23 +630,83 @@ impl Sharing {
         let Some(version) = self.versions.version() else { return };
         let mark = version.mark;
         self.peers.values_mut().for_each(|peer| peer.outbox.names.introduce_again());
+        let Some(proof) = self.seals.proof_of(mark) else { return };
         for peer in self.peers.values_mut().filter(|peer| peer.mark < mark) {
             peer.told = mark;
-            peer.outbox.tell(Topic::Version, Entry::Version(Box::new(version.clone())), batch);
+            let entry = Entry::Version(Box::new(version.clone()), proof.clone());
+            peer.outbox.tell(Topic::Version, entry, batch);
         }
     }
 
-    pub(crate) fn tell_ack(&mut self, writer: Writer, ack: Ack) {
-        for peer in self.peers.values_mut().filter(|peer| peer.writer != writer) {
-            peer.outbox.tell(Topic::Acked(writer), Entry::Acked { writer, ack }, 0);
+    /// Tells everybody what this node acknowledged, signed.
+    pub(crate) fn tell_own_ack(&mut self) {
+        let me = self.me();
+        let Some((ack, version)) = self.versions.own_ack().zip(self.versions.version()) else { return };
+        self.seals.sign_ack(me, ack, version.key);
+        let Some((ack, seal)) = self.seals.ack_of(me, ack) else { return };
+        for peer in self.peers.values_mut() {
+            let entry = Entry::Acked { writer: me, ack, seal: seal.clone() };
+            peer.outbox.tell(Topic::Acked(me), entry, 0);
+        }
+    }
+
+    /// Signs from now on, and takes no word of others that they did not sign.
+    pub(crate) fn seal_with(&mut self, node: &Node, seals: Arc<dyn Seals>) {
+        self.seals.begin(seals);
+        self.sign_again(node);
+    }
+
+    /// What the disk has of seals.
+    pub(crate) fn take_up_seals(&mut self, bytes: &[u8]) {
+        self.seals = Held::restore(bytes);
+    }
+
+    /// The last word that nobody was proven to have said, once.
+    pub(crate) fn take_unproven(&mut self) -> Option<(Writer, SealFault)> {
+        self.seals.take_refused()
+    }
+
+    /// There is another certificate, or a new process: what is this node's word is signed anew, for everybody who passes it on.
+    pub(crate) fn sign_again(&mut self, node: &Node) {
+        self.sign(false);
+        let stored = self.storing.iter().map(|storing| storing.batch).max().unwrap_or(0);
+        if let Some(version) = self.versions.version().filter(|version| version.authority == self.me())
+            && let Some(proof) = self.seals.proof_of(version.mark)
+        {
+            for peer in self.peers.values_mut() {
+                let entry = Entry::Version(Box::new(version.clone()), proof.clone());
+                peer.outbox.tell(Topic::Version, entry, stored);
+            }
+        }
+        self.tell_own_ack();
+        self.keep_seals(node);
+    }
+
+    /// Signs the version that this node has, if it made it; where it `is_new`, those are forgotten whom it asks for nothing.
+    fn sign(&mut self, is_new: bool) {
+        let Some(version) = self.versions.version() else { return };
+        if version.authority == self.me() {
+            self.seals.sign_version(version);
+        }
+        if is_new {
+            let (versions, me) = (&self.versions, self.me());
+            self.seals.retain(|writer| writer == me || versions.asks(writer));
+        }
+    }
+
+    fn keep_seals(&self, node: &Node) {
+        if let Some(bytes) = self.seals.to_bytes() {
+            node.write_record(crate::journal::SEALS, bytes);
         }
     }
 
     /// Tells the others what one peer said of a writer: who cannot reach that writer waits for its word, too.
     pub(crate) fn pass_on_ack(&mut self, writer: Writer, by: Writer) {
         let Some((_, ack)) = self.versions.acks().find(|(of, _)| *of == writer) else { return };
+        let Some((ack, seal)) = self.seals.ack_of(writer, ack) else { return };
         for peer in self.peers.values_mut().filter(|peer| peer.writer != writer && peer.writer != by) {
-            peer.outbox.tell(Topic::Acked(writer), Entry::Acked { writer, ack }, 0);
+            let entry = Entry::Acked { writer, ack, seal: seal.clone() };
+            peer.outbox.tell(Topic::Acked(writer), entry, 0);
         }
     }
 
@@ -645,7 +716,8 @@ impl Sharing {
         let all: Vec<(Writer, Ack)> = self.versions.acks().chain(own).collect();
         if let Some(peer) = self.peers.get_mut(&to) {
             for (writer, ack) in all {
-                peer.outbox.tell(Topic::Acked(writer), Entry::Acked { writer, ack }, 0);
+                let Some((ack, seal)) = self.seals.ack_of(writer, ack) else { continue };
+                peer.outbox.tell(Topic::Acked(writer), Entry::Acked { writer, ack, seal }, 0);
             }
         }
     }

@@ -17,6 +17,7 @@ mod outbox;
 mod peer;
 pub(crate) mod policy;
 mod resync;
+pub(crate) mod seal;
 mod seen;
 mod slots;
 mod target;
@@ -53,6 +54,7 @@ pub(crate) use demand::Demand;
 pub use membership::{AdoptFault, Membership, Standing, limits_from_bytes, limits_to_bytes};
 pub(crate) use outbox::CellKey;
 pub(crate) use policy::units_in;
+pub use seal::{Role, Seal, SealFault, Seals};
 pub use timekeeper::Wall;
 pub(crate) use timekeeper::{Carried, Timekeeper};
 
@@ -124,6 +126,8 @@ pub struct Traffic {
     pub frames_refused: u64,
     /// Entries that were refused: a rule forbade them, or they came too late.
     pub entries_refused: u64,
+    /// Versions and acknowledgements that were not proven to be their writers': refused, too.
+    pub seals_refused: u64,
     /// Frames sent.
     pub frames_out: u64,
     /// Entries sent.
@@ -172,7 +176,9 @@ pub(crate) struct Sharing {
     /// The newest version that is there: what others may hear that this node has.
     stored: Mark,
     /// A version that a peer told, not yet adopted.
-    offered: Option<Version>,
+    offered: Option<(Version, seal::Proof)>,
+    /// Whose word it is that is passed on.
+    seals: seal::Held,
     peers: BTreeMap<Region, Peer>,
     /// Those that could be lent to and asked with the last tick.
     partners: SmallVec<[Region; 8]>,
@@ -267,6 +273,7 @@ impl Sharing {
             storing: Vec::new(),
             kept: None,
             offered: None,
+            seals: seal::Held::default(),
             peers: BTreeMap::new(),
             partners: SmallVec::new(),
             cells: Slots::default(),
@@ -378,9 +385,7 @@ impl Sharing {
         });
         if let Some(revision) = newest {
             self.versions.stored(revision, now);
-            if let Some(ack) = self.versions.own_ack() {
-                self.tell_ack(self.me(), ack);
-            }
+            self.tell_own_ack();
         }
     }
 
@@ -488,7 +493,8 @@ impl Sharing {
             Some(version) => (version.clock_error_ns, version.drift_ppm),
             None => node.expected_of_clocks(),
         };
-        let version = self.versions.version().or(self.offered.as_ref());
+        let offered = self.offered.as_ref().map(|(version, _)| version);
+        let version = self.versions.version().or(offered);
         let has_peers = version.map_or(!self.peers.is_empty(), |version| version.members.len() > 1);
         let journal_ns = node.journal_wall_ns.load(Ordering::Acquire);
         let is_urgent = !self.time.is_believed();

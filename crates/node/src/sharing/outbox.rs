@@ -389,7 +389,7 @@ fn set_id(entry: &mut Entry, number: ShortId) {
         | Entry::Give { id, .. }
         | Entry::Got { id, .. } => *id = number,
         Entry::Renew(_)
-        | Entry::Version(_)
+        | Entry::Version(..)
         | Entry::Acked { .. }
         | Entry::Usage { .. }
         | Entry::Digest(_)

@@ -15,8 +15,10 @@ use acequia_rights::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::seal::Seal;
+
 /// What a frame begins with. A node refuses frames of a version it does not speak.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// The most bytes in a frame, a catalogue's version included.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The most entries in a frame.
@@ -201,14 +203,16 @@ pub enum Entry {
         /// Units since the window began.
         cumulative: u64,
     },
-    /// A version of the catalogue.
-    Version(Box<Version>),
+    /// A version of the catalogue, with its authority's seal.
+    Version(Box<Version>, Option<Box<Seal>>),
     /// Which version a writer has acknowledged.
     Acked {
         /// Who.
         writer: Writer,
         /// What.
         ack: Ack,
+        /// The writer's seal.
+        seal: Option<Box<Seal>>,
     },
     /// What a writer has charged under a limit, in all: a counter's row.
     Usage {
@@ -269,7 +273,7 @@ impl Entry {
             Self::Introduce { .. }
                 | Self::Unknown { .. }
                 | Self::Renew(_)
-                | Self::Version(_)
+                | Self::Version(..)
                 | Self::Acked { .. }
                 | Self::Usage { .. }
                 | Self::Digest(_)
@@ -293,7 +297,7 @@ impl Entry {
             Self::Introduce { .. }
             | Self::Unknown { .. }
             | Self::Renew(_)
-            | Self::Version(_)
+            | Self::Version(..)
             | Self::Acked { .. }
             | Self::Usage { .. }
             | Self::Digest(_)

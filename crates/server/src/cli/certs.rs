@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{Output, SUCCESS, complain};
 
-/// Make certificates for nodes that share limits: `acequia certs ./certs eu-1=eu us-1=us`.
+/// Make certificates for nodes that share limits: `acequia certs ./certs eu-1=eu us-1=us --authority eu-1`.
 #[derive(Args, Clone, Debug)]
 pub struct Certs {
     /// The folder. An authority that is there (ca.pem, ca.key) signs; else one is made.
@@ -16,20 +16,31 @@ pub struct Certs {
     /// A node and its region.
     #[arg(required = true, value_name = "NODE=REGION", value_parser = read_identity)]
     nodes: Vec<Identity>,
+
+    /// A node that may change limits and members for all: the `authority` of the configs, and whoever may follow it. Its certificate
+    /// has the URI acequia:authority. One that has it keeps it when it is made anew.
+    #[arg(long, value_name = "NODE")]
+    authority: Vec<String>,
 }
 
 impl Certs {
     /// Makes them, and says which files.
     pub fn run(self) -> ExitCode {
-        match certs::create(&self.folder, &self.nodes) {
-            Ok(files) => Output::new().end(&text(&files), SUCCESS),
+        let authorities: Vec<&str> = self.authority.iter().map(String::as_str).collect();
+        match certs::create(&self.folder, &self.nodes, &authorities) {
+            Ok(files) => Output::new().end(&text(&files, &authorities), SUCCESS),
             Err(fault) => complain(&fault.to_string()),
         }
     }
 }
 
-fn text(files: &[PathBuf]) -> String {
+fn text(files: &[PathBuf], authorities: &[&str]) -> String {
     let mut text: String = files.iter().map(|file| format!("{}\n", file.display())).collect();
+    if authorities.is_empty() {
+        text.push_str(
+            "The node that is the `authority` in the configs needs a certificate that says so: --authority NODE gives it that.\n",
+        );
+    }
     text.push_str(
         "Give each node its own two files and ca.pem, as `tls` in its config. Keep ca.key where no node is.\n",
     );

@@ -70,8 +70,12 @@ impl Stage {
         let folder = TempDir::with_prefix("acequia-demo-").map_err(DemoError::System)?;
         say("making certificates");
         let identities = NAMES.map(|name| Identity::new(name, format!("{name}-1")));
-        certs::create(&folder.path().join("tls"), &identities)
-            .map_err(|fault| DemoError::Certificates(fault.to_string()))?;
+        certs::create(
+            &folder.path().join("tls"),
+            &identities,
+            &identities.each_ref().map(|node| &*node.node),
+        )
+        .map_err(|fault| DemoError::Certificates(fault.to_string()))?;
 
         let state = State::default();
         let mesh = ports.map(|ports| ports.mesh);

@@ -217,9 +217,10 @@ impl Service {
 fn refusal(fault: OrderFault) -> Status {
     let what = fault.to_string();
     match fault {
-        OrderFault::NotAuthority(_) | OrderFault::NoCatalogue(_) | OrderFault::NotYet(_) => {
-            Status::failed_precondition(what)
-        }
+        OrderFault::NotAuthority(_)
+        | OrderFault::NoRole(_)
+        | OrderFault::NoCatalogue(_)
+        | OrderFault::NotYet(_) => Status::failed_precondition(what),
         OrderFault::NotFound(_) => Status::not_found(what),
         OrderFault::Invalid(_) => Status::invalid_argument(what),
         OrderFault::Refused(_) | OrderFault::Adopt(_) => Status::failed_precondition(what),

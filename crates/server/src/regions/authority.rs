@@ -75,6 +75,14 @@ impl Authority {
 }
 
 impl Regions {
+    /// Whether this node's certificate lets it make versions: the others refuse them if not.
+    pub(super) fn check_role(&self) -> Result<(), OrderFault> {
+        if self.notary.is_authority() {
+            return Ok(());
+        }
+        Err(OrderFault::NoRole(self.names.of_writer(self.me, None)))
+    }
+
     /// Carries an order out, or says what it would change. When this returns, the new version is in force in this
     /// region; the others follow.
     ///
@@ -83,6 +91,10 @@ impl Regions {
     pub fn order(&self, order: &Order, ordered: &Ordered) -> Result<Outcome, OrderFault> {
         let mut authority = self.authority();
         let now = self.clock.now();
+        let makes_versions = self.node.version().is_none_or(|version| version.authority == self.me);
+        if makes_versions || matches!(order, Order::TakeOver { .. }) {
+            self.check_role()?;
+        }
         if !self.node.is_wall_believed() {
             // What a version begins with is dated by the wall, and kept.
             return Err(OrderFault::NotYet(UNCONFIRMED.to_owned()));
@@ -118,7 +130,11 @@ impl Regions {
         let (region, node) = &self.settings.authority;
         let first = self.settings.member(region, node).map(|member| (member.number, node_named(node)));
         let is_first = first == Some((self.me.region, self.me.node)) && self.node.version().is_none();
-        if !is_first || !self.strangers(now).is_empty() || !self.node.is_wall_believed() {
+        if !is_first
+            || !self.strangers(now).is_empty()
+            || !self.node.is_wall_believed()
+            || self.check_role().is_err()
+        {
             return;
         }
         let mut authority = self.authority();

@@ -120,6 +120,12 @@ impl Turn {
                 warn!(%fault, "a version of the catalogue was not adopted");
             }
         }
+        if let Some((writer, fault)) = regions.node.take_unproven()
+            && self.may_log(writer.region, "seal", now)
+        {
+            let writer = regions.names.of_writer(writer, regions.node.version().as_ref());
+            warn!(%writer, %fault, "what was passed on as this node's word was refused");
+        }
         regions.waiting.tell(regions.node.news());
         if now.steady_ns >= self.seldom_ns {
             self.seldom_ns = now.steady_ns + SELDOM_NS;
@@ -130,6 +136,7 @@ impl Turn {
             }
             self.keep_schedule(regions, now);
             self.tell_standing(regions);
+            self.tell_role(regions, now);
             self.tell_clock(regions, now);
         }
         let may_send = |region| {
@@ -174,6 +181,17 @@ impl Turn {
                 Ok(()) => info!("this region has its shares: ready"),
                 Err(why) => warn!(why, "not ready"),
             }
+        }
+    }
+
+    /// Says that the authority could make no version: its next certificate must let it.
+    fn tell_role(&mut self, regions: &Regions, now: Now) {
+        let is_authority = regions.node.version().is_some_and(|version| version.authority == regions.me);
+        if is_authority
+            && let Err(fault) = regions.check_role()
+            && self.may_log(regions.me.region, "role", now)
+        {
+            warn!(%fault, "the catalogue stays in force, and cannot be changed");
         }
     }
 

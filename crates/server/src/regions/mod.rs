@@ -15,6 +15,7 @@ mod driver;
 mod names;
 mod order;
 mod overrides;
+mod seals;
 mod status;
 
 use std::sync::{
@@ -25,7 +26,8 @@ use std::sync::{
 use acequia_api::acequia::v1::{NodeStatus, Share};
 use acequia_limits::{LimitId, Now, limit::LimitSpec};
 use acequia_mesh::{
-    CertFault, Credentials, Event, Identity as MeshIdentity, Mesh, MeshError, Refusals, Timing, certs,
+    CertFault, Credentials, Event, Fingerprint, Identity as MeshIdentity, Mesh, MeshError, Notary, Refusals,
+    Timing, certs,
 };
 use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, sharing::LOAN_TTL_NS};
 use acequia_rights::Writer as Identity;
@@ -56,6 +58,11 @@ pub enum RegionsError {
     /// Its certificates cannot be used.
     #[error(transparent)]
     Certificates(Box<CertFault>),
+    /// Nothing can be signed by the certificate's key.
+    #[error(
+        "the certificate's key cannot sign: {0}. Make the certificate anew with an Ed25519, ECDSA or RSA key"
+    )]
+    Key(String),
     /// The mesh cannot start.
     #[error(transparent)]
     Mesh(Box<MeshError>),
@@ -98,6 +105,8 @@ pub struct Regions {
     settings: config::Regions,
     names: Names,
     mesh: Mesh,
+    /// Signs what this node says of itself, and knows what others signed.
+    notary: Arc<Notary>,
     authority: Mutex<Authority>,
     /// What this node's file says, to be compared with the catalogue.
     file: RwLock<Vec<LimitSpec>>,
@@ -197,6 +206,8 @@ impl Regions {
         let reset_key = reset_key(&*store, chance)?;
         let credentials = credentials(config)?;
         let expires_s = expires_s(&credentials);
+        let notary = Arc::new(Notary::new(&credentials).map_err(RegionsError::Key)?);
+        node.seal_with(Arc::new(seals::Certified(Arc::clone(&notary))));
         let identity = mesh_identity(config);
         let peers = names.peers(&identity);
         let rng_seed = chance.mesh_seed().map_err(RegionsError::System)?;
@@ -214,6 +225,7 @@ impl Regions {
             settings,
             names,
             mesh,
+            notary,
             authority: Mutex::new(authority),
             file: RwLock::new(file),
             key,
@@ -233,6 +245,8 @@ impl Regions {
     pub(crate) fn reload_certificates(&self, config: &config::Config) -> Result<(), RegionsError> {
         let credentials = credentials(config)?;
         self.mesh.replace_credentials(&credentials)?;
+        self.notary.replace(&credentials).map_err(RegionsError::Key)?;
+        self.node.sign_again();
         self.certificate_expiry_s.store(expires_s(&credentials), Ordering::Relaxed);
         Ok(())
     }
@@ -259,6 +273,11 @@ impl Regions {
     /// What the mesh has refused since the start.
     pub(crate) fn refused(&self) -> Refusals {
         self.mesh.refused()
+    }
+
+    /// That of this node's certificate.
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        self.notary.fingerprint()
     }
 
     /// When this node's certificate expires, in seconds since 1970.

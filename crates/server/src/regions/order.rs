@@ -151,6 +151,11 @@ pub enum OrderFault {
     /// Only the authority does it.
     #[error("only the authority, {0}, changes the catalogue: ask it (--address)")]
     NotAuthority(String),
+    /// The others would refuse what it makes.
+    #[error(
+        "the certificate of {0} lacks the URI acequia:authority, without which the other nodes take no version of the catalogue from it: make it anew with that (acequia certs DIR NODE=REGION --authority NODE), put it in place, and order again"
+    )]
+    NoRole(String),
     /// There is no catalogue yet.
     #[error("there is no catalogue yet: {0}")]
     NoCatalogue(String),

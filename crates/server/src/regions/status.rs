@@ -40,6 +40,9 @@ pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
             let waits = regions.strangers(now);
             let first = regions.settings.member(region, node).map(|member| member.number);
             let is_first = first == Some(regions.me.region);
+            if is_first && let Err(fault) = regions.check_role() {
+                return Err(format!("no catalogue: {fault}"));
+            }
             Err(match (is_first, waits.is_empty()) {
                 (true, false) => format!(
                     "no catalogue: this node makes the first one when every region was heard and none has one; it \

@@ -1,0 +1,316 @@
+//! Whose word it is: what a region passes on of others counts when they signed it, and only then, whatever it sends.
+
+mod regions;
+
+use std::{
+    collections::BTreeSet,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use acequia_limits::Now;
+use acequia_node::sharing::{
+    AdoptFault, Role, Seal, SealFault, Seals,
+    wire::{self, Entry, Header, Seen},
+};
+use acequia_rights::{
+    Ack, Mark, Region, Version, Writer,
+    versions::{Draft, EPOCHS_AHEAD_MAX, NUMBERS_AHEAD_MAX, Refused},
+};
+use regions::{MS, S, World, window, writer};
+
+/// Keys that nobody can use but their region: a signature is a digest that only the region's own [`Keys`] makes.
+#[derive(Debug)]
+struct Keys {
+    region: Region,
+    authorities: BTreeSet<Region>,
+    revoked: Arc<Mutex<BTreeSet<Region>>>,
+}
+
+fn digest(said: &[u8], region: Region) -> Vec<u8> {
+    let mut hasher = DefaultHasher::new();
+    (said, region).hash(&mut hasher);
+    hasher.finish().to_be_bytes().to_vec()
+}
+
+impl Seals for Keys {
+    fn seal(&self, said: &[u8]) -> Result<Seal, String> {
+        let chain = vec![self.region.0.to_be_bytes().to_vec()];
+        Ok(Seal { scheme: 0, signature: digest(said, self.region), chain })
+    }
+
+    fn check(&self, said: &[u8], seal: &Seal, by: Writer, role: Role) -> Result<(), SealFault> {
+        let bytes = seal.chain.first().and_then(|own| <[u8; 2]>::try_from(&own[..]).ok());
+        let bytes = bytes.ok_or_else(|| SealFault::Worthless("no certificate".to_owned()))?;
+        let signer = Region(u16::from_be_bytes(bytes));
+        if seal.signature != digest(said, signer) {
+            return Err(SealFault::Worthless("forged".to_owned()));
+        }
+        if self.revoked.lock().unwrap_or_else(PoisonError::into_inner).contains(&signer) {
+            return Err(SealFault::Worthless("revoked".to_owned()));
+        }
+        if signer != by.region {
+            return Err(SealFault::AnotherWriter(format!("{signer:?}")));
+        }
+        if role == Role::Authority && !self.authorities.contains(&signer) {
+            return Err(SealFault::NotAuthority(format!("{signer:?}")));
+        }
+        Ok(())
+    }
+}
+
+/// The region whose certificate was stolen. It is no authority.
+const HOSTILE: usize = 2;
+
+struct Scene {
+    world: World,
+    revoked: Arc<Mutex<BTreeSet<Region>>>,
+    sent: u64,
+}
+
+impl Scene {
+    /// Three regions that have agreed on the first version; 0 is the authority, and 1 could be.
+    fn new() -> Self {
+        let mut scene = Self::unagreed();
+        scene.world.run(2 * S, |_, _| 0);
+        (0..3).for_each(|region| assert_eq!(scene.mark(region), scene.effective(region)));
+        scene
+    }
+
+    fn unagreed() -> Self {
+        let world = World::new(3, &[window("w", 300, "1h")], 20 * MS);
+        let scene = Self { world, revoked: Arc::default(), sent: 1 << 40 };
+        (0..3).for_each(|region| scene.world.places[region].node.seal_with(scene.keys(region)));
+        scene
+    }
+
+    fn keys(&self, region: usize) -> Arc<Keys> {
+        let authorities = [Region(0), Region(1)].into();
+        Arc::new(Keys { region: Region(region as u16), authorities, revoked: Arc::clone(&self.revoked) })
+    }
+
+    fn version(&self, region: usize) -> Version {
+        self.world.places[region].node.version().expect("a version")
+    }
+
+    fn mark(&self, region: usize) -> Mark {
+        self.version(region).mark
+    }
+
+    fn effective(&self, region: usize) -> Mark {
+        let membership = self.world.places[region].node.membership(Now::at(self.world.now));
+        membership.and_then(|membership| membership.progress).expect("a catalogue").effective
+    }
+
+    fn refused(&self, region: usize) -> u64 {
+        self.world.places[region].node.traffic().seals_refused
+    }
+
+    /// Another version by the authority, which moves a share.
+    fn order(&mut self, weight: u32) -> Version {
+        let Version { mut members, clock_error_ns, drift_ppm, key, limits, .. } = self.version(0);
+        members.values_mut().take(1).for_each(|member| member.weight = weight);
+        let draft = Draft { members, fenced: Vec::new(), clock_error_ns, drift_ppm, key, limits };
+        let node = &self.world.places[0].node;
+        let version = node.propose(draft, self.world.now).expect("a version");
+        node.adopt(version.clone(), Now::at(self.world.now), |_| Some(Vec::new())).expect("adopted");
+        version
+    }
+
+    /// The hostile region sends an entry to both others.
+    fn say(&mut self, entry: &Entry) {
+        for to in 0..HOSTILE {
+            self.sent += 1;
+            let mut header = Header {
+                writer: writer(HOSTILE),
+                boot: 1,
+                number: self.sent,
+                seen: Seen::default(),
+                beat: self.sent,
+                wall_ns: self.world.now,
+                corrected_ns: 0,
+                is_believed: true,
+                loan_max: 0,
+                mark: self.mark(HOSTILE),
+            };
+            header.seen.incarnation = 1;
+            let mut bytes = postcard::to_extend(&header, vec![wire::VERSION]).expect("a header");
+            bytes = postcard::to_extend(entry, bytes).expect("an entry");
+            let node = &self.world.places[to].node;
+            node.handle(Region(HOSTILE as u16), &bytes, Now::at(self.world.now)).expect("a frame that reads");
+        }
+    }
+
+    /// What it says is refused by both, for this reason, and no version is adopted.
+    fn is_refused(&mut self, entry: &Entry, why: &SealFault) {
+        let before = [0, 1].map(|region| (self.mark(region), self.effective(region), self.refused(region)));
+        self.say(entry);
+        for (region, (mark, effective, refused)) in before.into_iter().enumerate() {
+            let node = &self.world.places[region].node;
+            let fault = node.take_unproven().map(|(_, fault)| fault);
+            assert_eq!(fault.as_ref(), Some(why), "region {region}: {entry:?}");
+            assert_eq!(node.take_unproven(), None, "each once");
+            node.tick(Now::at(self.world.now), |_| Some(Vec::new())).expect("nothing to adopt");
+            assert_eq!((self.mark(region), self.effective(region)), (mark, effective), "{entry:?}");
+            assert_eq!(self.refused(region), refused + 1);
+        }
+    }
+}
+
+fn said_of_version(version: &Version) -> Vec<u8> {
+    postcard::to_extend(version, b"acequia version\0".to_vec()).expect("bytes")
+}
+
+fn said_of_ack(writer: Writer, ack: Ack, version: &Version) -> Vec<u8> {
+    postcard::to_extend(&(writer, ack, version.key), b"acequia acknowledgement\0".to_vec()).expect("bytes")
+}
+
+fn told(version: &Version, seal: Option<Seal>) -> Entry {
+    Entry::Version(Box::new(version.clone()), seal.map(Box::new))
+}
+
+#[test]
+fn what_is_signed_is_passed_on() {
+    let mut scene = Scene::new();
+    // Between 0 and 2 nothing passes: 2 hears the version and the acknowledgements by way of 1.
+    scene.world.cut = vec![(0, 2), (2, 0)];
+    let version = scene.order(3);
+    scene.world.run(4 * S, |_, _| 0);
+    for region in 0..3 {
+        assert_eq!((scene.mark(region), scene.effective(region)), (version.mark, version.mark), "{region}");
+        assert_eq!(scene.refused(region), 0);
+    }
+}
+
+#[test]
+fn a_process_that_begins_anew_can_pass_on_what_it_has() {
+    let mut scene = Scene::new();
+    scene.world.cut = vec![(0, 2), (2, 0), (1, 2), (2, 1)];
+    let version = scene.order(3);
+    scene.world.run(2 * S, |_, _| 0);
+    assert_eq!((scene.mark(1), scene.mark(2)), (version.mark, Mark::FIRST));
+    // The authority is out of reach, and 1 restarts: what 2 hears of the version is on 1's disk.
+    scene.world.cut = vec![(0, 2), (2, 0), (0, 1), (1, 0)];
+    scene.world.restart(1, None, writer(1));
+    scene.world.places[1].node.seal_with(scene.keys(1));
+    scene.world.run(3 * S, |_, _| 0);
+    assert_eq!(scene.mark(2), version.mark);
+}
+
+#[test]
+fn no_member_makes_versions_in_the_name_of_the_authority_or_its_own() {
+    let mut scene = Scene::new();
+    let keys = scene.keys(HOSTILE);
+    let current = scene.version(0);
+    let next = |by: Writer, epoch: u32| {
+        let mark = Mark { epoch, number: current.mark.number + 1 };
+        let term = if epoch == current.mark.epoch { current.term } else { mark };
+        Version { mark, term, authority: by, ..current.clone() }
+    };
+    let own = |version: &Version| told(version, Some(keys.seal(&said_of_version(version)).expect("sealed")));
+    let as_authority = next(writer(0), 1);
+    scene.is_refused(&told(&as_authority, None), &SealFault::Missing);
+    scene.is_refused(&own(&as_authority), &SealFault::AnotherWriter("Region(2)".to_owned()));
+    let as_itself = next(writer(HOSTILE), 2);
+    scene.is_refused(&own(&as_itself), &SealFault::NotAuthority("Region(2)".to_owned()));
+    // The seal of one thing proves nothing else.
+    let seal = scene.keys(0).seal(&said_of_version(&current)).expect("sealed");
+    scene.is_refused(&told(&as_authority, Some(seal)), &SealFault::Worthless("forged".to_owned()));
+    let no_chain = Seal { scheme: 0, signature: Vec::new(), chain: Vec::new() };
+    scene
+        .is_refused(&told(&as_authority, Some(no_chain)), &SealFault::Worthless("no certificate".to_owned()));
+    // What is older is nothing new, whoever signed it.
+    scene.order(3);
+    scene.world.run(2 * S, |_, _| 0);
+    let before = scene.mark(1);
+    let replayed = scene.keys(0).seal(&said_of_version(&current)).expect("sealed");
+    scene.say(&told(&current, Some(replayed)));
+    scene.world.run(S, |_, _| 0);
+    assert_eq!(scene.mark(1), before);
+}
+
+#[test]
+fn no_member_acknowledges_for_another() {
+    let mut scene = Scene::new();
+    // 1 hears nothing of the next version, and so goes by its old share.
+    scene.world.cut = vec![(0, 1), (1, 0), (1, 2), (2, 1)];
+    let version = scene.order(3);
+    scene.world.run(2 * S, |_, _| 0);
+    let [first, second] = [Mark::FIRST, version.mark];
+    assert_eq!((scene.mark(1), scene.mark(0), scene.effective(0)), (first, second, first));
+    let Version { mark, term, authority, .. } = version;
+    let ack = Ack { mark, term, from_wall_ns: scene.world.now, authority };
+    let of = |seal: Option<Seal>| Entry::Acked { writer: writer(1), ack, seal: seal.map(Box::new) };
+    let said = said_of_ack(writer(1), ack, &version);
+    let by_itself = scene.keys(HOSTILE).seal(&said).expect("sealed");
+    for (seal, why) in [
+        (None, SealFault::Missing),
+        (Some(by_itself), SealFault::AnotherWriter("Region(2)".to_owned())),
+        (
+            // A word of 1's that is true of another version.
+            Some(
+                scene
+                    .keys(1)
+                    .seal(&said_of_ack(writer(1), Ack { mark: first, term: first, ..ack }, &version))
+                    .expect("sealed"),
+            ),
+            SealFault::Worthless("forged".to_owned()),
+        ),
+    ] {
+        scene.say(&of(seal));
+        let fault = scene.world.places[0].node.take_unproven().map(|(_, fault)| fault);
+        assert_eq!(fault, Some(why));
+        scene.world.run(S, |_, _| 0);
+        assert_eq!(scene.effective(0), first);
+    }
+    // Its own word counts, by way of whoever passes it on.
+    let seal = scene.keys(1).seal(&said).expect("sealed");
+    scene.say(&of(Some(seal)));
+    scene.world.run(S, |_, _| 0);
+    assert_eq!(scene.effective(0), second);
+}
+
+#[test]
+fn a_revoked_certificate_is_worth_nothing_and_what_was_adopted_by_it_stays() {
+    let mut scene = Scene::new();
+    let version = scene.order(3);
+    scene.world.run(2 * S, |_, _| 0);
+    assert_eq!(scene.mark(1), version.mark);
+    scene.revoked.lock().expect("a list").insert(Region(0));
+    scene.order(5);
+    scene.world.run(2 * S, |_, _| 0);
+    assert_eq!(scene.mark(1), version.mark);
+    assert!(scene.refused(1) > 0);
+}
+
+#[test]
+fn no_version_takes_so_many_marks_that_few_are_left() {
+    let mut scene = Scene::new();
+    let keys = scene.keys(1);
+    let current = scene.version(0);
+    let Mark { epoch, number } = current.mark;
+    let at = |epoch: u32, number: u64| {
+        let mark = Mark { epoch, number };
+        Version { mark, term: mark, authority: writer(1), ..current.clone() }
+    };
+    for (version, is_far) in [
+        (at(u32::MAX, number + 1), true),
+        (at(epoch + EPOCHS_AHEAD_MAX + 1, number + 1), true),
+        (at(epoch + 1, u64::MAX), true),
+        (at(epoch + 1, number + NUMBERS_AHEAD_MAX + 1), true),
+        (at(epoch + 1, number + NUMBERS_AHEAD_MAX), false),
+    ] {
+        let seal = keys.seal(&said_of_version(&version)).expect("sealed");
+        scene.say(&told(&version, Some(seal)));
+        let node = &scene.world.places[0].node;
+        let adopted = node.tick(Now::at(scene.world.now), |_| Some(Vec::new()));
+        match is_far {
+            true => assert!(
+                matches!(adopted, Err(AdoptFault::Refused(Refused::Far(..)))),
+                "{:?}: {adopted:?}",
+                version.mark
+            ),
+            false => assert_eq!(scene.mark(0), version.mark),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Signatures for the node, by the keys of certificates.
+
+use std::sync::Arc;
+
+use acequia_mesh::{Identity, Notary, Signed};
+use acequia_node::sharing::{Role, Seal, SealFault, Seals};
+use acequia_rights::{Region, Writer, node_named};
+
+/// The node's way to sign and to check: who a certificate names is who writes.
+#[derive(Debug)]
+pub(super) struct Certified(pub(super) Arc<Notary>);
+
+/// Whether a certificate's name is a writer's: a region with one node goes by its own number, others go by a number a node.
+fn speaks_for(identity: &Identity, writer: Writer) -> bool {
+    let numbers = [Region::named(&identity.region), Region::named(&identity.to_string())];
+    numbers.contains(&writer.region) && node_named(&identity.node) == writer.node
+}
+
+impl Seals for Certified {
+    fn seal(&self, said: &[u8]) -> Result<Seal, String> {
+        let Signed { scheme, signature, chain } = self.0.sign(said)?;
+        Ok(Seal { scheme, signature, chain })
+    }
+
+    fn check(&self, said: &[u8], seal: &Seal, by: Writer, role: Role) -> Result<(), SealFault> {
+        let Seal { scheme, signature, chain } = seal.clone();
+        let signer = self.0.check(said, &Signed { scheme, signature, chain });
+        let signer = signer.map_err(|fault| SealFault::Worthless(fault.to_string()))?;
+        if !speaks_for(&signer.identity, by) {
+            return Err(SealFault::AnotherWriter(signer.identity.to_string()));
+        }
+        if role == Role::Authority && !signer.is_authority {
+            return Err(SealFault::NotAuthority(signer.identity.to_string()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_speaks_for_its_own_node_alone() {
+        let identity = Identity::new("eu", "eu-1");
+        let writer = |region: &str, node: &str| Writer {
+            region: Region::named(region),
+            node: node_named(node),
+            incarnation: 7,
+        };
+        for (region, node, speaks) in [
+            ("eu", "eu-1", true),
+            ("eu/eu-1", "eu-1", true),
+            ("eu", "eu-2", false),
+            ("eu/eu-2", "eu-1", false),
+            ("us", "eu-1", false),
+        ] {
+            assert_eq!(speaks_for(&identity, writer(region, node)), speaks, "{region} {node}");
+        }
+    }
+}
