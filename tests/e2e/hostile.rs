@@ -7,9 +7,15 @@ mod mask;
 use std::{net::SocketAddr, path::Path};
 
 use acequia_api::acequia::v1::NodeStatus;
-use acequia_mesh::{FRAME_BYTES_MAX, Identity, certs};
-use acequia_node::sharing::wire::{Header, Seen, VERSION};
-use acequia_rights::{Mark, Region, Writer, node_named};
+use acequia_mesh::{FRAME_BYTES_MAX, Identity, Notary, certs};
+use acequia_node::sharing::{
+    Seal,
+    wire::{Entry, Header, Seen, VERSION},
+};
+use acequia_rights::{
+    Mark, Region, Version, Writer, node_named,
+    versions::{Ack, CellKey, Lasts, Member},
+};
 use acequia_tests::{
     PATIENCE,
     cluster::{Cluster, EU, REGIONS},
@@ -21,7 +27,8 @@ use tokio::{runtime::Handle, time::timeout};
 use self::mask::{Mask, begin, closed, frame, write};
 use crate::{
     client::{Http, body},
-    regions::{AP, Operator, limits},
+    operators::order,
+    regions::{AP, Operator, US, limits},
 };
 
 /// Three regions, of which `ap` is gone; `eu` is attacked by one who says that it is `ap`.
@@ -252,4 +259,177 @@ fn frames_that_nobody_may_send_are_refused_and_counted_and_change_nothing() {
         scene.operator.status().peers.iter().any(|peer| peer.region == "ap" && peer.reached)
     });
     assert_eq!(scene.refused("frame"), hostile.len() as u64);
+}
+
+/// A certificate of one region was stolen. It lets its holder speak for that region, and for nobody else.
+#[test]
+fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
+    let mut scene = Scene::new();
+    let (to, folder, ap) = (scene.mesh(), scene.cluster.certs(), scene.ap);
+    let catalogue = scene.before.catalogue.clone().expect("a catalogue");
+    let mark =
+        catalogue.requested.map(|mark| Mark { epoch: mark.epoch, number: mark.number }).expect("a mark");
+    let eu = Writer {
+        region: Region::named("eu"),
+        node: node_named("eu-1"),
+        incarnation: scene.before.incarnation,
+    };
+    let stolen = certs::load(&folder, &Identity::new("ap", "ap-1")).expect("credentials");
+    let stolen = Notary::new(&stolen).expect("a notary");
+    let seal = |said: &[u8]| {
+        let signed = stolen.sign(said).expect("signed");
+        Some(Box::new(Seal { scheme: signed.scheme, signature: signed.signature, chain: signed.chain }))
+    };
+    let version = |authority: Writer, mark: Mark| Version {
+        mark,
+        term: mark,
+        authority,
+        members: [eu, ap]
+            .map(|writer| (writer.region, Member { weight: 1, writer, name: String::new() }))
+            .into(),
+        leaving: Default::default(),
+        fenced: Vec::new(),
+        clock_error_ns: 2_000_000,
+        drift_ppm: 200,
+        key: CellKey([7; 16]),
+        lasts: Lasts::default(),
+        limits: b"[]".to_vec(),
+        revoked: Default::default(),
+    };
+    let signed = |version: Version| {
+        let said = postcard::to_extend(&version, b"acequia version\0".to_vec()).expect("bytes");
+        Entry::Version(Box::new(version), seal(&said))
+    };
+    let after = Mark { number: mark.number + 1, ..mark };
+    let ack = Ack { mark: after, term: after, from_wall_ns: scene.before.wall_ns, authority: eu };
+    let us = scene.before.members.iter().find(|member| member.region == "us").expect("a member");
+    let us = Writer { region: Region::named("us"), node: node_named("us-1"), incarnation: us.incarnation };
+    let hostile = [
+        // In the authority's name and its own, with the largest epoch, and without any signature.
+        signed(version(eu, after)),
+        signed(version(ap, Mark { epoch: mark.epoch + 1, number: mark.number + 1 })),
+        signed(version(ap, Mark { epoch: u32::MAX, number: u64::MAX })),
+        Entry::Version(Box::new(version(eu, after)), None),
+        // For another region.
+        Entry::Acked { writer: us, ack, seal: seal(b"acequia acknowledgement\0") },
+        Entry::Acked { writer: us, ack, seal: None },
+    ];
+    let insider = scene.runtime.block_on(insider(&folder, to));
+    for (number, entry) in (1..).zip(&hostile) {
+        let header = Header {
+            writer: ap,
+            boot: 1_000,
+            number,
+            seen: Seen::default(),
+            beat: number,
+            wall_ns: scene.before.wall_ns,
+            corrected_ns: 0,
+            is_believed: true,
+            loan_max: 0,
+            mark,
+        };
+        let mut bytes = postcard::to_extend(&header, vec![VERSION]).expect("a header");
+        bytes = postcard::to_extend(entry, bytes).expect("an entry");
+        scene.runtime.block_on(write(&insider, &frame(bytes.len(), &bytes)));
+        scene.until_refused("seal", number);
+    }
+    assert_eq!(scene.refused("frame"), 0, "the frames are sound");
+    scene.logged_once("passed on eu/eu-1 ap/ap-1 signed whose");
+    scene.logged_once("passed on ap/ap-1 lacks acequia:authority");
+    let now = scene.operator.status();
+    assert_eq!((now.catalogue, &now.members), (Some(catalogue), &scene.before.members));
+    let answer = scene.http.check(&body(&[("kind", "rate")])).json();
+    assert_eq!(answer["allowed"], true, "{answer}");
+}
+
+/// The certificate is revoked, and its region gets another one: nobody else needs a new one.
+#[test]
+fn a_revoked_certificate_is_let_in_no_more_and_another_one_is() {
+    let cluster = Cluster::start(&limits());
+    let eu = &cluster.nodes[EU];
+    let mut operators: Vec<Operator> = cluster.nodes.iter().map(Operator::of).collect();
+    let sees = |operator: &mut Operator, region: &str, is_up: bool| {
+        let peers = operator.status().peers;
+        peers.iter().any(|peer| peer.region == region && peer.connected == is_up && peer.reached == is_up)
+    };
+    eventually("all are there", || {
+        sees(&mut operators[EU], "ap", true) && sees(&mut operators[EU], "us", true)
+    });
+    let stolen = operators[AP].status().fingerprint;
+    let shown = operators[EU].status().peers;
+    assert!(shown.iter().any(|peer| peer.region == "ap" && peer.fingerprint == stolen), "{shown:?}");
+
+    let own = operators[EU].status().fingerprint;
+    for (certificate, why) in [
+        (&own[..16], "this node's own"),
+        ("0123456789abcdef", "has seen no certificate"),
+        ("abc", "is no fingerprint"),
+    ] {
+        let (code, text) = order(eu, &["regions", "revoke", certificate, "--yes"]);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(why), "{text}");
+    }
+    let (code, text) = order(eu, &["regions", "revoke", &stolen[..16], "--yes"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains(&stolen), "{text}");
+    eventually("it is let in nowhere", || {
+        sees(&mut operators[EU], "ap", false) && sees(&mut operators[US], "ap", false)
+    });
+    assert!(sees(&mut operators[US], "eu", true));
+    // The other region heard of it from the authority, and says so.
+    let (_, audit) = order(&cluster.nodes[US], &["audit", "--newest", "1"]);
+    for words in ["adopted", "eu/eu-1, by certificate", &own, &stolen] {
+        assert!(audit.contains(words), "{words}: {audit}");
+    }
+    let counted = Http::connect(eu).get("/metrics").body;
+    let counted =
+        counted.lines().find_map(|line| line.strip_prefix("acequia_mesh_refused_total{what=\"revoked\"} "));
+    assert!(counted.is_some_and(|count| count != "0"), "{counted:?}");
+    // Even a node that begins anew knows.
+    certs::create(&cluster.certs(), &[Identity::new("ap", "ap-1")], &[]).expect("another certificate");
+    eventually("it is let in by that", || {
+        sees(&mut operators[EU], "ap", true) && sees(&mut operators[US], "ap", true)
+    });
+    assert_ne!(operators[AP].status().fingerprint, stolen);
+    eventually("it has heard of it", || {
+        operators[AP].status().catalogue.is_some_and(|catalogue| catalogue.revoked == [stolen.clone()])
+    });
+}
+
+/// An authority whose certificate lacks the role goes on deciding, and orders nothing.
+#[test]
+fn who_lacks_the_role_of_an_authority_is_told_what_is_missing() {
+    let cluster = Cluster::start(&limits());
+    let mut operator = Operator::of(&cluster.nodes[EU]);
+    eventually("every region conforms", || {
+        let catalogue = operator.status().catalogue.unwrap_or_default();
+        catalogue.requested.is_some() && catalogue.effective == catalogue.requested
+    });
+    // `ap` never had it.
+    for words in
+        [&["authority", "move", "ap-1", "--yes"][..], &["authority", "move", "ap-1", "--fenced", "--yes"]]
+    {
+        let (code, text) = order(&cluster.nodes[AP], words);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains("ap/ap-1 lacks the URI acequia:authority"), "{text}");
+    }
+    let folder = cluster.certs();
+    let before = operator.status().fingerprint;
+    std::fs::remove_file(folder.join("eu-1.pem")).expect("removed");
+    certs::create(&folder, &[Identity::new("eu", "eu-1")], &[]).expect("a certificate without the role");
+    eventually("it is read again", || operator.status().fingerprint != before);
+    let set = ["budget", "set", "shop/rate", "rate=100/s", "--yes"];
+    let (code, text) = order(&cluster.nodes[EU], &set);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("eu/eu-1 lacks the URI acequia:authority"), "{text}");
+    cluster.nodes[EU].until_it_says("the catalogue stays in force, and cannot be changed");
+    let answer = Http::connect(&cluster.nodes[EU]).check(&body(&[("kind", "rate")])).json();
+    assert_eq!(answer["allowed"], true, "{answer}");
+
+    certs::create(&folder, &[Identity::new("eu", "eu-1")], &["eu-1"]).expect("a certificate with it");
+    eventually("it may again", || order(&cluster.nodes[EU], &set).0 == Some(0));
+    eventually("every region conforms again", || {
+        let catalogue = operator.status().catalogue.unwrap_or_default();
+        catalogue.effective == catalogue.requested
+    });
 }

@@ -22,7 +22,7 @@ use crate::{
 };
 
 pub(crate) const AP: usize = 0;
-const US: usize = 2;
+pub(crate) const US: usize = 2;
 
 /// One rate, one window and one quota.
 const RATE: u64 = 600;

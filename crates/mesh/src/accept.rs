@@ -175,7 +175,7 @@ const fn is_alert(code: u64) -> bool {
 
 /// The peer whose certificate this is, if it is one that is to dial this node.
 fn admit(node: &Node, connection: &Connection) -> Result<Arc<Peer>, (Refusal, String)> {
-    let named = connection::named(connection).map_err(|what| (Refusal::Stranger, what))?;
+    let named = connection::named(node, connection)?;
     if named == node.identity {
         return Err((Refusal::OwnName, named.to_string()));
     }

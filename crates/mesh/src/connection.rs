@@ -11,11 +11,11 @@ use tokio::{
 };
 
 use crate::{
-    Event, Identity, Refusal,
+    Event, Fingerprint, Identity, Refusal,
     certs::facts,
     frame::{self, Held, Hold, NoFrame, Sent},
     node::Node,
-    peer::{Ended, Outgoing, Peer, REPLACED, clean},
+    peer::{Ended, Outgoing, Peer, REPLACED, clean, lock},
     tls::STREAMS_IN_MAX,
 };
 
@@ -31,11 +31,33 @@ pub(crate) enum Hello {
     Awaited,
 }
 
+/// The certificates of the other side, its own first.
+fn chain(connection: &Connection) -> Vec<CertificateDer<'static>> {
+    let chain = connection.peer_identity().and_then(|chain| chain.downcast().ok());
+    chain.map_or_else(Vec::new, |chain: Box<Vec<CertificateDer<'static>>>| *chain)
+}
+
 /// Whom the other side's certificate names.
-pub(crate) fn named(connection: &Connection) -> Result<Identity, String> {
-    let chain = connection.peer_identity().and_then(|chain| chain.downcast::<Vec<CertificateDer<'_>>>().ok());
-    let own = chain.as_ref().and_then(|chain| chain.first()).ok_or("no certificate")?;
-    facts(own)?.identity
+pub(crate) fn named(node: &Node, connection: &Connection) -> Result<Identity, (Refusal, String)> {
+    let chain = chain(connection);
+    let stranger = |what: String| (Refusal::Stranger, what);
+    let own = chain.first().ok_or_else(|| stranger("no certificate".to_owned()))?;
+    let named = facts(own).and_then(|facts| facts.identity).map_err(stranger)?;
+    match is_revoked(node, connection) {
+        false => Ok(named),
+        true => Err((Refusal::Revoked, format!("{named}, by the certificate {}", Fingerprint::of(own)))),
+    }
+}
+
+/// Whether a certificate of the other side's is revoked.
+pub(crate) fn is_revoked(node: &Node, connection: &Connection) -> bool {
+    let revoked = lock(&node.revoked);
+    !revoked.is_empty() && chain(connection).iter().any(|one| revoked.contains(&Fingerprint::of(one)))
+}
+
+/// That of the other side's own certificate.
+pub(crate) fn fingerprint(connection: &Connection) -> Option<Fingerprint> {
+    chain(connection).first().map(|own| Fingerprint::of(own))
 }
 
 /// Takes the place of the connection that the peer had, says hello, and carries frames both ways until the
@@ -57,6 +79,10 @@ pub(crate) async fn run(
         connection.close(Refusal::Unfinished.code(), Refusal::Unfinished.reason().as_bytes());
     }
     let outgoing = peer.open(connection);
+    // It may have been revoked since the handshake.
+    if is_revoked(node, connection) {
+        connection.close(Refusal::Revoked.code(), Refusal::Revoked.reason().as_bytes());
+    }
     let receiving = Receiving { node, events, peer, connection, held: Held::default() };
     let mut ended = tokio::select! {
         biased;

@@ -96,13 +96,16 @@ async fn attempt(node: &Node, peer: &Peer, address: SocketAddr) -> Result<Connec
             ));
         }
     };
-    match connection::named(&connection) {
+    match connection::named(node, &connection) {
         Ok(named) if named == peer.identity => Ok(connection),
         named => {
-            let named = named.map_or_else(|what| what, |named| named.to_string());
-            let refusal = Refusal::WrongPeer;
+            let (refusal, named) = match named {
+                Err((Refusal::Revoked, what)) => (Refusal::Revoked, what),
+                Err((_, what)) => (Refusal::WrongPeer, what),
+                Ok(named) => (Refusal::WrongPeer, named.to_string()),
+            };
             connection.close(refusal.code(), refusal.reason().as_bytes());
-            let why = format!("{} expected at {address}, found: {named}", peer.identity);
+            let why = format!("{} expected at {address}, found: {named} ({refusal})", peer.identity);
             peer.count_refusal();
             node.refusals.count(refusal, Some(&peer.identity), &why);
             Err(why)

@@ -1,7 +1,7 @@
 //! The mesh from outside.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{SocketAddr, UdpSocket},
     sync::{Arc, Mutex},
@@ -12,7 +12,9 @@ use quinn::{AsyncUdpSocket, Endpoint, Runtime, TokioRuntime, VarInt};
 use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 
 use crate::{
-    Credentials, Identity, Refusals, accept, dial,
+    Credentials, Fingerprint, Identity, Refusals, accept,
+    connection::is_revoked,
+    dial,
     node::Node,
     peer::{Peer, lock},
     random::Random,
@@ -179,6 +181,8 @@ pub struct PeerStatus {
     pub since: std::time::Instant,
     /// The round trip, smoothed; zero without a connection.
     pub rtt: Duration,
+    /// That of the certificate that it shows, while there is a connection.
+    pub fingerprint: Option<Fingerprint>,
     /// What was refused of it since the start.
     pub refused: u64,
     /// Frames that it did not take since the start.
@@ -244,6 +248,7 @@ impl Mesh {
             endpoint,
             is_ipv4: local.is_ipv4(),
             client: Mutex::new(secured.client),
+            revoked: Mutex::default(),
         });
         let (events, taken) = mpsc::channel(EVENTS_MAX);
         let tasks = Mutex::new(start_tasks(&node, &events, config.rng_seed));
@@ -293,6 +298,14 @@ impl Mesh {
         *lock(&self.node.client) = secured.client;
         self.node.endpoint.set_server_config(Some(secured.server));
         Ok(())
+    }
+
+    /// Lets nobody in any more by these certificates, and ends the connections that they have.
+    pub fn revoke(&self, revoked: BTreeSet<Fingerprint>) {
+        *lock(&self.node.revoked) = revoked;
+        for peer in self.node.peers.values() {
+            peer.close_revoked(|connection| is_revoked(&self.node, connection));
+        }
     }
 
     /// Says goodbye to all peers, and waits until that has left: half a second at most. No event comes after

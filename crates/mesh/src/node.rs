@@ -1,14 +1,14 @@
 //! What all tasks of a mesh share.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
 };
 
 use quinn::Endpoint;
 
 use crate::{
-    Identity, Timing,
+    Fingerprint, Identity, Timing,
     peer::{Peer, lock},
     refusal::Ledger,
 };
@@ -24,6 +24,8 @@ pub(crate) struct Node {
     /// Whether the socket reaches addresses of version 4 only.
     pub(crate) is_ipv4: bool,
     pub(crate) client: Mutex<quinn::ClientConfig>,
+    /// Certificates that are let in no more.
+    pub(crate) revoked: Mutex<BTreeSet<Fingerprint>>,
 }
 
 impl Node {

@@ -11,7 +11,7 @@ use std::{
 use quinn::{Connection, VarInt};
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{FRAME_BYTES_MAX, Identity, NotSent, PeerStatus, Refusal};
+use crate::{FRAME_BYTES_MAX, Identity, NotSent, PeerStatus, Refusal, connection::fingerprint};
 
 /// Frames that may be on their way to one peer.
 pub(crate) const FRAMES_UNACKNOWLEDGED_MAX: usize = 16;
@@ -148,6 +148,15 @@ impl Peer {
         self.counts.refused.fetch_add(1, Relaxed);
     }
 
+    /// Ends the connection, if its certificate is revoked.
+    pub(crate) fn close_revoked(&self, is_revoked: impl Fn(&Connection) -> bool) {
+        let state = lock(&self.state);
+        let out = state.out.as_ref().map(|out| &out.connection);
+        for connection in state.newest.iter().chain(out).filter(|connection| is_revoked(connection)) {
+            connection.close(Refusal::Revoked.code(), Refusal::Revoked.reason().as_bytes());
+        }
+    }
+
     pub(crate) fn status(&self) -> PeerStatus {
         let state = lock(&self.state);
         PeerStatus {
@@ -156,6 +165,7 @@ impl Peer {
             connected: state.is_up,
             since: state.since.into_std(),
             rtt: state.out.as_ref().map_or(Duration::ZERO, |out| out.connection.rtt()),
+            fingerprint: state.out.as_ref().and_then(|out| fingerprint(&out.connection)),
             refused: self.counts.refused.load(Relaxed),
             refused_by_peer: self.counts.refused_by_peer.load(Relaxed),
             last_error: state.last_error.clone(),

@@ -51,11 +51,13 @@ pub enum Refusal {
     FramesTooMany,
     /// A connection on which too many frames were refused.
     Misbehaved,
+    /// A certificate that was revoked.
+    Revoked,
 }
 
 impl Refusal {
     /// All kinds.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Handshake,
         Self::Unfinished,
         Self::Crowded,
@@ -69,6 +71,7 @@ impl Refusal {
         Self::FrameStalled,
         Self::FramesTooMany,
         Self::Misbehaved,
+        Self::Revoked,
     ];
 
     /// A name for metrics and logs, which stays.
@@ -88,6 +91,7 @@ impl Refusal {
             Self::FrameStalled => "frame-stalled",
             Self::FramesTooMany => "frames-too-many",
             Self::Misbehaved => "misbehaved",
+            Self::Revoked => "revoked",
         }
     }
 
@@ -107,6 +111,7 @@ impl Refusal {
             Self::FrameStalled => "frame not in time",
             Self::FramesTooMany => "too many unfinished frames",
             Self::Misbehaved => "too many frames refused",
+            Self::Revoked => "this certificate is revoked: make another one for this node",
         }
     }
 

@@ -104,6 +104,7 @@ fn node(shared: bool) -> Arc<Node> {
             drift_ppm: 1_000,
             key: CellKey(*b"a bench, no more"),
             limits: sharing::limits_to_bytes(&specs()).unwrap(),
+            revoked: Default::default(),
         };
         let version = node.propose(draft, START).unwrap();
         node.adopt(version, now, |_| Some(Vec::new())).unwrap();

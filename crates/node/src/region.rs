@@ -27,7 +27,8 @@ use crate::{
     journal_tag, lock,
     shard::Cells,
     sharing::{
-        AdoptFault, CellKey, FrameFault, Membership, Memory, SealFault, Seals, Sharing, Timekeeper, Traffic,
+        AdoptFault, CellKey, FrameFault, Membership, Memory, Seal, SealFault, Seals, Sharing, Timekeeper,
+        Traffic,
     },
 };
 
@@ -61,12 +62,19 @@ pub enum ResumeFault {
     Catalogue(#[from] CatalogueFault),
 }
 
-/// The versions that a disk has.
+/// The versions that a disk has: as this program writes them, or as earlier ones did.
 fn kept_of(mut bytes: Vec<u8>) -> Option<versions::Kept> {
-    postcard::from_bytes(&bytes).ok().or_else(|| {
+    let before = |bytes: &[u8]| whole::<versions::KeptBefore>(bytes).map(versions::Kept::from);
+    whole(&bytes).or_else(|| before(&bytes)).or_else(|| {
         bytes.extend(versions::Kept::NONE_SPARED);
-        postcard::from_bytes(&bytes).ok()
+        before(&bytes)
     })
+}
+
+/// What was written, if these bytes are that and nothing else.
+fn whole<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
+    let (read, left) = postcard::take_from_bytes(bytes).ok()?;
+    left.is_empty().then_some(read)
 }
 
 impl Node {
@@ -151,6 +159,11 @@ impl Node {
         if let Some(mut sharing) = self.lock_sharing() {
             sharing.sign_again(self);
         }
+    }
+
+    /// What the version that this node has is signed with; nothing where nobody signs.
+    pub fn version_seal(&self) -> Option<Seal> {
+        self.lock_sharing()?.version_seal()
     }
 
     /// The last version or acknowledgement that was refused because its writer was not proven to have said it, and who that
@@ -733,16 +746,39 @@ mod tests {
         assert_eq!(resumed(3, u64::MAX), Err(ResumeFault::Unreadable("memory")));
     }
 
-    /// Disks of before terms spared anything lack the end of what is kept.
+    /// Disks of before terms spared anything lack the end of what is kept, and those of before certificates could be revoked
+    /// the end of the version.
     #[test]
     fn older_disks_are_read() {
         let me = Writer { region: Region(3), node: 0, incarnation: 2 };
-        let kept = Versions::new(me).kept().clone();
-        let mut bytes = postcard::to_allocvec(&kept).expect("bytes");
-        assert_eq!(kept_of(bytes.clone()), Some(kept.clone()));
-        assert_eq!(bytes.pop(), Some(0), "nothing is spared");
-        assert_eq!(kept_of(bytes.clone()), Some(kept));
-        bytes.pop();
-        assert_eq!(kept_of(bytes), None);
+        let bytes_of = |kept: &versions::Kept| postcard::to_allocvec(kept).expect("bytes");
+        let mut versions = Versions::new(me);
+        let unheard = bytes_of(versions.kept());
+        assert_eq!(kept_of(unheard.clone()).as_ref(), Some(versions.kept()));
+        let member = versions::Member { weight: 1, writer: me, name: "eu/eu-1".to_owned() };
+        let draft = Draft {
+            members: [(me.region, member)].into(),
+            fenced: Vec::new(),
+            clock_error_ns: 1,
+            drift_ppm: 1,
+            key: versions::CellKey([7; 16]),
+            limits: b"[]".to_vec(),
+            revoked: std::collections::BTreeSet::new(),
+        };
+        let version = versions.propose(draft, 1).expect("a version");
+        versions.adopt(version.clone(), Now::at(1)).expect("adopted");
+        let kept = versions.kept();
+        let bytes = bytes_of(kept);
+        assert_eq!(kept_of(bytes.clone()).as_ref(), Some(kept));
+        // Behind the version, of which none is revoked; the 1 says that there is one.
+        let place = postcard::to_allocvec(&(me, 1_u8, &version)).expect("bytes").len() - 1;
+        assert_eq!(bytes[place], 0);
+        let mut before = bytes;
+        before.remove(place);
+        assert_eq!(kept_of(before.clone()).as_ref(), Some(kept));
+        assert_eq!(before.pop(), Some(0));
+        assert_eq!(kept_of(before.clone()).as_ref(), Some(kept));
+        before.pop();
+        assert_eq!(kept_of(before), None);
     }
 }

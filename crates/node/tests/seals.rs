@@ -108,9 +108,9 @@ impl Scene {
 
     /// Another version by the authority, which moves a share.
     fn order(&mut self, weight: u32) -> Version {
-        let Version { mut members, clock_error_ns, drift_ppm, key, limits, .. } = self.version(0);
+        let Version { mut members, clock_error_ns, drift_ppm, key, limits, revoked, .. } = self.version(0);
         members.values_mut().take(1).for_each(|member| member.weight = weight);
-        let draft = Draft { members, fenced: Vec::new(), clock_error_ns, drift_ppm, key, limits };
+        let draft = Draft { members, fenced: Vec::new(), clock_error_ns, drift_ppm, key, limits, revoked };
         let node = &self.world.places[0].node;
         let version = node.propose(draft, self.world.now).expect("a version");
         node.adopt(version.clone(), Now::at(self.world.now), |_| Some(Vec::new())).expect("adopted");

@@ -91,6 +91,8 @@ pub const TERMS_MAX: usize = 64;
 pub const GONE_MAX: usize = 64;
 /// The most bytes of limits in a version: it travels in one message.
 pub const LIMITS_BYTES_MAX: usize = 1 << 20;
+/// The most certificates that are revoked at a time.
+pub const REVOKED_MAX: usize = 1_024;
 /// The most bytes in a region's name: it is a metric label.
 pub const NAME_BYTES_MAX: usize = 128;
 /// The most writers of which a node remembers that they are closed: one for each eviction there ever was.
@@ -179,6 +181,8 @@ pub struct Version {
     pub lasts: Lasts,
     /// The limits, as the node reads them.
     pub limits: Vec<u8>,
+    /// Certificates that nobody believes any more, by the SHA-256 of each in DER.
+    pub revoked: BTreeSet<[u8; 32]>,
 }
 
 /// What an authority wants changed; the rest of a version follows from the one before.
@@ -196,6 +200,8 @@ pub struct Draft {
     pub key: CellKey,
     /// See [`Version::limits`].
     pub limits: Vec<u8>,
+    /// See [`Version::revoked`].
+    pub revoked: BTreeSet<[u8; 32]>,
 }
 
 /// A writer's word that it conforms to a version. A register that only grows.
@@ -507,6 +513,58 @@ pub struct Kept {
 impl Kept {
     /// What disks lack that were written before terms spared anything: `postcard` of none.
     pub const NONE_SPARED: [u8; 1] = [0];
+}
+
+/// A [`Kept`] of a disk that was written before certificates could be revoked: it lacks [`Version::revoked`].
+#[derive(Debug, Deserialize)]
+pub struct KeptBefore {
+    me: Writer,
+    register: Option<LWWReg<VersionBefore, Mark>>,
+    chain: Vec<Term>,
+    acks: BTreeMap<Writer, Ack>,
+    closed: BTreeMap<(Region, u16), u32>,
+    own: Option<Ack>,
+    spared: BTreeMap<Mark, Spared>,
+}
+
+/// A [`Version`] of that time, field by field.
+#[derive(Clone, Debug, Deserialize)]
+struct VersionBefore {
+    mark: Mark,
+    term: Mark,
+    authority: Writer,
+    members: BTreeMap<Region, Member>,
+    leaving: BTreeSet<Writer>,
+    fenced: Vec<Fence>,
+    clock_error_ns: u64,
+    drift_ppm: u32,
+    key: CellKey,
+    lasts: Lasts,
+    limits: Vec<u8>,
+}
+
+impl From<KeptBefore> for Kept {
+    fn from(before: KeptBefore) -> Self {
+        let register = before.register.map(|LWWReg { val, marker }| {
+            let val = Version {
+                mark: val.mark,
+                term: val.term,
+                authority: val.authority,
+                members: val.members,
+                leaving: val.leaving,
+                fenced: val.fenced,
+                clock_error_ns: val.clock_error_ns,
+                drift_ppm: val.drift_ppm,
+                key: val.key,
+                lasts: val.lasts,
+                limits: val.limits,
+                revoked: BTreeSet::new(),
+            };
+            LWWReg { val, marker }
+        });
+        let KeptBefore { me, chain, acks, closed, own, spared, .. } = before;
+        Self { me, register, chain, acks, closed, own, spared }
+    }
 }
 
 /// One node's view of the catalogue's versions.
@@ -973,6 +1031,7 @@ impl Versions {
             key: draft.key,
             lasts: self.kept.chain.iter().map(|term| term.lasts).fold(Lasts::default(), Lasts::max),
             limits: draft.limits,
+            revoked: draft.revoked,
         };
         if let Some(held) = self.version() {
             self.follow(held, &mut version, takes_over)?;
@@ -1055,6 +1114,7 @@ fn possible(version: &Version) -> Result<(), Refused> {
         (version.clock_error_ns > CLOCK_ERROR_NS_MAX, "a clock error of more than a minute"),
         (version.drift_ppm > DRIFT_PPM_MAX, "a drift of more than a tenth"),
         (version.limits.len() > LIMITS_BYTES_MAX, "the limits are too long"),
+        (version.revoked.len() > REVOKED_MAX, "more certificates are revoked than can be remembered"),
     ];
     match faults.into_iter().find(|(fault, _)| *fault) {
         Some((_, what)) => Err(Refused::Impossible(what)),

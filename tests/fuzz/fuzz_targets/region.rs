@@ -469,7 +469,7 @@ impl History {
         let mut version = self.place.node.version().expect("it has one");
         version.mark.number = version.mark.number.saturating_add(1);
         for _ in 0..u.int_in_range(0..=3)? {
-            match u.int_in_range(0..=9)? {
+            match u.int_in_range(0..=10)? {
                 0 => version.mark = mark(u)?,
                 1 => version.term = version.mark,
                 2 => version.term = mark(u)?,
@@ -490,6 +490,7 @@ impl History {
                     version.clock_error_ns = number(u)?;
                     version.drift_ppm = number(u)? as u32;
                 }
+                9 => drop(version.revoked.insert(u.arbitrary()?)),
                 _ => version.limits = limits(u)?,
             }
         }

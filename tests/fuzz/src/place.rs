@@ -148,6 +148,7 @@ pub fn draft(limits: Vec<u8>) -> Draft {
         drift_ppm: 1_000,
         key: CellKey(KEY),
         limits,
+        revoked: Default::default(),
     }
 }
 

@@ -88,6 +88,7 @@ impl Operator {
             drift_ppm: self.drift_ppm,
             key: CellKey(KEY),
             limits: sharing::limits_to_bytes(&specs).expect("limits"),
+            revoked: Default::default(),
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn identity(name: &str) -> Identity {
 pub(crate) fn certificates(names: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let nodes: Vec<_> = names.iter().map(|name| identity(name)).collect();
-    certs::create(folder.path(), &nodes).expect("certificates");
+    certs::create(folder.path(), &nodes, &[]).expect("certificates");
     folder
 }
 

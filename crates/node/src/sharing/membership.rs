@@ -14,7 +14,7 @@ use acequia_rights::{
 };
 
 use super::{
-    CellKey, Entry, Header, SealFault, Seals, Sharing, Storing, Topic, Wall,
+    CellKey, Entry, Header, Seal, SealFault, Seals, Sharing, Storing, Topic, Wall,
     peer::Peer,
     seal::{Held, Proof},
     wire::ShortId,
@@ -659,6 +659,11 @@ impl Sharing {
     /// What the disk has of seals.
     pub(crate) fn take_up_seals(&mut self, bytes: &[u8]) {
         self.seals = Held::restore(bytes);
+    }
+
+    /// What the version is signed with.
+    pub(crate) fn version_seal(&self) -> Option<Seal> {
+        self.seals.proof_of(self.mark())?.map(|seal| *seal)
     }
 
     /// The last word that nobody was proven to have said, once.

@@ -115,6 +115,7 @@ impl World {
             drift_ppm: 1_000,
             key: CellKey([7; 16]),
             limits: sharing::limits_to_bytes(specs).expect("limits"),
+            revoked: Default::default(),
         };
         let version = world.places[0].node.propose(draft, START).expect("a version");
         world.places[0].node.adopt(version, now, |_| Some(Vec::new())).expect("adopted");
@@ -316,6 +317,7 @@ impl World {
             drift_ppm: 1_000,
             key: CellKey([7; 16]),
             limits: sharing::limits_to_bytes(specs).expect("limits"),
+            revoked: Default::default(),
         };
         self.specs = specs.to_vec();
         let node = &self.places[by].node;

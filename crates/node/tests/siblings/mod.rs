@@ -763,6 +763,7 @@ impl World {
             drift_ppm: self.drift_ppm,
             key: CellKey(KEY.0),
             limits: sharing::limits_to_bytes(specs).expect("limits"),
+            revoked: Default::default(),
         };
         let at = &self.nodes[0];
         let version = at.node.propose(draft, now.wall_ns);

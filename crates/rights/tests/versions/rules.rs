@@ -33,6 +33,7 @@ fn draft(writers: &[(Writer, u32)]) -> Draft {
         drift_ppm: 1_000,
         key: CellKey([1; 16]),
         limits: Vec::new(),
+        revoked: Default::default(),
     }
 }
 

@@ -701,6 +701,7 @@ fn draft(members: BTreeMap<Region, Member>, fenced: Vec<Fence>, limits: Limits) 
         drift_ppm: DRIFT_PPM,
         key: CellKey([7; 16]),
         limits: (limits.0 << 1 | u64::from(limits.1)).to_le_bytes().to_vec(),
+        revoked: Default::default(),
     }
 }
 

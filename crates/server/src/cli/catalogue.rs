@@ -96,6 +96,7 @@ pub(super) struct CatalogueJson<'a> {
     differences: &'a [String],
     clock_error_ns: u64,
     drift_ppm: u32,
+    revoked: &'a [String],
 }
 
 #[derive(Debug, Serialize)]
@@ -117,6 +118,7 @@ impl<'a> CatalogueJson<'a> {
             differences: &catalogue.differences,
             clock_error_ns: catalogue.clock_error_ns,
             drift_ppm: catalogue.drift_ppm,
+            revoked: &catalogue.revoked,
         })
     }
 }
@@ -214,7 +216,7 @@ file       shop/per-key: rate 60/s in the file, 100/s in the catalogue
                 r#"{"authority":"eu/eu-1","is_authority":true,"requested":{"epoch":1,"number":8},"#,
                 r#""effective":null,"pending":[{"region":"us","#,
                 r#""waiting":"not heard for 12 s; it goes on when us is heard, or is evicted"}],"#,
-                r#""differences":[],"clock_error_ns":10000000,"drift_ppm":1000}"#,
+                r#""differences":[],"clock_error_ns":10000000,"drift_ppm":1000,"revoked":[]}"#,
                 "\n"
             )
         );

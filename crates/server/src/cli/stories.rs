@@ -278,6 +278,7 @@ async fn regions_are_changed_after_the_name_is_typed() {
             author: "ana".to_owned(),
             reason: String::new(),
             dry_run,
+            certificate: String::new(),
         })
     };
     for (line, typed, change, weight, is_fenced) in [

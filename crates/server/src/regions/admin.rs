@@ -368,15 +368,18 @@ impl Admin for Service {
         let from = request.remote_addr();
         let said = request.into_inner();
         let change = said.change();
-        let api::ChangeRegionRequest { region, weight, is_fenced, .. } = said;
+        let api::ChangeRegionRequest { region, weight, is_fenced, certificate, .. } = said;
         let order = match change {
             Change::Add => Order::Add { region, weight: weight.max(1) },
             Change::Recover => Order::Recover { region },
             Change::Evict => Order::Evict { region, is_fenced },
             Change::Remove => Order::Remove { region },
             Change::Weight => Order::Weight { region, weight },
+            Change::Revoke => Order::Revoke { certificate },
             Change::Unspecified => {
-                return Err(Status::invalid_argument("no change: add, recover, evict, remove or weight"));
+                return Err(Status::invalid_argument(
+                    "no change: add, recover, evict, remove, weight or revoke",
+                ));
             }
         };
         self.order(order, ordered(said.author, said.reason, said.dry_run, from)).await

@@ -6,6 +6,7 @@ use std::{
 };
 
 use acequia_limits::{Descriptor, Limit, Now, RATE_PARTS, limit::LimitSpec};
+use acequia_mesh::Fingerprint;
 use acequia_node::{
     NamedCell,
     sharing::{limits_from_bytes, limits_to_bytes},
@@ -13,7 +14,7 @@ use acequia_node::{
 use acequia_rights::{
     Mark, Region, Version, Writer, node_named,
     standing::WEIGHT_MAX,
-    versions::{CellKey, Draft, Fence, Member},
+    versions::{CellKey, Draft, Fence, Member, REVOKED_MAX},
 };
 use acequia_store::{Store, StoreError};
 use tracing::info;
@@ -218,6 +219,7 @@ impl Regions {
             drift_ppm: self.settings.clock.drift_ppm,
             key: CellKey(self.key),
             limits: bytes_of(&file)?,
+            revoked: BTreeSet::new(),
         };
         let warnings =
             vec!["if any region has a catalogue already, every limit can be spent twice".to_owned()];
@@ -290,6 +292,7 @@ impl Regions {
                 drift_ppm: version.drift_ppm,
                 key: version.key,
                 limits: version.limits.clone(),
+                revoked: version.revoked.clone(),
             },
             takes_over: false,
             changes: Vec::new(),
@@ -333,6 +336,7 @@ impl Regions {
                     "{region} denies from then on, and its share goes to the others when it has said so"
                 ));
             }
+            Order::Revoke { certificate } => self.plan_revoke(&mut plan, certificate)?,
             Order::Weight { region, weight } => {
                 check_weight(*weight)?;
                 let number = self.number_of(region)?;
@@ -391,6 +395,38 @@ impl Regions {
              when it is reached"
         ));
         Ok(())
+    }
+
+    fn plan_revoke(&self, plan: &mut Plan, certificate: &str) -> Result<(), OrderFault> {
+        let seen = self.mesh.status().into_iter().filter_map(|peer| peer.fingerprint);
+        let revoked = fingerprint(certificate, seen.chain([self.fingerprint()]))?;
+        if revoked == self.fingerprint() {
+            return Err(OrderFault::Invalid(
+                "that is this node's own certificate: make it another one first, or let another node take the authority over, \
+                 which can revoke it then"
+                    .to_owned(),
+            ));
+        }
+        if plan.draft.revoked.len() >= REVOKED_MAX {
+            return Err(OrderFault::Invalid(format!(
+                "{REVOKED_MAX} certificates are revoked already: begin with a new ca.pem"
+            )));
+        }
+        if plan.draft.revoked.insert(revoked.0) {
+            plan.changes.push(format!("certificate {revoked}: revoked"));
+            plan.warnings.push(
+                "the node that has it is cut off from the others until it has another one; what was adopted by its word stays"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Believes the certificates no more that the catalogue revokes.
+    pub(super) fn keep_revoked(&self, version: &Version) {
+        let revoked: BTreeSet<Fingerprint> = version.revoked.iter().map(|one| Fingerprint(*one)).collect();
+        self.notary.revoke(revoked.clone());
+        self.mesh.revoke(revoked);
     }
 
     fn plan_add(&self, plan: &mut Plan, region: &str, weight: u32, now: Now) -> Result<(), OrderFault> {
@@ -550,6 +586,34 @@ impl Regions {
         Ok(Outcome { before, after, changes, warnings })
     }
 
+    /// Writes down a version that another node made, and says it where operators look.
+    pub(super) fn note_adopted(
+        &self,
+        before: Option<&Version>,
+        version: &Version,
+        now: Now,
+    ) -> std::io::Result<()> {
+        let authority = self.names.of_writer(version.authority, Some(version));
+        let certificate =
+            self.node.version_seal().and_then(|seal| Some(Fingerprint::of(seal.chain.first()?)));
+        let certificate = certificate.map_or_else(|| "unknown".to_owned(), |one| one.to_string());
+        let changes = changed_between(before, version, now.wall_ns);
+        tracing::warn!(
+            version = %of_mark(version.mark), %authority, %certificate, changes = changes.join("; "),
+            "a version of the catalogue that another node made is in force"
+        );
+        let before = before.map_or_else(Mark::default, |before| before.mark);
+        self.authority().audit.append(&AuditEntry {
+            wall_ns: now.wall_ns,
+            author: format!("{authority}, by certificate {certificate}"),
+            reason: String::new(),
+            what: format!("version {} adopted", of_mark(version.mark)),
+            before: (before.epoch, before.number),
+            after: (version.mark.epoch, version.mark.number),
+            changes,
+        })
+    }
+
     /// Writes down what is in force, for the next start.
     pub(super) fn keep_schedule(&self) -> Result<(), StoreError> {
         let bytes =
@@ -568,6 +632,30 @@ impl Plan {
     }
 }
 
+/// What a version changes against an earlier one, or against none, a line each.
+fn changed_between(before: Option<&Version>, after: &Version, wall_ns: u64) -> Vec<String> {
+    let limits = |version: &Version| specs_of(version).unwrap_or_default();
+    let mut changes = compare(&before.map_or_else(Vec::new, limits), &limits(after), wall_ns).0;
+    if before.is_some_and(|before| before.authority != after.authority) {
+        changes.push("another authority".to_owned());
+    }
+    let none = BTreeMap::new();
+    let members = before.map_or(&none, |before| &before.members);
+    changes.extend(after.members.iter().filter_map(|(region, member)| {
+        let (name, to) = (&member.name, member.weight);
+        match members.get(region).map(|before| before.weight) {
+            None => Some(format!("{name} gets a share: weight {to}")),
+            Some(from) => (from != to).then(|| format!("{name}: weight {from} -> {to}")),
+        }
+    }));
+    let gone = members.iter().filter(|(region, _)| !after.members.contains_key(region));
+    changes.extend(gone.map(|(_, member)| format!("{} has no share any more", member.name)));
+    let revoked =
+        after.revoked.iter().filter(|one| !before.is_some_and(|before| before.revoked.contains(*one)));
+    changes.extend(revoked.map(|one| format!("certificate {}: revoked", Fingerprint(*one))));
+    changes
+}
+
 /// The limits of a version.
 pub(super) fn specs_of(version: &Version) -> Result<Vec<LimitSpec>, OrderFault> {
     let limits = limits_from_bytes(&version.limits).map_err(OrderFault::Adopt)?;
@@ -576,6 +664,34 @@ pub(super) fn specs_of(version: &Version) -> Result<Vec<LimitSpec>, OrderFault> 
 
 fn bytes_of(specs: &[LimitSpec]) -> Result<Vec<u8>, OrderFault> {
     limits_to_bytes(specs).map_err(OrderFault::Invalid)
+}
+
+/// The certificate that an operator means: all of its digits, or the first of one that was seen.
+fn fingerprint(text: &str, seen: impl Iterator<Item = Fingerprint>) -> Result<Fingerprint, OrderFault> {
+    const DIGITS_MIN: usize = 16;
+    let text = text.replace(':', "").to_ascii_lowercase();
+    let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !is_hex || !(DIGITS_MIN..=64).contains(&text.len()) {
+        return Err(OrderFault::Invalid(format!(
+            "{text:?} is no fingerprint: give the {DIGITS_MIN} digits that `acequia regions` shows, or all 64 of \
+             `openssl x509 -fingerprint -sha256`"
+        )));
+    }
+    if text.len() == 64 {
+        let mut bytes = [0; 32];
+        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+            let digits = std::str::from_utf8(digits).unwrap_or_default();
+            *byte = u8::from_str_radix(digits, 16).unwrap_or_default();
+        }
+        return Ok(Fingerprint(bytes));
+    }
+    let mut found = seen.filter(|one| one.to_string().starts_with(&text));
+    let (first, second) = (found.next(), found.next());
+    first.filter(|_| second.is_none()).ok_or_else(|| {
+        OrderFault::NotFound(format!(
+            "this node has seen no certificate {text}...: give all 64 digits (`openssl x509 -fingerprint -sha256`)"
+        ))
+    })
 }
 
 /// The word of an operator that a writer does nothing any more.

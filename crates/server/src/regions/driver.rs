@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 use acequia_limits::Now;
 use acequia_mesh::{Event, Identity};
 use acequia_node::sharing::Wall;
-use acequia_rights::{Mark, Region};
+use acequia_rights::{Mark, Region, Version};
 use tokio::{
     sync::{mpsc, watch},
     time::MissedTickBehavior,
@@ -34,6 +34,8 @@ struct Turn {
     seldom_ns: u64,
     /// The version whose schedule is on disk.
     kept: Option<Mark>,
+    /// The newest that was adopted.
+    adopted: Option<Version>,
     /// What was logged, and when.
     logged: BTreeMap<(Region, &'static str), u64>,
     is_member: bool,
@@ -48,7 +50,7 @@ pub(super) async fn drive(
 ) {
     let mut turns = tokio::time::interval(TURN);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut turn = Turn::default();
+    let mut turn = Turn { adopted: regions.node.version(), ..Turn::default() };
     loop {
         tokio::select! {
             biased;
@@ -119,6 +121,7 @@ impl Turn {
             {
                 warn!(%fault, "a version of the catalogue was not adopted");
             }
+            self.note_adopted(regions, now);
         }
         if let Some((writer, fault)) = regions.node.take_unproven()
             && self.may_log(writer.region, "seal", now)
@@ -149,6 +152,22 @@ impl Turn {
                 let _ = regions.mesh.send(identity, frame);
             }
         }
+    }
+
+    /// Writes down what another node ordered, and was adopted with this tick; what was ordered here is written down already.
+    fn note_adopted(&mut self, regions: &Regions, now: Now) {
+        let before = self.adopted.as_ref().map_or_else(Mark::default, |version| version.mark);
+        if regions.node.marks().0 == before {
+            return;
+        }
+        let Some(version) = regions.node.version() else { return };
+        if version.authority != regions.me
+            && let Err(fault) = regions.note_adopted(self.adopted.as_ref(), &version, now)
+        {
+            error!(%fault, "what another node ordered is in force, and the audit log cannot be written: make room on the disk");
+        }
+        regions.keep_revoked(&version);
+        self.adopted = Some(version);
     }
 
     /// What is in force must be found by the next start.

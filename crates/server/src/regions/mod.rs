@@ -215,6 +215,7 @@ impl Regions {
         let mesh = acequia_mesh::Config { identity, credentials, peers, reset_key, rng_seed, timing };
         let (mesh, events) = connect(mesh)?;
         let authority = Authority::new(audit, &*store).map_err(RegionsError::Store)?;
+        let kept = node.version();
         let file = config.live.limits.iter().map(|limit| limit.spec.clone()).collect();
         let regions = Arc::new(Self {
             node,
@@ -233,6 +234,9 @@ impl Regions {
             file_waits: AtomicBool::new(false),
             waiting,
         });
+        if let Some(version) = kept {
+            regions.keep_revoked(&version);
+        }
         Ok(Joining { regions, events })
     }
 

@@ -81,6 +81,11 @@ pub enum Order {
         /// Its weight among the others.
         weight: u32,
     },
+    /// A certificate that nobody believes any more.
+    Revoke {
+        /// Its SHA-256, or the first digits of it.
+        certificate: String,
+    },
     /// This node becomes the authority.
     TakeOver {
         /// The operator's word that no other authority makes versions any more.
@@ -200,6 +205,7 @@ impl std::fmt::Display for Order {
             Self::Evict { region, .. } => write!(f, "regions evict {region} --fenced"),
             Self::Remove { region } => write!(f, "regions remove {region}"),
             Self::Weight { region, weight } => write!(f, "regions weight {region} {weight}"),
+            Self::Revoke { certificate } => write!(f, "regions revoke {certificate}"),
             Self::TakeOver { is_fenced: true } => write!(f, "authority move --fenced"),
             Self::TakeOver { is_fenced: false } => write!(f, "authority move"),
         }

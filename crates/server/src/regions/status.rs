@@ -4,6 +4,7 @@ use std::sync::PoisonError;
 
 use acequia_api::acequia::v1 as api;
 use acequia_limits::{Algorithm, Now, Part, RATE_PARTS, limit::LimitSpec};
+use acequia_mesh::Fingerprint;
 use acequia_node::{
     Active, Answer, Catalogue, Holding, LimitAnswer, LimitView, Membership, Outcome, PeerView,
     difference::{Difference, differences},
@@ -103,6 +104,7 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
     let (Some(regions), Some(membership)) = (regions, shared.node.membership(now)) else { return status };
     let version = shared.node.version();
     status.incarnation = regions.me.incarnation;
+    status.fingerprint = regions.fingerprint().to_string();
     status.clock_is_suspect = membership.clock_is_suspect;
     status.wall = membership.wall.as_str().to_owned();
     status.wall_corrected_us = membership.corrected_ns / 1_000;
@@ -149,6 +151,7 @@ pub(super) fn catalogue_of(
         differences: differences_of(regions, version, now),
         clock_error_ns: version.clock_error_ns,
         drift_ppm: version.drift_ppm,
+        revoked: version.revoked.iter().map(|one| Fingerprint(*one).to_string()).collect(),
     }
 }
 
@@ -231,6 +234,9 @@ fn peers(regions: &Regions, seen: &[PeerView], version: Option<&Version>, now: N
             borrowed: seen.map_or(0, |peer| peer.borrowed),
             wall_ahead_us: wall.map(|(ahead_ns, _)| ahead_ns / 1_000),
             wall_unsure_us: wall.map(|(_, unsure_ns)| unsure_ns / 1_000),
+            fingerprint: link
+                .and_then(|link| link.fingerprint)
+                .map_or_else(String::new, |one| one.to_string()),
         })
     };
     others.filter_map(peer).collect()

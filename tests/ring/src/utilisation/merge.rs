@@ -124,6 +124,7 @@ fn node(region: u16) -> std::sync::Arc<Node> {
         key: CellKey([7; 16]),
         limits: sharing::limits_to_bytes(&[LimitSpec { token_bucket: Some(bucket), ..spec("user") }])
             .expect("limits"),
+        revoked: Default::default(),
     };
     if region == 0 {
         let version = node.propose(draft, now.wall_ns).expect("a version");

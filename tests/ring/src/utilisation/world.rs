@@ -145,6 +145,7 @@ impl World {
             drift_ppm: 200,
             key: CellKey([7; 16]),
             limits: sharing::limits_to_bytes(specs).expect("limits"),
+            revoked: Default::default(),
         };
         let version = world.places[0].node.propose(draft, now.wall_ns).expect("a version");
         world.places[0].node.adopt(version, now, |_| Some(Vec::new())).expect("adopted");

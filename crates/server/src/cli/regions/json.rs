@@ -30,6 +30,7 @@ pub(super) struct StatusJson<'a> {
     wall_corrected_us: i64,
     journal_is_down: bool,
     warm_cells: u64,
+    fingerprint: &'a str,
 }
 
 impl<'a> StatusJson<'a> {
@@ -53,6 +54,7 @@ impl<'a> StatusJson<'a> {
             wall_corrected_us: status.wall_corrected_us,
             journal_is_down: status.journal_is_down,
             warm_cells: status.warm_cells,
+            fingerprint: &status.fingerprint,
         }
     }
 }
@@ -93,6 +95,7 @@ struct PeerJson<'a> {
     borrowed: u64,
     wall_ahead_us: Option<i64>,
     wall_unsure_us: Option<u64>,
+    fingerprint: &'a str,
 }
 
 impl<'a> PeerJson<'a> {
@@ -113,6 +116,7 @@ impl<'a> PeerJson<'a> {
             borrowed: peer.borrowed,
             wall_ahead_us: peer.wall_ahead_us,
             wall_unsure_us: peer.wall_unsure_us,
+            fingerprint: &peer.fingerprint,
         }
     }
 }
@@ -222,15 +226,15 @@ mod tests {
                 r#""catalogue":{"authority":"eu/eu-1","is_authority":true,"requested":{"epoch":1,"number":8},"#,
                 r#""effective":{"epoch":1,"number":7},"pending":[{"region":"us","#,
                 r#""waiting":"not heard for 12 s; it goes on when us is heard, or is evicted"}],"#,
-                r#""differences":[],"clock_error_ns":10000000,"drift_ppm":1000},"#,
+                r#""differences":[],"clock_error_ns":10000000,"drift_ppm":1000,"revoked":[]},"#,
                 r#""members":[{"region":"eu","node":"eu-1","weight":1,"incarnation":1},"#,
                 r#"{"region":"us","node":"us-1","weight":2,"incarnation":1}],"#,
                 r#""peers":[{"region":"ap","node":"ap-1","address":"10.0.3.1:7201","connected":true,"reached":true,"#,
                 r#""heard_ms_ago":120,"round_trip_us":34280,"has":{"epoch":1,"number":8},"is_member":false,"#,
-                r#""refused":0,"last_error":"","lent":0,"borrowed":0,"wall_ahead_us":-240,"wall_unsure_us":17140},"#,
+                r#""refused":0,"last_error":"","lent":0,"borrowed":0,"wall_ahead_us":-240,"wall_unsure_us":17140,"fingerprint":""},"#,
                 r#"{"region":"us","node":"us-1","address":"10.0.2.1:7201","connected":false,"reached":false,"#,
                 r#""heard_ms_ago":12000,"round_trip_us":null,"has":{"epoch":1,"number":7},"is_member":true,"#,
-                r#""refused":3,"last_error":"timed out","lent":3,"borrowed":2,"wall_ahead_us":null,"wall_unsure_us":null}],"#,
+                r#""refused":3,"last_error":"timed out","lent":3,"borrowed":2,"wall_ahead_us":null,"wall_unsure_us":null,"fingerprint":""}],"#,
                 r#""limits":[{"domain":"shop","name":"plans","budget":"token_bucket 900/s burst 300","kind":"rate","#,
                 r#""rate_milli":900000,"units":300,"admitted_units":5467,"allowed":5467,"denied":12,"#,
                 r#""admitted_everywhere":9000,"standing":{"rate_milli":300000,"units":100},"#,
@@ -243,7 +247,7 @@ mod tests {
                 r#""borrowed":{"rate_milli":0,"units":0},"effective":{"rate_milli":0,"units":33},"left":33,"#,
                 r#""demand_milli":0,"cells":1,"window_end_ns":1795306593000000000,"loans_end_ms":null}],"#,
                 r#""traffic":null,"wall_ns":1795305353000000000,"steady_ns":0,"uptime_ns":11100000000000,"#,
-                r#""clock_is_suspect":false,"wall":"own","wall_corrected_us":0,"journal_is_down":false,"warm_cells":1}"#,
+                r#""clock_is_suspect":false,"wall":"own","wall_corrected_us":0,"journal_is_down":false,"warm_cells":1,"fingerprint":"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"}"#,
                 "\n"
             )
         );

@@ -88,6 +88,14 @@ enum RegionOrder {
         #[command(flatten)]
         order: OrderArguments,
     },
+    /// Believe a certificate no more: the node that has it is cut off until it has another one. The others need no new ones.
+    Revoke {
+        /// The 16 digits that `acequia regions` shows, or all 64 of the certificate's SHA-256.
+        #[arg(value_name = "FINGERPRINT")]
+        certificate: String,
+        #[command(flatten)]
+        order: OrderArguments,
+    },
 }
 
 impl Regions {
@@ -151,6 +159,13 @@ impl RegionOrder {
             Self::Weight { region, weight, order } => {
                 let request = ChangeRegionRequest { weight: *weight, ..request(Change::Weight, region) };
                 (request, Caution::Warned, String::new(), order)
+            }
+            Self::Revoke { certificate, order } => {
+                let danger =
+                    "The node that has it is cut off from the others until it has another one.".to_owned();
+                let request =
+                    ChangeRegionRequest { certificate: certificate.clone(), ..request(Change::Revoke, "") };
+                (request, Caution::Always, danger, order)
             }
         };
         Ok((Order { request: Request::Region(request), caution, danger }, arguments))

@@ -74,7 +74,7 @@ fn clock(status: &NodeStatus) -> Option<String> {
     }
 }
 
-const COLUMNS: [(&str, Align); 12] = [
+const COLUMNS: [(&str, Align); 13] = [
     ("region", Align::Left),
     ("node", Align::Left),
     ("weight", Align::Right),
@@ -86,6 +86,7 @@ const COLUMNS: [(&str, Align); 12] = [
     ("lent", Align::Right),
     ("borrowed", Align::Right),
     ("refused", Align::Right),
+    ("certificate", Align::Left),
     ("last error", Align::Left),
 ];
 
@@ -111,18 +112,23 @@ fn regions(status: &NodeStatus, paint: Paint) -> String {
         let has = status.catalogue.as_ref().and_then(|catalogue| catalogue.requested);
         let rest = match peer {
             Some(peer) => peer_cells(peer, clock_error_ns),
-            None if is_this => absent("this node", &version(has)),
-            None => absent("not in this node's file", "-"),
+            None if is_this => absent("this node", &version(has), &status.fingerprint),
+            None => absent("not in this node's file", "-", ""),
         };
         let mut cells = first.into_iter().chain(rest);
         std::array::from_fn(|_| cells.next().unwrap_or_else(|| Cell::new("")))
     });
-    let rows: Vec<[Cell; 12]> = std::iter::once(title).chain(rows).collect();
+    let rows: Vec<[Cell; 13]> = std::iter::once(title).chain(rows).collect();
     table(&rows, COLUMNS.map(|(_, align)| align), 0, paint)
 }
 
-fn absent(link: &str, has: &str) -> [Cell; 9] {
-    [link, "-", "-", "-", has, "-", "-", "-", ""].map(Cell::new)
+fn absent(link: &str, has: &str, fingerprint: &str) -> [Cell; 10] {
+    [link, "-", "-", "-", has, "-", "-", "-", short(fingerprint), ""].map(Cell::new)
+}
+
+/// So much of a certificate's fingerprint as an order takes.
+fn short(fingerprint: &str) -> &str {
+    fingerprint.get(..16).unwrap_or("-")
 }
 
 /// What a peer's wall is ahead of the one that this node goes by; red where that is more than can be explained by the way.
@@ -134,7 +140,7 @@ fn wall(peer: &Peer, clock_error_ns: u64) -> Cell {
     if ahead_us.unsigned_abs() > most_us { cell.coloured(Colour::Red) } else { cell }
 }
 
-fn peer_cells(peer: &Peer, clock_error_ns: u64) -> [Cell; 9] {
+fn peer_cells(peer: &Peer, clock_error_ns: u64) -> [Cell; 10] {
     let heard = peer.heard_ms_ago.map_or("never".to_owned(), |ms| format!("{} ago", duration(ms)));
     [
         link(peer),
@@ -145,6 +151,7 @@ fn peer_cells(peer: &Peer, clock_error_ns: u64) -> [Cell; 9] {
         Cell::new(peer.lent.to_string()),
         Cell::new(peer.borrowed.to_string()),
         Cell::new(peer.refused.to_string()),
+        Cell::new(short(&peer.fingerprint)),
         Cell::new(&peer.last_error),
     ]
 }
@@ -290,6 +297,7 @@ pub(super) mod examples {
             wall_ns: 1_795_305_353_000_000_000,
             uptime_ns: 11_100_000_000_000,
             warm_cells: 1,
+            fingerprint: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08".to_owned(),
             ..NodeStatus::default()
         }
     }
@@ -315,10 +323,10 @@ waits for  us: not heard for 12 s; it goes on when us is heard, or is evicted"
         assert_eq!(
             blocks[1],
             "\
-region  node  weight  link       heard       round trip     wall  has  lent  borrowed  refused  last error
-ap      ap-1       -  reached    120 ms ago     34.2 ms  -240 us  1.8     0         0        0
-eu      eu-1       1  this node  -                    -        -  1.8     -         -        -
-us      us-1       2  down       12 s ago             -        -  1.7     3         2        3  timed out"
+region  node  weight  link       heard       round trip     wall  has  lent  borrowed  refused  certificate       last error
+ap      ap-1       -  reached    120 ms ago     34.2 ms  -240 us  1.8     0         0        0  -
+eu      eu-1       1  this node  -                    -        -  1.8     -         -        -  9f86d081884c7d65
+us      us-1       2  down       12 s ago             -        -  1.7     3         2        3  -                 timed out"
         );
         assert!(blocks[2].starts_with("limit "), "{}", blocks[2]);
         assert_eq!(
