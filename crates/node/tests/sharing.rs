@@ -7,7 +7,7 @@ use acequia_limits::{
     limit::{LimitSpec, SharingSpec},
 };
 use acequia_rights::Region;
-use regions::{MS, S, World};
+use regions::{MS, S, World, window, writer};
 
 #[test]
 fn a_hot_region_borrows_what_the_others_do_not_use() {
@@ -299,4 +299,26 @@ fn a_catalogue_of_another_cluster_is_not_adopted() {
     let now = world.now_of(1);
     let fault = world.places[1].node.adopt(other, now, |_| Some(Vec::new())).expect_err("another key");
     assert!(fault.to_string().contains("another cluster"), "{fault}");
+}
+
+/// From an edge on a limit has another shape. A node begins with a wall that is beyond it, and is told what time it is: until
+/// then the old shape holds, and what was spent under it is known.
+#[test]
+fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
+    let mut world = World::new(2, &[window("w", 300, "1h")], 20 * MS);
+    world.run(2 * S, |_, _| 0);
+    let to_edge_ns = 3_600 * S - world.now % (3_600 * S);
+    world.change(0, &[window("w", 200, "2h")], &[(writer(0), 1), (writer(1), 1)], &[], 0);
+    world.run(2 * S, |_, _| 5);
+    let spent = world.places[0].admitted + world.places[1].admitted;
+    assert_eq!(spent, 300);
+    world.ahead[1] = to_edge_ns + 60 * S;
+    world.restart(1, None, writer(1));
+    world.run(5 * S, |_, _| 5);
+    assert_eq!(world.places[0].admitted + world.places[1].admitted, 300);
+    // From the edge on the new one holds.
+    world.run(to_edge_ns, |_, ms| u64::from(ms % 1_000 == 0));
+    world.run(5 * S, |_, _| 5);
+    let all = world.places[0].admitted + world.places[1].admitted;
+    assert_eq!(all, 300 + 200);
 }

@@ -101,12 +101,28 @@ impl Registry {
             let slot = self.slot(&scheduled.limit)?;
             self.slots[usize::from(slot)].empty_handed = !self.is_durable(&scheduled.limit);
         }
-        let over = |s: &Scheduled| s.until_ns.is_some_and(|until| until <= now.wall_ns);
-        let (retired, schedule) = schedule.into_iter().partition(over);
-        self.retired = retired;
+        // Those that are over as well: by a wall that is wrong they may only seem so.
+        self.retired = Vec::new();
         self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
         self.unwritten = Unwritten::default();
         Ok(())
+    }
+
+    /// Puts back in force what went on until a time that is still to come by this wall, while its successor has not begun: the wall
+    /// that said otherwise was wrong. Without it nothing would hold for what both limit.
+    fn reopen(&mut self, now: Now) {
+        let active = &self.active;
+        let is_again = |old: &Scheduled| {
+            let successor = active.iter().find(|next| next.is_named_as(&old.limit));
+            old.is_in_force(now.wall_ns)
+                && !active.iter().any(|known| known.limit.id == old.limit.id)
+                && successor.is_some_and(|next| next.from_ns.is_some_and(|from| now.wall_ns < from))
+        };
+        let (again, retired): (Vec<Scheduled>, _) = self.retired.iter().cloned().partition(is_again);
+        self.retired = retired;
+        // They were active before, so there is room for them.
+        let again: Vec<Active> = again.into_iter().filter_map(|old| self.activate(old, now).ok()).collect();
+        self.active.extend(again);
     }
 
     /// Those of which it ever made numbers.
@@ -117,6 +133,7 @@ impl Registry {
     /// Puts other limits in force, and says what that changes.
     pub(crate) fn apply(&mut self, limits: Vec<Limit>, now: Now) -> Result<Vec<Change>, CatalogueFault> {
         self.refuse(&limits)?;
+        self.reopen(now);
         let mut changes = Vec::new();
         let mut schedule: Vec<Scheduled> = Vec::new();
         for limit in &limits {
@@ -323,6 +340,7 @@ impl Registry {
     /// The wall was wrong when the node began, and the steady clock with it: a crash was at another time; and if they were ahead, less
     /// has come back since.
     pub(crate) fn correct_start(&mut self, corrected_ns: i64, now: Now) {
+        self.reopen(now);
         if let Some(crashed) = &mut self.empty_handed {
             crashed.wall_ns = crashed.wall_ns.saturating_add_signed(corrected_ns);
         }

@@ -211,6 +211,15 @@ impl World {
         (place.node.holding(id, limit.tag, now).expect("a limit that is known"), limit.verdict)
     }
 
+    /// What the first limit's cell is called between regions.
+    pub(crate) fn name_of(&mut self, region: usize, key: &str) -> (LimitId, CellTag) {
+        let now = self.now_of(region);
+        let place = &mut self.places[region];
+        let entries = [("key", key)];
+        let tag = place.asker.check(&Request::new("shop", &entries), now, Ask::PEEK).limits[0].tag;
+        (place.asker.catalogue().limits[0].limit.id, tag)
+    }
+
     fn flush(&mut self, region: usize) {
         let place = &mut self.places[region];
         while let Some((batch, rows)) = place.node.take_rows() {
@@ -287,7 +296,9 @@ impl World {
         if let Some(disk) = disk {
             place.disk = disk;
         }
-        node.resume_home(Vec::new(), now, |id| rows(&place.disk, id)).expect("its disk");
+        // What was in force is on the disk, too.
+        let schedule = place.node.schedule();
+        node.resume_home(schedule, now, |id| rows(&place.disk, id)).expect("its disk");
         (0..self.ahead.len()).for_each(|other| node.meet(self::writer(other)));
         place.asker = node.asker();
         place.node = node;
