@@ -700,16 +700,22 @@ impl Account {
         Ok(grant)
     }
 
-    /// Takes a loan up.
+    /// Takes a loan up, of one for whom so much stands: all that it lends here is no more.
     pub(crate) fn accept(
         &mut self,
         words: &mut Vec<u64>,
         ground: &Ground<'_>,
-        (from, grant): (Writer, &Grant),
+        (from, grant, stands): (Writer, &Grant, Part),
         (beats, session): (&Beats, &mut Session),
         now: Now,
     ) -> Result<(), Refusal> {
         let kind = self.kind();
+        let lent = self.book.held().iter().filter(|held| held.from == from).map(|held| held.part);
+        let units = lent.clone().fold(grant.part.units, |all, part| all.saturating_add(part.units));
+        let rate = lent.fold(grant.part.rate, |all, part| all.saturating_add(part.rate));
+        if units > stands.units || rate > stands.rate {
+            return Err(Refusal::TooMuch { said: units, most: stands.units });
+        }
         let change = self.book.accept(from, grant, kind, beats, session, now.steady_ns)?;
         self.apply(words, ground, change, now);
         let due_ns = self.book.held().last().map_or(u64::MAX, |held| session.end_of(held));
@@ -817,13 +823,14 @@ impl Account {
         known.filter_map(of).max().unwrap_or(0)
     }
 
-    /// Takes rights that a region gave away in a window: the one that is open, or the next. A crash at `forgotten`
-    /// forgot what was spent of those that came before.
+    /// Takes rights that a region gave away in a window: the one that is open, or the next. So many units stand for the giver. A
+    /// crash at `forgotten` forgot what was spent of those that came before.
     pub(crate) fn receive(
         &mut self,
         ground: &Ground<'_>,
         from: Region,
         (end_ns, cumulative): (u64, u64),
+        stands: u64,
         forgotten: Option<Now>,
     ) -> Result<u64, Refusal> {
         if let (Some(then), Algorithm::FixedWindow(window)) = (forgotten, &self.algorithm) {
@@ -835,7 +842,7 @@ impl Account {
         }
         let opened_ns = self.open().end_ns;
         let gained = if end_ns == opened_ns {
-            self.windows_mut().open.receive(from, cumulative)?
+            self.windows_mut().open.receive(from, cumulative, stands)?
         } else if end_ns > opened_ns && opened_ns > 0 {
             let next = &mut self.windows_mut().next;
             if next.end_ns != end_ns {
@@ -844,7 +851,7 @@ impl Account {
                 }
                 *next = Transfers::new(end_ns);
             }
-            next.receive(from, cumulative)?
+            next.receive(from, cumulative, stands)?
         } else {
             return Err(Refusal::Stale);
         };

@@ -8,16 +8,16 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use acequia_limits::Now;
+use acequia_limits::{Now, Part, limit::LimitSpec};
 use acequia_node::sharing::{
     AdoptFault, Role, Seal, SealFault, Seals,
-    wire::{self, Entry, Header, Seen},
+    wire::{self, Entry, Header, Seen, ShortId},
 };
 use acequia_rights::{
-    Ack, Mark, Region, Version, Writer,
+    Ack, Beat, Grant, Mark, Region, Version, Writer,
     versions::{Draft, EPOCHS_AHEAD_MAX, NUMBERS_AHEAD_MAX, Refused},
 };
-use regions::{MS, S, World, window, writer};
+use regions::{MS, S, World, bucket, window, writer};
 
 /// Keys that nobody can use but their region: a signature is a digest that only the region's own [`Keys`] makes.
 #[derive(Debug)]
@@ -119,26 +119,30 @@ impl Scene {
 
     /// The hostile region sends an entry to both others.
     fn say(&mut self, entry: &Entry) {
-        for to in 0..HOSTILE {
-            self.sent += 1;
-            let mut header = Header {
-                writer: writer(HOSTILE),
-                boot: 1,
-                number: self.sent,
-                seen: Seen::default(),
-                beat: self.sent,
-                wall_ns: self.world.now,
-                corrected_ns: 0,
-                is_believed: true,
-                loan_max: 0,
-                mark: self.mark(HOSTILE),
-            };
-            header.seen.incarnation = 1;
-            let mut bytes = postcard::to_extend(&header, vec![wire::VERSION]).expect("a header");
+        (0..HOSTILE).for_each(|to| self.say_to(to, std::slice::from_ref(entry)));
+    }
+
+    fn say_to(&mut self, to: usize, entries: &[Entry]) {
+        self.sent += 1;
+        let mut header = Header {
+            writer: writer(HOSTILE),
+            boot: 1,
+            number: self.sent,
+            seen: Seen::default(),
+            beat: self.sent,
+            wall_ns: self.world.now,
+            corrected_ns: 0,
+            is_believed: true,
+            loan_max: 0,
+            mark: self.mark(HOSTILE),
+        };
+        header.seen.incarnation = 1;
+        let mut bytes = postcard::to_extend(&header, vec![wire::VERSION]).expect("a header");
+        for entry in entries {
             bytes = postcard::to_extend(entry, bytes).expect("an entry");
-            let node = &self.world.places[to].node;
-            node.handle(Region(HOSTILE as u16), &bytes, Now::at(self.world.now)).expect("a frame that reads");
         }
+        let node = &self.world.places[to].node;
+        node.handle(Region(HOSTILE as u16), &bytes, Now::at(self.world.now)).expect("a frame that reads");
     }
 
     /// What it says is refused by both, for this reason, and no version is adopted.
@@ -313,4 +317,94 @@ fn no_version_takes_so_many_marks_that_few_are_left() {
             false => assert_eq!(scene.mark(0), version.mark),
         }
     }
+}
+
+/// A cell that the hostile region speaks of, at one of the others.
+struct Cell {
+    introduced: Entry,
+    id: ShortId,
+    end_ns: u64,
+}
+
+impl Scene {
+    /// Regions that share a limit of 300 units alike.
+    fn of(spec: &LimitSpec) -> Self {
+        let mut scene =
+            Self { world: World::new(3, std::slice::from_ref(spec), 20 * MS), ..Self::unagreed() };
+        (0..3).for_each(|region| scene.world.places[region].node.seal_with(scene.keys(region)));
+        scene.world.run(2 * S, |_, _| 0);
+        scene
+    }
+
+    fn cell(&mut self) -> Cell {
+        let (limit, tag) = self.world.name_of(0, "k");
+        let (holding, _) = self.world.peek(0, "k");
+        let id = ShortId(1 << 20);
+        let introduced = Entry::Introduce { id, limit, tag, which: None };
+        Cell { introduced, id, end_ns: holding.window_ns }
+    }
+
+    /// All that both others let through now.
+    fn drained(&mut self) -> u64 {
+        let mut drained = 0;
+        for region in 0..HOSTILE {
+            while drained < 1_000 && self.world.ask(region, "k") {
+                drained += 1;
+            }
+        }
+        drained
+    }
+}
+
+#[test]
+fn nobody_gives_more_than_stands_for_it() {
+    let spec = window("w", 300, "1h");
+    let mut scene = Scene::of(&spec);
+    (0..HOSTILE).for_each(|region| assert!(scene.world.ask(region, "k"), "it is asked for"));
+    let Cell { introduced, id, end_ns } = scene.cell();
+    for cumulative in [1_000_000, u64::MAX, 101] {
+        let give = Entry::Give { id, end_ns, cumulative };
+        (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), give.clone()]));
+    }
+    assert_eq!(scene.drained(), 198, "what stands for both, of which two are spent");
+    // What it has, it may give. That it gives it twice they cannot know; it is not more than that.
+    let give = Entry::Give { id, end_ns, cumulative: 100 };
+    (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), give.clone()]));
+    assert_eq!(scene.drained(), 200);
+    assert_eq!((0..HOSTILE).map(|to| scene.world.places[to].node.traffic().entries_refused).min(), Some(3));
+}
+
+#[test]
+fn nobody_lends_more_than_stands_for_it() {
+    let spec = bucket("b", "3/h", 300);
+    let mut scene = Scene::of(&spec);
+    (0..HOSTILE).for_each(|region| assert!(scene.world.ask(region, "k"), "it is asked for"));
+    let Cell { introduced, id, .. } = scene.cell();
+    // What both said last, so that loans can be dated by it.
+    scene.world.caught = Some(Vec::new());
+    scene.world.cut = vec![(0, HOSTILE), (1, HOSTILE), (HOSTILE, 0), (HOSTILE, 1)];
+    scene.world.run(S, |_, _| 0);
+    let caught = scene.world.caught.take().expect("frames");
+    let echo = |to: usize| {
+        let of = caught.iter().rev().find(|(from, _, _)| *from == to).expect("a frame");
+        let header = wire::read(&of.2).expect("a frame that reads").header;
+        Beat { boot: header.boot, number: header.beat }
+    };
+    let grant = |to: usize, number: u64, units: u64, rate: u32| {
+        let part = Part { rate, units };
+        Entry::Grant { id, grant: Grant { number, part, tokens: units, ttl_ns: 9 * S, echo: echo(to) } }
+    };
+    let third = acequia_limits::RATE_PARTS / 3;
+    for to in 0..HOSTILE {
+        for (number, units, rate) in [(1, 200, 1), (2, 1, third + 1), (3, 101, 1)] {
+            scene.say_to(to, &[introduced.clone(), grant(to, number, units, rate)]);
+        }
+    }
+    assert_eq!(scene.drained(), 198);
+    for to in 0..HOSTILE {
+        for (number, units) in [(4, 60), (5, 60), (6, 40)] {
+            scene.say_to(to, &[introduced.clone(), grant(to, number, units, 1)]);
+        }
+    }
+    assert_eq!(scene.drained(), 200, "the second loan is more than it has left");
 }

@@ -322,3 +322,20 @@ fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
     let all = world.places[0].admitted + world.places[1].admitted;
     assert_eq!(all, 300 + 200);
 }
+
+/// One region draws what all others have, and then another is asked: what it does not believe of the first it gets by way of those
+/// whose that was.
+#[test]
+fn what_one_region_drew_goes_on_to_another_by_way_of_those_who_had_it() {
+    let mut world = World::new(5, &[window("w", 5_000, "1d")], 20 * MS);
+    world.run(2 * S, |_, _| 0);
+    let passed = (0..900).filter(|_| world.ask(4, "k")).count();
+    assert_eq!(passed, 900);
+    world.run(300 * S, |_, _| 0);
+    let drawn = world.peek(4, "k").0.effective.units;
+    assert!(drawn > 2_500, "it drew of the others: {drawn}");
+    let before = world.admitted();
+    world.run(60 * S, |region, ms| u64::from(region == 0 && ms % 10 == 0));
+    let passed = world.admitted() - before;
+    assert!((4_000..=4_100).contains(&passed), "of 4100 that are left: {passed}");
+}

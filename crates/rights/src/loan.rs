@@ -283,6 +283,14 @@ pub enum Refusal {
     /// No such loan with that peer.
     #[error("no loan {0} with that peer")]
     Unknown(u64),
+    /// More than the peer can have.
+    #[error("{said} units of one that can have {most}")]
+    TooMuch {
+        /// Units that it says that it gave or lent, in all.
+        said: u64,
+        /// The most that it can have.
+        most: u64,
+    },
     /// An older message than one that came before.
     #[error("older than what came before")]
     Stale,

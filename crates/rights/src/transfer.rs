@@ -98,9 +98,20 @@ impl Transfers {
         Ok(cumulative)
     }
 
-    /// Takes what a region says it has given in all. Returns what is new.
-    pub fn receive(&mut self, from: Region, cumulative: u64) -> Result<u64, Refusal> {
+    /// What this region may give another one, of which `stands` is what stands for the giver: that, and what came from there. So
+    /// much the other one takes, and no more ([`Transfers::receive`]).
+    pub fn may_give(&self, to: Region, stands: u64) -> u64 {
+        stands.saturating_add(of(&self.received, to)).saturating_sub(of(&self.given, to))
+    }
+
+    /// Takes what a region says it has given in all, of which `stands` is what stands for the giver. More than that and what went
+    /// there before it cannot give: a peer that says so lies, or has an older disk. Returns what is new.
+    pub fn receive(&mut self, from: Region, cumulative: u64, stands: u64) -> Result<u64, Refusal> {
         let known = of(&self.received, from);
+        let most = stands.saturating_add(of(&self.given, from));
+        if cumulative > most {
+            return Err(Refusal::TooMuch { said: cumulative, most });
+        }
         if broken(Broken::ReceiveAdds) {
             grow(&mut self.received, from, known.saturating_add(cumulative))?;
             return Ok(cumulative);

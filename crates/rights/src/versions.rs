@@ -130,7 +130,7 @@ pub struct Member {
     pub weight: u32,
     /// Who speaks for it.
     pub writer: Writer,
-    /// For people. May be empty.
+    /// `region/node`, for people, and to know which members are nodes of one region. May be empty: of a region with one node.
     pub name: String,
 }
 
@@ -905,6 +905,32 @@ impl Versions {
         let parts = applying.map(|term| term.part(writer, total, salt, has_rate));
         let least = |a: Part, b: Part| Part { rate: a.rate.min(b.rate), units: a.units.min(b.units) };
         parts.reduce(least).unwrap_or_default()
+    }
+
+    /// The most that one node can give away of a cell of so many units, whatever it says: what stands for its region in any of the
+    /// distributions that still matter. A region with several nodes has what they have together, since each may take of its pools;
+    /// its nodes are those whose names begin alike, up to a `/`.
+    pub fn stands_for_region_of(&self, region: Region, total: u64, salt: u32, has_rate: bool) -> Part {
+        let name_of = |member: &Member| member.name.split_once('/').map(|(region, _)| region.to_owned());
+        let members = self.version().map(|version| &version.members);
+        let named = members.and_then(|members| name_of(members.get(&region)?));
+        let is_mate = |other: &Region, member: &Member| {
+            *other == region || (named.is_some() && name_of(member) == named)
+        };
+        let of_region = members.into_iter().flatten().filter(|(other, member)| is_mate(other, member));
+        let regions: Vec<Region> = of_region.map(|(other, _)| *other).collect();
+        let splits = self.kept.chain.iter().filter_map(|term| term.split.as_ref());
+        let parts = splits.map(|split| {
+            let parts = regions.iter().map(|region| split.part(*region, total, salt, has_rate));
+            parts.fold(Part::default(), |all, part| Part {
+                rate: all.rate.saturating_add(part.rate),
+                units: all.units.saturating_add(part.units),
+            })
+        });
+        parts.fold(Part::default(), |most, part| Part {
+            rate: most.rate.max(part.rate),
+            units: most.units.max(part.units),
+        })
     }
 
     /// Whether the adopted version names this writer. One that it does not name owns nothing.

@@ -21,7 +21,7 @@ use super::{
     seal::Proof,
     wire::{self, Entry, Frame, Header, Rough, ShortId},
 };
-use crate::{ChargeId, Node, journal::HeapCell, visit::Visit};
+use crate::{ChargeId, Node, account::Ground, journal::HeapCell, visit::Visit};
 
 impl Sharing {
     /// Takes a frame that came from a region.
@@ -371,7 +371,11 @@ impl Sharing {
         let catalogue = node.catalogue();
         let which = self.told_of(key, self.cells.get(key).and_then(Option::as_ref).map(|warm| &**warm));
         let visit = Visit { node, catalogue: &catalogue, key, now, which };
-        let beats = &self.beats;
+        let (beats, versions) = (&self.beats, &self.versions);
+        let stands = |ground: &Ground<'_>| {
+            let (global, salt) = (ground.global, ground.salt);
+            versions.stands_for_region_of(from.region, global.budget(), salt, global.has_rate())
+        };
         let granted = if let Entry::Grant { grant, .. } = &entry { Some(grant.number) } else { None };
         // Capacity that comes with nothing in it is nothing that anybody waits for.
         let brings = match &entry {
@@ -393,7 +397,7 @@ impl Sharing {
                     if !owned || !ground.in_force {
                         return Err(Refusal::Unheard);
                     }
-                    account.accept(words, ground, (from, &grant), (beats, session), now)
+                    account.accept(words, ground, (from, &grant, stands(ground)), (beats, session), now)
                 }
                 Entry::Return { back, .. } => account.take_return(words, ground, (from, &back), session, now),
                 Entry::Recall { number, .. } => {
@@ -406,7 +410,9 @@ impl Sharing {
                         return Err(Refusal::Unheard);
                     }
                     let forgotten = node.spent_before_start(&catalogue, key.0, &account.algorithm, now);
-                    let received = account.receive(ground, from.region, (end_ns, cumulative), forgotten);
+                    let stands = stands(ground).units;
+                    let received =
+                        account.receive(ground, from.region, (end_ns, cumulative), stands, forgotten);
                     if let Some(peer) = self.peers.get_mut(&from.region) {
                         // All that ever came, not what was told now: a giver whose disk is an old one learns so.
                         let cumulative = account.received(from.region, end_ns).max(cumulative);

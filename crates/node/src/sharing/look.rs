@@ -479,24 +479,44 @@ impl Sharing {
         let is_closed = node.is_closed(ground, end_ns);
         let may_give =
             !node.is_journal_down() && self.owns_nothing().is_none() && ground.in_force && !is_closed;
-        let mut for_others = 0;
+        let (mut for_others, budget) = (0, ground.global.budget());
         for asked in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
             let Asked { by, units, at_ns, .. } = asked;
-            let could = stock.give(by, units);
+            // No more than the asker believes of this region. What is beyond that goes to those from whom it came, and they give it on.
+            let stands =
+                self.versions.stands_for_region_of(self.me().region, budget, ground.salt, false).units;
+            let (wanted, may_give) = (stock.give(by, units), account.open().may_give(by, stands));
+            let could = wanted.min(may_give);
             let give = could.min(in_hand);
             if could > give && now.steady_ns.saturating_sub(at_ns) < POOL_NS_MAX {
                 for_others += could - give;
                 warm.asked.push(Asked { units: could - give, ..asked });
             }
-            if give > 0
-                && let Ok(cumulative) = account.give(ground, by, give, in_hand)
-            {
-                in_hand -= give;
-                stock.own.left -= give;
-                stock.others.iter_mut().filter(|(r, _)| *r == by).for_each(|(_, stake)| stake.left += give);
-                self.traffic.given += 1;
-                let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative };
-                self.tells.push((by, Topic::Give(key, end_ns), entry));
+            let mut gifts: SmallVec<[(Region, u64); 4]> = SmallVec::new();
+            gifts.push((by, give));
+            let mut beyond = (wanted - could).min(in_hand - give);
+            for (region, _) in account.open().received().iter().filter(|(region, _)| *region != by) {
+                if beyond > 0 && self.peers.get(region).is_some_and(|peer| self.is_partner(peer, now)) {
+                    let back = account.open().may_give(*region, 0).min(beyond);
+                    beyond -= back;
+                    gifts.push((*region, back));
+                }
+            }
+            for (to, give) in gifts {
+                if give > 0
+                    && let Ok(cumulative) = account.give(ground, to, give, in_hand)
+                {
+                    in_hand -= give;
+                    stock.own.left -= give;
+                    stock
+                        .others
+                        .iter_mut()
+                        .filter(|(r, _)| *r == to)
+                        .for_each(|(_, stake)| stake.left += give);
+                    self.traffic.given += 1;
+                    let entry = Entry::Give { id: ShortId::default(), end_ns, cumulative };
+                    self.tells.push((to, Topic::Give(key, end_ns), entry));
+                }
             }
             // So that the asker knows whom not to ask again.
             warm.told = None;

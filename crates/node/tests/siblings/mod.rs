@@ -748,9 +748,11 @@ impl World {
     /// The same, where the operator says that some have been stopped for good.
     pub(crate) fn order_without(&mut self, weights: &[(usize, u32)], stopped: &[usize]) -> bool {
         let now = self.now(0);
+        let of: Vec<usize> = self.regions.as_ref().map_or_else(Vec::new, |regions| regions.of.clone());
         let member = |(place, weight): &(usize, u32)| {
             let writer = writer(*place);
-            (writer.region, Member { weight: *weight, writer, name: String::new() })
+            let name = of.get(*place).map_or_else(String::new, |region| format!("r{region}/n{place}"));
+            (writer.region, Member { weight: *weight, writer, name })
         };
         let specs: &[LimitSpec] = if self.is_gone { &[] } else { &self.specs };
         let draft = Draft {

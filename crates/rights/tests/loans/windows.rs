@@ -270,7 +270,7 @@ impl World {
                     .cells
                     .entry(end)
                     .or_insert_with(|| Cell { transfers: Transfers::new(end), ..Cell::default() });
-                if cell.transfers.receive(id(giver), units).is_ok() {
+                if cell.transfers.receive(id(giver), units, u64::MAX).is_ok() {
                     self.seen.received += 1;
                 }
             }
@@ -386,10 +386,10 @@ fn no_window_is_used_beyond_its_limit() {
 #[test]
 fn sums_out_of_range_are_refused() {
     let mut transfers = Transfers::new(1);
-    assert_eq!(transfers.receive(id(1), u64::MAX), Err(Refusal::Malformed));
-    assert_eq!(transfers.receive(id(1), UNITS_MAX), Ok(UNITS_MAX));
-    assert_eq!(transfers.receive(id(2), 1), Err(Refusal::Malformed));
-    assert_eq!(transfers.receive(id(1), 5), Err(Refusal::Stale));
+    assert_eq!(transfers.receive(id(1), u64::MAX, u64::MAX), Err(Refusal::Malformed));
+    assert_eq!(transfers.receive(id(1), UNITS_MAX, UNITS_MAX), Ok(UNITS_MAX));
+    assert_eq!(transfers.receive(id(2), 1, 1), Err(Refusal::Malformed));
+    assert_eq!(transfers.receive(id(1), 5, UNITS_MAX), Err(Refusal::Stale));
     assert_eq!(transfers.limit(u64::MAX), u64::MAX);
     assert_eq!(transfers.give(id(2), 0, 9), Err(Refusal::Empty));
     assert_eq!(transfers.give(id(2), u64::MAX, u64::MAX), Err(Refusal::Malformed));
