@@ -78,6 +78,14 @@ impl Node {
         Self { folder, environment, process, stderr, grpc_now }
     }
 
+    /// Starts the node again with an empty disk, and these environment variables.
+    pub fn begin_anew(&mut self, environment: &[(&'static str, &'static str)]) {
+        self.kill();
+        std::fs::remove_dir_all(self.data()).expect("its disk is gone");
+        self.environment = environment.to_vec();
+        self.start_again();
+    }
+
     /// Starts the node again after it was stopped or killed. It may have other ports then.
     pub fn start_again(&mut self) {
         assert!(self.process.is_none(), "the node runs already");

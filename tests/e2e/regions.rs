@@ -696,3 +696,36 @@ fn an_explanation_names_every_loan_and_when_it_ends() {
     });
     never_over(&cluster.end(callers));
 }
+
+/// A node that lost its disk has a lower number than before, since its clock was ahead then. It says so, and what mends it.
+#[test]
+fn a_node_whose_clock_was_ahead_before_it_lost_its_disk_is_told_how_to_begin() {
+    let mut cluster = Cluster::start(&limits());
+    let mut operator = Operator::of(&cluster.nodes[EU]);
+    let incarnation = |operator: &mut Operator| {
+        let members = operator.status().members;
+        members.iter().find(|member| member.region == "ap").map_or(0, |member| member.incarnation)
+    };
+    let recovered = |operator: &mut Operator, to: u32| {
+        eventually("it is recovered", || {
+            let _ = operator.change(Change::Recover, "ap", false);
+            incarnation(operator) == to
+        });
+    };
+    cluster.nodes[AP].begin_anew(&[("ACEQUIA_INCARNATION", "4000000000")]);
+    recovered(&mut operator, 4_000_000_000);
+    cluster.until_ready(AP);
+
+    cluster.nodes[AP].begin_anew(&[]);
+    let mut http = Http::connect(&cluster.nodes[AP]);
+    let mut said = String::new();
+    eventually("it says what is wrong", || {
+        said = http.get("/readyz").body;
+        said.contains("--incarnation 4000000001") && said.contains("regions recover ap")
+    });
+    cluster.nodes[AP].begin_anew(&[("ACEQUIA_INCARNATION", "4000000001")]);
+    recovered(&mut operator, 4_000_000_001);
+    cluster.until_ready(AP);
+    let mut http = Http::connect(&cluster.nodes[AP]);
+    eventually("it has its share", || http.check(RATE_CHECK).body.contains(r#""allowed":true"#));
+}

@@ -35,7 +35,8 @@
 //! do is said at each call: apply the change to the cell, and write before it tells.
 //!
 //! Clocks may be wrong by what the catalogue says: steady ones run at `1 ± D`, and walls are within ε of true time.
-//! Peers may be slow, dead or cut off, and their disks may be lost. They do not lie.
+//! Peers may be slow, dead or cut off, and their disks may be lost. The theorems are about peers that do not lie; what is believed of
+//! one that does has a bound ([`Transfers::receive`]).
 //!
 //! # Where to read
 //! In the order below: every file of rules opens with its theorem. `README.md` beside this crate's `Cargo.toml` has the

@@ -13,6 +13,10 @@
 //! Units that a node took of its region's pool of the window (`pool::window`) are a part of what stands, here: they are spent for the
 //! pool, and given away or used once.
 //!
+//! A peer that lies may give what it does not have. So of each giver no more is believed than what stands for its region and what
+//! went there from here; an honest one gives no more ([`Transfers::may_give`]). Then whatever one peer of `n` says, the others
+//! admit at most `L + (n − 2) · standing(peer)`: each of them that standing share once more, beside their own.
+//!
 //! A peer that has received more than is known here to have been given proves that this disk was restored from an older
 //! one: the node owns nothing until it begins anew ([`Refusal::RestoredDisk`]). The proof is not complete: it needs every
 //! peer's echo before anything is spent, and two disks restored at once may agree.

@@ -35,6 +35,10 @@ enum Command {
         /// Write logs as JSON.
         #[arg(long)]
         log_json: bool,
+        /// Begin as this incarnation, if the `data` folder is empty: for a node that lost its disk and whose clock was ahead
+        /// before. It says so when it is needed, with the number.
+        #[arg(long, value_name = "N", env = "ACEQUIA_INCARNATION", value_parser = clap::value_parser!(u32).range(1..))]
+        incarnation: Option<u32>,
         /// End at once when standard input does: whoever started this process is gone.
         #[arg(long, hide = true)]
         until_stdin_ends: bool,
@@ -70,6 +74,8 @@ enum Command {
     Audit(cli::Audit),
     /// Make certificates for nodes that share limits, with an authority of their own.
     Certs(cli::Certs),
+    /// Compare the clocks that a node would have on this machine with the system's.
+    Clock(cli::ClockCheck),
     /// Load a running node, and print throughput and latency.
     Bench(cli::Bench),
     /// Show the regions of a cluster, live.
@@ -79,11 +85,11 @@ enum Command {
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Demo(demo) => wait_for(demo.run()),
-        Command::Serve { config, log_json, until_stdin_ends } => {
+        Command::Serve { config, log_json, incarnation, until_stdin_ends } => {
             if until_stdin_ends {
                 std::thread::spawn(end_with_stdin);
             }
-            serve(&config, log_json)
+            serve(&config, incarnation, log_json)
         }
         Command::Check(check) => wait_for(check.run()),
         Command::Explain(explain) => wait_for(explain.run()),
@@ -99,6 +105,7 @@ fn main() -> ExitCode {
         Command::Store(store) => wait_for(store.run()),
         Command::Audit(audit) => wait_for(audit.run()),
         Command::Certs(certs) => certs.run(),
+        Command::Clock(check) => check.run(),
         Command::Bench(bench) => wait_for(bench.run()),
         Command::Top(top) => wait_for(top.run()),
     }
@@ -112,10 +119,10 @@ fn wait_for(command: impl Future<Output = ExitCode>) -> ExitCode {
     }
 }
 
-fn serve(path: &std::path::Path, log_json: bool) -> ExitCode {
+fn serve(path: &std::path::Path, incarnation: Option<u32>, log_json: bool) -> ExitCode {
     log(log_json);
     let ready = |addresses| say(&format!("listening {addresses}"));
-    match run::run(path, ready) {
+    match run::run(path, incarnation, ready) {
         Ok(()) => ExitCode::SUCCESS,
         Err(fault) => complain(&fault.to_string()),
     }

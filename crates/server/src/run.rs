@@ -81,12 +81,13 @@ struct Signals {
     hangup: Signal,
 }
 
-/// Runs a node until it is told to stop. `ready` is called with its addresses when all are listened to.
+/// Runs a node until it is told to stop. If its journal is new, it begins as `incarnation`, or by its clock. `ready` is called with its addresses when all are listened to.
 ///
 /// # Errors
 /// Whatever keeps the node from starting.
-pub fn run(path: &Path, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
+pub fn run(path: &Path, incarnation: Option<u32>, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
     let (text, config) = read(path)?;
+    let config = Config { incarnation, ..config };
     info!(%config, "starting");
     let mut service = Service::start(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

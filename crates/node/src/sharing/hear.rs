@@ -50,6 +50,9 @@ impl Sharing {
         if header.writer.region != from || from == self.me().region {
             return Err(FrameFault::Impostor { region: from, said: header.writer });
         }
+        if header.seen.incarnation > self.me().incarnation {
+            self.later = self.later.max(Some(header.seen.incarnation));
+        }
         if self.versions.closed(header.writer) && !self.is_leaving(header.writer) {
             return Err(FrameFault::Closed(header.writer));
         }

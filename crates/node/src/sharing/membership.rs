@@ -100,6 +100,9 @@ pub struct Membership {
     pub reached: Vec<(Region, u64)>,
     /// Cells that are shared actively.
     pub warm_cells: usize,
+    /// A later incarnation of this node that others have heard: they hear this one no more. Its clock was further ahead when it
+    /// began.
+    pub later: Option<u32>,
 }
 
 /// What a node owns.
@@ -746,6 +749,7 @@ impl Sharing {
             unsure_ns: self.time.unsure_ns(),
             reached: reached.map(|(region, peer)| (*region, peer.round_ns())).collect(),
             warm_cells: self.cells.len(),
+            later: self.later,
         }
     }
 }

@@ -207,6 +207,8 @@ pub(crate) struct Sharing {
     reshare_ns: u64,
     /// The disk is an old one: nothing is owned until the node begins anew.
     restored_disk: bool,
+    /// The latest incarnation of this node that anybody has heard, where that is later than this one.
+    later: Option<u32>,
     usage: BTreeMap<LimitId, PNCounter<Writer>>,
     usage_ns: u64,
     /// The rows of those counters: what each writer said that it charged, in all. This node's own are on the disk.
@@ -289,6 +291,7 @@ impl Sharing {
             shared: None,
             reshare_ns: 0,
             restored_disk: false,
+            later: None,
             usage: BTreeMap::new(),
             usage_ns: 0,
             charged: BTreeMap::new(),

@@ -13,6 +13,7 @@ mod catalogue;
 mod cells;
 mod certs;
 mod check;
+mod clock;
 mod console;
 mod entries;
 mod explain;
@@ -46,8 +47,8 @@ use clap::{Args, value_parser};
 
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
-    check::Check, explain::Explain, grant::Grant, grant::Reset, regions::Regions, settlement::Commit,
-    settlement::Refund, store::Store, top::Top,
+    check::Check, clock::ClockCheck, explain::Explain, grant::Grant, grant::Reset, regions::Regions,
+    settlement::Commit, settlement::Refund, store::Store, top::Top,
 };
 use self::{
     entries::{Word, groups, read_word},

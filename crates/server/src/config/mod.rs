@@ -63,6 +63,9 @@ pub struct Config {
     pub drain: Duration,
     /// How long charges with names are remembered, and how many.
     pub charges: Keep,
+    /// The number that this node's incarnation gets if its journal is new, in place of one by the clock. Of the command line, and
+    /// not of the file.
+    pub incarnation: Option<u32>,
     /// What can change without a restart.
     pub live: Live,
 }

@@ -156,6 +156,7 @@ impl Written {
             memory_bytes,
             workers: self.workers.map(|workers| workers.value),
             charges,
+            incarnation: None,
             connections_max: self.connections.map_or(CONNECTIONS_DEFAULT, |c| c.value),
             drain,
             live: Live { limits, headers, trace_key: self.trace_key, webhooks: webhooks.unwrap_or_default() },

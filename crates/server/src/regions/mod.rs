@@ -158,7 +158,7 @@ pub(crate) fn identity(
             let bytes = <[u8; 4]>::try_from(&bytes[..]).map_err(|_| RegionsError::Value(INCARNATION))?;
             u32::from_be_bytes(bytes)
         }
-        None => incarnation_at(now.wall_ns),
+        None => config.incarnation.unwrap_or_else(|| incarnation_at(now.wall_ns)),
     };
     let (region, node) = config.numbers();
     let writer = Identity { region, node, incarnation };

@@ -24,6 +24,16 @@ use crate::{
 /// Whether a node among regions has what it needs to decide; if not, why, and what to do.
 pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
     let Some(membership) = regions.node.membership(now) else { return Ok(()) };
+    if let Some(later) = membership.later.filter(|_| membership.standing == Standing::NoCatalogue) {
+        return Err(format!(
+            "no catalogue names this node, and none will: it is incarnation {0}, and the others have heard incarnation {later} of it, \
+             which began while its clock was ahead. Stop it, and start it with an empty `data` folder and --incarnation {1}; then, on \
+             the authority, `acequia regions recover {2}`",
+            regions.me.incarnation,
+            later.saturating_add(1),
+            regions.names.of_region(regions.me.region, None)
+        ));
+    }
     match membership.standing {
         Standing::Owner if !regions.node.is_wall_believed() => Err(
             "clock: no other node's wall clock has agreed with this one's since the start; a few seconds after the start the \
