@@ -293,11 +293,11 @@ impl World {
         };
         let node = Arc::new(Node::new(config));
         let place = &mut self.places[region];
+        // What was in force is on the disk, too.
+        let schedule = if disk.is_none() { place.node.schedule() } else { Vec::new() };
         if let Some(disk) = disk {
             place.disk = disk;
         }
-        // What was in force is on the disk, too.
-        let schedule = place.node.schedule();
         node.resume_home(schedule, now, |id| rows(&place.disk, id)).expect("its disk");
         (0..self.ahead.len()).for_each(|other| node.meet(self::writer(other)));
         place.asker = node.asker();

@@ -3,7 +3,7 @@
 use super::{CELL, TOKEN, drain_all, found, three, versions::put};
 use crate::{
     budget::{MS, S, Shape},
-    heal::quiet,
+    heal::{confirm, quiet},
     oracle::Finding,
     world::World,
 };
@@ -63,7 +63,7 @@ fn crash_after_a_refund(world: World) -> Option<Finding> {
     }
     (0..3).for_each(|place| world.start(place, false));
     // So that there are cells.
-    quiet(&mut world, 50 * MS);
+    confirm(&mut world);
     for place in 0..3 {
         world.ask(place, CELL, 1);
     }

@@ -8,7 +8,7 @@ mod versions;
 
 use crate::{
     budget::{Budget, MS, Measured, S, Shape},
-    heal::quiet,
+    heal::{confirm, quiet},
     network::Weather,
     oracle::Finding,
     place::TTL_NS,
@@ -117,6 +117,8 @@ fn lend_to(world: &mut World, place: usize, ns: u64) {
 }
 
 fn drain_all(world: &mut World) {
+    // Processes that began just now let nothing pass before that.
+    confirm(world);
     for place in 0..world.places.len() {
         world.drain(place, CELL);
         // Only what is on a disk was answered.
