@@ -710,7 +710,8 @@ impl Account {
         now: Now,
     ) -> Result<(), Refusal> {
         let kind = self.kind();
-        let lent = self.book.held().iter().filter(|held| held.from == from).map(|held| held.part);
+        let lent =
+            self.book.held().iter().filter(|held| held.from.region == from.region).map(|held| held.part);
         let units = lent.clone().fold(grant.part.units, |all, part| all.saturating_add(part.units));
         let rate = lent.fold(grant.part.rate, |all, part| all.saturating_add(part.rate));
         if units > stands.units || rate > stands.rate {

@@ -302,7 +302,7 @@ impl Node {
     /// More limits than a node can have.
     pub fn resume(&self, schedule: Vec<Scheduled>, now: Now) -> Result<(), CatalogueFault> {
         let mut registry = lock(&self.registry);
-        registry.resume(schedule, now)?;
+        registry.resume(schedule, self.is_wall_believed(), now)?;
         self.publish(&registry, now);
         Ok(())
     }

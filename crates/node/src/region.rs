@@ -394,11 +394,13 @@ impl Node {
         let now = Now { wall_ns: raw.wall_ns.saturating_add_signed(corrected_ns), ..raw };
         self.forgotten_wall_ns.store(0, Ordering::Release);
         self.go_on_from_kept(now);
-        if corrected_ns != 0 {
-            self.start_corrected_ns.store(corrected_ns, Ordering::Release);
+        {
             let mut registry = lock(&self.registry);
             registry.correct_start(corrected_ns, now);
-            self.publish(&registry, now);
+            if corrected_ns != 0 {
+                self.start_corrected_ns.store(corrected_ns, Ordering::Release);
+                self.publish(&registry, now);
+            }
         }
         let catalogue = self.catalogue();
         let later = |algorithm: &Algorithm, words: &[u64], salt: Option<u32>| {

@@ -679,3 +679,14 @@ fn a_debt_beyond_what_a_crash_presumes_outlasts_a_clean_stop_and_two_crashes() {
     let back = scene::drain(&mut node.asker(), "k", later);
     assert!(back <= 20, "twenty units come back in two minutes, and not {back}");
 }
+
+/// A limit that is spent is taken out, and comes back with another shape while the node is away: it waits for its window all the same.
+#[test]
+fn a_limit_that_comes_back_in_another_shape_after_a_restart_gives_nothing_back() {
+    let (node, mut disk) = durable(&[scene::window("w", 5, "1h")]);
+    assert_eq!(scene::drain(&mut node.asker(), "k", START), 5);
+    scene::apply(&node, &[], START.later(S));
+    stop(&node, &mut disk, START.later(S));
+    let next = restarted(&node, &mut disk, &[scene::window("w", 5, "2h")], START.later(2 * S), true);
+    assert_eq!(scene::drain(&mut next.asker(), "k", START.later(3 * S)), 0, "until the window ends");
+}

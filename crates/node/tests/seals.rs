@@ -366,12 +366,12 @@ fn nobody_gives_more_than_stands_for_it() {
         let give = Entry::Give { id, end_ns, cumulative };
         (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), give.clone()]));
     }
-    assert_eq!(scene.drained(), 198, "what stands for both, of which two are spent");
-    // What it has, it may give. That it gives it twice they cannot know; it is not more than that.
-    let give = Entry::Give { id, end_ns, cumulative: 100 };
+    // What stands for it is believed. That it gives it twice they cannot know; it is not more than that.
+    assert_eq!(scene.drained(), 198 + 200, "what stands for both, of which two are spent, and for it, twice");
+    let give = Entry::Give { id, end_ns, cumulative: 2_000_000 };
     (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), give.clone()]));
-    assert_eq!(scene.drained(), 200);
-    assert_eq!((0..HOSTILE).map(|to| scene.world.places[to].node.traffic().entries_refused).min(), Some(3));
+    assert_eq!(scene.drained(), 0);
+    assert!((0..HOSTILE).all(|to| scene.world.places[to].node.traffic().entries_refused > 0));
 }
 
 #[test]

@@ -14,8 +14,9 @@
 //! pool, and given away or used once.
 //!
 //! A peer that lies may give what it does not have. So of each giver no more is believed than what stands for its region and what
-//! went there from here; an honest one gives no more ([`Transfers::may_give`]). Then whatever one peer of `n` says, the others
-//! admit at most `L + (n − 2) · standing(peer)`: each of them that standing share once more, beside their own.
+//! went there from here; an honest one gives no more ([`Transfers::may_give`]). Then whatever one peer of `n` says, where each region
+//! has one node and all know the cell's numbers, the others admit at most `L + (n − 2) · standing(peer)` in a window: each of them that
+//! standing share once more, beside their own.
 //!
 //! A peer that has received more than is known here to have been given proves that this disk was restored from an older
 //! one: the node owns nothing until it begins anew ([`Refusal::RestoredDisk`]). The proof is not complete: it needs every
@@ -113,9 +114,11 @@ impl Transfers {
     pub fn receive(&mut self, from: Region, cumulative: u64, stands: u64) -> Result<u64, Refusal> {
         let known = of(&self.received, from);
         let most = stands.saturating_add(of(&self.given, from));
-        if cumulative > most {
+        if cumulative > most && most <= known {
             return Err(Refusal::TooMuch { said: cumulative, most });
         }
+        // What both believe may differ for a while: what is beyond is told again, and counts when it may.
+        let cumulative = cumulative.min(most);
         if broken(Broken::ReceiveAdds) {
             grow(&mut self.received, from, known.saturating_add(cumulative))?;
             return Ok(cumulative);

@@ -911,6 +911,20 @@ impl Versions {
     /// distributions that still matter. A region with several nodes has what they have together, since each may take of its pools;
     /// its nodes are those whose names begin alike, up to a `/`.
     pub fn stands_for_region_of(&self, region: Region, total: u64, salt: u32, has_rate: bool) -> Part {
+        self.of_region(region, (total, salt, has_rate), u64::max)
+    }
+
+    /// The least that stands for a region in any of those distributions: as much as any other node believes of it.
+    pub fn surely_stands_for_region_of(&self, region: Region, total: u64, salt: u32) -> u64 {
+        self.of_region(region, (total, salt, false), u64::min).units
+    }
+
+    fn of_region(
+        &self,
+        region: Region,
+        (total, salt, has_rate): (u64, u32, bool),
+        pick: fn(u64, u64) -> u64,
+    ) -> Part {
         let name_of = |member: &Member| member.name.split_once('/').map(|(region, _)| region.to_owned());
         let members = self.version().map(|version| &version.members);
         let named = members.and_then(|members| name_of(members.get(&region)?));
@@ -927,10 +941,8 @@ impl Versions {
                 units: all.units.saturating_add(part.units),
             })
         });
-        parts.fold(Part::default(), |most, part| Part {
-            rate: most.rate.max(part.rate),
-            units: most.units.max(part.units),
-        })
+        let picked = parts.reduce(|a, b| Part { rate: a.rate.max(b.rate), units: pick(a.units, b.units) });
+        picked.unwrap_or_default()
     }
 
     /// Whether the adopted version names this writer. One that it does not name owns nothing.

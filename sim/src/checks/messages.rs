@@ -55,6 +55,10 @@ const CELL_BYTES: u64 = 12;
 /// In a stretch it may be all said again, where a connection began anew: as much as that in so many seconds.
 const AGAIN_S: u64 = 4;
 
+/// Bytes of what is signed, in a stretch: a version and what each region acknowledged, each with the certificate of whoever said so,
+/// and twice, for a connection may begin anew.
+const SIGNED_BYTES: u64 = 8 << 10;
+
 /// What may be sent in a stretch.
 #[derive(Clone, Copy, Debug)]
 struct Packets {
@@ -73,13 +77,13 @@ fn bound(seconds: usize, warm: Option<usize>) -> Sent {
     let handshakes = HANDSHAKES.within(seconds);
     let Some(warm) = warm else {
         let packets = QUIET.within(seconds);
-        return Sent { packets, bytes: packets * PACKET_BYTES, handshakes };
+        return Sent { packets, bytes: packets * PACKET_BYTES + SIGNED_BYTES, handshakes };
     };
     let warm = warm as u64;
     let a_second = (BUSY.a_second + OF_A_CELL * warm).min(PACKETS_MAX);
     let packets = Packets { a_second, ..BUSY }.within(seconds);
     let again = CELL_BYTES * warm * (seconds as u64 + AGAIN_S);
-    Sent { packets, bytes: packets * PACKET_BYTES + again, handshakes }
+    Sent { packets, bytes: packets * PACKET_BYTES + again + SIGNED_BYTES, handshakes }
 }
 
 /// Counts what regions send each other.
@@ -285,7 +289,7 @@ mod tests {
     fn ten_warm_cells_that_are_told_again_at_every_tick_are_found() {
         assert_eq!(after(40, 10, |_| sent(100, 75)), Ok(()));
         // A frame every ten milliseconds with all of them, and what acknowledges those of the other one.
-        let found = after(40, 10, |_| sent(150, 300)).expect_err("a finding");
+        let found = after(40, 10, |_| sent(150, 340)).expect_err("a finding");
         assert!(found.contains("with 10 warm cells in 1 s"), "{found}");
         let seldom = |second| if second % 3 == 0 { sent(250, 75) } else { sent(130, 75) };
         let found = after(40, 10, seldom).expect_err("a finding");

@@ -38,6 +38,8 @@ pub(crate) struct Registry {
     active: Vec<Active>,
     /// Limits that were in force so lately that their cells may not be idle yet.
     retired: Vec<Scheduled>,
+    /// Whether anything may be forgotten because it is over by the wall.
+    is_dated: bool,
     /// When a crash forgot what was not journalled: as [`crate::Config::empty_handed`].
     empty_handed: Option<Now>,
     unwritten: Unwritten,
@@ -90,22 +92,38 @@ impl Registry {
             by_id: BTreeMap::new(),
             active: Vec::new(),
             retired: Vec::new(),
+            is_dated: true,
             empty_handed: empty_handed.filter(|_| !broken(Broken::CrashForgetsSpent)),
             unwritten: Unwritten::default(),
         }
     }
 
-    /// Takes over what was in force before a restart.
-    pub(crate) fn resume(&mut self, schedule: Vec<Scheduled>, now: Now) -> Result<(), CatalogueFault> {
+    /// Takes over what was in force before a restart. `is_dated`: somebody agrees with the wall; if not, nothing that was in force is
+    /// forgotten before [`Registry::correct_start`].
+    pub(crate) fn resume(
+        &mut self,
+        schedule: Vec<Scheduled>,
+        is_dated: bool,
+        now: Now,
+    ) -> Result<(), CatalogueFault> {
         for scheduled in &schedule {
             let slot = self.slot(&scheduled.limit)?;
             self.slots[usize::from(slot)].empty_handed = !self.is_durable(&scheduled.limit);
         }
         // Those that are over as well: by a wall that is wrong they may only seem so.
         self.retired = Vec::new();
+        self.is_dated = is_dated;
         self.active = schedule.into_iter().map(|s| self.activate(s, now)).collect::<Result<_, _>>()?;
         self.unwritten = Unwritten::default();
         Ok(())
+    }
+
+    /// What is over is in force no more, and is remembered: a limit that comes back in another shape waits for its window.
+    fn set_aside_what_is_over(&mut self, now: Now) {
+        let is_over = |active: &Active| active.until_ns.is_some_and(|until| until <= now.wall_ns);
+        let (over, active): (Vec<Active>, _) = self.active.drain(..).partition(is_over);
+        self.active = active;
+        self.retired.extend(over.iter().map(Active::scheduled));
     }
 
     /// Puts back in force what went on until a time that is still to come by this wall, while its successor has not begun: the wall
@@ -134,6 +152,7 @@ impl Registry {
     pub(crate) fn apply(&mut self, limits: Vec<Limit>, now: Now) -> Result<Vec<Change>, CatalogueFault> {
         self.refuse(&limits)?;
         self.reopen(now);
+        self.set_aside_what_is_over(now);
         let mut changes = Vec::new();
         let mut schedule: Vec<Scheduled> = Vec::new();
         for limit in &limits {
@@ -340,6 +359,7 @@ impl Registry {
     /// The wall was wrong when the node began, and the steady clock with it: a crash was at another time; and if they were ahead, less
     /// has come back since.
     pub(crate) fn correct_start(&mut self, corrected_ns: i64, now: Now) {
+        self.is_dated = true;
         self.reopen(now);
         if let Some(crashed) = &mut self.empty_handed {
             crashed.wall_ns = crashed.wall_ns.saturating_add_signed(corrected_ns);
@@ -389,7 +409,7 @@ impl Registry {
             .filter(|old| !schedule.iter().any(|new| new.limit.id == old.limit.id))
             .filter(|old| {
                 let idle_ns = old.until_ns.unwrap_or(0).saturating_add(old.limit.horizon_ns());
-                now.wall_ns < idle_ns
+                !self.is_dated || now.wall_ns < idle_ns
             })
             .collect();
     }

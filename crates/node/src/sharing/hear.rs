@@ -2,7 +2,7 @@
 
 use acequia_limits::Now;
 use acequia_rights::{
-    Ack, Refusal, Region, Session, Version, Writer,
+    Ack, Mark, Refusal, Region, Session, Version, Writer,
     broken::{Broken, broken},
     session::Beat,
     versions::Learned,
@@ -328,6 +328,8 @@ impl Sharing {
         if is_known {
             // Signed again, by a certificate that holds for longer.
             self.seals.keep_version(version.mark, proof);
+            // Who refused it by the earlier seal is told once more.
+            self.peers.values_mut().for_each(|peer| peer.told = Mark::default());
         } else {
             self.offered = Some((version, proof));
         }
@@ -347,7 +349,7 @@ impl Sharing {
         if !self.versions.asks(writer) {
             return Ok(());
         }
-        if !self.seals.knows_ack(writer, ack) {
+        if !self.seals.knows_ack(writer, ack, proof.as_deref()) {
             if self.seals.check_ack((writer, ack), key, proof.as_deref()).is_err() {
                 self.traffic.seals_refused += 1;
                 return Err(Refusal::Malformed);
@@ -371,6 +373,9 @@ impl Sharing {
     ) -> Result<(), Refusal> {
         let from = header.writer;
         let owned = self.owns_nothing().is_none();
+        // Whoever has no share has nothing to give or to lend.
+        let moves_rights = matches!(entry, Entry::Grant { .. } | Entry::Give { .. });
+        let owned = owned && (!moves_rights || self.versions.owns(from));
         let catalogue = node.catalogue();
         let which = self.told_of(key, self.cells.get(key).and_then(Option::as_ref).map(|warm| &**warm));
         let visit = Visit { node, catalogue: &catalogue, key, now, which };

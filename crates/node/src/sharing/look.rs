@@ -483,8 +483,7 @@ impl Sharing {
         for asked in asked.into_iter().filter(|asked| asked.end_ns == end_ns && may_give) {
             let Asked { by, units, at_ns, .. } = asked;
             // No more than the asker believes of this region. What is beyond that goes to those from whom it came, and they give it on.
-            let stands =
-                self.versions.stands_for_region_of(self.me().region, budget, ground.salt, false).units;
+            let stands = self.versions.surely_stands_for_region_of(self.me().region, budget, ground.salt);
             let (wanted, may_give) = (stock.give(by, units), account.open().may_give(by, stands));
             let could = wanted.min(may_give);
             let give = could.min(in_hand);

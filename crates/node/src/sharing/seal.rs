@@ -171,9 +171,10 @@ impl Held {
         }
     }
 
-    /// Whether this very word was proven before.
-    pub(crate) fn knows_ack(&self, writer: Writer, ack: Ack) -> bool {
-        self.seals.is_some() && self.kept.acks.get(&writer).is_some_and(|(known, _)| *known == ack)
+    /// Whether this very word was proven before, by the same seal.
+    pub(crate) fn knows_ack(&self, writer: Writer, ack: Ack, proof: Option<&Seal>) -> bool {
+        let kept = self.kept.acks.get(&writer);
+        self.seals.is_some() && kept.is_some_and(|(known, seal)| *known == ack && proof == Some(&**seal))
     }
 
     /// What a version is told with; nothing at all where others would not take it.
