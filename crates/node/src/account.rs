@@ -700,7 +700,7 @@ impl Account {
         Ok(grant)
     }
 
-    /// Takes a loan up, of one for whom so much stands: all that it lends here is no more.
+    /// Takes a loan up, unless all loans of its giver together are more than `stands`: what its region has.
     pub(crate) fn accept(
         &mut self,
         words: &mut Vec<u64>,
@@ -710,11 +710,13 @@ impl Account {
         now: Now,
     ) -> Result<(), Refusal> {
         let kind = self.kind();
-        let lent =
-            self.book.held().iter().filter(|held| held.from.region == from.region).map(|held| held.part);
+        let held = self.book.held();
+        // One that is told again is not another one.
+        let is_held = held.iter().any(|held| held.from == from && held.number == grant.number);
+        let lent = held.iter().filter(|held| held.from.region == from.region).map(|held| held.part);
         let units = lent.clone().fold(grant.part.units, |all, part| all.saturating_add(part.units));
         let rate = lent.fold(grant.part.rate, |all, part| all.saturating_add(part.rate));
-        if units > stands.units || rate > stands.rate {
+        if !is_held && (units > stands.units || rate > stands.rate) {
             return Err(Refusal::TooMuch { said: units, most: stands.units });
         }
         let change = self.book.accept(from, grant, kind, beats, session, now.steady_ns)?;

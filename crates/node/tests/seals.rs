@@ -407,4 +407,16 @@ fn nobody_lends_more_than_stands_for_it() {
         }
     }
     assert_eq!(scene.drained(), 200, "the second loan is more than it has left");
+    // A grant that is told again, since its confirmation was lost, is no loan of more: its giver would end the first one.
+    scene.world.caught = Some(Vec::new());
+    (0..HOSTILE).for_each(|to| scene.say_to(to, &[introduced.clone(), grant(to, 4, 60, 1)]));
+    scene.world.run(100 * MS, |_, _| 0);
+    let said = scene.world.caught.take().expect("frames");
+    let refused: BTreeSet<u64> = said
+        .iter()
+        .filter(|(from, to, _)| *from != HOSTILE && *to == HOSTILE)
+        .flat_map(|(_, _, bytes)| wire::read(bytes).expect("a frame that reads").entries)
+        .filter_map(|entry| if let Entry::Refused { number, .. } = entry { Some(number) } else { None })
+        .collect();
+    assert_eq!(refused, [1, 2, 3, 5].into(), "the first loans, and the second of the later ones");
 }
