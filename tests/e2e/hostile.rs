@@ -331,7 +331,7 @@ fn a_stolen_certificate_changes_no_limit_and_acknowledges_for_nobody() {
         let mut bytes = postcard::to_extend(&header, vec![VERSION]).expect("a header");
         bytes = postcard::to_extend(entry, bytes).expect("an entry");
         scene.runtime.block_on(write(&insider, &frame(bytes.len(), &bytes)));
-        scene.until_refused("seal", number);
+        scene.until_refused("signature", number);
     }
     assert_eq!(scene.refused("frame"), 0, "the frames are sound");
     scene.logged_once("passed on eu/eu-1 ap/ap-1 signed whose");

@@ -72,12 +72,15 @@
 //!
 //! What this file does not know: limits (bytes here), how messages travel, when to evict, and what conforming takes.
 
+mod before;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{Now, Part, RATE_PARTS};
 use crdts::{CmRDT, LWWReg};
 use serde::{Deserialize, Serialize};
 
+pub use self::before::KeptBefore;
 use crate::{
     broken::{Broken, broken},
     identity::{Region, Writer},
@@ -132,6 +135,13 @@ pub struct Member {
     pub writer: Writer,
     /// `region/node`, for people, and to know which members are nodes of one region. May be empty: of a region with one node.
     pub name: String,
+}
+
+impl Member {
+    /// The region that its name tells, if it tells one.
+    fn region_name(&self) -> Option<&str> {
+        self.name.split_once('/').map(|(region, _)| region)
+    }
 }
 
 /// An operator's word that a writer does nothing any more: its process is gone, its traffic cut.
@@ -515,58 +525,6 @@ impl Kept {
     pub const NONE_SPARED: [u8; 1] = [0];
 }
 
-/// A [`Kept`] of a disk that was written before certificates could be revoked: it lacks [`Version::revoked`].
-#[derive(Debug, Deserialize)]
-pub struct KeptBefore {
-    me: Writer,
-    register: Option<LWWReg<VersionBefore, Mark>>,
-    chain: Vec<Term>,
-    acks: BTreeMap<Writer, Ack>,
-    closed: BTreeMap<(Region, u16), u32>,
-    own: Option<Ack>,
-    spared: BTreeMap<Mark, Spared>,
-}
-
-/// A [`Version`] of that time, field by field.
-#[derive(Clone, Debug, Deserialize)]
-struct VersionBefore {
-    mark: Mark,
-    term: Mark,
-    authority: Writer,
-    members: BTreeMap<Region, Member>,
-    leaving: BTreeSet<Writer>,
-    fenced: Vec<Fence>,
-    clock_error_ns: u64,
-    drift_ppm: u32,
-    key: CellKey,
-    lasts: Lasts,
-    limits: Vec<u8>,
-}
-
-impl From<KeptBefore> for Kept {
-    fn from(before: KeptBefore) -> Self {
-        let register = before.register.map(|LWWReg { val, marker }| {
-            let val = Version {
-                mark: val.mark,
-                term: val.term,
-                authority: val.authority,
-                members: val.members,
-                leaving: val.leaving,
-                fenced: val.fenced,
-                clock_error_ns: val.clock_error_ns,
-                drift_ppm: val.drift_ppm,
-                key: val.key,
-                lasts: val.lasts,
-                limits: val.limits,
-                revoked: BTreeSet::new(),
-            };
-            LWWReg { val, marker }
-        });
-        let KeptBefore { me, chain, acks, closed, own, spared, .. } = before;
-        Self { me, register, chain, acks, closed, own, spared }
-    }
-}
-
 /// One node's view of the catalogue's versions.
 #[derive(Clone, Debug)]
 pub struct Versions {
@@ -925,11 +883,10 @@ impl Versions {
         (total, salt, has_rate): (u64, u32, bool),
         pick: fn(u64, u64) -> u64,
     ) -> Part {
-        let name_of = |member: &Member| member.name.split_once('/').map(|(region, _)| region.to_owned());
         let members = self.version().map(|version| &version.members);
-        let named = members.and_then(|members| name_of(members.get(&region)?));
+        let named = members.and_then(|members| members.get(&region)?.region_name());
         let is_mate = |other: &Region, member: &Member| {
-            *other == region || (named.is_some() && name_of(member) == named)
+            *other == region || (named.is_some() && member.region_name() == named)
         };
         let of_region = members.into_iter().flatten().filter(|(other, member)| is_mate(other, member));
         let regions: Vec<Region> = of_region.map(|(other, _)| *other).collect();

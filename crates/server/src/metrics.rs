@@ -383,7 +383,7 @@ impl Out<'_> {
         let bytes: Values<'_> = &[(&way_in, traffic.bytes_in), (&way_out, traffic.bytes_out)];
         self.counter("acequia_mesh_bytes", "Bytes of frames from and to other regions.", bytes)?;
         let mut refused = vec![("frame", traffic.frames_refused), ("entry", traffic.entries_refused)];
-        refused.push(("seal", regions.node.traffic().seals_refused));
+        refused.push(("signature", regions.node.traffic().seals_refused));
         refused.extend(regions.refused().iter().map(|(refusal, count)| (refusal.name(), count)));
         let refused: Vec<_> = refused.into_iter().map(|(what, count)| ([("what", what)], count)).collect();
         let refused: Vec<(&[(&str, &str)], u64)> =

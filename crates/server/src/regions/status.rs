@@ -26,8 +26,8 @@ pub(super) fn ready(regions: &Regions, now: Now) -> Result<(), String> {
     let Some(membership) = regions.node.membership(now) else { return Ok(()) };
     if let Some(later) = membership.later.filter(|_| membership.standing == Standing::NoCatalogue) {
         return Err(format!(
-            "no catalogue names this node, and none will: it is incarnation {0}, and the others have heard incarnation {later} of it, \
-             which began while its clock was ahead. Stop it, and start it with an empty `data` folder and --incarnation {1}; then, on \
+            "no catalogue names this node, and none will: it is incarnation {0}, and the others have heard incarnation {later}. \
+             Either its disk is an earlier one's, or its clock was ahead when that one began. Stop it, and start it with an empty `data` folder and --incarnation {1}; then, on \
              the authority, `acequia regions recover {2}`",
             regions.me.incarnation,
             later.saturating_add(1),
