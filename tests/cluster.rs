@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use acequia_client::{Client, Options, Question};
@@ -81,8 +81,13 @@ impl Cluster {
 
     /// Starts the next region's process.
     pub fn start_region(&mut self, region: usize) {
+        self.start_region_with(region, &[]);
+    }
+
+    /// The same with environment variables.
+    pub fn start_region_with(&mut self, region: usize, environment: &[(&'static str, &'static str)]) {
         assert_eq!(self.nodes.len(), region, "regions start in their order");
-        let node = Node::start_whole(&self.config(region));
+        let node = Node::start_whole_with(&self.config(region), environment);
         self.nodes.push(node);
     }
 
@@ -145,46 +150,47 @@ impl Cluster {
 
     /// Callers in every region, from now on.
     pub fn callers(&self, questions: Vec<Asked>) -> Callers {
-        let begun = Instant::now();
-        let questions = Arc::new(questions);
-        let (seen, stop, tasks) = (Arc::default(), Arc::default(), Vec::new());
-        let mut callers = Callers { begun, questions: Arc::clone(&questions), seen, stop, tasks };
-        for region in 0..REGIONS.len() {
-            let (seen, stop) = (Arc::clone(&callers.seen), Arc::clone(&callers.stop));
-            let (questions, node) = (Arc::clone(&questions), self.nodes[region].grpc_now());
-            callers.tasks.push(self.background.handle.spawn(async move {
-                call(region, &node, &questions, &seen, &stop, begun).await;
-            }));
-        }
-        callers
+        self.background.callers(&self.nodes, questions)
     }
 
     /// Ends the callers, and gives what they saw.
     pub fn end(&self, callers: Callers) -> Seen {
-        callers.stop.store(true, Ordering::Relaxed);
-        for task in callers.tasks {
-            eventually("a caller ends", || task.is_finished());
-        }
-        let seen = std::mem::take(&mut *callers.seen.lock().unwrap_or_else(PoisonError::into_inner));
-        Seen { answers: seen }
+        callers.end()
     }
 }
 
 /// A thread for links and callers.
 #[derive(Debug)]
-struct Background {
+pub struct Background {
     handle: Handle,
     stop: Arc<Notify>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Background {
-    fn start() -> Self {
+    /// Starts it.
+    pub fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (handle, stop) = (runtime.handle().clone(), Arc::new(Notify::new()));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || runtime.block_on(stopped.notified()));
         Self { handle, stop, thread: Some(thread) }
+    }
+
+    /// Callers at each of some nodes, from now on: three of them at most.
+    pub fn callers(&self, nodes: &[Node], questions: Vec<Asked>) -> Callers {
+        let (begun, begun_wall) = (Instant::now(), SystemTime::now());
+        let questions = Arc::new(questions);
+        let (seen, stop, tasks) = (Arc::default(), Arc::default(), Vec::new());
+        let mut callers = Callers { begun, begun_wall, questions: Arc::clone(&questions), seen, stop, tasks };
+        for (place, node) in nodes.iter().enumerate() {
+            let (seen, stop) = (Arc::clone(&callers.seen), Arc::clone(&callers.stop));
+            let (questions, node) = (Arc::clone(&questions), node.grpc_now());
+            callers.tasks.push(self.handle.spawn(async move {
+                call(place, &node, &questions, &seen, &stop, begun).await;
+            }));
+        }
+        callers
     }
 }
 
@@ -221,6 +227,8 @@ pub struct Asked {
 pub struct Callers {
     /// Time zero of everything seen.
     pub begun: Instant,
+    /// What the machine's wall clock read then.
+    begun_wall: SystemTime,
     /// What they ask, and how often.
     pub questions: Arc<Vec<Asked>>,
     seen: Arc<Mutex<Vec<Answered>>>,
@@ -229,6 +237,24 @@ pub struct Callers {
 }
 
 impl Callers {
+    /// Ends them, and gives what they saw.
+    pub fn end(self) -> Seen {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            eventually("a caller ends", || task.is_finished());
+        }
+        let answers = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        let begun_wall = self.begun_wall.duration_since(UNIX_EPOCH).expect("a wall clock");
+        Seen { answers, begun_wall }
+    }
+
+    /// Units of all kinds that were allowed at one place between two times, so far.
+    pub fn allowed_at(&self, place: usize, from: Duration, to: Duration) -> u64 {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = seen.iter().rev().take_while(|a| a.answered >= from);
+        counted.filter(|a| a.region == place && a.answered < to).map(|answered| answered.allowed).sum()
+    }
+
     /// Units of one kind that were allowed between two times, so far.
     pub fn allowed_so_far(&self, kind: usize, from: Duration, to: Duration) -> u64 {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -242,6 +268,8 @@ impl Callers {
 pub struct Seen {
     /// In no order.
     pub answers: Vec<Answered>,
+    /// What the machine's wall clock read when the callers began, since 1970.
+    pub begun_wall: Duration,
 }
 
 /// A batch of one kind that was answered.
@@ -345,6 +373,18 @@ impl Seen {
         counted.filter(|a| a.answered >= from && a.answered < to).map(|answered| answered.allowed).sum()
     }
 
+    /// The most that was allowed in one window, as the machine's clock has it: what was asked and answered inside it.
+    pub fn most_in_a_window(&self, kind: usize, window: Duration) -> u64 {
+        let number = |at: Duration| (self.begun_wall + at).as_nanos() / window.as_nanos();
+        let mut windows = BTreeMap::<u128, u64>::new();
+        for answered in self.answers.iter().filter(|a| a.kind == kind) {
+            if number(answered.asked) == number(answered.answered) {
+                *windows.entry(number(answered.asked)).or_default() += answered.allowed;
+            }
+        }
+        windows.into_values().max().unwrap_or(0)
+    }
+
     /// By how much a rate was exceeded, over any interval: at most 0 if it never was. Every answer may date from any
     /// instant between its question and itself: an interval counts what was asked and answered inside it.
     pub fn over_rate(&self, kind: usize, per_second: f64, burst: f64) -> f64 {
@@ -397,15 +437,17 @@ mod tests {
         // Ten at once, and one every hundred milliseconds.
         let mut answers = vec![answered(5, 6, 10)];
         answers.extend((1..=20).map(|n| answered(100 * n + 5, 100 * n + 6, 1)));
-        let seen = Seen { answers: answers.clone() };
+        let seen = Seen { answers: answers.clone(), begun_wall: Duration::from_millis(500) };
         assert!(seen.over_rate(0, 10.0, 10.0) <= 0.0);
         assert_eq!(seen.allowed(0, Duration::ZERO, Duration::from_secs(9)), 30);
+        // Windows of the wall begin half a second after the callers did.
+        assert_eq!(seen.most_in_a_window(0, Duration::from_secs(1)), 14);
         answers.push(answered(1_045, 1_046, 1));
-        assert!(Seen { answers: answers.clone() }.over_rate(0, 10.0, 10.0) > 0.5);
+        assert!(Seen { answers: answers.clone(), ..seen }.over_rate(0, 10.0, 10.0) > 0.5);
         // The same one, asked long before: it may have been allowed then.
         answers.pop();
         answers[0].allowed = 9;
         answers.push(answered(5, 1_046, 1));
-        assert!(Seen { answers }.over_rate(0, 10.0, 10.0) <= 0.0);
+        assert!(Seen { answers, ..seen }.over_rate(0, 10.0, 10.0) <= 0.0);
     }
 }

@@ -65,7 +65,12 @@ impl Node {
 
     /// Starts a node on a config that names its region, its node and where it listens.
     pub fn start_whole(yaml: &str) -> Self {
-        let mut node = Self::new(&[]);
+        Self::start_whole_with(yaml, &[])
+    }
+
+    /// The same with environment variables.
+    pub fn start_whole_with(yaml: &str, environment: &[(&'static str, &'static str)]) -> Self {
+        let mut node = Self::new(environment);
         node.write_whole_config(yaml);
         node.start_again();
         node
@@ -194,6 +199,11 @@ impl Node {
     /// SIGTERM, without waiting for what comes of it.
     pub fn ask_to_stop(&self) {
         self.signal("TERM");
+    }
+
+    /// SIGSTOP or SIGCONT: it does nothing from now on, or goes on.
+    pub fn hold(&self, is_held: bool) {
+        self.signal(if is_held { "STOP" } else { "CONT" });
     }
 
     /// SIGKILL: the process is gone when this returns, and has done nothing about it.

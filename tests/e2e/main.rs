@@ -9,6 +9,7 @@ mod windows;
 
 mod bad_input;
 mod charges;
+mod clocks;
 mod config;
 mod demo;
 mod envoy;

@@ -3,7 +3,7 @@
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the store's own tests")]
 #[path = "../../crates/store/tests/redis/servers.rs"]
-mod servers;
+pub(crate) mod servers;
 
 mod breaking;
 mod draws;
@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Of tests that start a cluster one runs at a time: two cores carry no more than one.
-fn alone() -> MutexGuard<'static, ()> {
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -48,7 +48,7 @@ fn config(node: &str, cluster: &Cluster, extra: &str) -> String {
 }
 
 /// The config of one node among others of its region, up to what is the store's and after it.
-fn config_of((node, nodes): (&str, &[&str]), redis: &str, rest: &str) -> String {
+pub(crate) fn config_of((node, nodes): (&str, &[&str]), redis: &str, rest: &str) -> String {
     format!(
         "region: eu\nnode: {node}\nlisten: {{ grpc: \"127.0.0.1:0\", http: \"127.0.0.1:0\", admin: \"127.0.0.1:0\" }}\ndata: DATA\n\
          store:\n  redis: {{ {redis} }}\n  nodes: [{}]\n{rest}",
@@ -57,7 +57,7 @@ fn config_of((node, nodes): (&str, &[&str]), redis: &str, rest: &str) -> String 
 }
 
 /// Where servers are, as configs say it.
-fn listed(servers: &[Server]) -> String {
+pub(crate) fn listed(servers: &[Server]) -> String {
     let addresses: Vec<String> = servers.iter().map(|server| format!("\"{}\"", server.address())).collect();
     format!("[{}]", addresses.join(", "))
 }
@@ -109,7 +109,7 @@ fn use_up(nodes: &[Node], entry: (&str, &str)) -> u64 {
 }
 
 /// Waits until every pool grants to every node.
-fn until_pools_grant(nodes: &[Node]) {
+pub(crate) fn until_pools_grant(nodes: &[Node]) {
     eventually("all pools grant", || {
         nodes.iter().all(|node| {
             let metrics = Http::connect(node).get("/metrics").body;

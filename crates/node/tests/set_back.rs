@@ -3,11 +3,17 @@
 
 mod scene;
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use acequia_limits::{Now, Reason, limit::LimitSpec};
-use acequia_node::{Asker, Config, Node, SHARDS};
-use scene::{HOUR, Journal, KEY, MINUTE, ROOMY, S, START, ask};
+use acequia_node::{
+    Asker, Config, Keep, Node, SHARDS,
+    leases::{ServerClock, Siblings},
+};
+use scene::{HOUR, Journal, KEY, MINUTE, MS, ROOMY, S, START, ask};
 
 const DAY: u64 = 24 * HOUR;
 
@@ -108,6 +114,55 @@ fn a_node_that_began_a_year_ahead_is_whole_within_a_window_of_its_next_start() {
         assert_eq!(passed(&mut asker, 20, at(181 * S, 0)), 10, "{name}");
         assert_eq!(passed(&mut asker, 20, at(250 * S, 0)), 10, "{name}");
     }
+}
+
+/// One of two nodes that share a store and hear of no other clocks than its servers'.
+fn of_a_store() -> Arc<Node> {
+    let config = Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: None, home: None };
+    let place = Siblings {
+        node: 1,
+        boot: 1,
+        nodes: [1, 2].into(),
+        members: BTreeMap::new(),
+        terms: 0,
+        guard_percent: 50,
+        clock_error_ns: 10 * MS,
+        drift_ppm: 1_000,
+        begun_us: 0,
+        knows_from_us: None,
+        is_new: false,
+        rows_hold: BTreeSet::new(),
+        generations: Vec::new(),
+    };
+    Arc::new(Node::among(config, Keep::default(), place))
+}
+
+/// A server whose clock is right, as a node sees it whose wall is ahead by so much.
+fn right_server(ahead_ns: u64) -> ServerClock {
+    ServerClock { ahead_ns: -ahead_ns.cast_signed(), unsure_ns: MS }
+}
+
+#[test]
+fn a_wall_that_is_set_while_a_node_runs_is_gone_by_when_a_server_of_the_store_agrees() {
+    let node = of_a_store();
+    scene::apply(&node, &shop(), START);
+    let wall_s = |now: Now| (node.corrected(now).wall_ns - START.wall_ns) / S;
+    node.compare_wall(at(S, 0), &[right_server(0)]);
+    assert_eq!(wall_s(at(2 * S, 0)), 2);
+    // Set by an hour: between two comparisons it is carried on, and after that the server's is gone by.
+    assert_eq!(wall_s(at(3 * S, HOUR)), 3);
+    node.compare_wall(at(4 * S, HOUR), &[right_server(HOUR)]);
+    assert_eq!(wall_s(at(5 * S, HOUR)), 5);
+    // While no server is reached, too.
+    node.compare_wall(at(6 * S, HOUR), &[]);
+    assert_eq!(wall_s(at(7 * S, HOUR)), 7);
+    // A server that is set itself contradicts a wall that has moved along, and that is gone by.
+    node.compare_wall(at(8 * S, 0), &[right_server(0)]);
+    node.compare_wall(at(9 * S, 0), &[right_server(HOUR)]);
+    assert_eq!(wall_s(at(10 * S, 0)), 10);
+    // A server agrees that it was wrong before.
+    node.compare_wall(at(11 * S, HOUR), &[right_server(0)]);
+    assert_eq!(wall_s(at(12 * S, HOUR)), 3_612);
 }
 
 /// Without the rule the story above must end otherwise.

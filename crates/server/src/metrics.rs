@@ -530,6 +530,17 @@ impl Out<'_> {
                 metric.encode_family(&labels)?.encode_gauge(&signed(value(shard)))?;
             }
         }
+        let (name, help) = (
+            "acequia_store_clock_ahead",
+            "What the clock of the shard's primary is ahead of the wall that this node goes by: below 0 where it is behind.",
+        );
+        let mut metric = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
+        for shard in shards {
+            if let Some(ahead_ns) = shard.clock_ahead_ns {
+                let labels = [("shard", shard.name.as_str())];
+                metric.encode_family(&labels)?.encode_gauge(&(ahead_ns as f64 / 1e9))?;
+            }
+        }
         let counters: [ShardGauge; 2] = [
             ("acequia_store_calls", "Calls of the shard.", |shard| shard.calls),
             ("acequia_store_calls_missed", "Calls that were not answered.", |shard| shard.missed),
@@ -774,6 +785,7 @@ mod tests {
                 calls: 40,
                 missed: 4,
                 in_flight: 3,
+                clock_ahead_ns: Some(-2_000_000),
             };
             let mut round_trips = RoundTrips { above: 1, sum_us: 2_500_000, ..RoundTrips::default() };
             (round_trips.buckets[0], round_trips.buckets[1]) = (5, 2);
@@ -786,6 +798,7 @@ mod tests {
                 r#"acequia_store_breaker{shard="a"} 1"#,
                 r#"acequia_store_round_trip_microseconds{shard="a"} 120"#,
                 r#"acequia_store_function_microseconds{shard="a"} 35"#,
+                r#"acequia_store_clock_ahead_seconds{shard="a"} -0.002"#,
                 r#"acequia_store_calls_in_flight{shard="a"} 3"#,
                 r#"acequia_store_calls_total{shard="a"} 40"#,
                 r#"acequia_store_calls_missed_total{shard="a"} 4"#,

@@ -189,8 +189,15 @@ impl Service {
         let schedule = store_ref.map(read_schedule).transpose()?.flatten();
         let stopped = store_ref.map(|store| store.value(STOPPED)).transpose()?.flatten().is_some();
         if let Some(settings) = config.store.clone() {
+            let runtime = siblings::runtime()?;
+            runtime.block_on(async {
+                if let Some(redis) = siblings::clocks_of(&config, &settings)? {
+                    siblings::confirm_wall(&redis, &*clock, settings.clock.error_ns).await;
+                }
+                Ok::<_, SiblingsError>(())
+            })?;
             let (mut home, store) = Self::home_among(&config, &settings, store, (&clock, &chance))?;
-            home = siblings::runtime()?.block_on(async {
+            home = runtime.block_on(async {
                 home.begin(&*store).await?;
                 if home.is_agreed() {
                     return Ok(home);

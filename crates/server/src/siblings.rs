@@ -29,7 +29,7 @@ use acequia_rights::{
 use acequia_store::{
     Store, StoreError,
     pools::{Carrier, Pools, Process, RedisPools},
-    redis::{BreakerState, Group, Redis, Settings, SettingsError, ShardState, ShardView},
+    redis::{BreakerState, Group, Redis, Settings, SettingsError, ShardState, ShardView, WallRead},
 };
 use ring::digest;
 use tokio::{
@@ -63,6 +63,8 @@ const NO_TERMS: u64 = 0;
 /// How often it is looked whether all nodes have said the same, and how often that they have not is told.
 const LOOK: Duration = Duration::from_millis(20);
 const TELL: Duration = Duration::from_secs(10);
+/// For so long a node that begins waits for a server of the store to tell the time.
+const ALONE: Duration = Duration::from_secs(5);
 /// For so long a node that stops gives back what it holds, at most, and looks so often whether it has.
 const LEAVE: Duration = Duration::from_secs(1);
 const LEAVE_LOOK: Duration = Duration::from_millis(1);
@@ -233,6 +235,33 @@ impl Siblings {
     }
 }
 
+/// Waits until a server's clock agrees with the wall, and not fewer do than do not: what a node writes down as it begins, and what it
+/// tells its siblings, is dated by that. One that reaches no server begins all the same, and calls none before it agrees.
+pub(crate) async fn confirm_wall(redis: &Redis, clock: &dyn Clock, error_ns: u64) {
+    let (begun, mut told) = (Instant::now(), None::<Instant>);
+    loop {
+        let from = Instant::now().into_std();
+        let wall_ns = clock.now().wall_ns;
+        let read = WallRead { wall_ns, corrected_ns: 0, from, until: Instant::now().into_std() };
+        let clocks = redis.clocks(&read);
+        let agreeing = clocks.iter().filter(|clock| clock.agrees(error_ns)).count();
+        if agreeing > 0 && 2 * agreeing >= clocks.len() || clocks.is_empty() && begun.elapsed() > ALONE {
+            return;
+        }
+        let off = clocks.iter().find(|clock| !clock.agrees(error_ns));
+        if let Some(off) = off.filter(|_| told.is_none_or(|told| told.elapsed() > TELL)) {
+            told = Some(Instant::now());
+            warn!(
+                store_ahead_s = off.ahead_ns as f64 / 1e9,
+                may_differ_ms = 2 * error_ns / 1_000_000,
+                "the wall clocks of the store and of this node differ: it waits, since nobody knows which is wrong. Set that one, \
+                 and let NTP keep both"
+            );
+        }
+        sleep(LOOK).await;
+    }
+}
+
 impl Home {
     /// Reads who this node is. It is that when its start is counted ([`Home::begin`]).
     ///
@@ -280,6 +309,7 @@ impl Home {
         };
         let mut redis = settings.redis.clone();
         redis.seed = u64::from_be_bytes(chance.draw("redis")?);
+        redis.clock_error = compared(config, settings);
         let is_agreed = known.map(u64::from_be_bytes) == Some(terms);
         let was_other = known.is_some() && !is_agreed;
         let nodes = settings.nodes.clone();
@@ -476,6 +506,21 @@ impl Home {
         };
         (Siblings { way, nodes: self.nodes, names }, carried)
     }
+}
+
+/// How far the servers' clocks may be from true time, where this node hears of no others to compare its own with.
+fn compared(config: &Config, settings: &StoreConfig) -> Option<Duration> {
+    config.regions.is_none().then(|| Duration::from_nanos(settings.clock.error_ns))
+}
+
+/// The way to the servers of the store, to compare clocks with them; nothing where others' are heard.
+///
+/// # Errors
+/// The settings are out of their ranges.
+pub(crate) fn clocks_of(config: &Config, settings: &StoreConfig) -> Result<Option<Redis>, SiblingsError> {
+    let Some(error) = compared(config, settings) else { return Ok(None) };
+    let redis = Settings { clock_error: Some(error), ..settings.redis.clone() };
+    Ok(Some(Redis::open(redis)?))
 }
 
 /// A runtime for the calls of pools.

@@ -34,7 +34,7 @@ mod watch;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Mutex,
+    sync::{Mutex, atomic::Ordering},
 };
 
 use acequia_limits::{CellTag, LimitId, Now};
@@ -47,6 +47,7 @@ use acequia_rights::{
         slack_us,
     },
 };
+use smallvec::SmallVec;
 
 use self::{
     cell::Leased,
@@ -60,8 +61,13 @@ use self::{
 };
 
 use crate::{
-    Catalogue, Config, Keep, KeptAt, Node, Row, catalogue::Terms, journal::HeapCell, local::Guard, lock,
-    sharing::CellKey, visit::Visit,
+    Catalogue, Config, Keep, KeptAt, Node, Row,
+    catalogue::Terms,
+    journal::HeapCell,
+    local::Guard,
+    lock,
+    sharing::{Bounds, CellKey, Reading, Timekeeper},
+    visit::Visit,
 };
 
 pub use self::{
@@ -146,6 +152,22 @@ pub struct Siblings {
     pub generations: Vec<Heard>,
 }
 
+/// What the clock of a server reads where pools are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerClock {
+    /// What it is ahead of this node's wall, as the system has that: nanoseconds.
+    pub ahead_ns: i64,
+    /// How wrong that may be: nanoseconds.
+    pub unsure_ns: u64,
+}
+
+impl ServerClock {
+    /// Whether it and the wall are as close as two clocks are that are each at most so far from true time, in nanoseconds.
+    pub const fn agrees(&self, error_ns: u64) -> bool {
+        self.ahead_ns.unsigned_abs() <= error_ns.saturating_mul(2).saturating_add(self.unsure_ns)
+    }
+}
+
 /// What was asked of pools since the start, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseCounts {
@@ -206,6 +228,8 @@ pub(crate) struct Leases {
     doubted: (BTreeSet<u16>, u64),
     /// Nodes that are left out, until when: steady clock.
     left_out: BTreeMap<u16, u64>,
+    /// By which wall this node goes, where it hears of no clocks but the servers'.
+    time: Timekeeper,
     /// Since when it is known what was taken of windows: wall clock, in microseconds.
     knows_from_us: u64,
     /// Who counts, where the catalogue says so.
@@ -244,6 +268,7 @@ impl Leases {
         let heard = home.generations.iter().copied().chain(std::iter::repeat(Heard::default()));
         let groups = heard.take(usize::from(GROUPS)).map(Group::since).collect();
         Self {
+            time: Timekeeper::default(),
             knows_from_us: home.begun_us,
             mates: Mates::new(home.members.clone()),
             is_counted: false,
@@ -789,6 +814,24 @@ impl Node {
         let calls = self.take_calls();
         leases.tick(self, now, calls);
         self.elsewhere.see_pools(leases.is_answered() && leases.may_hear(), now.steady_ns);
+    }
+
+    /// Compares the wall, as the system has it, with the clocks where the pools are: those that told the time lately. Where nodes hear
+    /// of no other clocks, a wall that was set while the node runs is gone by when most of these agree with it; until then the last
+    /// one is carried on by the steady clock, or theirs are gone by. Among regions, whose nodes hear each other's, it does nothing.
+    pub fn compare_wall(&self, raw: Now, servers: &[ServerClock]) {
+        let Some(leases) = self.leases.as_ref().filter(|_| self.sharing.is_none()) else { return };
+        let mut leases = lock(leases);
+        let bounds = Bounds {
+            error_ns: leases.clock_error_ns,
+            drift_ppm: leases.drift_ppm,
+            has_peers: true,
+            is_alone: servers.is_empty(),
+            journal_ns: self.journal_wall_ns.load(Ordering::Acquire),
+        };
+        let readings: SmallVec<[Reading; 8]> = servers.iter().map(Reading::of_server).collect();
+        leases.time.observe(raw.steady_ns, raw.wall_ns, &bounds, &readings);
+        self.set_wall(&leases.time, leases.clock_error_ns, leases.drift_ppm);
     }
 
     /// When [`Node::tick_leases`] should be called next, unless [`Node::calls`] before: steady clock; nothing where no cell is looked at.

@@ -56,7 +56,7 @@ pub(crate) use outbox::CellKey;
 pub(crate) use policy::units_in;
 pub use seal::{Role, Seal, SealFault, Seals};
 pub use timekeeper::Wall;
-pub(crate) use timekeeper::{Carried, Timekeeper};
+pub(crate) use timekeeper::{Bounds, Carried, Reading, Timekeeper};
 
 /// How long a loan lasts after the heartbeat that it is dated from, unless a config says otherwise.
 pub const LOAN_TTL_NS: u64 = 3_000_000_000;

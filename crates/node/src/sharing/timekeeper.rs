@@ -15,12 +15,17 @@
 //! That most walls are right is assumed. What every peer's system reads is compared, and not what it goes by: so when the
 //! walls are right again, nobody goes by what others once went by.
 //!
+//! Where nodes share a store and hear of no peers, the clocks of its servers stand for the peers' walls
+//! ([`Node::compare_wall`](crate::Node::compare_wall)).
+//!
 //! Before its wall was gone by once, a node has nothing durable dated by it: see [`Timekeeper::is_believed`].
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
+
+use crate::leases::ServerClock;
 
 /// How often a clock is compared with itself and with the peers', at most.
 const COMPARE_NS: u64 = 100_000_000;
@@ -293,6 +298,11 @@ impl Timekeeper {
 }
 
 impl Reading {
+    /// Of a server that has no other clock to go by, and nobody who agreed with it.
+    pub(crate) const fn of_server(clock: &ServerClock) -> Self {
+        Self { ahead_ns: clock.ahead_ns, corrected_ns: 0, is_believed: false, unsure_ns: clock.unsure_ns }
+    }
+
     /// Whether our wall and its are as close as two right ones are, were ours corrected so.
     fn agrees(&self, correction_ns: i64, bounds: &Bounds) -> bool {
         let by_ns = self.ahead_ns.saturating_sub(correction_ns).unsigned_abs();

@@ -158,6 +158,7 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
         let is_due = |due_ns| due_ns <= process.now().steady_ns;
         if node.calls() || ticks >= TICKS || node.leases_due_ns().is_some_and(is_due) {
             ticks = 0;
+            pools.compare_clocks(&node, &|| process.now());
             node.tick_leases(process.now());
             if node.leases_want_disk() {
                 process.write();

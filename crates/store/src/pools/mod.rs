@@ -11,6 +11,8 @@ mod wire;
 
 use std::{fmt::Debug, future::Future, time::Duration};
 
+use acequia_limits::Now;
+use acequia_node::Node;
 use acequia_rights::pool::{
     Generation, Letter, Refused, bucket,
     group::{Absent, Assertion, Begin, Known},
@@ -56,6 +58,10 @@ pub enum Answer<T> {
 
 /// Pools, wherever they are.
 pub trait Pools: Debug + Send + Sync {
+    /// Compares a node's wall with the clocks there ([`Node::compare_wall`]), and lets no call go to where it is not what the node goes
+    /// by. Nothing where pools have no clocks of their own.
+    fn compare_clocks(&self, _node: &Node, _clock: &dyn Fn() -> Now) {}
+
     /// Begins a generation of a group, above what the caller has heard of, unless somebody has. The generation of `at` is of no meaning.
     ///
     /// # Errors

@@ -1,8 +1,9 @@
 //! Pools in Redis: each call is one function in `lua/`.
 
-use std::{borrow::Cow, collections::BTreeSet};
+use std::{borrow::Cow, collections::BTreeSet, time::Instant};
 
-use acequia_limits::Part;
+use acequia_limits::{Now, Part};
+use acequia_node::Node;
 use acequia_rights::pool::{
     AGREEMENT, Generation, Letter, Refused, Taker, bucket,
     group::{Absent, Assertion, Begin, Known},
@@ -11,7 +12,7 @@ use acequia_rights::pool::{
 };
 
 use super::{Answer, At, Pools};
-use crate::redis::{Arg, Function, Missed, Redis, Value};
+use crate::redis::{Arg, Function, Missed, Redis, Value, WallRead};
 
 /// The suffixes of keys that each group has.
 const GROUP: &str = "group";
@@ -153,6 +154,15 @@ fn read_letter(values: &[Value]) -> Option<Letter> {
 }
 
 impl Pools for RedisPools {
+    fn compare_clocks(&self, node: &Node, clock: &dyn Fn() -> Now) {
+        let from = Instant::now();
+        let now = clock();
+        let mut read = WallRead { wall_ns: now.wall_ns, corrected_ns: 0, from, until: Instant::now() };
+        node.compare_wall(now, &self.redis.clocks(&read));
+        read.corrected_ns = node.corrected(now).wall_ns.wrapping_sub(now.wall_ns).cast_signed();
+        self.redis.compare_clocks(&read);
+    }
+
     async fn begin(&self, at: &At<'_>, begin: &Begin) -> Result<Known, Missed> {
         let (heard, by) = (begin.heard.to_string(), taker_text(&begin.by));
         let about = (Function::Group, heard.as_str(), 0);

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex as SyncMutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -13,6 +13,7 @@ use tokio::sync::{Mutex, Notify};
 
 use super::{
     answer::Fault,
+    clock::Told,
     executed::Executed,
     library::{Function, LIBRARY},
     server::{NO_EVICTION, Server},
@@ -36,6 +37,8 @@ pub(super) struct Link {
     opened: Instant,
     /// When the question was asked, in microseconds after `opened`, whose answer last showed that it is who it was.
     proved_us: AtomicU64,
+    /// What its clock read when it was last asked.
+    told: SyncMutex<Option<Told>>,
     /// Whether it evicted when it was last looked at.
     evicted: AtomicBool,
     /// How often the library was loaded over this link.
@@ -79,6 +82,7 @@ impl Link {
             timeout: access.timeout,
             opened,
             proved_us: AtomicU64::new(0),
+            told: SyncMutex::new(None),
             evicted: AtomicBool::new(false),
             loads: AtomicU64::new(0),
             loading: Mutex::default(),
@@ -223,16 +227,27 @@ impl Link {
                 };
             }
         };
-        let Some([_, _, _, role, history, policy]) = reply(&answer, operation) else {
+        let Some([_, seconds, micros, role, history, policy]) = reply(&answer, operation) else {
             return Pong::Broken("an answer came to another question".to_owned());
         };
         if is(role, &self.server.role) && is(history, &self.server.history) {
             self.prove(begun);
+            if let (Some(seconds), Some(micros)) = (number(seconds), number(micros)) {
+                let wall_ns =
+                    seconds.saturating_mul(1_000_000_000).saturating_add(micros.saturating_mul(1_000));
+                let told = Told::new(wall_ns, begun, Instant::now());
+                *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+            }
             let is_as_it_was = is(policy, NO_EVICTION) != self.evicted.load(Ordering::Relaxed);
             if is_as_it_was { Pong::Alive(begun.elapsed()) } else { Pong::Other(begun.elapsed()) }
         } else {
             Pong::Changed
         }
+    }
+
+    /// What the server's clock read when it was last asked; nothing where it has not said.
+    pub(super) fn told(&self) -> Option<Told> {
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The function for pings is gone: somebody emptied the server, or it took its functions from another.
@@ -257,6 +272,13 @@ pub(super) fn reply(answer: &redis::Value, operation: u64) -> Option<&[redis::Va
         _ => is(first, &operation.to_string()),
     };
     is_ours.then_some(rest)
+}
+
+fn number(value: &redis::Value) -> Option<u64> {
+    match value {
+        redis::Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    }
 }
 
 fn is(value: &redis::Value, text: &str) -> bool {

@@ -15,10 +15,11 @@
 //!
 //! `settings` says where and how patiently; `keeper` looks who serves what, which `topology` asks servers and `ring` computes;
 //! `tend` keeps the connections of a `shard`, which are `link`s over `wire`s; `breaker` decides when one is left alone;
-//! `library` is what is loaded; `answer` is what comes back; `round_trips` and `executed` say how long that took.
+//! `clock` says whether its time is ours; `library` is what is loaded; `answer` is what comes back; `round_trips` and `executed` say how long that took.
 
 mod answer;
 mod breaker;
+mod clock;
 mod executed;
 mod group;
 mod keeper;
@@ -36,12 +37,14 @@ mod wire;
 
 use std::{sync::Arc, time::Duration};
 
+use acequia_node::leases::ServerClock;
 use arc_swap::ArcSwap;
 use tokio::{runtime, sync::Notify, task::AbortHandle};
 
 pub use self::{
     answer::{Arg, Missed, Value},
     breaker::BreakerState,
+    clock::WallRead,
     group::Group,
     library::Function,
     round_trips::{ROUND_TRIP_BOUNDS_US, RoundTrips},
@@ -107,6 +110,21 @@ impl Redis {
             shard.ok_or_else(|| Missed::not_sent("nobody has told yet which shard serves its group"))?;
         let keys: Vec<String> = suffixes.iter().map(|suffix| group.key(&self.0.prefix, suffix)).collect();
         shard.call(&Call { function, keys: &keys, args, deadline }).await
+    }
+
+    /// How the servers' clocks compare with our wall, one of each shard that has told the time. None where [`Settings::clock_error`] is
+    /// not set.
+    #[must_use]
+    pub fn clocks(&self, read: &WallRead) -> Vec<ServerClock> {
+        self.0.map.load().shards.iter().filter_map(|shard| shard.clock(read)).collect()
+    }
+
+    /// Servers are called from now on, until the next comparison, if their clocks agree with this wall: within twice
+    /// [`Settings::clock_error`]. Call it every ten milliseconds or so; before the first time none is called.
+    pub fn compare_clocks(&self, read: &WallRead) {
+        for shard in &self.0.map.load().shards {
+            shard.compare_clock(read);
+        }
     }
 
     /// The shards that are known now, in a fixed order.

@@ -32,6 +32,9 @@ pub struct Settings {
     pub connections: usize,
     /// When to give up, to look again, to try again.
     pub timings: Timings,
+    /// How far the servers' clocks and our wall may be from true time. Where it is set, a server is called only while the two agree
+    /// ([`Redis::compare_clocks`](super::Redis::compare_clocks)). `None` where callers hear of each other's clocks elsewhere.
+    pub clock_error: Option<Duration>,
     /// Where jitter begins. Draw it: nodes with one seed come back at one moment.
     pub seed: u64,
 }
@@ -47,6 +50,7 @@ impl Settings {
             prefix: "acequia".to_owned(),
             connections: 2,
             timings: Timings::default(),
+            clock_error: None,
             seed: 0,
         }
     }

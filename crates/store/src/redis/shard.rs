@@ -9,11 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use acequia_node::leases::ServerClock;
 use tokio::{sync::Notify, time::timeout};
 
 use super::{
     answer::{Arg, Fault, Missed, Value},
     breaker::{Breaker, BreakerState},
+    clock::{Compared, Told, WallRead},
     executed::{Executed, Executing},
     library::Function,
     link::{Link, operation, reply},
@@ -44,6 +46,8 @@ pub(super) struct Shard {
     pub(super) address: Address,
     pub(super) tally: Arc<Tally>,
     doubt_max: Duration,
+    /// How far its clock and ours may be from true time, in nanoseconds, where they are compared.
+    clock_error_ns: Option<u64>,
     standing: Mutex<Standing>,
     /// Told when somebody should look again who serves what.
     refresh: Arc<Notify>,
@@ -64,6 +68,8 @@ pub(super) struct Tally {
 struct Standing {
     slots: Vec<Slot>,
     unfit: Option<String>,
+    clock: Compared,
+    clock_ahead_ns: Option<i64>,
     breaker: Breaker,
     executing: Executing,
     /// The slot that the next call begins to look at.
@@ -128,6 +134,9 @@ pub struct ShardView {
     pub missed: u64,
     /// Calls that wait for an answer now.
     pub in_flight: usize,
+    /// What its primary's clock was ahead of what this node goes by, when they were last compared: nanoseconds. Nothing where they are not
+    /// ([`Settings::clock_error`]).
+    pub clock_ahead_ns: Option<i64>,
 }
 
 impl Shard {
@@ -142,12 +151,16 @@ impl Shard {
         let standing = Standing {
             slots: vec![Slot::Connecting; settings.connections],
             unfit: None,
+            clock: Compared::default(),
+            clock_ahead_ns: None,
             breaker: Breaker::new(seed),
             executing: Executing::default(),
             turn: 0,
         };
         let doubt_max = settings.timings.ping_every * DOUBT_MAX_PINGS;
-        Self { name, address, tally, doubt_max, standing: Mutex::new(standing), refresh }
+        let clock_error_ns =
+            settings.clock_error.map(|error| u64::try_from(error.as_nanos()).unwrap_or(u64::MAX));
+        Self { name, address, tally, doubt_max, clock_error_ns, standing: Mutex::new(standing), refresh }
     }
 
     /// Calls a function, once. What is returned follows the operation's number in its answer.
@@ -285,6 +298,9 @@ impl Shard {
         let was_open = standing.is_open();
         standing.slots[index] = slot.clone();
         let is_open = standing.is_open();
+        if is_open && !was_open && self.clock_error_ns.is_some() {
+            (standing.clock, standing.clock_ahead_ns) = (Compared::Unread, None);
+        }
         if is_open {
             standing.breaker.connected(now);
         } else {
@@ -326,6 +342,46 @@ impl Shard {
         }
     }
 
+    /// What its server's clock read when that was last asked, of all connections the surest.
+    fn told(&self, now: Instant) -> Option<Told> {
+        let told: Vec<Told> = self.standing().links().filter_map(|link| link.told()).collect();
+        told.into_iter().reduce(|best, told| if told.is_surer_than(&best, now) { told } else { best })
+    }
+
+    /// How its server's clock compares with a wall; nothing where that is not known or not asked.
+    pub(super) fn clock(&self, read: &WallRead) -> Option<ServerClock> {
+        self.clock_error_ns?;
+        Some(self.told(read.until)?.compared(read))
+    }
+
+    /// No call goes from now on unless its server's clock agrees with that wall.
+    pub(super) fn compare_clock(&self, read: &WallRead) {
+        let (Some(clock), Some(error_ns)) = (self.clock(read), self.clock_error_ns) else { return };
+        let compared = Compared::of(clock, read, error_ns);
+        let mut standing = self.standing();
+        if !standing.is_open() {
+            return;
+        }
+        standing.clock_ahead_ns = Some(clock.ahead_ns.saturating_sub(read.corrected_ns));
+        if standing.clock == compared {
+            return;
+        }
+        let before = std::mem::replace(&mut standing.clock, compared.clone());
+        drop(standing);
+        let (shard, address) = (&self.name, &self.address);
+        match (before, compared) {
+            // By how much goes on changing.
+            (Compared::Differs(_), Compared::Differs(_)) => {}
+            (_, Compared::Differs(why)) => {
+                tracing::error!(%shard, %address, why, "this Redis and this node have different times: it is not called");
+            }
+            (Compared::Differs(_), _) => {
+                tracing::info!(%shard, %address, "this Redis and this node have the same time again");
+            }
+            _ => {}
+        }
+    }
+
     /// What its server had counted of functions, when it was looked at over this connection.
     pub(super) fn executed(&self, link: &Link, executed: Option<Executed>) {
         self.standing().executing.see(&link.incarnation, executed);
@@ -356,8 +412,8 @@ impl Shard {
         let state = if !standing.is_open() {
             let is_hung = standing.slots.iter().any(|slot| matches!(slot, Slot::Hung));
             if is_hung { ShardState::Hung } else { lost.unwrap_or(ShardState::Connecting) }
-        } else if let Some(why) = &standing.unfit {
-            ShardState::Unsafe { why: why.clone() }
+        } else if let Some(why) = standing.unfit.as_deref().or(standing.clock.objection()) {
+            ShardState::Unsafe { why: why.to_owned() }
         } else {
             ShardState::Open
         };
@@ -373,6 +429,7 @@ impl Shard {
             calls: self.tally.calls.load(Ordering::Relaxed),
             missed: self.tally.missed.load(Ordering::Relaxed),
             in_flight: self.tally.in_flight.load(Ordering::Relaxed),
+            clock_ahead_ns: standing.clock_ahead_ns,
         }
     }
 
@@ -391,6 +448,9 @@ impl Standing {
         };
         if self.unfit.is_some() {
             return Err(Missed::not_sent("its shard must not keep limits, for the reason in the log"));
+        }
+        if let Some(why) = self.clock.objection() {
+            return Err(Missed::NotSent(Cow::Owned(why.to_owned())));
         }
         if link.doubt(now) > doubt_max {
             return Err(Missed::not_sent(

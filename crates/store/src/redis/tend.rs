@@ -48,7 +48,13 @@ pub(super) async fn tend(shard: Arc<Shard>, index: usize, access: Access, timing
 async fn opened(shard: &Shard, access: &Access) -> Result<(Arc<Link>, Wire), String> {
     let (link, wire) = Link::open(&shard.address, access).await?;
     match link.look().await {
-        Ok(unfit) => shard.judge(unfit),
+        // What its clock reads is known before the first call.
+        Ok(unfit) => {
+            if unfit.is_none() {
+                link.ping(access.timeout).await;
+            }
+            shard.judge(unfit);
+        }
         Err(fault) => return Err(format!("it does not say what it is: {fault}")),
     }
     Ok((link, wire))

@@ -331,8 +331,8 @@ impl Sentinel {
     }
 }
 
-/// What gives a server a wall clock of its own, made once.
-fn wall_library() -> &'static Path {
+/// What gives a process clocks of its own, made once.
+pub(crate) fn wall_library() -> &'static Path {
     static MADE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, library) = MADE.get_or_init(|| {
         let folder = tempfile::tempdir().expect("a folder");

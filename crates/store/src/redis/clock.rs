@@ -1,0 +1,154 @@
+//! What time it is at a server, and whether a node that goes by another may call it.
+//!
+//! What nodes take of a pool is dated by their walls, so two nodes whose walls differ could have one window twice. They do not hear
+//! each other; but each hears the servers. *A server is called only while its clock and the caller's wall are as close as two right
+//! ones are*: within twice the clock error, beside what the way there and back leaves open. Then any two callers are, too.
+
+use std::time::Instant;
+
+use acequia_node::leases::ServerClock;
+
+/// Parts per million that our steady clock may drift since a server told the time: it did so lately.
+const DRIFT_PPM: u64 = 1_000;
+
+/// What a server's clock read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    /// Nanoseconds since 1970.
+    wall_ns: u64,
+    /// When it read that, half of the way there and back allowed for.
+    at: Instant,
+    unsure_ns: u64,
+}
+
+/// What a node's wall read.
+#[derive(Clone, Copy, Debug)]
+pub struct WallRead {
+    /// Nanoseconds since 1970, as the system has it.
+    pub wall_ns: u64,
+    /// What it goes by is ahead of that, in nanoseconds.
+    pub corrected_ns: i64,
+    /// It was read after this, and before [`Self::until`].
+    pub from: Instant,
+    /// See [`Self::from`].
+    pub until: Instant,
+}
+
+/// How a server's clock compares with what the callers of its shard go by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Compared {
+    /// They are not compared: callers hear of each other's clocks elsewhere.
+    #[default]
+    Never,
+    /// Not yet.
+    Unread,
+    /// They are as close as right ones are.
+    Agrees,
+    /// They are not: why it must not be called, and what to do.
+    Differs(String),
+}
+
+impl Told {
+    /// What a server said that was asked then, and answered then.
+    pub(super) fn new(wall_ns: u64, asked: Instant, answered: Instant) -> Self {
+        let half = answered.saturating_duration_since(asked) / 2;
+        Self { wall_ns, at: asked + half, unsure_ns: nanos(half) }
+    }
+
+    /// How far it is ahead of a wall.
+    pub(super) fn compared(&self, read: &WallRead) -> ServerClock {
+        let half = read.until.saturating_duration_since(read.from) / 2;
+        let at = read.from + half;
+        let passed_ns = nanos(at.saturating_duration_since(self.at));
+        let theirs_ns = i128::from(self.wall_ns) + i128::from(passed_ns);
+        let drifted_ns = passed_ns.saturating_mul(DRIFT_PPM).div_ceil(1_000_000);
+        let ahead_ns = theirs_ns - i128::from(read.wall_ns);
+        ServerClock {
+            ahead_ns: i64::try_from(ahead_ns).unwrap_or(if ahead_ns < 0 { i64::MIN } else { i64::MAX }),
+            unsure_ns: self.unsure_ns.saturating_add(nanos(half)).saturating_add(drifted_ns),
+        }
+    }
+
+    /// Which of two is surer, by then.
+    pub(super) fn is_surer_than(&self, other: &Self, now: Instant) -> bool {
+        let unsure_ns = |told: &Self| {
+            nanos(now.saturating_duration_since(told.at)) / (1_000_000 / DRIFT_PPM) + told.unsure_ns
+        };
+        unsure_ns(self) < unsure_ns(other)
+    }
+}
+
+impl Compared {
+    /// What comes of a comparison.
+    pub(super) fn of(clock: ServerClock, read: &WallRead, error_ns: u64) -> Self {
+        let ahead_ns = clock.ahead_ns.saturating_sub(read.corrected_ns);
+        if (ServerClock { ahead_ns, ..clock }).agrees(error_ns) {
+            return Self::Agrees;
+        }
+        let seconds = ahead_ns.unsigned_abs() as f64 / 1e9;
+        let way = if ahead_ns < 0 { "behind" } else { "ahead of" };
+        Self::Differs(format!(
+            "its clock is {seconds:.3} s {way} this node's, and the two may differ by {} ms: set the one that is wrong, and let NTP \
+             keep both",
+            error_ns.saturating_mul(2) / 1_000_000
+        ))
+    }
+
+    /// Why no call may go; nothing if it may.
+    pub(super) fn objection(&self) -> Option<&str> {
+        match self {
+            Self::Never | Self::Agrees => None,
+            Self::Unread => Some("its clock was not compared with this node's yet"),
+            Self::Differs(why) => Some(why),
+        }
+    }
+}
+
+fn nanos(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const T: u64 = 1_800_000_000_000_000_000;
+
+    fn compared(server_ns: u64, corrected_ns: i64) -> Compared {
+        let asked = Instant::now();
+        let told = Told::new(server_ns, asked, asked + Duration::from_millis(2));
+        let at = asked + Duration::from_millis(101);
+        let read = WallRead { wall_ns: T, corrected_ns, from: at, until: at };
+        Compared::of(told.compared(&read), &read, 10 * MS)
+    }
+
+    #[test]
+    fn clocks_agree_that_are_as_close_as_right_ones() {
+        // A tenth of a second has passed since it was told, which a drift of 0.1 ms and a way of 1 ms leave open.
+        for (off_ms, agrees) in
+            [(0, true), (21, true), (-21, true), (22, false), (-22, false), (3_600_000, false)]
+        {
+            let server_ns = (T - 100 * MS).saturating_add_signed(off_ms * MS as i64);
+            assert_eq!(compared(server_ns, 0).objection().is_none(), agrees, "{off_ms} ms");
+            assert_eq!(compared(server_ns, off_ms * MS as i64), Compared::Agrees, "what is gone by counts");
+        }
+    }
+
+    #[test]
+    fn whoever_reads_it_knows_which_is_ahead() {
+        let words = |compared: Compared| compared.objection().map(ToOwned::to_owned).unwrap_or_default();
+        let ahead = words(compared(T - 100 * MS + 3_600_000 * MS, 0));
+        assert!(ahead.contains("3600.000 s ahead of this node's") && ahead.contains("20 ms"), "{ahead}");
+        let at_zero = words(compared(0, 0));
+        assert!(at_zero.contains("s behind this node's"), "{at_zero}");
+    }
+
+    #[test]
+    fn nobody_calls_who_has_not_compared() {
+        assert!(Compared::Unread.objection().is_some());
+        assert!(Compared::default().objection().is_none(), "where that is asked of nobody");
+    }
+}

@@ -1,0 +1,187 @@
+//! Nodes whose clocks are not the machine's: what callers are allowed, counted by the machine's.
+//!
+//! The clocks lie below the process: a library that is preloaded gives it what the test says. All above, its own code for clocks
+//! included, is what runs in production. `tests/soak clocks` runs the same for ten minutes each.
+
+use std::{
+    fs,
+    io::{Seek as _, SeekFrom, Write as _},
+    sync::atomic::AtomicU64,
+    thread,
+    time::{Duration, Instant},
+};
+
+use acequia_tests::{
+    Node,
+    cluster::{Asked, Background, Callers, Cluster, Seen},
+    eventually,
+};
+use tempfile::TempDir;
+
+use crate::store::{
+    alone, config_of, listed,
+    servers::{Server, wall_library},
+    until_pools_grant,
+};
+
+const LIMIT: u64 = 300;
+const WINDOW: Duration = Duration::from_secs(1);
+const HOUR_S: i64 = 3_600;
+
+/// The clocks of a process.
+struct Clocks {
+    _folder: TempDir,
+    file: fs::File,
+    environment: [(&'static str, &'static str); 2],
+}
+
+impl Clocks {
+    /// The machine's, but that the time since its start grows faster by so much.
+    fn new(boot_ppm: i64) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("clocks");
+        fs::write(&path, [0_i64.to_ne_bytes(), boot_ppm.to_ne_bytes()].concat()).expect("a file");
+        let file = fs::File::options().write(true).open(&path).expect("a file");
+        // A test has few, and ends.
+        let leaked = |path: &std::path::Path| &*path.display().to_string().leak();
+        let environment = [("LD_PRELOAD", leaked(wall_library())), ("SERVER_WALL", leaked(&path))];
+        Self { _folder: folder, file, environment }
+    }
+
+    /// The wall is ahead of the machine's by so many nanoseconds from now on.
+    fn set_wall(&mut self, ahead_ns: i64) {
+        self.file.seek(SeekFrom::Start(0)).expect("a file");
+        self.file.write_all(&ahead_ns.to_ne_bytes()).expect("its wall");
+    }
+
+    fn set_wall_s(&mut self, ahead_s: i64) {
+        self.set_wall(ahead_s * 1_000_000_000);
+    }
+}
+
+/// How long it goes on: as long as a run of its own says, and a few seconds in the suite.
+fn lasts() -> Option<Duration> {
+    let seconds = std::env::var("ACEQUIA_TEST_SECONDS").ok()?;
+    Some(Duration::from_secs(seconds.parse().expect("ACEQUIA_TEST_SECONDS is a number of seconds")))
+}
+
+fn window() -> String {
+    format!(
+        "limits:\n- {{ name: w, domain: shop, when: {{ kind: w }}, fixed_window: {{ limit: {LIMIT}, window: 1s }} }}\n"
+    )
+}
+
+fn asked(rate: [u64; 3]) -> Vec<Asked> {
+    vec![Asked { kind: "w", rates: rate.map(AtomicU64::new) }]
+}
+
+/// What passed in each second of the next ones, at one place.
+fn passed_at(callers: &Callers, place: usize, seconds: u64) -> f64 {
+    let from = callers.begun.elapsed();
+    thread::sleep(Duration::from_secs(seconds));
+    let to = callers.begun.elapsed();
+    callers.allowed_at(place, from, to) as f64 / (to - from).as_secs_f64()
+}
+
+#[track_caller]
+#[expect(clippy::print_stdout, reason = "a run that takes long prints what it found")]
+fn never_over(seen: &Seen) {
+    let most = seen.most_in_a_window(0, WINDOW);
+    println!(
+        "at most {most} of {LIMIT} in a window of the machine's clock, of {} answers",
+        seen.answers.len()
+    );
+    assert!(most <= LIMIT, "{most} of {LIMIT}");
+    assert!(most >= LIMIT / 2, "{most} of {LIMIT}: nothing was tried");
+}
+
+/// The config of one of two nodes that know each other by the store they share.
+fn of_store(node: &str, redis: &Server) -> String {
+    let shards = format!("shards: {}", listed(std::slice::from_ref(redis)));
+    config_of((node, &["eu-1", "eu-2"]), &shards, &window())
+}
+
+/// One of two nodes that share a Redis has a wall that is an hour off, when it begins and while it runs.
+#[test]
+fn a_wall_that_is_an_hour_off_spends_nothing_twice_in_a_region_with_a_store() {
+    let _alone = alone();
+    let redis = Server::start(&[]);
+    let mut clocks = Clocks::new(0);
+    let environment = clocks.environment;
+    let (right, wrong) = (of_store("eu-1", &redis), of_store("eu-2", &redis));
+    let right = thread::spawn(move || Node::start_whole(&right));
+    let wrong = Node::start_whole_with(&wrong, &environment);
+    let mut nodes = [right.join().expect("a node"), wrong];
+    until_pools_grant(&nodes);
+    let background = Background::start();
+    let callers = background.callers(&nodes, asked([400, 400, 0]));
+    let begun = Instant::now();
+    let mut round = 0;
+    loop {
+        for ahead_s in [HOUR_S, -HOUR_S] {
+            // While it runs: it goes on by the store's.
+            clocks.set_wall_s(ahead_s);
+            let passed = passed_at(&callers, 1, 2);
+            println!("{ahead_s} s off: {passed:.0} a second pass there");
+            assert!(passed > 20.0, "{passed} a second where the wall was set by {ahead_s} s");
+            // When it begins: it waits, and the other one has what its guard share leaves.
+            if round % 4 == 0 {
+                nodes[1].kill();
+                let passed = thread::scope(|scope| {
+                    let starting = scope.spawn(|| nodes[1].start_again());
+                    let passed = passed_at(&callers, 0, 3);
+                    assert!(!starting.is_finished(), "it listens by a wall that the store contradicts");
+                    clocks.set_wall_s(0);
+                    starting.join().expect("it begins when its wall is right");
+                    passed
+                });
+                println!("beside one that begins {ahead_s} s off: {passed:.0} a second pass");
+                assert!(passed > 0.9 * (LIMIT as f64) * 0.95, "{passed} a second pass at the other one");
+                assert!(nodes[1].stderr().contains("wall clocks of the store and of this node differ"));
+            }
+            clocks.set_wall_s(0);
+            eventually("it is whole again", || passed_at(&callers, 1, 1) > 50.0);
+        }
+        round += 1;
+        if lasts().is_none_or(|lasts| begun.elapsed() > lasts) {
+            break;
+        }
+    }
+    never_over(&callers.end());
+}
+
+/// Walls of three regions are corrected by what they may be off, back and forth; their steady clocks drift as far as they may; and one of the
+/// processes is held up again and again.
+#[test]
+fn clocks_that_are_as_wrong_as_they_may_be_spend_nothing_twice() {
+    let mut cluster = Cluster::prepare(&window());
+    let mut clocks = [Clocks::new(190), Clocks::new(-190), Clocks::new(0)];
+    for (region, clocks) in clocks.iter().enumerate() {
+        cluster.start_region_with(region, &clocks.environment);
+    }
+    (0..3).for_each(|region| cluster.until_ready(region));
+    let callers = cluster.callers(asked([300, 300, 300]));
+    let begun = Instant::now();
+    let lasts = lasts().unwrap_or(Duration::from_secs(10));
+    let mut state = 7_u64;
+    let mut below = |most: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % most
+    };
+    let from = callers.begun.elapsed();
+    while begun.elapsed() < lasts {
+        // Up to 1.8 ms either way, of the 2 ms that the config allows.
+        let region = below(3) as usize;
+        clocks[region].set_wall(below(3_600_000).cast_signed() - 1_800_000);
+        cluster.nodes[0].hold(true);
+        thread::sleep(Duration::from_millis(below(50)));
+        cluster.nodes[0].hold(false);
+        thread::sleep(Duration::from_millis(below(200)));
+    }
+    let to = callers.begun.elapsed();
+    let seen = cluster.end(callers);
+    let passed = seen.allowed(0, from, to) as f64 / (to - from).as_secs_f64();
+    println!("{passed:.0} a second pass");
+    assert!(passed > 0.8 * LIMIT as f64, "{passed} a second pass of {LIMIT}");
+    never_over(&seen);
+}
