@@ -228,7 +228,7 @@ pub struct Callers {
     /// Time zero of everything seen.
     pub begun: Instant,
     /// What the machine's wall clock read then.
-    begun_wall: SystemTime,
+    pub begun_wall: SystemTime,
     /// What they ask, and how often.
     pub questions: Arc<Vec<Asked>>,
     seen: Arc<Mutex<Vec<Answered>>>,

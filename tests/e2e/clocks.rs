@@ -8,7 +8,7 @@ use std::{
     io::{Seek as _, SeekFrom, Write as _},
     sync::atomic::AtomicU64,
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use acequia_tests::{
@@ -75,12 +75,14 @@ fn asked(rate: [u64; 3]) -> Vec<Asked> {
     vec![Asked { kind: "w", rates: rate.map(AtomicU64::new) }]
 }
 
-/// What passed in each second of the next ones, at one place.
-fn passed_at(callers: &Callers, place: usize, seconds: u64) -> f64 {
-    let from = callers.begun.elapsed();
-    thread::sleep(Duration::from_secs(seconds));
-    let to = callers.begun.elapsed();
-    callers.allowed_at(place, from, to) as f64 / (to - from).as_secs_f64()
+/// What passes in each of the next windows, at one place.
+fn passed_at(callers: &Callers, place: usize, windows: u32) -> f64 {
+    let begun_wall = callers.begun_wall.duration_since(UNIX_EPOCH).expect("a wall clock");
+    let open = (begun_wall + callers.begun.elapsed()).as_secs();
+    let from = Duration::from_secs(open + 1) - begun_wall;
+    let to = from + WINDOW * windows;
+    thread::sleep(to.saturating_sub(callers.begun.elapsed()));
+    callers.allowed_at(place, from, to) as f64 / f64::from(windows)
 }
 
 #[track_caller]
@@ -116,6 +118,8 @@ fn a_wall_that_is_an_hour_off_spends_nothing_twice_in_a_region_with_a_store() {
     let background = Background::start();
     let callers = background.callers(&nodes, asked([400, 400, 0]));
     let begun = Instant::now();
+    // In the suite other tests are beside it.
+    let least = if lasts().is_some() { 0.99 } else { 0.8 };
     let mut round = 0;
     loop {
         for ahead_s in [HOUR_S, -HOUR_S] {
@@ -123,10 +127,11 @@ fn a_wall_that_is_an_hour_off_spends_nothing_twice_in_a_region_with_a_store() {
             clocks.set_wall_s(ahead_s);
             let passed = passed_at(&callers, 1, 2);
             println!("{ahead_s} s off: {passed:.0} a second pass there");
-            assert!(passed > 20.0, "{passed} a second where the wall was set by {ahead_s} s");
-            // When it begins: it waits, and the other one has what its guard share leaves.
+            assert!(passed > 10.0, "{passed} a second where the wall was set by {ahead_s} s");
+            // When it begins: it waits, and the other one has what it has while this one is gone.
             if round % 4 == 0 {
                 nodes[1].kill();
+                let gone = passed_at(&callers, 0, 3);
                 let passed = thread::scope(|scope| {
                     let starting = scope.spawn(|| nodes[1].start_again());
                     let passed = passed_at(&callers, 0, 3);
@@ -135,12 +140,17 @@ fn a_wall_that_is_an_hour_off_spends_nothing_twice_in_a_region_with_a_store() {
                     starting.join().expect("it begins when its wall is right");
                     passed
                 });
-                println!("beside one that begins {ahead_s} s off: {passed:.0} a second pass");
-                assert!(passed > 0.9 * (LIMIT as f64) * 0.95, "{passed} a second pass at the other one");
+                println!(
+                    "beside one that is gone {gone:.0} a second pass, and beside one that begins {ahead_s} s off {passed:.0}"
+                );
+                assert!(
+                    passed >= least * gone,
+                    "{passed} a second pass at the other one, and {gone} without it"
+                );
                 assert!(nodes[1].stderr().contains("wall clocks of the store and of this node differ"));
             }
             clocks.set_wall_s(0);
-            eventually("it is whole again", || passed_at(&callers, 1, 1) > 50.0);
+            eventually("it is whole again", || passed_at(&callers, 1, 1) > 30.0);
         }
         round += 1;
         if lasts().is_none_or(|lasts| begun.elapsed() > lasts) {
