@@ -502,6 +502,9 @@ pub struct Progress {
     pub pending: Vec<(Writer, Waiting)>,
     /// Who leaves and has not yet said that it gave its share up, while it was no member any more.
     pub leavers: BTreeSet<Writer>,
+    /// Shares that were superseded still limit windows that begin before this, by the wall: the latest date at which anybody said that
+    /// it may go by them. 0 where there are none.
+    pub older_until_ns: u64,
 }
 
 /// What must be on disk: all of it, before an acknowledgement counts.
@@ -978,7 +981,12 @@ impl Versions {
             Some((writer, waiting))
         });
         let front = self.kept.chain.iter().find(|term| term.until == Until::Agreed);
+        let older = self.kept.chain.iter().map(|term| match term.until {
+            Until::Superseded { windows_wall_ns, .. } => windows_wall_ns,
+            Until::Agreed => 0,
+        });
         Some(Progress {
+            older_until_ns: older.max().unwrap_or(0),
             requested: version.mark,
             effective: effective.min().unwrap_or_default().min(version.mark),
             term_requested: newest.mark,

@@ -112,11 +112,14 @@ fn a_raise_waits_for_everybody_and_then_for_what_is_owed() {
     let from = nodes[1].own_ack().expect("said").from_wall_ns;
     assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from - 1, lasts_ns: SECOND }), 51);
     assert_eq!(share(&nodes[0], Kind::Window { start_wall_ns: from, lasts_ns: SECOND }), 76);
+    let older_until = |node: &Versions| node.progress().expect("a version").older_until_ns;
+    assert_eq!(older_until(&nodes[0]), from, "what is shown is what holds");
 
     nodes[0].settle(windows_of(10 * SECOND), heard.later(5 * SECOND));
     assert_eq!(nodes[0].terms().len(), 2);
     nodes[0].settle(windows_of(10 * SECOND), heard.later(50 * SECOND));
     assert_eq!(nodes[0].terms().len(), 1);
+    assert_eq!(older_until(&nodes[0]), 0);
 }
 
 /// What moves is used by who had it in windows that were open, and by nobody's new share of them; from the next on it is as all agreed.

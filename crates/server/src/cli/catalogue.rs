@@ -3,7 +3,7 @@
 use acequia_api::acequia::v1::{Catalogue, Mark, Pending};
 use serde::Serialize;
 
-use super::people::{Align, Cell, Colour, Paint, table};
+use super::people::{Align, Cell, Colour, Paint, at, table};
 
 /// A version as people write it: `1.7` is number 7 of epoch 1.
 pub(super) fn version(mark: Option<Mark>) -> String {
@@ -58,8 +58,19 @@ pub(super) fn standing(catalogue: Option<&Catalogue>) -> Vec<Line> {
 fn versions(catalogue: &Catalogue) -> String {
     let requested = version(catalogue.requested);
     match catalogue.requested {
-        Some(mark) if is_effective(catalogue, mark) => format!("{requested}, effective everywhere"),
+        Some(mark) if is_effective(catalogue, mark) => format!("{requested}, {}", everywhere(catalogue)),
         _ => format!("{requested} requested, {} effective everywhere", version(catalogue.effective)),
+    }
+}
+
+/// Where a version is effective that all have acknowledged.
+pub(super) fn everywhere(catalogue: &Catalogue) -> String {
+    match catalogue.older_until_ns {
+        0 => "effective everywhere".to_owned(),
+        until_ns => format!(
+            "effective everywhere but in windows that begin before {}, which go by earlier shares, too",
+            at(until_ns)
+        ),
     }
 }
 
@@ -97,6 +108,7 @@ pub(super) struct CatalogueJson<'a> {
     clock_error_ns: u64,
     drift_ppm: u32,
     revoked: &'a [String],
+    older_until_ns: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -119,6 +131,7 @@ impl<'a> CatalogueJson<'a> {
             clock_error_ns: catalogue.clock_error_ns,
             drift_ppm: catalogue.drift_ppm,
             revoked: &catalogue.revoked,
+            older_until_ns: catalogue.older_until_ns,
         })
     }
 }
@@ -180,6 +193,12 @@ mod tests {
             says(Some(&settled())),
             "authority  eu/eu-1, this node\nversion    1.7, effective everywhere\n"
         );
+        let dated = Catalogue { older_until_ns: 1_800_000_000_000_000_000, ..settled() };
+        assert_eq!(
+            says(Some(&dated)),
+            "authority  eu/eu-1, this node\nversion    1.7, effective everywhere but in windows that begin before \
+             2027-01-15T08:00:00Z, which go by earlier shares, too\n"
+        );
         let mut behind = Catalogue { is_authority: false, ..pending() };
         behind.pending.push(Pending { region: "ap".to_owned(), waiting: String::new() });
         behind.differences = vec![
@@ -216,7 +235,7 @@ file       shop/per-key: rate 60/s in the file, 100/s in the catalogue
                 r#"{"authority":"eu/eu-1","is_authority":true,"requested":{"epoch":1,"number":8},"#,
                 r#""effective":null,"pending":[{"region":"us","#,
                 r#""waiting":"not heard for 12 s; it goes on when us is heard, or is evicted"}],"#,
-                r#""differences":[],"clock_error_ns":10000000,"drift_ppm":1000,"revoked":[]}"#,
+                r#""differences":[],"clock_error_ns":10000000,"drift_ppm":1000,"revoked":[],"older_until_ns":0}"#,
                 "\n"
             )
         );

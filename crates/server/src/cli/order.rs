@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     NOT_DONE, SUCCESS,
-    catalogue::{CatalogueJson, MarkJson, is_effective, version, waiting},
+    catalogue::{CatalogueJson, MarkJson, everywhere, is_effective, version, waiting},
     console::Console,
     json_line,
     operator::{Admin, Fault, wait},
@@ -259,7 +259,8 @@ fn plan(planned: &CatalogueChange, danger: &str, paint: Paint) -> String {
 fn result(change: &CatalogueChange, reach: &Reach) -> String {
     let after = version(change.after);
     if reach.is_effective {
-        return format!("Version {after} is effective everywhere.\n");
+        let everywhere = reach.catalogue.as_ref().map_or("effective everywhere".to_owned(), everywhere);
+        return format!("Version {after} is {everywhere}.\n");
     }
     let catalogue = reach.catalogue.as_ref();
     let effective = catalogue.map_or("an older one".to_owned(), |catalogue| version(catalogue.effective));

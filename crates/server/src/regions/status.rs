@@ -145,6 +145,9 @@ pub(super) fn api_mark(mark: Mark) -> Option<api::Mark> {
     Some(api::Mark { epoch: mark.epoch, number: mark.number })
 }
 
+/// Every change of shares spares windows that begin while it is acknowledged, which is over before anybody could read that.
+const TOLD_AHEAD_NS: u64 = 1_000_000_000;
+
 pub(super) fn catalogue_of(
     regions: &Regions,
     version: &Version,
@@ -152,7 +155,10 @@ pub(super) fn catalogue_of(
     now: Now,
 ) -> api::Catalogue {
     let progress = membership.progress.as_ref();
+    let is_to_come = |at_ns: &u64| *at_ns > now.wall_ns.saturating_add(TOLD_AHEAD_NS);
+    let older_until_ns = progress.map(|progress| progress.older_until_ns).filter(is_to_come);
     api::Catalogue {
+        older_until_ns: older_until_ns.unwrap_or(0),
         authority: regions.names.of_writer(version.authority, Some(version)),
         is_authority: version.authority == regions.me,
         requested: api_mark(version.mark),

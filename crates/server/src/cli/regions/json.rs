@@ -226,7 +226,7 @@ mod tests {
                 r#""catalogue":{"authority":"eu/eu-1","is_authority":true,"requested":{"epoch":1,"number":8},"#,
                 r#""effective":{"epoch":1,"number":7},"pending":[{"region":"us","#,
                 r#""waiting":"not heard for 12 s; it goes on when us is heard, or is evicted"}],"#,
-                r#""differences":[],"clock_error_ns":10000000,"drift_ppm":1000,"revoked":[]},"#,
+                r#""differences":[],"clock_error_ns":10000000,"drift_ppm":1000,"revoked":[],"older_until_ns":0},"#,
                 r#""members":[{"region":"eu","node":"eu-1","weight":1,"incarnation":1},"#,
                 r#"{"region":"us","node":"us-1","weight":2,"incarnation":1}],"#,
                 r#""peers":[{"region":"ap","node":"ap-1","address":"10.0.3.1:7201","connected":true,"reached":true,"#,
