@@ -64,18 +64,18 @@ impl Default for Left {
 }
 
 impl Left {
-    /// Notes a reading of the wall. Where it was set back, what was forgotten by it no longer holds it.
+    /// Whether the wall was set since it was last noted, or was never noted.
     #[inline]
-    pub(crate) fn note(&self, now: Now, forgotten_ns: &AtomicU64, journal_ns: &AtomicU64) {
+    pub(crate) fn may_have_stepped(&self, now: Now) -> bool {
         let ahead_ns = now.wall_ns.wrapping_sub(now.steady_ns).cast_signed();
-        let before_ns = self.ahead_ns.load(Ordering::Acquire);
-        if ahead_ns.abs_diff(before_ns) > SET_BACK_NS {
-            self.note_step(ahead_ns, now, forgotten_ns, journal_ns);
-        }
+        ahead_ns.abs_diff(self.ahead_ns.load(Ordering::Acquire)) > SET_BACK_NS
     }
 
+    /// Notes a reading of the wall that may be the first after it was set. Where it was set back, what was forgotten by it no longer
+    /// holds it.
     #[cold]
-    fn note_step(&self, ahead_ns: i64, now: Now, forgotten_ns: &AtomicU64, journal_ns: &AtomicU64) {
+    pub(crate) fn note(&self, now: Now, forgotten_ns: &AtomicU64, journal_ns: &AtomicU64) {
+        let ahead_ns = now.wall_ns.wrapping_sub(now.steady_ns).cast_signed();
         let mut spans = lock(&self.spans);
         let before_ns = self.ahead_ns.load(Ordering::Acquire);
         // A thread may come late with a reading of before the last step.

@@ -582,8 +582,9 @@ impl Node {
         let correction_ns = self.correction_ns.load(Ordering::Acquire);
         let read_ns = now.wall_ns.saturating_add_signed(correction_ns);
         let wall_ns = self.carried.unless_set(now.steady_ns, read_ns);
-        if self.is_wall_believed() {
-            self.left.note(Now { wall_ns, ..now }, &self.forgotten_wall_ns, &self.journal_wall_ns);
+        let read = Now { wall_ns, ..now };
+        if self.left.may_have_stepped(read) && self.is_wall_believed() {
+            self.left.note(read, &self.forgotten_wall_ns, &self.journal_wall_ns);
         }
         Now { wall_ns: wall_ns.max(self.forgotten_wall_ns.load(Ordering::Acquire)), ..now }
     }

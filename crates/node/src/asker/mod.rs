@@ -515,16 +515,25 @@ impl<'a> Check<'a, '_> {
                 cells.rewrite(place, hit.numbers, state);
             }
         }
-        if self.node.left.any() && !self.node.is_shared() {
-            let words = cells.words(cells.table.at(place));
-            if let Some(state) = self.algorithm(hit).after_set_back(words, self.now, Some(hit.tag.salt())) {
-                cells.rewrite(place, hit.numbers, state);
-            }
+        if self.node.left.any() {
+            self.set_back(hit, place, cells);
         }
         if active.durable && cells.table.at(place).heap_place().is_none() {
             cells.move_to_heap(place);
         }
         Ok(())
+    }
+
+    /// The wall was set back behind what the cell counted by.
+    #[cold]
+    fn set_back(&self, hit: &Hit, place: usize, cells: &mut Cells) {
+        if self.node.is_shared() {
+            return;
+        }
+        let words = cells.words(cells.table.at(place));
+        if let Some(state) = self.algorithm(hit).after_set_back(words, self.now, Some(hit.tag.salt())) {
+            cells.rewrite(place, hit.numbers, state);
+        }
     }
 
     /// A state of the hit's limit under the numbers that the hit has.

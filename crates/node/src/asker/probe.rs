@@ -139,7 +139,9 @@ impl Check<'_, '_> {
                 verdict
             }
         };
-        if let Some(over_ns) = self.is_closed_for(hit) {
+        if self.node.left.any()
+            && let Some(over_ns) = self.is_closed_for(hit)
+        {
             over = Reason::Clock;
             verdict = denied(verdict, hit.units, over_ns);
         }
@@ -275,11 +277,8 @@ impl Check<'_, '_> {
     }
 
     /// For how long the cell is closed, in nanoseconds, while the wall is in a window that it has left before it was set back.
-    #[inline]
+    #[cold]
     fn is_closed_for(&self, hit: &Hit) -> Option<u64> {
-        if !self.node.left.any() {
-            return None;
-        }
         let Algorithm::FixedWindow(window) = self.algorithm(hit) else { return None };
         let (wall_ns, salt) = (self.now.wall_ns, hit.tag.salt());
         let is_closed = self.node.left.is_closed_at(window, wall_ns, salt);
