@@ -8,6 +8,7 @@
 //! held and what is lent. It changes only here, always with the debt that goes along
 //! ([`acequia_rights::loan`]).
 
+mod believed;
 mod ground;
 mod lease;
 mod less;
@@ -26,6 +27,7 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use self::believed::Believed;
 pub(crate) use self::{
     ground::Ground,
     lease::{Kept as KeptOfPool, Taken},
@@ -56,6 +58,8 @@ pub(crate) struct Account {
     pub(crate) algorithm: Algorithm,
     standing: Part,
     book: Book,
+    /// What the loans of each region brought.
+    believed: Believed,
     /// Rights that moved in windows, where there are windows; and what is held of pools, where there are pools.
     windows: Option<Box<Windows>>,
     /// Units that callers may spend until their leases end. Always of the own part: see `lease`.
@@ -217,6 +221,7 @@ impl Account {
             algorithm: ground.local.with(ground.global, book.effective(standing)),
             standing,
             book,
+            believed: Believed::default(),
             windows: None,
             leased: 0,
             due_ns: u64::MAX,
@@ -238,7 +243,7 @@ impl Account {
     /// Bytes it takes, beside the cell.
     pub(crate) fn bytes(&self) -> usize {
         let windows = self.windows.as_ref().map_or(0, |_| size_of::<Windows>());
-        size_of::<Self>() + windows + self.book.heap_bytes()
+        size_of::<Self>() + windows + self.book.heap_bytes() + self.believed.heap_bytes()
     }
 
     fn windows(&self) -> &Windows {
@@ -719,7 +724,16 @@ impl Account {
         if !is_held && (units > stands.units || rate > stands.rate) {
             return Err(Refusal::TooMuch { said: units, most: stands.units });
         }
+        let brings = if kind == Kind::Bucket { grant.tokens } else { grant.part.units };
+        if !is_held {
+            self.believed
+                .may_bring((from.region, stands), brings, ground.global, now.steady_ns)
+                .map_err(|most| Refusal::TooMuch { said: brings, most })?;
+        }
         let change = self.book.accept(from, grant, kind, beats, session, now.steady_ns)?;
+        if !is_held {
+            self.believed.bring(from.region, brings, now.steady_ns);
+        }
         self.apply(words, ground, change, now);
         let due_ns = self.book.held().last().map_or(u64::MAX, |held| session.end_of(held));
         self.due_ns = self.due_ns.min(due_ns);
@@ -743,7 +757,11 @@ impl Account {
             available += self.effective().units.saturating_sub(self.algorithm.budget());
         }
         let available = available.saturating_sub(self.leased);
+        let held = self.book.held().iter().find(|held| held.from == from && held.number == number);
+        let units = held.map_or(0, |held| held.part.units);
         let (back, change) = self.book.give_back(number, from, available, now.steady_ns)?;
+        let goes = if self.kind() == Kind::Bucket { back.tokens } else { units };
+        self.believed.give_back(from.region, goes, now.steady_ns);
         session.let_go(number);
         self.apply(words, ground, change, now);
         self.unwritten |= durable && self.algorithm.has_rate() && !broken(Broken::ReturnBeforeDurable);
