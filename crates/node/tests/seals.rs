@@ -14,10 +14,11 @@ use acequia_node::sharing::{
     wire::{self, Entry, Header, Seen, ShortId},
 };
 use acequia_rights::{
-    Ack, Beat, Grant, Mark, Region, Version, Writer,
+    Ack, Beat, Grant, Mark, Region, Renew, Return, Version, Writer,
     versions::{Draft, EPOCHS_AHEAD_MAX, NUMBERS_AHEAD_MAX, Refused},
 };
 use regions::{MS, S, World, bucket, window, writer};
+use smallvec::SmallVec;
 
 /// Keys that nobody can use but their region: a signature is a digest that only the region's own [`Keys`] makes.
 #[derive(Debug)]
@@ -419,4 +420,160 @@ fn nobody_lends_more_than_stands_for_it() {
         .filter_map(|entry| if let Entry::Refused { number, .. } = entry { Some(number) } else { None })
         .collect();
     assert_eq!(refused, [1, 2, 3, 5].into(), "the first loans, and the second of the later ones");
+}
+
+/// What the hostile region knows, and says at random.
+struct Liar {
+    state: u64,
+    cell: Cell,
+    /// The last beats of both others, as it heard them.
+    echoes: [Beat; HOSTILE],
+    loans: u64,
+    /// Loans that others gave it.
+    granted: Vec<Grant>,
+    version: Version,
+    keys: Arc<Keys>,
+}
+
+impl Liar {
+    fn below(&mut self, most: u64) -> u64 {
+        self.state =
+            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.state >> 33) % most
+    }
+
+    /// Few units, or as many as stand for it, or far too many.
+    fn units(&mut self) -> u64 {
+        match self.below(6) {
+            0 => u64::MAX,
+            1 => 1_000_000,
+            2 => 100,
+            3 => 101,
+            _ => self.below(120),
+        }
+    }
+
+    /// Anything that its certificate can sign, or that needs no signature.
+    fn entry(&mut self, to: usize) -> Entry {
+        let (id, end_ns) = (self.cell.id, self.cell.end_ns);
+        let units = self.units();
+        match self.below(16) {
+            0..=3 => {
+                let end_ns = if self.below(8) == 0 { end_ns + 3_600 * S } else { end_ns };
+                Entry::Give { id, end_ns, cumulative: units }
+            }
+            4..=7 => {
+                self.loans += 1;
+                let number = if self.below(8) == 0 { self.below(self.loans + 1) } else { self.loans };
+                let thirds = u64::from(acequia_limits::RATE_PARTS / 3);
+                let part = Part { rate: self.below(thirds + 2) as u32, units: units.min(1 << 50) };
+                let tokens = if self.below(4) == 0 { self.below(part.units + 1) } else { part.units };
+                let ttl_ns = [S / 2, 3 * S, 9 * S][self.below(3) as usize];
+                Entry::Grant { id, grant: Grant { number, part, tokens, ttl_ns, echo: self.echoes[to] } }
+            }
+            8 => Entry::Ask { id, end_ns, units },
+            9 => Entry::Got { id, end_ns, cumulative: units.min(self.below(3)) },
+            10 => match self.granted.pop() {
+                Some(grant) => {
+                    Entry::Return { id, back: Return { number: grant.number, tokens: grant.part.units } }
+                }
+                None => Entry::Short { id, units },
+            },
+            11 => Entry::Recall { id, number: self.below(self.loans + 1) },
+            12 => {
+                let rough = |value| wire::Rough::new(value);
+                let (demand, holds, left) = (rough(units), rough(units), rough(self.units()));
+                Entry::News { id, demand, holds, left, stands: Some(rough(units)) }
+            }
+            13 => {
+                let mut version = self.version.clone();
+                version.mark.number += 1 + self.below(3);
+                version.term = version.mark;
+                version.authority = [writer(0), writer(HOSTILE)][self.below(2) as usize];
+                version.members.values_mut().for_each(|member| member.weight = 1_000);
+                let seal = self.keys.seal(&said_of_version(&version)).expect("it has keys");
+                told(&version, Some(seal))
+            }
+            14 => {
+                let (who, version) = (writer(self.below(3) as usize), &self.version);
+                let ack = Ack {
+                    mark: version.mark,
+                    term: version.term,
+                    from_wall_ns: end_ns,
+                    authority: version.authority,
+                };
+                let seal = self.keys.seal(&said_of_ack(who, ack, version)).expect("it has keys");
+                Entry::Acked { writer: who, ack, seal: Some(Box::new(seal)) }
+            }
+            _ => Entry::Renew(Renew {
+                echo: self.echoes[to],
+                from: self.below(3),
+                up_to: self.below(self.loans + 2),
+                except: SmallVec::new(),
+            }),
+        }
+    }
+
+    /// Hears what both others say.
+    fn hear(&mut self, caught: Vec<(usize, usize, Vec<u8>)>) {
+        for (from, to, bytes) in caught {
+            if to != HOSTILE || from == HOSTILE {
+                continue;
+            }
+            let frame = wire::read(&bytes).expect("a frame that reads");
+            self.echoes[from] = Beat { boot: frame.header.boot, number: frame.header.beat };
+            self.granted.extend(frame.entries.into_iter().filter_map(|entry| match entry {
+                Entry::Grant { grant, .. } => Some(grant),
+                _ => None,
+            }));
+        }
+    }
+}
+
+/// Both others are asked for all there is while one region says anything: how much passed.
+fn passed_beside_a_liar(spec: &LimitSpec, seed: u64) -> u64 {
+    let mut scene = Scene::of(spec);
+    let mut passed = (0..HOSTILE).map(|region| u64::from(scene.world.ask(region, "k"))).sum();
+    let (cell, keys, version) = (scene.cell(), scene.keys(HOSTILE), scene.version(HOSTILE));
+    let echoes = [Beat { boot: 0, number: 0 }; HOSTILE];
+    let mut liar = Liar { state: seed, cell, echoes, loans: 0, granted: Vec::new(), version, keys };
+    // Its true node is heard no more.
+    scene.world.cut = vec![(0, HOSTILE), (1, HOSTILE), (HOSTILE, 0), (HOSTILE, 1)];
+    for _ in 0..150 {
+        let to = liar.below(HOSTILE as u64) as usize;
+        let mut entries = vec![liar.cell.introduced.clone()];
+        (0..=liar.below(3)).for_each(|_| entries.push(liar.entry(to)));
+        scene.say_to(to, &entries);
+        let region = liar.below(HOSTILE as u64) as usize;
+        for _ in 0..liar.below(30) {
+            passed += u64::from(scene.world.ask(region, "k"));
+        }
+        scene.world.caught = Some(Vec::new());
+        let ms = [1, 20, 200, 2_000][liar.below(4) as usize];
+        scene.world.run(ms * MS, |_, _| 0);
+        liar.hear(scene.world.caught.take().expect("frames"));
+    }
+    for _ in 0..4 {
+        passed += scene.drained();
+        scene.world.run(20 * S, |_, _| 0);
+    }
+    assert_eq!([0, 1].map(|region| scene.mark(region)), [liar.version.mark; 2], "it makes no version");
+    passed
+}
+
+/// Whatever the certificate of one region of three signs, the others pass the limit and that region's part once more, which they cannot
+/// know to be given to both: no unit beyond.
+#[test]
+fn whatever_one_region_sends_the_others_pass_its_part_once_more_at_most() {
+    let specs = [window("w", 300, "1h"), bucket("b", "3/h", 300), regions::sliding("s", 300, "1h")];
+    for spec in specs {
+        let passed: Vec<u64> = (0..30).map(|seed| passed_beside_a_liar(&spec, seed)).collect();
+        let (least, most) = (passed.iter().min().copied(), passed.iter().max().copied());
+        println!("{}: {least:?} to {most:?} of 300", spec.name);
+        // A unit for rounding, and what comes back of a bucket in five minutes.
+        assert!(most <= Some(402), "{}: {passed:?}", spec.name);
+        // Loans of a sliding window end before they can be used often.
+        let tried = if spec.name == "s" { 150 } else { 300 };
+        assert!(most > Some(tried), "{}: it was not believed anything: {passed:?}", spec.name);
+    }
 }
