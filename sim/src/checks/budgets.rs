@@ -264,7 +264,14 @@ impl Numbers {
         if let Some(it) = spec.sliding_window.as_ref().filter(|it| !it.approximate) {
             return Ok(Self::Sliding { limit: it.limit, window_ns: parse_duration_ns(&it.window)? });
         }
-        Err(format!("limit {}: calendars, edges of cells' own and approximations are not judged", spec.name))
+        // A day of UTC is a window with common edges.
+        if let Some(it) = spec.quota.as_ref().filter(|it| it.per == "day" && it.time_zone.is_none()) {
+            return Ok(Self::Window { limit: it.limit, window_ns: 86_400_000_000_000 });
+        }
+        Err(format!(
+            "limit {}: other calendars, edges of cells' own and approximations are not judged",
+            spec.name
+        ))
     }
 
     /// The larger ones of each kind.

@@ -107,31 +107,33 @@ pub(super) const FAST_CLOCK: Scenario = Scenario {
         let mut schedule = Schedule::default();
         // Where there are peers, they and the steady clock contradict a wall that is read wrongly; one alone has nobody.
         let regions = random.pick(&[1, 2, 3, 3]);
-        for place in 0..regions {
-            let ppm = random.pick(&[-950, -400, 400, 950, 950]);
-            schedule.at(ms(0), Fault::Drift(place, ppm)).at(ms(0), Fault::Smear(place, -ppm));
-            let mut at_ms = random.between(3_000, 5_000);
-            let mut off_ms = 0;
-            while at_ms < 40_000 {
-                match random.below(4) {
-                    0 => schedule
-                        .at(ms(at_ms), Fault::Counter(place, random.pick(&[-90_000, -3, 2, 700, 60_000]))),
-                    1 => {
-                        let to_ms = random.between(0, 8) as i64 - 4;
-                        let by_ms = to_ms - std::mem::replace(&mut off_ms, to_ms);
-                        schedule.at(ms(at_ms), Fault::Wall(place, by_ms))
-                    }
-                    _ => {
-                        let until = ms(at_ms + random.pick(&[1, 10, 50, 400]));
-                        schedule.during(ms(at_ms), until, Fault::Sleep(place), Fault::Wake(place))
-                    }
-                };
-                at_ms += random.between(500, 3_000);
-            }
-        }
+        (0..regions).for_each(|place| at_their_worst(&mut schedule, random, place, 40_000));
         Plan { regions, duration: seconds(44), ..of_short_windows(schedule) }
     },
 };
+
+/// The wall is held as right as is promised, and all else that a machine may do happens until then.
+pub(super) fn at_their_worst(schedule: &mut Schedule, random: &mut Random, place: Place, until_ms: u64) {
+    let ppm = random.pick(&[-950, -400, 400, 950, 950]);
+    schedule.at(ms(0), Fault::Drift(place, ppm)).at(ms(0), Fault::Smear(place, -ppm));
+    let mut at_ms = random.between(3_000, 5_000);
+    let mut off_ms = 0;
+    while at_ms < until_ms {
+        match random.below(4) {
+            0 => schedule.at(ms(at_ms), Fault::Counter(place, random.pick(&[-90_000, -3, 2, 700, 60_000]))),
+            1 => {
+                let to_ms = random.between(0, 8) as i64 - 4;
+                let by_ms = to_ms - std::mem::replace(&mut off_ms, to_ms);
+                schedule.at(ms(at_ms), Fault::Wall(place, by_ms))
+            }
+            _ => {
+                let until = ms(at_ms + random.pick(&[1, 10, 50, 400]));
+                schedule.during(ms(at_ms), until, Fault::Sleep(place), Fault::Wake(place))
+            }
+        };
+        at_ms += random.between(500, 3_000);
+    }
+}
 
 pub(super) const OUTVOTED: Scenario = Scenario {
     name: "outvoted",
@@ -163,7 +165,7 @@ pub(super) const OUTVOTED: Scenario = Scenario {
 const DRIFTING: &str = "{ error: 10ms, drift: 0.01 }";
 
 /// How far a wall may be wrong, in milliseconds.
-fn wrong_ms(random: &mut Random) -> i64 {
+pub(super) fn wrong_ms(random: &mut Random) -> i64 {
     let by_ms = random.pick(&[60, 300, 700, 2_500, 4_000, 61_000, 3_600_000, 86_400_000]);
     if random.chance(700_000) { by_ms } else { -by_ms }
 }

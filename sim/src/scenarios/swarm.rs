@@ -1,6 +1,11 @@
 use std::{fmt::Write as _, iter, time::Duration};
 
-use super::{Plan, Scenario, crashes::LEFTOVERS, ms, pair};
+use super::{
+    Plan, Scenario,
+    clocks::{at_their_worst, wrong_ms},
+    crashes::LEFTOVERS,
+    ms, pair,
+};
 use crate::{
     demand::{Demand, Herd, Kind},
     random::Random,
@@ -15,9 +20,11 @@ pub(super) const SWARM: Scenario = Scenario {
             often as it pleases: nothing that is promised may break.",
     plan: |random| {
         let regions = random.pick(&[2, 3, 3, 3, 4, 5]);
-        let clocks = random.pick(&[Clocks::Good, Clocks::Good, Clocks::Skewed, Clocks::Poor]);
+        let clocks = random.pick(&[Clocks::Good, Clocks::Skewed, Clocks::Poor, Clocks::Worst, Clocks::Wrong]);
+        // That most walls are right is assumed.
+        let clocks = if clocks == Clocks::Wrong && regions < 3 { Clocks::Worst } else { clocks };
         let latest_ms = random.pick(&[3, 20, 40, 80, 150]);
-        let (limits, mut demand) = limits(random, regions);
+        let (limits, mut demand) = limits(random, regions, clocks);
         let schedule = schedule(random, regions, clocks);
         lease(random, &mut demand, &schedule);
         let clock = if clocks == Clocks::Poor { "{ error: 200ms, drift: 1e-3 }" } else { "" };
@@ -44,6 +51,11 @@ enum Clocks {
     Skewed,
     /// As far as is promised, and little is.
     Poor,
+    /// Walls are held as right as is promised, while oscillators run fast or slow, counters jump, and threads are preempted in the
+    /// middle of a look.
+    Worst,
+    /// One region's wall is wrong by up to a day, again and again.
+    Wrong,
 }
 
 impl Clocks {
@@ -51,7 +63,7 @@ impl Clocks {
     /// than what is promised.
     const fn bounds(self) -> (u64, u64) {
         match self {
-            Self::Good => (0, 0),
+            Self::Good | Self::Worst | Self::Wrong => (0, 0),
             Self::Skewed => (6, 100),
             Self::Poor => (160, 1_000),
         }
@@ -107,7 +119,7 @@ const KINDS: [(Kinds, u32); 14] = [
 ];
 
 /// The limits, and who asks for them.
-fn limits(random: &mut Random, regions: usize) -> (String, Demand) {
+fn limits(random: &mut Random, regions: usize, clocks: Clocks) -> (String, Demand) {
     let per_second = random.pick(&[5, 20, 20, 40]);
     let asked = u64::from(per_second) * regions as u64;
     let (mut text, mut kinds) = (String::new(), Vec::new());
@@ -122,11 +134,19 @@ fn limits(random: &mut Random, regions: usize) -> (String, Demand) {
     };
     kinds.push((random.between(1, 5) as u32, Kind::of("route", "/api", random.between(1, 4))));
     if random.chance(700_000) {
-        let window_s = random.pick(&[4, 5, 10, 20]);
-        let limit = random.between(1, 1 + asked * window_s);
+        let short_s = if clocks == Clocks::Poor { 4 } else { 1 };
+        let window_s = random.pick(&[short_s, 2 * short_s, 5, 10, 20, 3_600]);
+        let limit = random.between(1, 1 + asked * window_s.min(30));
         let _ = write!(text, "  - name: exports\n    domain: sim\n    when: {{ route: [/export, /both] }}\n");
-        let kind = random.pick(&["fixed_window", "fixed_window", "sliding_window"]);
-        let _ = writeln!(text, "    {kind}: {{ limit: {limit}, window: {window_s}s }}");
+        let kind = random.pick(&["fixed_window", "fixed_window", "sliding_window", "quota"]);
+        let _ = match kind {
+            "quota" => writeln!(text, "    quota: {{ limit: {limit}, per: day }}"),
+            // What was lent of one settles when the window is over.
+            "sliding_window" if window_s == 3_600 => {
+                writeln!(text, "    fixed_window: {{ limit: {limit}, window: 1h }}")
+            }
+            kind => writeln!(text, "    {kind}: {{ limit: {limit}, window: {window_s}s }}"),
+        };
         kinds.push((random.between(1, 5) as u32, Kind::of("route", "/export", random.between(1, 6))));
         if random.chance(500_000) {
             kinds.push((random.between(1, 5) as u32, Kind::of("route", "/both", 3)));
@@ -172,8 +192,25 @@ fn schedule(random: &mut Random, regions: usize, clocks: Clocks) -> Schedule {
 }
 
 fn set_clocks(schedule: &mut Schedule, random: &mut Random, regions: usize, clocks: Clocks) {
+    match clocks {
+        Clocks::Good => return,
+        Clocks::Worst => {
+            return (0..regions).for_each(|place| at_their_worst(schedule, random, place, UNTIL_MS));
+        }
+        Clocks::Wrong => {
+            let place = random.index(regions);
+            let mut at_ms = random.between(FROM_MS, UNTIL_MS);
+            while at_ms < UNTIL_MS {
+                let (by_ms, back_ms) = (wrong_ms(random), at_ms + random.between(500, 7_000));
+                schedule.at(ms(at_ms), Fault::Wall(place, by_ms)).at(ms(back_ms), Fault::Wall(place, -by_ms));
+                at_ms = back_ms + random.between(300, 4_000);
+            }
+            return;
+        }
+        Clocks::Skewed | Clocks::Poor => {}
+    }
     let (wall_ms, ppm) = clocks.bounds();
-    for place in (0..regions).filter(|_| clocks != Clocks::Good) {
+    for place in 0..regions {
         let drift = random.between(0, 2 * ppm) as i64 - ppm as i64;
         // Half of it from the beginning, and as much again later.
         let [first, then] = [0; 2].map(|_| random.between(0, wall_ms) as i64 - wall_ms as i64 / 2);
