@@ -9,6 +9,12 @@ use acequia_limits::limit::LimitSpec;
 use scene::{MS, S, bucket, sliding, window};
 use siblings::{Way, World};
 
+/// Some rows of a table, a third of them: all where `ACEQUIA_ALL_ROWS` is set, as `tests/soak rows` does.
+fn some_of<T>(rows: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    let every = if std::env::var_os("ACEQUIA_ALL_ROWS").is_some() { 1 } else { 3 };
+    rows.into_iter().step_by(every)
+}
+
 /// Three regions of so many nodes each, which share a limit evenly.
 fn three(nodes: usize, spec: LimitSpec) -> World {
     three_by(1, nodes, spec)
@@ -91,19 +97,17 @@ fn what_few_units_there_are_is_found_by_all_nodes_of_all_regions() {
         "three regions share four cells, of which all or half is asked for, nine tenths in one region after the other or alike in all"
     );
     println!("units/s  asked %  where    passed of 1000, and frames/s, with 1, 2 and 4 nodes a region");
-    for units in [20, 60] {
-        for (load_percent, is_moving, less) in
-            [(50, true, 40), (50, false, 30), (100, true, 90), (100, false, 80)]
-        {
-            let all = [1, 2, 4].map(|nodes| {
-                let [a, b] = [1, 2].map(|seed| few(seed, nodes, (units, load_percent), is_moving));
-                (u64::midpoint(a.0, b.0), u64::midpoint(a.1, b.1))
-            });
-            let place = if is_moving { "moving" } else { "alike" };
-            println!("{units:<8} {load_percent:<8} {place:<8} {all:?}");
-            let [(one, _), rest @ ..] = all;
-            assert!(rest.iter().all(|(passed, _)| passed + less >= one), "{units}/s: {all:?}");
-        }
+    let loads = [(50, true, 40), (50, false, 30), (100, true, 90), (100, false, 80)];
+    let rows = [20, 60].into_iter().flat_map(|units| loads.map(|load| (units, load)));
+    for (units, (load_percent, is_moving, less)) in some_of(rows) {
+        let all = [1, 2, 4].map(|nodes| {
+            let [a, b] = [1, 2].map(|seed| few(seed, nodes, (units, load_percent), is_moving));
+            (u64::midpoint(a.0, b.0), u64::midpoint(a.1, b.1))
+        });
+        let place = if is_moving { "moving" } else { "alike" };
+        println!("{units:<8} {load_percent:<8} {place:<8} {all:?}");
+        let [(one, _), rest @ ..] = all;
+        assert!(rest.iter().all(|(passed, _)| passed + less >= one), "{units}/s: {all:?}");
     }
 }
 
@@ -192,7 +196,7 @@ fn few_units_are_there_without_the_stores() {
         "sixteen cells, at two nodes of each of three regions: what passed of 1000, with the stores, and in a minute without"
     );
     println!("units                 30 % are asked for    45 %           below half of each share");
-    for (spec, units, per_ns, of_some, of_half) in [
+    for (spec, units, per_ns, of_some, of_half) in some_of([
         (bucket("b", "6/s", 6), 6, S, [970, 950], [920, 880]),
         (bucket("b", "20/s", 20), 20, S, [990, 990], [990, 990]),
         (bucket("b", "100/s", 100), 100, S, [990, 990], [990, 990]),
@@ -204,7 +208,7 @@ fn few_units_are_there_without_the_stores() {
         (sliding("s", 60, "10s"), 60, 10 * S, [980, 970], [980, 970]),
         (window("w", 180, "60s"), 180, 60 * S, [990, 990], [990, 980]),
         (sliding("s", 180, "60s"), 180, 60 * S, [980, 960], [980, 960]),
-    ] {
+    ]) {
         // Of few requests more worlds are needed to tell one in a hundred; of many one does.
         let worlds = if units >= 100 {
             1
@@ -232,7 +236,7 @@ fn a_region_alone_is_served_without_its_store() {
         "sixteen cells of a region alone, below half of what it has: what passed of 1000, with the store, and in a minute without"
     );
     println!("units                 with 2 and 4 nodes");
-    for (spec, units, per_ns, least) in [
+    for (spec, units, per_ns, least) in some_of([
         (bucket("b", "2/s", 2), 2, S, [990, 990]),
         (bucket("b", "6/s", 6), 6, S, [990, 990]),
         (bucket("b", "20/s", 20), 20, S, [990, 990]),
@@ -250,7 +254,7 @@ fn a_region_alone_is_served_without_its_store() {
         (sliding("s", 20, "60s"), 20, 60 * S, [990, 990]),
         (sliding("s", 60, "60s"), 60, 60 * S, [990, 990]),
         (sliding("s", 60, "10s"), 60, 10 * S, [990, 990]),
-    ] {
+    ]) {
         let worlds = if per_ns >= 60 * S { 200_u64.div_ceil(units).min(4) } else { 1 };
         let all = [2, 4].map(|nodes| {
             let load = Load { regions: 1, nodes, percent: 90, is_below_half: true };
@@ -286,7 +290,7 @@ fn at_one(nodes: u64, spec: &LimitSpec, (units, seconds): (u64, u64)) -> u64 {
 fn one_node_finds_what_all_have() {
     println!("three regions share forty cells; all is asked for at one node");
     println!("units        passed of 1000, with 1, 2 and 4 nodes a region");
-    for (spec, units, [least, of_four]) in [
+    for (spec, units, [least, of_four]) in some_of([
         (window("w", 12, "60s"), 12, [990, 990]),
         (window("w", 30, "60s"), 30, [980, 960]),
         (window("w", 120, "60s"), 120, [980, 960]),
@@ -296,7 +300,7 @@ fn one_node_finds_what_all_have() {
         (bucket("b", "12/m", 2), 12, [500, 500]),
         (bucket("b", "30/m", 5), 30, [710, 710]),
         (bucket("b", "120/m", 20), 120, [810, 810]),
-    ] {
+    ]) {
         let passed = [1, 2, 4].map(|nodes| at_one(nodes, &spec, (units, 50)));
         let name = format!("{} {units} a minute", spec.name);
         println!("{name:<16} {passed:?}");
