@@ -58,8 +58,6 @@ pub(crate) struct Account {
     pub(crate) algorithm: Algorithm,
     standing: Part,
     book: Book,
-    /// What the loans of each region brought.
-    believed: Believed,
     /// Rights that moved in windows, where there are windows; and what is held of pools, where there are pools.
     windows: Option<Box<Windows>>,
     /// Units that callers may spend until their leases end. Always of the own part: see `lease`.
@@ -85,10 +83,19 @@ pub(crate) struct Account {
     unwritten: bool,
     /// Whether a bucket's numbers changed, and so what its words on the disk would mean under today's.
     renumbered: bool,
-    /// Loans that ended, for the sessions to forget.
-    ended: Vec<Ended>,
+    /// What there is to know of loans apart from the book; nothing while there were none.
+    loans: Option<Box<Loans>>,
     /// Who looks at it, by [`Looker`].
     lookers: [bool; 2],
+}
+
+/// What there is to know of loans that a disk need not know.
+#[derive(Debug, Default)]
+struct Loans {
+    /// What those of each region brought.
+    believed: Believed,
+    /// Those that ended, for the sessions to forget.
+    ended: Vec<Ended>,
 }
 
 /// Rights that moved in the window that is open, and in the one that follows; and what is held of the region's pool.
@@ -221,7 +228,6 @@ impl Account {
             algorithm: ground.local.with(ground.global, book.effective(standing)),
             standing,
             book,
-            believed: Believed::default(),
             windows: None,
             leased: 0,
             due_ns: u64::MAX,
@@ -235,7 +241,7 @@ impl Account {
             flagged: false,
             unwritten: false,
             renumbered: false,
-            ended: Vec::new(),
+            loans: None,
             lookers: [false; 2],
         }
     }
@@ -243,7 +249,9 @@ impl Account {
     /// Bytes it takes, beside the cell.
     pub(crate) fn bytes(&self) -> usize {
         let windows = self.windows.as_ref().map_or(0, |_| size_of::<Windows>());
-        size_of::<Self>() + windows + self.book.heap_bytes() + self.believed.heap_bytes()
+        let loans = self.loans.as_ref();
+        let loans = loans.map_or(0, |loans| size_of::<Loans>() + loans.believed.heap_bytes());
+        size_of::<Self>() + windows + self.book.heap_bytes() + loans
     }
 
     fn windows(&self) -> &Windows {
@@ -502,7 +510,7 @@ impl Account {
             let at = Now { steady_ns: at_ns.max(from_ns).min(now.steady_ns), ..now };
             self.apply(words, ground, change, at);
             self.unwritten |= comes_back;
-            self.ended.push(Ended { peer, number, comes_back });
+            self.loans.get_or_insert_default().ended.push(Ended { peer, number, comes_back });
             changed = true;
         }
         changed
@@ -515,7 +523,9 @@ impl Account {
         sessions: &mut BTreeMap<Writer, Session>,
     ) -> SmallVec<[(Writer, u64); 1]> {
         let mut held = SmallVec::new();
-        for Ended { peer, number, comes_back } in self.ended.drain(..) {
+        for Ended { peer, number, comes_back } in
+            self.loans.iter_mut().flat_map(|loans| loans.ended.drain(..))
+        {
             if !comes_back {
                 held.push((peer, number));
             }
@@ -724,16 +734,14 @@ impl Account {
         if !is_held && (units > stands.units || rate > stands.rate) {
             return Err(Refusal::TooMuch { said: units, most: stands.units });
         }
-        let brings = if kind == Kind::Bucket { grant.tokens } else { grant.part.units };
-        if !is_held {
-            self.believed
-                .may_bring((from.region, stands), brings, ground.global, now.steady_ns)
-                .map_err(|most| Refusal::TooMuch { said: brings, most })?;
-        }
-        let change = self.book.accept(from, grant, kind, beats, session, now.steady_ns)?;
-        if !is_held {
-            self.believed.bring(from.region, brings, now.steady_ns);
-        }
+        let mut change = self.book.accept(from, grant, kind, beats, session, now.steady_ns)?;
+        let believed = self.loans.get_or_insert_default().believed.take(
+            (from.region, stands),
+            grant.tokens,
+            ground.global,
+            now.steady_ns,
+        );
+        change.owe += grant.tokens - believed;
         self.apply(words, ground, change, now);
         let due_ns = self.book.held().last().map_or(u64::MAX, |held| session.end_of(held));
         self.due_ns = self.due_ns.min(due_ns);
@@ -757,11 +765,10 @@ impl Account {
             available += self.effective().units.saturating_sub(self.algorithm.budget());
         }
         let available = available.saturating_sub(self.leased);
-        let held = self.book.held().iter().find(|held| held.from == from && held.number == number);
-        let units = held.map_or(0, |held| held.part.units);
         let (back, change) = self.book.give_back(number, from, available, now.steady_ns)?;
-        let goes = if self.kind() == Kind::Bucket { back.tokens } else { units };
-        self.believed.give_back(from.region, goes, now.steady_ns);
+        if let Some(loans) = &mut self.loans {
+            loans.believed.give_back(from.region, back.tokens, now.steady_ns);
+        }
         session.let_go(number);
         self.apply(words, ground, change, now);
         self.unwritten |= durable && self.algorithm.has_rate() && !broken(Broken::ReturnBeforeDurable);

@@ -1,13 +1,15 @@
-//! What a region is believed to have lent, however often it lends.
+//! How many tokens a region is believed to have lent, however often it lends.
 //!
-//! A loan brings units that its giver had. A giver that lies could lend, let the loan end, and lend the same units again. So each
-//! giver's region has a meter here, with the part of the limit that stands for it: what its loans bring is charged there, and what
-//! goes back is given back. Whatever does not fit is refused. An honest giver fits: what it can lend comes back to it no faster than
-//! its part of the rate, and a sliding window lets it lend again what was used only when a window has passed.
+//! A loan of a bucket brings tokens that its giver had. A giver that lies could lend, let the loan end, and lend the same tokens
+//! again. So each giver's region has a meter here, with the part of the limit that stands for it: tokens of its loans are charged
+//! there, and what goes back is given back. What does not fit is owed from the beginning, as if the loan had come without it. An
+//! honest giver mostly fits: tokens of its own come back to it no faster than its part of the rate.
+//!
+//! Sliding windows need no meter: what was used of a loan that has ended counts in the holder's own window as long as it lasts.
 //!
 //! A meter lives as long as the cell's account, which is gone when nobody has asked for the cell for a while.
 
-use acequia_limits::{Algorithm, Part, Rate, UNITS_MAX, meter::Meter};
+use acequia_limits::{Algorithm, Part, UNITS_MAX, meter::Meter};
 use acequia_rights::Region;
 
 /// Clocks drift, and words are under way: one part in so many, and one, is believed beyond.
@@ -26,31 +28,26 @@ struct Lender {
 pub(super) struct Believed(Vec<Lender>);
 
 impl Believed {
-    /// Whether a loan may bring so many units, of which `stands` is what stands for its giver's region: the most that it may where not.
-    pub(super) fn may_bring(
+    /// How many of a loan's tokens are believed, of which `stands` is what stands for its giver's region. They count as lent from now on.
+    pub(super) fn take(
         &mut self,
         (region, stands): (Region, Part),
-        units: u64,
+        tokens: u64,
         global: &Algorithm,
         steady_ns: u64,
-    ) -> Result<(), u64> {
-        let Some(meter) = meter_of(global, stands) else { return Ok(()) };
+    ) -> u64 {
+        let Some(meter) = meter_of(global, stands) else { return tokens };
         let lender = self.lender(region, meter, steady_ns);
-        let verdict = meter.probe(lender.tat, steady_ns, units);
-        if verdict.allowed { Ok(()) } else { Err(verdict.remaining) }
+        let verdict = meter.probe(lender.tat, steady_ns, tokens);
+        let believed = if verdict.allowed { tokens } else { verdict.remaining.min(tokens) };
+        lender.tat = meter.charge(lender.tat, steady_ns, believed);
+        believed
     }
 
-    /// It brings them.
-    pub(super) fn bring(&mut self, region: Region, units: u64, steady_ns: u64) {
+    /// So many tokens go back to the giver.
+    pub(super) fn give_back(&mut self, region: Region, tokens: u64, steady_ns: u64) {
         if let Some(lender) = self.0.iter_mut().find(|lender| lender.region == region) {
-            lender.tat = lender.meter.charge(lender.tat, steady_ns, units);
-        }
-    }
-
-    /// So many units go back to the giver.
-    pub(super) fn give_back(&mut self, region: Region, units: u64, steady_ns: u64) {
-        if let Some(lender) = self.0.iter_mut().find(|lender| lender.region == region) {
-            lender.tat = lender.meter.forgive(lender.tat, steady_ns, units);
+            lender.tat = lender.meter.forgive(lender.tat, steady_ns, tokens);
         }
     }
 
@@ -74,17 +71,12 @@ impl Believed {
     }
 }
 
-/// How units come back to who has such a part of the limit: of a sliding window all of them in one window. Nothing of a limit that is not
-/// lent.
+/// How tokens come back to who has such a part of a bucket; nothing of another limit.
 fn meter_of(global: &Algorithm, stands: Part) -> Option<Meter> {
+    let (Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter)) = global else { return None };
     let rate = stands.rate.saturating_add(stands.rate / LENIENT as u32).saturating_add(1);
     let units = stands.units.saturating_add(stands.units / LENIENT + 1).min(UNITS_MAX);
-    match global {
-        Algorithm::TokenBucket(meter) | Algorithm::LeakyBucket(meter) => {
-            Some(meter.local(Part { rate, units }, 0))
-        }
-        _ => Some(Meter::new(Rate::new(units, global.lingers_ns()).ok()?, units)),
-    }
+    Some(meter.local(Part { rate, units }, 0))
 }
 
 #[cfg(test)]
@@ -102,21 +94,17 @@ mod tests {
         Limit::new(serde_json::from_str(&json).expect("a spec")).expect("a limit").algorithm
     }
 
-    /// One that lends all it can again and again brings so many units in so many seconds.
-    fn brings(algorithm: &Algorithm, seconds: u64, gives_back: bool) -> u64 {
+    /// What one brings in so many seconds that lends a loan of 50 tokens ten times a second, all of which end or are given back.
+    fn brings(bucket: &Algorithm, seconds: u64, gives_back: bool) -> u64 {
         let mut believed = Believed::default();
         let mut brought = 0;
         for tenth in 1..=10 * seconds {
             let now_ns = tenth * S / 10;
-            for units in [50, 5, 1] {
-                if believed.may_bring((LIAR, HALF), units, algorithm, now_ns).is_ok() {
-                    believed.bring(LIAR, units, now_ns);
-                    if gives_back {
-                        believed.give_back(LIAR, units, now_ns);
-                    } else {
-                        brought += units;
-                    }
-                }
+            let tokens = believed.take((LIAR, HALF), 50, bucket, now_ns);
+            if gives_back {
+                believed.give_back(LIAR, tokens, now_ns);
+            } else {
+                brought += tokens;
             }
         }
         brought
@@ -124,16 +112,12 @@ mod tests {
 
     #[test]
     fn who_lends_again_and_again_brings_no_more_than_its_part_gives() {
-        for yaml in [
-            r#""token_bucket":{"rate":"10/s","burst":100}"#,
-            r#""sliding_window":{"limit":100,"window":"10s"}"#,
-        ] {
-            let brought = brings(&algorithm(yaml), 100, false);
-            // Its units, and what came back to it in 100 s.
-            let most = 50 + 5 * 100;
-            assert!((most * 9 / 10..=most + most / 100).contains(&brought), "{yaml}: {brought} of {most}");
-            assert_eq!(brings(&algorithm(yaml), 100, true), 0);
-        }
+        let bucket = algorithm(r#""token_bucket":{"rate":"10/s","burst":100}"#);
+        let brought = brings(&bucket, 100, false);
+        // Its tokens, and what came back to it in 100 s.
+        let most = 50 + 5 * 100;
+        assert!((most - 5..=most + most / 100).contains(&brought), "{brought} of {most}");
+        assert_eq!(brings(&bucket, 100, true), 0);
     }
 
     #[test]
@@ -141,12 +125,18 @@ mod tests {
         let bucket = algorithm(r#""token_bucket":{"rate":"10/h","burst":100}"#);
         let mut believed = Believed::default();
         for second in 1..100 {
-            assert_eq!(believed.may_bring((LIAR, HALF), 50, &bucket, second * S), Ok(()), "{second}");
-            believed.bring(LIAR, 50, second * S);
-            assert!(believed.may_bring((LIAR, HALF), 2, &bucket, second * S).is_err(), "{second}");
+            let now_ns = second * S;
+            assert_eq!(believed.take((LIAR, HALF), 50, &bucket, now_ns), 50, "{second}");
+            assert!(believed.take((LIAR, HALF), 50, &bucket, now_ns) <= 1, "{second}");
             // Another region is another one.
-            assert_eq!(believed.may_bring((Region(8), HALF), 50, &bucket, second * S), Ok(()));
-            believed.give_back(LIAR, 50, second * S);
+            assert_eq!(believed.take((Region(8), HALF), 5, &bucket, now_ns), 5);
+            believed.give_back(LIAR, 51, now_ns);
+            believed.give_back(Region(8), 5, now_ns);
         }
+        // What is owed when a limit is lowered is no reason to refuse a loan, only its tokens.
+        believed.take((LIAR, HALF), 50, &bucket, 100 * S);
+        let lowered = Part { units: 5, ..HALF };
+        assert_eq!(believed.take((LIAR, lowered), 0, &bucket, 100 * S), 0);
+        assert_eq!(believed.take((LIAR, lowered), 5, &bucket, 100 * S), 0);
     }
 }
