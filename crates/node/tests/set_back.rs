@@ -156,13 +156,17 @@ fn a_wall_that_is_set_while_a_node_runs_is_gone_by_when_a_server_of_the_store_ag
     // While no server is reached, too.
     node.compare_wall(at(6 * S, HOUR), &[]);
     assert_eq!(wall_s(at(7 * S, HOUR)), 7);
-    // A server that is set itself contradicts a wall that has moved along, and that is gone by.
+    // Servers that are set themselves lead nobody, however many they are, and however the wall is corrected meanwhile.
     node.compare_wall(at(8 * S, 0), &[right_server(0)]);
-    node.compare_wall(at(9 * S, 0), &[right_server(HOUR)]);
+    let wrong = right_server(HOUR);
+    node.compare_wall(at(9 * S, 0), &[wrong, wrong, wrong]);
     assert_eq!(wall_s(at(10 * S, 0)), 10);
-    // A server agrees that it was wrong before.
-    node.compare_wall(at(11 * S, HOUR), &[right_server(0)]);
-    assert_eq!(wall_s(at(12 * S, HOUR)), 3_612);
+    let corrected_ns = 60 * MS;
+    node.compare_wall(at(11 * S, corrected_ns), &[wrong, wrong]);
+    assert_eq!(wall_s(at(12 * S, corrected_ns)), 12);
+    // Most agree that it was wrong before.
+    node.compare_wall(at(13 * S, HOUR), &[right_server(0), right_server(0), wrong]);
+    assert_eq!(wall_s(at(14 * S, HOUR)), 3_614);
 }
 
 /// Without the rule the story above must end otherwise.

@@ -63,8 +63,9 @@ const NO_TERMS: u64 = 0;
 /// How often it is looked whether all nodes have said the same, and how often that they have not is told.
 const LOOK: Duration = Duration::from_millis(20);
 const TELL: Duration = Duration::from_secs(10);
-/// For so long a node that begins waits for a server of the store to tell the time.
+/// For so long a node that begins waits for a server of the store to tell the time, and for the others when one has.
 const ALONE: Duration = Duration::from_secs(5);
+const ALL_TELL: Duration = Duration::from_secs(1);
 /// For so long a node that stops gives back what it holds, at most, and looks so often whether it has.
 const LEAVE: Duration = Duration::from_secs(1);
 const LEAVE_LOOK: Duration = Duration::from_millis(1);
@@ -235,17 +236,21 @@ impl Siblings {
     }
 }
 
-/// Waits until a server's clock agrees with the wall, and not fewer do than do not: what a node writes down as it begins, and what it
-/// tells its siblings, is dated by that. One that reaches no server begins all the same, and calls none before it agrees.
+/// Waits until a server's clock agrees with the wall, and not fewer do than do not, of all that tell the time within a second: what a node
+/// writes down as it begins, and what it tells its siblings, is dated by that. One that has reached no server begins all the same, and
+/// calls none before it agrees.
 pub(crate) async fn confirm_wall(redis: &Redis, clock: &dyn Clock, error_ns: u64) {
-    let (begun, mut told) = (Instant::now(), None::<Instant>);
+    let (begun, mut told, mut is_alone) = (Instant::now(), None::<Instant>, true);
     loop {
         let from = Instant::now().into_std();
         let wall_ns = clock.now().wall_ns;
         let read = WallRead { wall_ns, corrected_ns: 0, from, until: Instant::now().into_std() };
         let clocks = redis.clocks(&read);
+        is_alone &= clocks.is_empty();
         let agreeing = clocks.iter().filter(|clock| clock.agrees(error_ns)).count();
-        if agreeing > 0 && 2 * agreeing >= clocks.len() || clocks.is_empty() && begun.elapsed() > ALONE {
+        let are_all = clocks.len() >= redis.shards().len() || begun.elapsed() > ALL_TELL;
+        let is_confirmed = are_all && agreeing > 0 && 2 * agreeing >= clocks.len();
+        if is_confirmed || is_alone && begun.elapsed() > ALONE {
             return;
         }
         let off = clocks.iter().find(|clock| !clock.agrees(error_ns));
@@ -419,6 +424,10 @@ impl Home {
         carrier.abort();
         // It writes nothing after it has ended.
         let _aborted = carrier.await;
+        // That may have taken long, and the wall may have been set.
+        if let Some(redis) = way.redis.as_ref().filter(|_| self.redis.clock_error.is_some()) {
+            confirm_wall(redis, &**clock, self.place.clock_error_ns).await;
+        }
         let boot = self.place.boot.checked_add(1).ok_or(SiblingsError::Value(BOOT))?;
         let heard = node.generations();
         let (generations, agreement) = match self.is_among_regions() {

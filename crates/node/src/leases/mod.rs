@@ -818,7 +818,8 @@ impl Node {
 
     /// Compares the wall, as the system has it, with the clocks where the pools are: those that told the time lately. Where nodes hear
     /// of no other clocks, a wall that was set while the node runs is gone by when most of these agree with it; until then the last
-    /// one is carried on by the steady clock, or theirs are gone by. Among regions, whose nodes hear each other's, it does nothing.
+    /// one is carried on by the steady clock. A server whose clock agrees with neither says nothing by that. Among regions, whose
+    /// nodes hear each other's clocks, this does nothing.
     pub fn compare_wall(&self, raw: Now, servers: &[ServerClock]) {
         let Some(leases) = self.leases.as_ref().filter(|_| self.sharing.is_none()) else { return };
         let mut leases = lock(leases);
@@ -829,7 +830,10 @@ impl Node {
             is_alone: servers.is_empty(),
             journal_ns: self.journal_wall_ns.load(Ordering::Acquire),
         };
-        let readings: SmallVec<[Reading; 8]> = servers.iter().map(Reading::of_server).collect();
+        let (steady_ns, wall_ns) = (raw.steady_ns, raw.wall_ns);
+        let is_witness = |clock: &Reading| leases.time.is_witness(steady_ns, wall_ns, &bounds, clock);
+        let readings: SmallVec<[Reading; 8]> =
+            servers.iter().map(Reading::of_server).filter(is_witness).collect();
         leases.time.observe(raw.steady_ns, raw.wall_ns, &bounds, &readings);
         self.set_wall(&leases.time, leases.clock_error_ns, leases.drift_ppm);
     }

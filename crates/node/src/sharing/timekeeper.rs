@@ -138,6 +138,13 @@ impl Timekeeper {
         self.unsure_ns
     }
 
+    /// Whether a clock that is no node's may be heard: it agrees with the wall as it reads, or as it would read had nobody set it. One
+    /// that agrees with neither is wrong itself, and leads nobody.
+    pub(crate) fn is_witness(&self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, clock: &Reading) -> bool {
+        let carried_ns = self.carried_ns(steady_ns, wall_ns);
+        clock.agrees(0, bounds) || carried_ns.is_some_and(|carried_ns| clock.agrees(carried_ns, bounds))
+    }
+
     /// Looks at a reading of the system's wall, and at those of the peers that are reached.
     pub(crate) fn observe(&mut self, steady_ns: u64, wall_ns: u64, bounds: &Bounds, peers: &[Reading]) {
         let begun_ns = *self.begun_ns.get_or_insert(steady_ns);

@@ -2,7 +2,8 @@
 //!
 //! What nodes take of a pool is dated by their walls, so two nodes whose walls differ could have one window twice. They do not hear
 //! each other; but each hears the servers. *A server is called only while its clock and the caller's wall are as close as two right
-//! ones are*: within twice the clock error, beside what the way there and back leaves open. Then any two callers are, too.
+//! ones are*: within twice the clock error, beside what the way there and back leaves open. So of two callers that are further apart
+//! than four of them, one is not served.
 
 use std::time::Instant;
 
@@ -10,6 +11,9 @@ use acequia_node::leases::ServerClock;
 
 /// Parts per million that our steady clock may drift since a server told the time: it did so lately.
 const DRIFT_PPM: u64 = 1_000;
+
+/// A reading that is less sure than this, in nanoseconds, is none: the way there and back took twice as long.
+const UNSURE_NS_MAX: u64 = 50_000_000;
 
 /// What a server's clock read.
 #[derive(Clone, Copy, Debug)]
@@ -69,12 +73,14 @@ impl Told {
         }
     }
 
-    /// Which of two is surer, by then.
-    pub(super) fn is_surer_than(&self, other: &Self, now: Instant) -> bool {
-        let unsure_ns = |told: &Self| {
-            nanos(now.saturating_duration_since(told.at)) / (1_000_000 / DRIFT_PPM) + told.unsure_ns
-        };
-        unsure_ns(self) < unsure_ns(other)
+    /// Whether it says more than an earlier one, or than none.
+    pub(super) const fn is_sure(&self) -> bool {
+        self.unsure_ns <= UNSURE_NS_MAX
+    }
+
+    /// When it was so.
+    pub(super) const fn at(&self) -> Instant {
+        self.at
     }
 }
 

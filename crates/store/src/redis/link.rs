@@ -236,7 +236,9 @@ impl Link {
                 let wall_ns =
                     seconds.saturating_mul(1_000_000_000).saturating_add(micros.saturating_mul(1_000));
                 let told = Told::new(wall_ns, begun, Instant::now());
-                *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+                if told.is_sure() {
+                    *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+                }
             }
             let is_as_it_was = is(policy, NO_EVICTION) != self.evicted.load(Ordering::Relaxed);
             if is_as_it_was { Pong::Alive(begun.elapsed()) } else { Pong::Other(begun.elapsed()) }

@@ -298,7 +298,8 @@ impl Shard {
         let was_open = standing.is_open();
         standing.slots[index] = slot.clone();
         let is_open = standing.is_open();
-        if is_open && !was_open && self.clock_error_ns.is_some() {
+        // It may be another server's.
+        if matches!(slot, Slot::Open(_)) && self.clock_error_ns.is_some() {
             (standing.clock, standing.clock_ahead_ns) = (Compared::Unread, None);
         }
         if is_open {
@@ -342,16 +343,15 @@ impl Shard {
         }
     }
 
-    /// What its server's clock read when that was last asked, of all connections the surest.
-    fn told(&self, now: Instant) -> Option<Told> {
-        let told: Vec<Told> = self.standing().links().filter_map(|link| link.told()).collect();
-        told.into_iter().reduce(|best, told| if told.is_surer_than(&best, now) { told } else { best })
+    /// What its server's clock read when that was last asked over any connection.
+    fn told(&self) -> Option<Told> {
+        self.standing().links().filter_map(|link| link.told()).max_by_key(Told::at)
     }
 
     /// How its server's clock compares with a wall; nothing where that is not known or not asked.
     pub(super) fn clock(&self, read: &WallRead) -> Option<ServerClock> {
         self.clock_error_ns?;
-        Some(self.told(read.until)?.compared(read))
+        Some(self.told()?.compared(read))
     }
 
     /// No call goes from now on unless its server's clock agrees with that wall.
