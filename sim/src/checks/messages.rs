@@ -58,7 +58,8 @@ const AGAIN_S: u64 = 4;
 /// Bytes of what is signed, in a stretch: a version and what each region acknowledged, each with the certificate of whoever said so,
 /// and twice, for a connection may begin anew. A few versions may be ordered in one; and a peer that has no share any more, and confirms
 /// nothing, is told them four times a second.
-const SIGNED_BYTES: u64 = 40 << 10;
+const SIGNED_BYTES: u64 = 8 << 10;
+const SIGNED_BYTES_A_SECOND: u64 = 3 << 10;
 
 /// What may be sent in a stretch.
 #[derive(Clone, Copy, Debug)]
@@ -76,15 +77,16 @@ impl Packets {
 /// What may be sent in so many seconds, if so many cells are warm; nothing where none has been for long.
 fn bound(seconds: usize, warm: Option<usize>) -> Sent {
     let handshakes = HANDSHAKES.within(seconds);
+    let signed = SIGNED_BYTES + SIGNED_BYTES_A_SECOND * seconds as u64;
     let Some(warm) = warm else {
         let packets = QUIET.within(seconds);
-        return Sent { packets, bytes: packets * PACKET_BYTES + SIGNED_BYTES, handshakes };
+        return Sent { packets, bytes: packets * PACKET_BYTES + signed, handshakes };
     };
     let warm = warm as u64;
     let a_second = (BUSY.a_second + OF_A_CELL * warm).min(PACKETS_MAX);
     let packets = Packets { a_second, ..BUSY }.within(seconds);
     let again = CELL_BYTES * warm * (seconds as u64 + AGAIN_S);
-    Sent { packets, bytes: packets * PACKET_BYTES + again + SIGNED_BYTES, handshakes }
+    Sent { packets, bytes: packets * PACKET_BYTES + again + signed, handshakes }
 }
 
 /// Counts what regions send each other.

@@ -67,6 +67,7 @@ pub struct Redis(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     prefix: String,
+    has_clocks: bool,
     map: Arc<ArcSwap<Map>>,
     keeper: AbortHandle,
 }
@@ -85,11 +86,11 @@ impl Redis {
     pub fn open(settings: Settings) -> Result<Self, SettingsError> {
         settings.check()?;
         let runtime = runtime::Handle::try_current().map_err(|_| SettingsError::Runtime)?;
-        let prefix = settings.prefix.clone();
+        let (prefix, has_clocks) = (settings.prefix.clone(), settings.clock_error.is_some());
         let map = Arc::new(ArcSwap::from_pointee(Map::default()));
         let refresh = Arc::new(Notify::new());
         let keeper = runtime.spawn(keep(settings, Arc::clone(&map), refresh)).abort_handle();
-        Ok(Self(Arc::new(Handle { prefix, map, keeper })))
+        Ok(Self(Arc::new(Handle { prefix, has_clocks, map, keeper })))
     }
 
     /// Calls a function once, with the keys `<prefix>:{<group>}:<suffix>`. Before the arguments it is given what its server said of
@@ -110,6 +111,12 @@ impl Redis {
             shard.ok_or_else(|| Missed::not_sent("nobody has told yet which shard serves its group"))?;
         let keys: Vec<String> = suffixes.iter().map(|suffix| group.key(&self.0.prefix, suffix)).collect();
         shard.call(&Call { function, keys: &keys, args, deadline }).await
+    }
+
+    /// Whether they are compared: [`Settings::clock_error`].
+    #[must_use]
+    pub fn has_clocks(&self) -> bool {
+        self.0.has_clocks
     }
 
     /// How the servers' clocks compare with our wall, one of each shard that has told the time. None where [`Settings::clock_error`] is
