@@ -58,7 +58,7 @@ const AGAIN_S: u64 = 4;
 /// Bytes of what is signed, in a stretch: a version and what each region acknowledged, each with the certificate of whoever said so,
 /// and twice, for a connection may begin anew. A few versions may be ordered in one; and a peer that has no share any more, and confirms
 /// nothing, is told them four times a second.
-const SIGNED_BYTES: u64 = 8 << 10;
+const SIGNED_BYTES: u64 = 5 << 10;
 const SIGNED_BYTES_A_SECOND: u64 = 3 << 10;
 
 /// What may be sent in a stretch.

@@ -72,7 +72,7 @@ pub(super) const CROWDED_WAKE: Scenario = Scenario {
     story: "A region's process wakes in the middle of all the attempts that others made meanwhile to reach it, while what one of them \
             sends is lost for a moment more: whoever gives attempts up is not asked about them for ever. (As in swarm, seed 2409.)",
     plan: |_| {
-        let mut plan = super::swarm::SWARM.plan_of(2_409);
+        let mut plan = super::swarm::calm_walls(2_409);
         plan.demand.kinds.iter_mut().for_each(|(_, kind)| kind.lease = None);
         plan
     },
