@@ -346,7 +346,7 @@ pub fn binary() -> &'static Path {
             cargo.env_remove(name);
         }
         let built = cargo
-            .args(["build", "--package", "acequia-server", "--bin", "acequia", "--profile", profile])
+            .args(["build", "--package", "acequia-cli", "--bin", "acequia", "--profile", profile])
             .arg("--target-dir")
             .arg(target)
             .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -7,7 +7,7 @@ use acequia_api::{
         service::ratelimit::v3::RateLimitRequest,
     },
 };
-use acequia_server::load::Payloads;
+use acequia_cli::load::Payloads;
 use prost::Message;
 
 /// The limit that the questions are about, in a config that leaves everything else out. It denies nothing.

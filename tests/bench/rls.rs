@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use acequia_server::load::{self, Bound, Load, Order, Report, Work};
+use acequia_cli::load::{self, Bound, Load, Order, Report, Work};
 
 use self::process::{Cores, Error, Program, Server, cpu_s};
 
@@ -28,7 +28,7 @@ usage: cargo bench -p acequia-tests --bench rls -- [FLAGS]
   --instructions      count instructions a request under valgrind, for the floor and for acequia
   --pairs N           interleaved pairs (runs with --stream), 7 if absent
   --seconds N         measured seconds of a run, 3 if absent
-  --server PATH       the acequia binary; built in release mode if absent
+  --server PATH       the acequia binary; built with the profile dist if absent
   --floor-only        measure the floor servers of every kind and allocator instead
   --floor KIND        tonic, hyper or batched (the fastest) if absent, on mimalloc";
 
@@ -134,12 +134,12 @@ fn build_server() -> Result<PathBuf, Error> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build
-        .args(["build", "--release", "-p", "acequia-server", "--bin", "acequia", "--target-dir"])
+        .args(["build", "--profile", "dist", "-p", "acequia-cli", "--bin", "acequia", "--target-dir"])
         .arg(target);
     if !build.current_dir(env!("CARGO_MANIFEST_DIR")).status()?.success() {
         return Err("acequia does not build; --floor-only measures the floor alone".into());
     }
-    Ok(target.join("release/acequia"))
+    Ok(target.join("dist/acequia"))
 }
 
 struct Bench {

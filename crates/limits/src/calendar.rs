@@ -59,7 +59,7 @@ impl Calendar {
     /// every instant of a window.
     pub fn end_after(&self, wall_ns: u64) -> u64 {
         let instant = Timestamp::from_nanosecond(i128::from(wall_ns)).unwrap_or(Timestamp::MAX);
-        let mut date = self.next_first(instant.to_zoned(self.zone.clone()).date());
+        let mut date = self.next_first(instant.to_zoned_datetime(self.zone.clone()).date());
         // A zone that moves its clock back over midnight shows the old date again after the edge:
         // the edge is passed, so the window is the one after it.
         loop {
@@ -83,7 +83,8 @@ impl Calendar {
     }
 
     fn midnight(&self, date: Date) -> u64 {
-        let ns = date.to_zoned(self.zone.clone()).map_or(i128::MAX, |z| z.timestamp().as_nanosecond());
+        let ns =
+            date.to_zoned_datetime(self.zone.clone()).map_or(i128::MAX, |z| z.timestamp().as_nanosecond());
         u64::try_from(ns).unwrap_or(if ns < 0 { 0 } else { i64::MAX as u64 })
     }
 }

@@ -278,7 +278,7 @@ async fn tell_sibling(
 }
 
 /// The word for it in JSON and metrics.
-pub(crate) const fn settled_word(word: Word) -> &'static str {
+pub const fn settled_word(word: Word) -> &'static str {
     match word {
         Word::Unspecified | Word::Unknown => "unknown",
         Word::Done => "done",

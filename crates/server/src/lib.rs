@@ -1,4 +1,4 @@
-//! The shell around a node: config, clocks, the journal's writer, the services, the command line.
+//! The shell around a node: config, clocks, the journal's writer, the services.
 //! It waits, reads, asks the node, and writes; a branch about limits does not belong here.
 //!
 //! [`Service`] is the whole server: [`run`] runs it on this machine, [`Service::serve_in`] within a runtime of the caller's,
@@ -10,14 +10,11 @@ mod boots;
 mod cells;
 pub mod chance;
 pub mod charges;
-pub mod cli;
 pub mod clock;
 pub mod config;
-pub mod demo;
 pub mod grpc;
 pub mod headers;
 pub mod http;
-pub mod load;
 pub mod metrics;
 mod names;
 mod patience;
@@ -25,16 +22,13 @@ pub mod question;
 pub mod regions;
 mod respond;
 pub mod run;
-mod screen;
 pub mod serve;
 pub mod service;
 pub mod siblings;
 mod sketch;
 mod surroundings;
 mod tally;
-pub mod view;
 mod warnings;
-mod watching;
 pub mod webhooks;
 pub mod worker;
 pub mod writer;

@@ -23,7 +23,7 @@ const LINGER: Duration = Duration::from_millis(5);
 /// How long a reply waits for the disk before it is turned into a denial.
 pub const REPLY_WAIT_MAX: Duration = Duration::from_secs(1);
 /// What a node whose journal is down says of it, and what to do.
-pub(crate) const DOWN: &str =
+pub const DOWN: &str =
     "cannot be written: nothing new is reserved or lent until there is room on the disk, or it is mended";
 /// How long until a failed commit is tried again: at first, and after many that failed. Each try opens the journal anew,
 /// which reads all of it.

@@ -364,7 +364,7 @@ impl Number<'_> {
 pub fn parse_instant_ns(text: &str) -> Result<u64, String> {
     let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| {
         let date = text.parse::<jiff::civil::Date>().ok()?;
-        date.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
+        date.to_zoned_datetime(jiff::tz::TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
     });
     instant
         .and_then(|instant| u64::try_from(instant.as_nanosecond()).ok())

@@ -1,6 +1,6 @@
 //! Prints how much of their limits regions use, what that costs, and which bars were missed.
 //!
-//! `cargo run --release -p acequia-ring --bin utilisation [--quick] [--seed N] [--only WORD]
+//! `cargo run --profile dist -p acequia-ring --bin utilisation [--quick] [--seed N] [--only WORD]
 //! [--million | --users N]`
 #![allow(clippy::print_stdout, reason = "it prints a table")]
 

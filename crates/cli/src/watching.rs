@@ -6,7 +6,7 @@ use acequia_api::acequia::v1::{NodeStatus, WatchRequest};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use tonic::Status;
 
-use crate::cli::operator::Admin;
+use crate::commands::operator::Admin;
 
 /// How long a node may be silent beyond the interval before it counts as gone.
 const SILENCE_MAX: Duration = Duration::from_secs(2);

@@ -1,86 +1,18 @@
 //! The `acequia` binary: the command line of the server and its clients.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
+use acequia_cli::arguments::{Arguments, Command};
 use acequia_server::{
-    cli,
     clock::{Clock as _, SystemClock},
     config::Config,
-    demo::Demo,
     run,
 };
-use clap::{Parser, Subcommand};
+use clap::Parser as _;
 
 /// mimalloc: a request makes a handful of short-lived allocations, and this is what serves them fastest.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// A rate limiter and quota service.
-#[derive(Debug, Parser)]
-#[command(name = "acequia", version)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Run three regions on this machine that share one budget, with traffic and a live view.
-    Demo(Demo),
-    /// Run a node.
-    Serve {
-        /// The config file.
-        #[arg(long, default_value = "acequia.yaml")]
-        config: PathBuf,
-        /// Write logs as JSON.
-        #[arg(long)]
-        log_json: bool,
-        /// Begin as this incarnation, if the `data` folder is empty: for a node that lost its disk and whose clock was ahead
-        /// before. It says so when it is needed, with the number.
-        #[arg(long, value_name = "N", env = "ACEQUIA_INCARNATION", value_parser = clap::value_parser!(u32).range(1..))]
-        incarnation: Option<u32>,
-        /// End at once when standard input does: whoever started this process is gone.
-        #[arg(long, hide = true)]
-        until_stdin_ends: bool,
-    },
-    /// Ask a node whether a request may pass. Exits 0 if it may, 1 if not, 2 if nobody could say.
-    Check(cli::Check),
-    /// The same question, charging nothing: every limit that matches, and why others do not.
-    Explain(cli::Explain),
-    /// Give back what a check charged.
-    Refund(cli::Refund),
-    /// End a reservation with its real cost.
-    Commit(cli::Commit),
-    /// Check a config file: every fault with its line.
-    Validate {
-        /// The config file.
-        file: PathBuf,
-    },
-    /// The global budgets: list them, look at one, change one.
-    Budget(cli::Budget),
-    /// Give one cell so many units more, until its window ends.
-    Grant(cli::Grant),
-    /// Give one cell as many units more as it is known to have used.
-    Reset(cli::Reset),
-    /// Compare a candidate with the limit that it may replace.
-    Candidate(cli::Candidate),
-    /// The regions: how they stand, as a node sees it; let one in, or out.
-    Regions(cli::Regions),
-    /// Which node makes the versions of the catalogue; hand that over.
-    Authority(cli::Authority),
-    /// The store that the nodes of a region share; leave a node out that is gone.
-    Store(cli::Store),
-    /// Who changed what in the catalogue, and when.
-    Audit(cli::Audit),
-    /// Make certificates for nodes that share limits, with an authority of their own.
-    Certs(cli::Certs),
-    /// Compare the clocks that a node would have on this machine with the system's.
-    Clock(cli::ClockCheck),
-    /// Load a running node, and print throughput and latency.
-    Bench(cli::Bench),
-    /// Show the regions of a cluster, live.
-    Top(cli::Top),
-}
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
@@ -154,15 +86,19 @@ fn validate(path: &std::path::Path) -> ExitCode {
     }
 }
 
-/// Logs go to standard error; `RUST_LOG` chooses what, `info` where it is not set.
+/// Logs go to standard error; `RUST_LOG` chooses what (`info,acequia_server=debug`), `info` where it is not set or says nothing
+/// that can be read.
 fn log(json: bool) {
     use std::io::IsTerminal as _;
 
-    use tracing_subscriber::{EnvFilter, fmt};
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let colours = std::io::stderr().is_terminal();
-    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    if json { builder.json().init() } else { builder.init() }
+    use tracing_subscriber::{
+        Layer as _, filter::Targets, fmt, layer::SubscriberExt as _, registry, util::SubscriberInitExt as _,
+    };
+    let chosen = std::env::var("RUST_LOG").ok().and_then(|chosen| chosen.parse::<Targets>().ok());
+    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(tracing::Level::INFO));
+    let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let lines = if json { lines.json().boxed() } else { lines.boxed() };
+    registry().with(lines.with_filter(filter)).init();
 }
 
 /// Standard output may be closed; then nobody wants to know.

@@ -4,7 +4,7 @@
 use acequia_api::acequia::v1::{LimitStatus, Member, NodeStatus, Peer, Traffic, limit_status::Kind};
 use serde::Serialize;
 
-use crate::cli::{
+use crate::commands::{
     catalogue::{CatalogueJson, MarkJson},
     shares::HoldingJson,
 };
@@ -215,7 +215,7 @@ impl TrafficJson {
 #[cfg(test)]
 mod tests {
     use super::{super::show::examples, *};
-    use crate::cli::json_line;
+    use crate::commands::json_line;
 
     #[test]
     fn every_field_is_there_and_null_stands_for_what_is_absent() {

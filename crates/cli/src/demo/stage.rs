@@ -23,7 +23,7 @@ use super::{
     traffic::Traffic,
 };
 use crate::{
-    cli::operator::{Admin, Credentials},
+    commands::operator::{Admin, Credentials},
     view::picture::{Flow, Tone},
     watching::Watcher,
 };

@@ -2,7 +2,7 @@
 
 use acequia_api::acequia::v1::{NodeStatus, Peer, limit_status::Kind};
 
-use crate::cli::people::duration;
+use crate::commands::people::duration;
 
 /// A paragraph for every peer that is not reached; none where all are.
 pub(super) fn cuts(status: &NodeStatus) -> Vec<String> {

@@ -235,7 +235,7 @@ pub(super) fn outcome_colour(outcome: Outcome) -> Colour {
 pub(super) mod examples {
     use super::*;
 
-    pub(in crate::cli) fn per_key() -> LimitResult {
+    pub(in crate::commands) fn per_key() -> LimitResult {
         LimitResult {
             name: "per-key".to_owned(),
             budget: 120,
@@ -250,7 +250,7 @@ pub(super) mod examples {
         }
     }
 
-    pub(in crate::cli) fn search() -> LimitResult {
+    pub(in crate::commands) fn search() -> LimitResult {
         LimitResult {
             name: "search".to_owned(),
             budget: 10,
@@ -265,7 +265,7 @@ pub(super) mod examples {
         }
     }
 
-    pub(in crate::cli) fn allowed() -> CheckResponse {
+    pub(in crate::commands) fn allowed() -> CheckResponse {
         CheckResponse {
             allowed: true,
             limit: "per-key".to_owned(),
@@ -277,7 +277,7 @@ pub(super) mod examples {
     }
 
     /// Of a limit with classes.
-    pub(in crate::cli) fn plans() -> LimitResult {
+    pub(in crate::commands) fn plans() -> LimitResult {
         LimitResult {
             name: "plans".to_owned(),
             reason: Reason::ClassReserve.into(),
@@ -286,7 +286,7 @@ pub(super) mod examples {
         }
     }
 
-    pub(in crate::cli) fn reserved() -> CheckResponse {
+    pub(in crate::commands) fn reserved() -> CheckResponse {
         CheckResponse {
             charge_id: "eu/eu-1:00000000000000000000000000000005".to_owned(),
             is_repeat: true,
@@ -296,7 +296,7 @@ pub(super) mod examples {
         }
     }
 
-    pub(in crate::cli) fn denied() -> CheckResponse {
+    pub(in crate::commands) fn denied() -> CheckResponse {
         CheckResponse {
             limit: "search".to_owned(),
             remaining: Some(0),
@@ -314,7 +314,7 @@ mod tests {
         examples::{allowed, denied},
         *,
     };
-    use crate::cli::json_line;
+    use crate::commands::json_line;
 
     #[test]
     fn verdicts_say_what_is_left_or_when_to_come_back() {

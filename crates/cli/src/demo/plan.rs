@@ -204,7 +204,7 @@ mod tests {
         let ports = ports_from(&[1_000, 2_000, 3_000]);
         for (place, name) in NAMES.iter().enumerate() {
             let text = config(place, &ports, folder.path(), |other| loopback(4_000 + other as u16));
-            let config = crate::config::Config::parse("demo.yaml", &text);
+            let config = acequia_server::config::Config::parse("demo.yaml", &text);
             let config = config.unwrap_or_else(|error| panic!("{error}\n{text}"));
             assert_eq!((config.region.as_str(), config.live.limits.len()), (*name, LIMITS.len()));
         }

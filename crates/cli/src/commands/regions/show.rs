@@ -3,14 +3,12 @@
 use std::collections::BTreeMap;
 
 use acequia_api::acequia::v1::{Member, NodeStatus, Peer};
+use acequia_server::writer::DOWN;
 
 use super::{cuts::cuts, limits::limits};
-use crate::{
-    cli::{
-        catalogue::{Line, line, lines, standing, version},
-        people::{Align, Cell, Colour, Paint, duration, measured, plain, table},
-    },
-    writer::DOWN,
+use crate::commands::{
+    catalogue::{Line, line, lines, standing, version},
+    people::{Align, Cell, Colour, Paint, duration, measured, plain, table},
 };
 
 /// Everything that a person at three in the morning may want to know.
@@ -202,14 +200,14 @@ pub(super) mod examples {
     use acequia_api::acequia::v1::{Holding, LimitStatus, limit_status::Kind};
 
     use super::*;
-    use crate::cli::catalogue::examples::{mark, pending};
+    use crate::commands::catalogue::examples::{mark, pending};
 
-    pub(in crate::cli::regions) fn member(region: &str, weight: u32) -> Member {
+    pub(in crate::commands::regions) fn member(region: &str, weight: u32) -> Member {
         Member { region: region.to_owned(), node: format!("{region}-1"), weight, incarnation: 1 }
     }
 
     /// us is a member, and is not reached for 12 s.
-    pub(in crate::cli::regions) fn us() -> Peer {
+    pub(in crate::commands::regions) fn us() -> Peer {
         Peer {
             region: "us".to_owned(),
             node: "us-1".to_owned(),
@@ -226,7 +224,7 @@ pub(super) mod examples {
     }
 
     /// ap is reached, and no member.
-    pub(in crate::cli::regions) fn ap() -> Peer {
+    pub(in crate::commands::regions) fn ap() -> Peer {
         Peer {
             region: "ap".to_owned(),
             node: "ap-1".to_owned(),
@@ -242,7 +240,7 @@ pub(super) mod examples {
         }
     }
 
-    pub(in crate::cli::regions) fn plans() -> LimitStatus {
+    pub(in crate::commands::regions) fn plans() -> LimitStatus {
         LimitStatus {
             domain: "shop".to_owned(),
             name: "plans".to_owned(),
@@ -266,7 +264,7 @@ pub(super) mod examples {
         }
     }
 
-    pub(in crate::cli::regions) fn exports() -> LimitStatus {
+    pub(in crate::commands::regions) fn exports() -> LimitStatus {
         LimitStatus {
             domain: "shop".to_owned(),
             name: "exports".to_owned(),
@@ -283,7 +281,7 @@ pub(super) mod examples {
     }
 
     /// The authority's node while us is cut off.
-    pub(in crate::cli::regions) fn cut() -> NodeStatus {
+    pub(in crate::commands::regions) fn cut() -> NodeStatus {
         NodeStatus {
             region: "eu".to_owned(),
             node: "eu-1".to_owned(),

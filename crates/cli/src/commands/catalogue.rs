@@ -141,12 +141,12 @@ impl<'a> CatalogueJson<'a> {
 pub(super) mod examples {
     use super::*;
 
-    pub(in crate::cli) fn mark(number: u64) -> Mark {
+    pub(in crate::commands) fn mark(number: u64) -> Mark {
         Mark { epoch: 1, number }
     }
 
     /// Version 1.7 is everywhere.
-    pub(in crate::cli) fn settled() -> Catalogue {
+    pub(in crate::commands) fn settled() -> Catalogue {
         Catalogue {
             authority: "eu/eu-1".to_owned(),
             is_authority: true,
@@ -159,7 +159,7 @@ pub(super) mod examples {
     }
 
     /// Version 1.8 waits for us.
-    pub(in crate::cli) fn pending() -> Catalogue {
+    pub(in crate::commands) fn pending() -> Catalogue {
         let us = Pending {
             region: "us".to_owned(),
             waiting: "not heard for 12 s; it goes on when us is heard, or is evicted".to_owned(),
@@ -174,7 +174,7 @@ mod tests {
         examples::{mark, pending, settled},
         *,
     };
-    use crate::cli::json_line;
+    use crate::commands::json_line;
 
     #[test]
     fn a_version_is_effective_when_it_or_a_later_one_is() {

@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{NOT_DONE, Output, SUCCESS, complain, json_line, read_duration};
-use crate::clock::{Clock, Counter, RawClocks, System, SystemClock};
+use acequia_server::clock::{Clock, Counter, RawClocks, System, SystemClock};
 
 /// Compare the clocks that a node would have on this machine with the system's: steady time with CLOCK_BOOTTIME over its second
 /// second, and the wall with CLOCK_REALTIME at the end.

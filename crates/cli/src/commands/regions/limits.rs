@@ -2,7 +2,7 @@
 
 use acequia_api::acequia::v1::{Holding, LimitStatus, NodeStatus, limit_status::Kind};
 
-use crate::cli::people::{Align, Cell, Colour, Paint, a_second, duration, held, plain, table};
+use crate::commands::people::{Align, Cell, Colour, Paint, a_second, duration, held, plain, table};
 
 const COLUMNS: [(&str, Align); 11] = [
     ("limit", Align::Left),

@@ -239,7 +239,7 @@ pub(super) mod tests {
     }
 
     /// eu holds loans of both others, and has lent to ap.
-    pub(in crate::cli) fn bucket() -> Share {
+    pub(in crate::commands) fn bucket() -> Share {
         let word = PeerWord { said_ms_ago: 210, holds: rate(12, 0), left: Some(4), demand_milli: 3_500 };
         Share {
             limit: 0,

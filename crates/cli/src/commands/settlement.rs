@@ -11,7 +11,7 @@ use super::{
     people::{Colour, Paint, plain},
     read_duration,
 };
-use crate::charges::settled_word;
+use acequia_server::charges::settled_word;
 
 /// The width of the longest word, so that what follows lines up.
 const WORD_WIDTH: usize = 11;

@@ -1,0 +1,76 @@
+//! What may stand behind `acequia`.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use crate::{commands, demo::Demo};
+
+/// A rate limiter and quota service.
+#[derive(Debug, Parser)]
+#[command(name = "acequia", version)]
+pub struct Arguments {
+    #[command(subcommand)]
+    /// What to do.
+    pub command: Command,
+}
+
+/// A command and what it is told.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run three regions on this machine that share one budget, with traffic and a live view.
+    Demo(Demo),
+    /// Run a node.
+    Serve {
+        /// The config file.
+        #[arg(long, default_value = "acequia.yaml")]
+        config: PathBuf,
+        /// Write logs as JSON.
+        #[arg(long)]
+        log_json: bool,
+        /// Begin as this incarnation, if the `data` folder is empty: for a node that lost its disk and whose clock was ahead
+        /// before. It says so when it is needed, with the number.
+        #[arg(long, value_name = "N", env = "ACEQUIA_INCARNATION", value_parser = clap::value_parser!(u32).range(1..))]
+        incarnation: Option<u32>,
+        /// End at once when standard input does: whoever started this process is gone.
+        #[arg(long, hide = true)]
+        until_stdin_ends: bool,
+    },
+    /// Ask a node whether a request may pass. Exits 0 if it may, 1 if not, 2 if nobody could say.
+    Check(commands::Check),
+    /// The same question, charging nothing: every limit that matches, and why others do not.
+    Explain(commands::Explain),
+    /// Give back what a check charged.
+    Refund(commands::Refund),
+    /// End a reservation with its real cost.
+    Commit(commands::Commit),
+    /// Check a config file: every fault with its line.
+    Validate {
+        /// The config file.
+        file: PathBuf,
+    },
+    /// The global budgets: list them, look at one, change one.
+    Budget(commands::Budget),
+    /// Give one cell so many units more, until its window ends.
+    Grant(commands::Grant),
+    /// Give one cell as many units more as it is known to have used.
+    Reset(commands::Reset),
+    /// Compare a candidate with the limit that it may replace.
+    Candidate(commands::Candidate),
+    /// The regions: how they stand, as a node sees it; let one in, or out.
+    Regions(commands::Regions),
+    /// Which node makes the versions of the catalogue; hand that over.
+    Authority(commands::Authority),
+    /// The store that the nodes of a region share; leave a node out that is gone.
+    Store(commands::Store),
+    /// Who changed what in the catalogue, and when.
+    Audit(commands::Audit),
+    /// Make certificates for nodes that share limits, with an authority of their own.
+    Certs(commands::Certs),
+    /// Compare the clocks that a node would have on this machine with the system's.
+    Clock(commands::ClockCheck),
+    /// Load a running node, and print throughput and latency.
+    Bench(commands::Bench),
+    /// Show the regions of a cluster, live.
+    Top(commands::Top),
+}

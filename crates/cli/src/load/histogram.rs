@@ -1,0 +1,120 @@
+//! Durations, counted so that any quantile can be told.
+
+use std::{fmt, time::Duration};
+
+use hdrhistogram::Histogram as Counts;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
+
+/// Digits that a duration keeps: a quantile is off by at most a thousandth.
+const DIGITS: u8 = 3;
+/// The longest duration that is told from longer ones: an hour, beyond any run's patience.
+const LONGEST_NS: u64 = 3_600_000_000_000;
+
+/// Counts of durations in nanoseconds, up to an hour; longer ones count as an hour.
+#[derive(Clone)]
+pub struct Histogram(Counts<u64>);
+
+impl Histogram {
+    /// Empty.
+    pub fn new() -> Self {
+        Self(Counts::new_with_max(LONGEST_NS, DIGITS).expect("bounds that HdrHistogram takes"))
+    }
+
+    /// Counts one duration, in nanoseconds.
+    pub fn record(&mut self, ns: u64) {
+        self.0.saturating_record(ns);
+    }
+
+    /// Adds all that another one counted.
+    pub fn merge(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("both have the same bounds");
+    }
+
+    /// How many durations were counted.
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// The longest, to a thousandth; 0 if there is none.
+    pub fn max_ns(&self) -> u64 {
+        self.0.max()
+    }
+
+    /// The mean, to a thousandth; 0 if there is none.
+    pub fn mean_ns(&self) -> u64 {
+        self.0.mean() as u64
+    }
+
+    /// The duration below or at which this part of all durations lies, in nanoseconds; `part` is from 0 to 1. 0 if nothing
+    /// was counted.
+    pub fn quantile_ns(&self, part: f64) -> u64 {
+        self.0.value_at_quantile(part)
+    }
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+const QUANTILES: [(&str, f64); 4] = [("p50_ns", 0.5), ("p90_ns", 0.9), ("p99_ns", 0.99), ("p99_9_ns", 0.999)];
+
+/// As `p50_ns`, `p90_ns`, `p99_ns`, `p99_9_ns`, `max_ns`, `mean_ns` and `count`.
+impl Serialize for Histogram {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Histogram", QUANTILES.len() + 3)?;
+        for (name, part) in QUANTILES {
+            fields.serialize_field(name, &self.quantile_ns(part))?;
+        }
+        fields.serialize_field("max_ns", &self.max_ns())?;
+        fields.serialize_field("mean_ns", &self.mean_ns())?;
+        fields.serialize_field("count", &self.count())?;
+        fields.end()
+    }
+}
+
+impl fmt::Display for Histogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |part| Duration::from_nanos(self.quantile_ns(part));
+        let max = Duration::from_nanos(self.max_ns());
+        let (p50, p90, p99, p99_9) = (at(0.5), at(0.9), at(0.99), at(0.999));
+        write!(f, "p50 {p50:.3?}  p90 {p90:.3?}  p99 {p99:.3?}  p99.9 {p99_9:.3?}  max {max:.3?}")
+    }
+}
+
+impl fmt::Debug for Histogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Histogram({} counted, {self})", self.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_within_a_thousandth_after_two_are_merged() {
+        let (mut low, mut high) = (Histogram::new(), Histogram::new());
+        (1..=50_000u64).for_each(|us| low.record(us * 1000));
+        (50_001..=100_000u64).for_each(|us| high.record(us * 1000));
+        low.merge(&high);
+
+        let told =
+            [low.quantile_ns(0.5), low.quantile_ns(0.9), low.quantile_ns(0.999), low.max_ns(), low.mean_ns()];
+        let exact = [50_000_000, 90_000_000, 99_900_000, 100_000_000, 50_000_500];
+        for (told, exact) in told.into_iter().zip(exact) {
+            assert!(told.abs_diff(exact) <= exact / 1000, "{told} for {exact}");
+        }
+        assert_eq!(low.count(), 100_000);
+    }
+
+    #[test]
+    fn nothing_and_what_is_beyond_all_bounds_are_told_of() {
+        let mut histogram = Histogram::new();
+        assert_eq!((histogram.quantile_ns(0.99), histogram.max_ns(), histogram.mean_ns()), (0, 0, 0));
+
+        histogram.record(u64::MAX);
+        assert!(histogram.max_ns() >= LONGEST_NS);
+    }
+}
