@@ -17,6 +17,7 @@ mod grpc;
 mod hostile;
 mod http;
 mod operators;
+mod pages;
 mod recipes;
 mod regions;
 mod restart;

@@ -1,4 +1,4 @@
-//! The recipes of README.md, run as they stand there: their config, their lines, and what each line says.
+//! The recipes for limits and for callers, run as they stand on their pages: their config, their lines, and what each line says.
 //!
 //! `# -> a … b` behind or below a line says what its answer holds: a, and after it b, with any white space between words. A line of
 //! curl goes to the node's HTTP port, a line of acequia to the node. `$charge_id` is what the answer before had under that name.
@@ -20,9 +20,38 @@ use serde_json::Value;
 
 use crate::{client::Http, webhooks::read_post, windows::now_s};
 
-const README: &str = include_str!("../../README.md");
+/// The pages that have recipes, and what they have them for.
+const PAGES: [(&str, &str, &[&str]); 2] = [
+    (
+        "deploy/limits.md",
+        include_str!("../../deploy/limits.md"),
+        &[
+            "Tenants on plans",
+            "Classes of consumers",
+            "Give a charge back",
+            "Ask again and be charged once",
+            "Reserve, and commit the real cost",
+            "Warn and slow down before a limit is reached",
+            "More for one customer",
+            "Try a limit beside the one in force",
+            "Why, and who",
+            "From Rust",
+        ],
+    ),
+    (
+        "deploy/callers.md",
+        include_str!("../../deploy/callers.md"),
+        &[
+            "Ask",
+            "Give a charge back",
+            "Ask again and be charged once",
+            "Reserve, and commit the real cost",
+            "From Rust",
+        ],
+    ),
+];
 const GUIDE: &str = include_str!("../../crates/client/GUIDE.md");
-/// Where the README says that nodes and receivers of webhooks are.
+/// Where the pages say that nodes and receivers of webhooks are.
 const HTTP: &str = "localhost:8080";
 const RECEIVER: &str = "http://127.0.0.1:9000/";
 const SECRET_FILE: &str = "./webhook.key";
@@ -31,19 +60,6 @@ const VARIES: [&str; 3] = ["id", "window_ends_ms", "at_ms"];
 const DAY_S: u64 = 86_400;
 /// Between two looks at something that happens by itself.
 const POLL: Duration = Duration::from_millis(20);
-
-/// What the README has recipes for.
-const RECIPES: [&str; 9] = [
-    "Classes of consumers",
-    "Give a charge back",
-    "Ask again and be charged once",
-    "Reserve, and commit the real cost",
-    "Warn and slow down before a limit is reached",
-    "More for one customer",
-    "Try a limit beside the one in force",
-    "Why, and who",
-    "From Rust",
-];
 
 /// One recipe.
 #[derive(Clone, Debug, Default)]
@@ -62,8 +78,8 @@ struct Line {
     shown: String,
 }
 
-fn recipes(readme: &str) -> Vec<Recipe> {
-    let (_, section) = readme.split_once("\n## Recipes\n").expect("a section");
+fn recipes(page: &str) -> Vec<Recipe> {
+    let (_, section) = page.split_once("\n## Recipes\n").expect("a section");
     let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
     section.split("\n### ").skip(1).map(Recipe::read).collect()
 }
@@ -316,23 +332,27 @@ fn answer_post(listener: &TcpListener, status: &str) -> String {
 #[test]
 fn recipes_do_what_stands_there() {
     let mut faults = Vec::new();
-    for recipe in recipes(README) {
+    for (page, recipe) in
+        PAGES.iter().flat_map(|(page, text, _)| recipes(text).into_iter().map(move |recipe| (page, recipe)))
+    {
         let day = now_s() / DAY_S;
         let ran = match recipe.run() {
             // All edges of windows in recipes are midnights in UTC: this was one.
             Err(_) if now_s() / DAY_S != day => recipe.run(),
             ran => ran,
         };
-        faults.extend(ran.err().map(|fault| format!("{}: {fault}", recipe.title)));
+        faults.extend(ran.err().map(|fault| format!("{page}, {}: {fault}", recipe.title)));
     }
-    assert!(faults.is_empty(), "README.md says what is not so:\n{}", faults.join("\n"));
+    assert!(faults.is_empty(), "a page says what is not so:\n{}", faults.join("\n"));
 }
 
 #[test]
 fn every_recipe_is_there_and_can_be_run() {
-    let all = recipes(README);
-    assert_eq!(all.iter().map(|recipe| recipe.title.as_str()).collect::<Vec<_>>(), RECIPES);
-    for recipe in &all {
+    for (_, text, titles) in PAGES {
+        let found = recipes(text);
+        assert_eq!(found.iter().map(|recipe| recipe.title.as_str()).collect::<Vec<_>>(), *titles);
+    }
+    for recipe in PAGES.iter().flat_map(|(_, text, _)| recipes(text)) {
         if recipe.rust.is_empty() {
             assert!(!recipe.lines.is_empty() && recipe.yaml.contains("limits:"), "{}", recipe.title);
         }
@@ -345,7 +365,8 @@ fn every_recipe_is_there_and_can_be_run() {
 /// The guide's blocks are compiled, so that what stands in it too is compiled.
 #[test]
 fn what_is_rust_is_in_the_guide() {
-    for recipe in recipes(README).iter().filter(|recipe| !recipe.rust.is_empty()) {
+    let all = PAGES.iter().flat_map(|(_, text, _)| recipes(text));
+    for recipe in all.filter(|recipe| !recipe.rust.is_empty()) {
         for block in recipe.rust.split("\n\n").map(str::trim) {
             assert!(GUIDE.contains(block), "{}: not in GUIDE.md:\n{block}", recipe.title);
         }
