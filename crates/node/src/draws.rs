@@ -63,7 +63,7 @@ pub const DRAW_WAIT_NS: u64 = 2_500_000;
 /// The speaker charges no later than so long before whoever drew gives up: the answer takes time, too.
 const BACK_NS: u64 = 750_000;
 /// A cell has few units where the whole limit gives fewer than so many a member of the catalogue, at once and in each second. Up to here
-/// draws are worth a message and a wait for nearly each request at a mate (the table in crates/README.md).
+/// draws are worth a message and a wait for nearly each request at a mate (the tables in tests/bench/README.md).
 const FEW: u64 = 16;
 /// Draws that this node has asked for and that may still be answered; of one cell; and credits that nobody has taken, of all cells.
 const ASKED_MAX: usize = 1_024;

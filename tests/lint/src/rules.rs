@@ -12,25 +12,27 @@ use crate::Page;
 pub const WORDS_MAX: usize = 25;
 /// The sentences of a page have at most so many words on average.
 pub const WORDS_MEAN_MAX: f64 = 18.0;
+/// Bytes.
+const KB: usize = 1024;
 /// The pages that are held to a size and to short sentences, and how many bytes each may have.
 pub const SIZES: [(&str, usize); 12] = [
-    ("README.md", 9_000),
-    ("SECURITY.md", 9_000),
-    ("CHANGELOG.md", 9_000),
-    ("crates/README.md", 9_000),
-    ("deploy/README.md", 12_000),
-    ("deploy/config.md", 12_000),
-    ("deploy/tls.md", 12_000),
-    ("deploy/runbook.md", 12_000),
-    ("deploy/metrics.md", 12_000),
-    ("deploy/limits.md", 20_000),
-    ("deploy/callers.md", 12_000),
-    ("tests/bench/README.md", 16_000),
+    ("README.md", 9 * KB),
+    ("SECURITY.md", 9 * KB),
+    ("CHANGELOG.md", 9 * KB),
+    ("crates/README.md", 9 * KB),
+    ("deploy/README.md", 12 * KB),
+    ("deploy/config.md", 12 * KB),
+    ("deploy/tls.md", 12 * KB),
+    ("deploy/runbook.md", 12 * KB),
+    ("deploy/metrics.md", 12 * KB),
+    ("deploy/limits.md", 20 * KB),
+    ("deploy/callers.md", 12 * KB),
+    ("tests/bench/README.md", 16 * KB),
 ];
 /// The pages for operators, and what they may have together.
 pub const OPERATORS: ([&str; 5], usize) = (
     ["deploy/README.md", "deploy/config.md", "deploy/tls.md", "deploy/runbook.md", "deploy/metrics.md"],
-    30_000,
+    30 * KB,
 );
 /// What stands in a fence is run, compiled, checked or shown by a test; so it is of a kind that is known.
 const KINDS: [&str; 10] = ["", "console", "envoy", "ini", "json", "nginx", "rust", "sh", "text", "yaml"];

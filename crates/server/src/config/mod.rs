@@ -234,7 +234,7 @@ fn plain(message: String) -> String {
 
 /// Adds what the parser cannot know.
 fn mend(what: &str) -> String {
-    format!("{what}. See the README for the fields of a config")
+    format!("{what}. The fields of a config are in deploy/config.md")
 }
 
 impl fmt::Display for Config {
