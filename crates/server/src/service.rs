@@ -50,7 +50,9 @@ const KNEW: &str = "knew";
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The file cannot be read.
-    #[error("cannot read {path}: {cause}. Name a config with --config, or write one: deploy/config.md has its fields")]
+    #[error(
+        "cannot read {path}: {cause}. Name a config with --config, or write one: deploy/config.md has its fields"
+    )]
     File {
         /// As it was named.
         path: String,

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::Page;
+use crate::{Page, cargo};
 
 /// A sentence has at most so many words.
 pub const WORDS_MAX: usize = 25;
@@ -73,6 +73,7 @@ pub fn faults(root: &Path) -> io::Result<Vec<String>> {
     }
     for (name, (_, page)) in &pages {
         faults.extend(dead_links(root, name, page, &pages));
+        faults.extend(cargo::faults(root, page).into_iter().map(|fault| format!("{name}: {fault}")));
     }
     Ok(faults)
 }
