@@ -21,6 +21,7 @@ pub mod descriptor;
 pub mod limit;
 pub mod meter;
 pub mod notation;
+pub mod oracle;
 pub mod pattern;
 pub mod selector;
 pub mod sliding;

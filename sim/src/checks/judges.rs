@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use acequia_server::{config::ClockConfig, demo::oracle::BucketOracle};
+use acequia_limits::oracle::BucketOracle;
+use acequia_server::config::ClockConfig;
 
 use super::{budgets::Numbers, ns};
 use crate::{schedule::Schedule, world::EPOCH_S};

@@ -2,10 +2,9 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{
-    oracle::{BucketOracle, WindowOracle},
-    plan::{EXPORTS, REGIONS, USER_BURST, USER_RATE, USERS},
-};
+use acequia_limits::oracle::{BucketOracle, WindowOracle};
+
+use super::plan::{EXPORTS, REGIONS, USER_BURST, USER_RATE, USERS};
 use crate::view::picture::HISTORY_MAX;
 
 /// How long a bin is.

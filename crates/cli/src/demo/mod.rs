@@ -1,7 +1,7 @@
 //! The demonstration: three regions on this machine that share one budget, under traffic.
 //!
 //! The nodes are processes of this binary and speak QUIC to each other, through relays that delay or cut what they
-//! send. Whether more was ever admitted than the limits allow is told by who asks ([`oracle`]), not by the nodes.
+//! send. Whether more was ever admitted than the limits allow is told by who asks ([`acequia_limits::oracle`]), not by the nodes.
 
 mod classes;
 pub mod keys;
@@ -9,7 +9,6 @@ pub mod ledger;
 pub mod lines;
 pub mod links;
 pub mod nodes;
-pub mod oracle;
 pub mod plan;
 pub mod scene;
 pub mod script;

@@ -24,6 +24,7 @@ use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
 };
+use tracing_subscriber::{Layer as _, filter::Targets, fmt, layer::SubscriberExt as _, registry};
 
 use super::*;
 use crate::{charges::Names, clock::SystemClock, webhooks::queue::LETTERS_MAX};
@@ -488,11 +489,9 @@ fn logged(filter: &str, events: impl Iterator<Item = Event>) -> String {
     let shared = shared();
     let lines: Arc<Mutex<Vec<u8>>> = Arc::default();
     let writer = Lines(Arc::clone(&lines));
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(format!("off,acequia_server::webhooks={filter}"))
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
+    let filter: Targets = format!("off,acequia_server::webhooks={filter}").parse().expect("a filter");
+    let lines_of = fmt::layer().with_ansi(false).with_writer(move || writer.clone()).with_filter(filter);
+    let subscriber = registry().with(lines_of);
     tracing::subscriber::with_default(subscriber, || deliver(&shared, events));
     let lines = lines.lock().expect("no panic").clone();
     String::from_utf8(lines).expect("text")
