@@ -98,7 +98,7 @@ fn log(json: bool) {
     let filter = chosen.unwrap_or_else(|| Targets::new().with_default(tracing::Level::INFO));
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let lines = if json { lines.json().boxed() } else { lines.boxed() };
-    registry().with(lines.with_filter(filter)).init();
+    registry().with(lines).with(filter).init();
 }
 
 /// Standard output may be closed; then nobody wants to know.

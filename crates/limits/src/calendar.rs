@@ -133,9 +133,9 @@ mod tests {
 
     #[test]
     fn windows_never_overlap_where_clocks_move_back_over_midnight() {
-        // Havana moves from 01:00 back to 00:00: midnight of 1 November 2026 happens twice.
+        // Havana moved from 01:00 back to 00:00: midnight of 2 November 2025 happened twice.
         let calendar = Calendar::new(Period::Day, "America/Havana").expect("a zone");
-        let (mut at, stop) = (ns("2026-10-31T00:00:00Z"), ns("2026-11-03T00:00:00Z"));
+        let (mut at, stop) = (ns("2025-11-01T00:00:00Z"), ns("2025-11-04T00:00:00Z"));
         let mut end = calendar.end_after(at);
         let mut windows = 1;
         while at < stop {

@@ -156,6 +156,7 @@ fn resets(algorithm: &Algorithm, at: &str, end: &str) {
 
 #[test]
 fn quotas_reset_by_the_clock_on_the_wall() {
+    // Days that have passed: laws on those to come change.
     use Period::{Day, Month, Week, Year};
     let quota = |period, zone| Terms::Calendar { limit: 1, period, zone }.algorithm();
     resets(&quota(Day, "UTC"), "2026-07-01T12:00:00Z", "2026-07-02T00:00:00Z");
@@ -163,16 +164,16 @@ fn quotas_reset_by_the_clock_on_the_wall() {
     resets(&quota(Day, "Europe/Berlin"), "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z");
     resets(&quota(Day, "Europe/Berlin"), "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z");
     resets(&quota(Week, "America/New_York"), "2026-03-07T12:00:00Z", "2026-03-09T04:00:00Z");
-    resets(&quota(Month, "Asia/Kathmandu"), "2028-02-10T00:00:00Z", "2028-02-29T18:15:00Z");
+    resets(&quota(Month, "Asia/Kathmandu"), "2024-02-10T00:00:00Z", "2024-02-29T18:15:00Z");
     resets(&quota(Month, "Australia/Lord_Howe"), "2026-10-03T00:00:00Z", "2026-10-31T13:00:00Z");
     resets(&quota(Year, "Pacific/Apia"), "2011-12-30T09:59:59Z", "2011-12-31T10:00:00Z");
     // There is no 30 December; the 29th ends where the 31st begins.
     resets(&quota(Day, "Pacific/Apia"), "2011-12-29T23:00:00Z", "2011-12-30T10:00:00Z");
     // 24:00 is 01:00.
-    resets(&quota(Day, "America/Santiago"), "2026-09-05T12:00:00Z", "2026-09-06T04:00:00Z");
+    resets(&quota(Day, "America/Santiago"), "2025-09-06T12:00:00Z", "2025-09-07T04:00:00Z");
     // 01:00 is 00:00 again: the day began an hour ago.
-    resets(&quota(Day, "America/Havana"), "2026-10-31T12:00:00Z", "2026-11-01T04:00:00Z");
-    resets(&quota(Day, "America/Havana"), "2026-11-01T05:00:00Z", "2026-11-02T05:00:00Z");
+    resets(&quota(Day, "America/Havana"), "2025-11-01T12:00:00Z", "2025-11-02T04:00:00Z");
+    resets(&quota(Day, "America/Havana"), "2025-11-02T05:00:00Z", "2025-11-03T05:00:00Z");
     // 00:01 is 23:01 again: the new day began, and its first minute stays its own.
     resets(&quota(Day, "America/St_Johns"), "2006-10-28T12:00:00Z", "2006-10-29T02:30:00Z");
     resets(&quota(Day, "America/St_Johns"), "2006-10-29T02:31:00Z", "2006-10-30T03:30:00Z");
