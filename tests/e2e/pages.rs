@@ -141,6 +141,22 @@ fn certificates_are_made_as_the_page_says() {
 }
 
 #[test]
+fn systemd_takes_the_unit() {
+    let [block] = &blocks(&page("deploy/README.md"), "ini")[..] else { panic!("one unit") };
+    let folder = tempfile::tempdir().expect("a folder");
+    let unit = folder.path().join("acequia.service");
+    // The program must be there, and root is a user on every machine.
+    let here = block
+        .text
+        .replace("/usr/local/bin/acequia", &binary().canonicalize().expect("a path").display().to_string());
+    fs::write(&unit, here.replace("User=acequia", "User=root")).expect("a file");
+    let ran =
+        Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&unit).output().expect("systemd");
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success() && !said.contains("acequia.service:"), "{said}");
+}
+
+#[test]
 fn every_config_for_limits_is_sound() {
     let mut count = 0;
     for name in ["deploy/limits.md", "deploy/callers.md"] {
