@@ -10,8 +10,8 @@ use crate::{commands, demo::Demo};
 #[derive(Debug, Parser)]
 #[command(name = "acequia", version)]
 pub struct Arguments {
-    #[command(subcommand)]
     /// What to do.
+    #[command(subcommand)]
     pub command: Command,
 }
 
@@ -38,7 +38,7 @@ pub enum Command {
     },
     /// Ask a node whether a request may pass. Exits 0 if it may, 1 if not, 2 if nobody could say.
     Check(commands::Check),
-    /// The same question, charging nothing: every limit that matches, and why others do not.
+    /// Ask what `check` asks, charging nothing: every limit that matches, and why others do not.
     Explain(commands::Explain),
     /// Give back what a check charged.
     Refund(commands::Refund),

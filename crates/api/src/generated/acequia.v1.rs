@@ -903,7 +903,7 @@ pub mod admin_client {
             req.extensions_mut().insert(GrpcMethod::new("acequia.v1.Admin", "Status"));
             self.inner.unary(req, path, codec).await
         }
-        /// The same again and again.
+        /// What Status says, again and again.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -1194,7 +1194,7 @@ pub mod admin_server {
             >
             + std::marker::Send
             + 'static;
-        /// The same again and again.
+        /// What Status says, again and again.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,
@@ -2470,7 +2470,7 @@ pub mod limiter_client {
                 .insert(GrpcMethod::new("acequia.v1.Limiter", "CheckStream"));
             self.inner.streaming(req, path, codec).await
         }
-        /// The same question, charging nothing: the verdict, every limit that matches, and why others do not.
+        /// Answers what Check would, charging nothing: the verdict, every limit that matches, and why others do not.
         pub async fn peek(
             &mut self,
             request: impl tonic::IntoRequest<super::CheckRequest>,
@@ -2567,7 +2567,7 @@ pub mod limiter_server {
             tonic::Response<Self::CheckStreamStream>,
             tonic::Status,
         >;
-        /// The same question, charging nothing: the verdict, every limit that matches, and why others do not.
+        /// Answers what Check would, charging nothing: the verdict, every limit that matches, and why others do not.
         async fn peek(
             &self,
             request: tonic::Request<super::CheckRequest>,

@@ -1,4 +1,4 @@
-//! `acequia explain`: the same question, charging nothing: every limit that matches, and why others do not.
+//! `acequia explain`: what `check` asks, charging nothing: every limit that matches, and why others do not.
 
 use std::process::ExitCode;
 
