@@ -69,6 +69,7 @@ mod tests {
             "cargo run --profile dist -p acequia-ring --bin utilisation -- --million",
             "cargo run --release -p acequia-sim -- run swarm",
             "cargo test --profile suite -p acequia-node --test FILE NAME",
+            "cargo test --profile suite -p acequia-node --test node FILE::NAME",
             "tests/soak rows",
             "tests/soak NAME",
         ] {

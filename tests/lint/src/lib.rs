@@ -3,6 +3,7 @@
 //! `cargo run -p acequia-lint` holds every page to its rules ([`rules`]); the end-to-end tests run the blocks.
 
 pub mod cargo;
+pub mod metrics;
 pub mod rules;
 
 use std::collections::BTreeSet;

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Page, cargo};
+use crate::{Page, cargo, metrics};
 
 /// A sentence has at most so many words.
 pub const WORDS_MAX: usize = 25;
@@ -38,18 +38,26 @@ pub const OPERATORS: ([&str; 5], usize) = (
 /// What stands in a fence is run, compiled, checked or shown by a test; so it is of a kind that is known.
 const KINDS: [&str; 10] = ["", "console", "envoy", "ini", "json", "nginx", "rust", "sh", "text", "yaml"];
 
-/// What is wrong with the pages below a folder: a line each.
+/// Rules for Prometheus: held, as the pages are, to metrics that there are.
+const ALERTS: &str = "deploy/alerts.yaml";
+
+/// What is wrong with the pages below a folder, and with the alert rules: a line each.
 ///
 /// # Errors
 /// A file cannot be read.
 pub fn faults(root: &Path) -> io::Result<Vec<String>> {
-    let mut pages = BTreeMap::new();
-    for path in markdown_below(root)? {
+    let (mut pages, mut faults) = (BTreeMap::new(), Vec::new());
+    let exported = metrics::exported(root)?;
+    let mut hold_metrics = |name: &str, text: &str| {
+        faults.extend(metrics::faults(text, &exported).into_iter().map(|fault| format!("{name}: {fault}")));
+    };
+    for path in files_below(root, ".md")? {
         let text = fs::read_to_string(&path)?;
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+        hold_metrics(&name, &text);
         pages.insert(name, (text.len(), Page::read(&text)));
     }
-    let mut faults = Vec::new();
+    hold_metrics(ALERTS, &fs::read_to_string(root.join(ALERTS))?);
     for (name, bytes_max) in SIZES {
         match pages.get(name) {
             None => faults.push(format!("{name}: there is no such page")),
@@ -128,17 +136,17 @@ fn plain(path: &Path) -> String {
     parts.join("/")
 }
 
-/// Every page below a folder; none in folders that are hidden or built.
-fn markdown_below(folder: &Path) -> io::Result<Vec<PathBuf>> {
+/// Every file below a folder whose name ends so; none in folders that are hidden or built.
+pub(crate) fn files_below(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if path.is_dir() {
             if !name.starts_with('.') && name != "target" {
-                found.extend(markdown_below(&path)?);
+                found.extend(files_below(&path, ending)?);
             }
-        } else if name.ends_with(".md") {
+        } else if name.ends_with(ending) {
             found.push(path);
         }
     }
