@@ -1,7 +1,7 @@
 //! What a real node does with those who do not keep to the rules between regions: they are refused, counted, logged
 //! once, and nothing changes.
 
-#[path = "../../crates/mesh/tests/mask/mod.rs"]
+#[path = "../../crates/mesh/tests/mesh/mask/mod.rs"]
 mod mask;
 
 use std::{net::SocketAddr, path::Path};

@@ -1,0 +1,276 @@
+//! Classes of consumers under one limit, on one node and shared by regions.
+
+use crate::regions;
+use crate::scene::{HOUR, MS, S, START, apply, bucket, node, quota, sliding, window};
+use acequia_limits::{
+    Limit, Now, Reason, Request,
+    classes::ClassesSpec,
+    limit::{BySpec, LimitSpec},
+};
+use acequia_node::{Ask, Asker};
+use proptest::prelude::*;
+
+/// Three classes: gold draws all, silver leaves 24 %, free leaves 62 %.
+fn shared(spec: LimitSpec) -> LimitSpec {
+    classes(spec, r#"{"entry": "plan", "shared": {"gold": "0%", "silver": "24%", "free": "62%"}}"#)
+}
+
+fn classes(spec: LimitSpec, json: &str) -> LimitSpec {
+    let classes: ClassesSpec = serde_json::from_str(json).expect("classes");
+    LimitSpec { classes: Some(classes), by: vec![BySpec::Key("service".into())], ..spec }
+}
+
+fn ask(asker: &mut Asker, plan: &str, cost: u64, now: Now) -> (bool, Reason, u64) {
+    let mut request = Request::new("shop", &[("service", "s"), ("plan", plan)]);
+    request.cost = cost;
+    let answer = asker.check(&request, now, Ask::CHECK);
+    assert_eq!(answer.limits.len(), 1, "one cell speaks");
+    (answer.allowed, answer.reason, answer.limits[0].verdict.remaining)
+}
+
+fn drain(asker: &mut Asker, plan: &str, now: Now) -> u64 {
+    (0..).find(|_| !ask(asker, plan, 1, now).0).expect("an end")
+}
+
+#[test]
+fn a_class_leaves_what_is_below_its_threshold_to_others() {
+    for spec in [
+        bucket("l", "10/s", 100),
+        window("l", 100, "1h"),
+        quota("l", 100, "day"),
+        sliding("l", 100, "1h"),
+        sliding("l", 50, "1h"),
+    ] {
+        let half = spec.sliding_window.as_ref().is_some_and(|spec| spec.limit == 50);
+        let [free, silver, gold] = if half { [19, 19, 12] } else { [38, 38, 24] };
+        let node = node(&[shared(spec.clone())], START);
+        let mut asker = node.asker();
+        assert_eq!(drain(&mut asker, "free", START), free, "{spec:?}");
+        assert_eq!(ask(&mut asker, "free", 1, START), (false, Reason::ClassReserve, 0));
+        // Whoever names no class, or one that nobody knows, is the last.
+        assert_eq!(ask(&mut asker, "platinum", 1, START), (false, Reason::ClassReserve, 0));
+        let nameless = Request::new("shop", &[("service", "s")]);
+        assert!(!asker.check(&nameless, START, Ask::CHECK).allowed);
+        assert_eq!(drain(&mut asker, "silver", START), silver, "{spec:?}");
+        assert_eq!(ask(&mut asker, "silver", 1, START), (false, Reason::ClassReserve, 0));
+        assert_eq!(drain(&mut asker, "gold", START), gold, "{spec:?}");
+        assert_eq!(ask(&mut asker, "gold", 1, START), (false, Reason::OverLimit, 0));
+    }
+}
+
+#[test]
+fn a_class_is_told_exactly_when_to_come_back_and_what_it_may_still_draw() {
+    let node = node(&[shared(bucket("l", "10/s", 100))], START);
+    let mut asker = node.asker();
+    assert_eq!(ask(&mut asker, "gold", 30, START), (true, Reason::WithinLimit, 70));
+    assert_eq!(ask(&mut asker, "free", 3, START), (true, Reason::WithinLimit, 5));
+    assert_eq!(ask(&mut asker, "silver", 7, START), (true, Reason::WithinLimit, 60 - 24));
+    // 60 are left: 2 more must come back before it is above 62 with 1 taken, so 3.
+    let request = Request::new("shop", &[("service", "s"), ("plan", "free")]);
+    let answer = asker.check(&request, START, Ask::CHECK);
+    assert_eq!((answer.allowed, answer.retry_after_ns), (false, 300 * MS));
+    assert!(!asker.check(&request, START.later(300 * MS - 1), Ask::PEEK).allowed);
+    assert!(asker.check(&request, START.later(300 * MS), Ask::CHECK).allowed);
+    // More than the class may ever have at once.
+    assert_eq!(ask(&mut asker, "free", 39, START.later(HOUR)).1, Reason::CostTooHigh);
+    assert!(ask(&mut asker, "free", 38, START.later(HOUR)).0);
+}
+
+#[test]
+fn separate_classes_do_not_feel_each_other() {
+    let spec = classes(
+        bucket("l", "100/s", 2_000),
+        r#"{"entry": "plan", "separate": {"gold": 1200, "silver": 600, "free": 200}}"#,
+    );
+    let node = node(&[spec], START);
+    let mut asker = node.asker();
+    for (plan, own) in [("gold", 1_200), ("silver", 600), ("free", 200)] {
+        assert_eq!(drain(&mut asker, plan, START), own, "{plan}");
+    }
+    // Each has the part of the rate that its size is of the whole.
+    let later = START.later(S);
+    for (plan, own) in [("gold", 60), ("silver", 30), ("free", 10)] {
+        assert_eq!(drain(&mut asker, plan, later), own, "{plan}");
+    }
+    assert_eq!(drain(&mut asker, "unknown", later.later(S)), 10, "the smallest class");
+}
+
+#[test]
+fn a_class_draws_its_own_and_then_the_remainder_above_its_threshold() {
+    let spec = classes(
+        window("l", 1_000, "1h"),
+        r#"{"entry": "plan", "separate": {"gold": 300, "free": 100},
+            "shared": {"gold": "0%", "silver": "24%", "free": "60%"}}"#,
+    );
+    let node = node(&[spec], START);
+    let mut asker = node.asker();
+    // 600 remain beside the own: free leaves 360 of them, silver 144.
+    assert_eq!(drain(&mut asker, "free", START), 100 + 240);
+    assert_eq!(ask(&mut asker, "free", 1, START), (false, Reason::OverLimit, 0));
+    assert_eq!(drain(&mut asker, "silver", START), 216);
+    assert_eq!(ask(&mut asker, "silver", 1, START).1, Reason::ClassReserve);
+    assert_eq!(drain(&mut asker, "gold", START), 300 + 144);
+    assert_eq!(drain(&mut asker, "gold", START.later(HOUR)), 900, "a new window");
+}
+
+#[test]
+fn a_request_is_charged_to_one_of_the_two_and_never_in_halves() {
+    let spec = classes(
+        window("l", 100, "1h"),
+        r#"{"entry": "plan", "separate": {"gold": 10, "free": 10}, "shared": {"gold": "0%", "free": "50%"}}"#,
+    );
+    let node = node(&[spec], START);
+    let mut asker = node.asker();
+    assert!(ask(&mut asker, "gold", 7, START).0);
+    // Three are left of its own: these come from the remainder, whole.
+    assert!(ask(&mut asker, "gold", 5, START).0);
+    assert_eq!(ask(&mut asker, "gold", 3, START), (true, Reason::WithinLimit, 0));
+    // Two classes in one request: what both lack is taken together, as the class that draws last may.
+    let mut request = Request::new("shop", &[("service", "s"), ("plan", "gold")]);
+    request.push([(&b"service"[..], &b"s"[..]), (&b"plan"[..], &b"free"[..])], None);
+    request.cost = 11;
+    assert!(asker.check(&request, START, Ask::CHECK).allowed);
+    let left = |asker: &mut Asker, plan| {
+        let request = Request::new("shop", &[("service", "s"), ("plan", plan)]);
+        asker.check(&request, START, Ask::PEEK).limits[0].verdict.remaining
+    };
+    assert_eq!(left(&mut asker, "gold"), 80 - 5 - 22);
+    assert_eq!(left(&mut asker, "free"), 10);
+}
+
+#[test]
+fn other_sizes_are_another_limit_and_other_thresholds_are_not() {
+    let separate =
+        |sizes| classes(window("l", 100, "1h"), &format!(r#"{{"entry": "plan", "separate": {sizes}}}"#));
+    let before = separate(r#"{"gold": 70, "free": 30}"#);
+    let after = separate(r#"{"gold": 30, "free": 70}"#);
+    let id = |spec: &LimitSpec| Limit::new(spec.clone()).expect("a limit").id;
+    assert_ne!(id(&before), id(&after));
+    let node = node(&[before], START);
+    let mut asker = node.asker();
+    assert_eq!(drain(&mut asker, "gold", START), 70);
+    // What gold has spent, free does not get as well: the sizes change with the window.
+    apply(&node, &[after], START.later(S));
+    assert_eq!(drain(&mut asker, "free", START.later(2 * S)), 30);
+    assert_eq!(drain(&mut asker, "free", START.later(HOUR)), 70);
+
+    let kept = shared(bucket("l", "1/s", 100));
+    let mut lower = kept.clone();
+    lower.classes.as_mut().expect("classes").shared.insert("free".into(), "30%".into());
+    assert_eq!(id(&kept), id(&lower));
+}
+
+#[test]
+fn an_override_keeps_the_sizes_and_moves_the_remainder() {
+    let mut spec = classes(
+        window("l", 100, "1h"),
+        r#"{"entry": "plan", "separate": {"gold": 50, "free": 20}, "shared": {"gold": "0%", "free": "0%"}}"#,
+    );
+    spec.overrides = serde_json::from_str(r#"[{"service": "s", "limit": 300}]"#).expect("an override");
+    let node = node(&[spec], START);
+    let mut asker = node.asker();
+    assert_eq!(drain(&mut asker, "free", START), 20 + 230);
+    assert_eq!(drain(&mut asker, "gold", START), 50);
+}
+
+#[test]
+fn regions_keep_the_reserve_of_their_share_and_lend_what_classes_have_of_their_own() {
+    // Shared: the hot region has all free traffic, and what it borrows has its reserve too.
+    let spec = classes(
+        regions::window("l", 3_000, "1h"),
+        r#"{"entry": "plan", "shared": {"gold": "0%", "free": "50%"}}"#,
+    );
+    let spec = LimitSpec { by: vec![BySpec::Key("key".into())], ..spec };
+    let mut world = regions::World::new(3, &[spec], 40 * regions::MS);
+    world.run(2 * regions::S, |_, _| 0);
+    let mut free = 0;
+    for _ in 0..8_000 {
+        world.run(regions::MS, |_, _| 0);
+        free += u64::from(world.ask_entries(0, &[("key", "k"), ("plan", "free")]));
+    }
+    assert!((1_300..=1_500).contains(&free), "half of what all three have, at most: {free}");
+    let mut gold = 0;
+    for _ in 0..8_000 {
+        world.run(regions::MS, |_, _| 0);
+        gold += u64::from(world.ask_entries(0, &[("key", "k"), ("plan", "gold")]));
+    }
+    assert!(free + gold <= 3_000, "{free} and {gold}");
+    assert!(free + gold >= 2_900, "what free left, gold has: {free} and {gold}");
+
+    // Separate: each class is a cell of its own.
+    let spec = classes(
+        regions::bucket("l", "900/s", 300),
+        r#"{"entry": "plan", "separate": {"gold": 200, "free": 100}}"#,
+    );
+    let spec = LimitSpec { by: vec![BySpec::Key("key".into())], ..spec };
+    let mut world = regions::World::new(3, &[spec], 40 * regions::MS);
+    world.run(2 * regions::S, |_, _| 0);
+    let (mut free, mut gold) = (0, 0);
+    for _ in 0..10_000 {
+        world.run(regions::MS, |_, _| 0);
+        free += u64::from(world.ask_entries(0, &[("key", "k"), ("plan", "free")]));
+        gold += u64::from(world.ask_entries(1, &[("key", "k"), ("plan", "gold")]));
+    }
+    assert!(free <= 300 * 10 + 100 && gold <= 600 * 10 + 200, "{free} {gold}");
+    assert!(free >= 2_700 && gold >= 5_400, "each hot region has all that its class has: {free} {gold}");
+}
+
+/// One bucket in thousandths of a millionth of a unit, as plainly as can be.
+#[derive(Clone, Copy)]
+struct Bucket {
+    level: u128,
+    cap: u64,
+    rate: u64,
+}
+
+impl Bucket {
+    fn new(cap: u64, rate: u64) -> Self {
+        Self { level: u128::from(cap) * 1_000_000_000, cap, rate }
+    }
+
+    fn pass(&mut self, ns: u64) {
+        let most = u128::from(self.cap) * 1_000_000_000;
+        self.level = (self.level + u128::from(self.rate) * u128::from(ns)).min(most);
+    }
+
+    fn take(&mut self, cost: u64, leaves: u64) -> bool {
+        let fits = self.level >= u128::from(cost + leaves) * 1_000_000_000;
+        if fits {
+            self.level -= u128::from(cost) * 1_000_000_000;
+        }
+        fits
+    }
+}
+
+proptest! {
+    #[test]
+    fn classes_are_what_plain_buckets_say(
+        steps in prop::collection::vec((0..3_usize, 1..30_u64, 0..400_u64), 1..200),
+        way in 0..3_u8,
+    ) {
+        let json = [
+            r#"{"entry": "plan", "shared": {"gold": "0%", "silver": "24%", "free": "62%"}}"#,
+            r#"{"entry": "plan", "separate": {"gold": 60, "silver": 30, "free": 10}}"#,
+            r#"{"entry": "plan", "separate": {"gold": 30, "silver": 10, "free": 10},
+                "shared": {"gold": "0%", "silver": "24%", "free": "62%"}}"#,
+        ][usize::from(way)];
+        let node = node(&[classes(bucket("l", "100/s", 100), json)], START);
+        let mut asker = node.asker();
+        let own: [u64; 3] = [[0, 0, 0], [60, 30, 10], [30, 10, 10]][usize::from(way)];
+        let beside: u64 = 100 - own.iter().sum::<u64>();
+        let mut own: Vec<Bucket> = own.iter().map(|size| Bucket::new(*size, *size)).collect();
+        let mut all = Bucket::new(beside, beside);
+        let leaves = [0, beside * 24 / 100, beside * 62 / 100];
+        let mut now = START;
+        let (mut admitted, begun) = (0, now);
+        for (class, cost, ms) in steps {
+            now = now.later(ms * MS);
+            own.iter_mut().chain([&mut all]).for_each(|bucket| bucket.pass(ms * MS));
+            let fits = own[class].take(cost, 0) || (beside > 0 && all.take(cost, leaves[class]));
+            let (allowed, ..) = ask(&mut asker, ["gold", "silver", "free"][class], cost, now);
+            prop_assert_eq!(allowed, fits, "{} of {} after {} ms", cost, class, ms);
+            admitted += if allowed { cost } else { 0 };
+            prop_assert!(admitted <= 100 + (now.steady_ns - begun.steady_ns) / (10 * MS));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Nodes that are gone: pools wait for them, until somebody says that they are, or files name them no more.
+
+use acequia_limits::limit::LimitSpec;
+use acequia_node::leases::{ABSENT_NS_MAX, GROUPS, NotLeftOut};
+
+use super::{GUARD, settled};
+use crate::{
+    scene::{S, bucket, sliding, window},
+    siblings::{Way, World},
+};
+
+/// A node of three is gone when the server forgets: the world with that server, before anybody says so. What the node holds it goes on
+/// spending, as one would that is only cut off.
+fn bereft(spec: LimitSpec) -> World {
+    let mut world = settled(3, spec);
+    for number in 0..3_000 {
+        world.ask(number % 3, "k", 1);
+        world.pass(S / 200);
+    }
+    world.nodes[2].way = Way::CUT;
+    world.server.restart(None);
+    world
+}
+
+/// Units that pass in so many seconds, in which each node is asked for more than there is.
+fn passes_in(world: &mut World, seconds: u64) -> u64 {
+    let before = world.admitted(0, "k");
+    for number in 0..seconds * 600 {
+        world.ask((number % 3) as usize, "k", 1);
+        world.pass(S / 600);
+    }
+    world.admitted(0, "k") - before
+}
+
+#[test]
+fn a_node_that_is_gone_is_waited_for_until_somebody_says_so() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = bereft(spec);
+        passes_in(&mut world, 90);
+        let counts = world.nodes[0].node.lease_counts();
+        assert!(counts.granting < u64::from(GROUPS), "{name}: {counts:?}");
+        // What the two hold of a bucket they keep; of each new window there are the guard shares.
+        let alone = passes_in(&mut world, 20);
+        assert!(alone <= 250 || name != "w", "{name}: {alone} units in 20 seconds");
+
+        let third = 3;
+        let node = &world.nodes[0].node;
+        assert_eq!(node.leave_out(1, S, world.now(0)), Err(NotLeftOut::Itself));
+        assert_eq!(node.leave_out(9, S, world.now(0)), Err(NotLeftOut::Unknown));
+        assert_eq!(node.leave_out(third, ABSENT_NS_MAX + 1, world.now(0)), Err(NotLeftOut::TooLong));
+        node.leave_out(third, 600 * S, world.now(0)).expect("a node of the region");
+        assert_eq!(node.left_out(world.now(0)).into_keys().collect::<Vec<_>>(), [third]);
+        // Until leases of the third are over nothing of buckets is granted, and of windows that had begun nothing more.
+        passes_in(&mut world, 80);
+        let counts = world.nodes[1].node.lease_counts();
+        assert_eq!(counts.granting, u64::from(GROUPS), "{name}: {counts:?}");
+        let together = passes_in(&mut world, 20);
+        assert!(together >= 1_800, "{name}: {together} units of 2000 in 20 seconds");
+
+        // It was only cut off, and comes back; then nobody is left out, and the server forgets again.
+        world.nodes[2].way = Way::GOOD;
+        world.nodes[0].node.leave_out(third, 0, world.now(0)).expect("a node of the region");
+        passes_in(&mut world, 20);
+        world.server.restart(None);
+        passes_in(&mut world, 20);
+        let counts = world.nodes[2].node.lease_counts();
+        assert_eq!(counts.granting, u64::from(GROUPS), "{name}: {counts:?}");
+    }
+}
+
+#[test]
+fn the_word_that_a_node_is_gone_has_an_end() {
+    let mut world = bereft(bucket("b", "100/s", 1_000));
+    world.nodes[0].node.leave_out(3, 20 * S, world.now(0)).expect("a node of the region");
+    passes_in(&mut world, 25);
+    assert!(world.nodes[0].node.left_out(world.now(0)).is_empty());
+    assert_eq!(
+        world.nodes[0].node.lease_counts().granting,
+        u64::from(GROUPS),
+        "it counted when it was given"
+    );
+    world.server.restart(None);
+    passes_in(&mut world, 20);
+    assert!(world.nodes[0].node.lease_counts().granting < u64::from(GROUPS), "it counts no more");
+}
+
+#[test]
+fn who_is_not_named_is_waited_for() {
+    stranded();
+}
+
+/// A server is replaced and lives on; of three nodes one still reaches that one, and another is cut off and left out.
+pub(crate) fn stranded() {
+    let mut world = settled(3, window("w", 1_000, "10s"));
+    let replaced = world.server.clone();
+    world.server.restart(Some(&replaced));
+    world.old = Some(replaced);
+    world.nodes[1].is_left_behind = true;
+    world.nodes[2].way = Way::CUT;
+    world.nodes[0].node.leave_out(3, 600 * S, world.now(0)).expect("a node of the region");
+    // What is taken a unit too often is a panic.
+    passes_in(&mut world, 150);
+    world.nodes[1].is_left_behind = false;
+    passes_in(&mut world, 150);
+    for place in 0..2 {
+        let counts = world.nodes[place].node.lease_counts();
+        assert_eq!(counts.granting, u64::from(GROUPS), "node {place}: {counts:?}");
+    }
+}
+
+#[test]
+fn who_is_left_out_may_spend_what_it_took_beforehand() {
+    for length_s in [2, 10, 60, 300] {
+        beforehand(length_s);
+    }
+}
+
+/// A node that takes much, also of windows to come, is cut off and left out, and goes on spending.
+pub(crate) fn beforehand(length_s: u64) {
+    let mut world = World::new(3, &[window("w", 1_000, &format!("{length_s}s"))], GUARD, 1);
+    // To the beginning of a window that follows the first, and a third into it.
+    let wall_ns = world.now(0).wall_ns;
+    world.pass((wall_ns.next_multiple_of(300 * S) - wall_ns) + 300 * S);
+    // While there is some left of the open one.
+    let a_second = (1_500 / length_s).min(60);
+    for _ in 0..100 * a_second {
+        world.ask(2, "k", 1);
+        world.pass(S / a_second);
+    }
+    world.nodes[2].way = Way::CUT;
+    world.pass(S / 2);
+    world.server.restart(None);
+    world.nodes[0].node.leave_out(3, 600 * S, world.now(0)).expect("a node of the region");
+    let ask_all = |world: &mut World, seconds: u64| {
+        let before = world.admitted(0, "k");
+        for _ in 0..seconds * 50 {
+            for place in [2, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0] {
+                world.ask(place, "k", 1);
+            }
+            world.pass(S / 50);
+        }
+        world.admitted(0, "k") - before
+    };
+    // What is taken a unit too often is a panic.
+    ask_all(&mut world, 210);
+    let passed = ask_all(&mut world, 300);
+    assert!(passed >= 800 * 300 / length_s, "{length_s} s: {passed} passed");
+}

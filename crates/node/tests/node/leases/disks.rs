@@ -1,0 +1,169 @@
+//! Nodes that lose their disks.
+
+use super::GUARD;
+use crate::{
+    scene::{MS, S, bucket, window},
+    siblings::{Way, World},
+};
+
+#[test]
+fn a_node_that_lost_its_disk_is_not_new() {
+    lost();
+}
+
+/// All is spent; then one node loses its disk, and the server what it has.
+pub(super) fn lost() {
+    let mut world = World::of_new(2, &[window("w", 100, "1h"), bucket("b", "1/h", 100)], GUARD);
+    world.pass(6 * S);
+    for number in 0..300 {
+        world.ask_patiently(number % 2, ["w", "b"][number / 2 % 2], 1);
+    }
+    world.lose_disk(0);
+    world.server.restart(None);
+    world.pass(30 * S);
+    for number in 0..300 {
+        world.ask_patiently(number % 2, ["w", "b"][number / 2 % 2], 1);
+    }
+}
+
+/// Two nodes are gone, and come back one after the other, with nothing on their disks. Each has a generation begun that goes on with what the
+/// pool knows, and cannot say that nothing was forgotten; the third node can, which has heard of both. Between them that may begin again
+/// with its disk. Gives how many of 900 units pass.
+fn two_come_back(apart_ns: u64, begins_again: bool) -> u64 {
+    let mut world = World::of_new(3, &[window("w", 900, "1h")], GUARD);
+    world.pass(6 * S);
+    for _ in 0..100 {
+        world.ask_patiently(0, "k", 1);
+    }
+    world.nodes[2].way = Way::CUT;
+    world.lose_disk(1);
+    world.pass(apart_ns);
+    if begins_again {
+        world.crash(0);
+        world.pass(apart_ns);
+    }
+    world.lose_disk(2);
+    world.nodes[2].way = Way::GOOD;
+    world.pass(20 * S);
+    world.expect_granting("when both are back");
+    for number in 0..1_800 {
+        world.ask_patiently(number % 3, "k", 1);
+    }
+    world.admitted(0, "k")
+}
+
+#[test]
+fn two_that_lose_their_disks_cost_no_pool_anything() {
+    for apart_ns in [0, 5 * MS, 100 * MS, 10 * S] {
+        // But for guard shares of theirs: nobody knows whether they were used.
+        let passed = two_come_back(apart_ns, false);
+        assert!((820..=900).contains(&passed), "{apart_ns} ns: {passed} of 900");
+    }
+}
+
+#[test]
+fn who_begins_again_while_others_come_back_knows_what_it_had_heard_of() {
+    for apart_ns in [5 * MS, 100 * MS, 10 * S] {
+        // But for its guard share, and what its last two calls might have brought.
+        let passed = two_come_back(apart_ns, true);
+        assert!((650..=900).contains(&passed), "{apart_ns} ns: {passed} of 900");
+    }
+}
+
+#[test]
+fn a_node_that_lost_its_disk_takes_no_server_for_new_on_which_its_region_was_begun() {
+    for is_left_behind in [true, false] {
+        begun_elsewhere(is_left_behind);
+    }
+}
+
+/// The first node of a region begins its groups, and tells; then another server is in the place of that, and the old one lives on. All is
+/// spent; then the second loses its disk, and reaches the old one, alone or as the first does.
+fn begun_elsewhere(is_left_behind: bool) {
+    let mut world = World::of_new(2, &[window("w", 100, "1h")], GUARD);
+    world.nodes[1].way = Way::CUT;
+    world.pass(6 * S);
+    let first = world.server.clone();
+    world.server.restart(None);
+    world.nodes[1].way = Way::GOOD;
+    world.pass(12 * S);
+    world.expect_granting("where another server is");
+    for number in 0..300 {
+        world.ask_patiently(number % 2, "w", 1);
+    }
+    assert!(world.admitted(0, "w") >= 95);
+    match is_left_behind {
+        true => world.old = Some(first),
+        false => world.server = first,
+    }
+    world.lose_disk(1);
+    world.nodes[1].is_left_behind = is_left_behind;
+    for number in 0..300 {
+        world.ask_patiently(number % 2, "w", 1);
+        world.pass(200 * MS);
+    }
+}
+
+#[test]
+fn where_one_node_is_new_what_it_took_before_counts() {
+    lost_where_all_was_begun();
+}
+
+/// One node loses its disk when all is spent, and another server is there on which nothing is.
+pub(super) fn lost_where_all_was_begun() {
+    let mut world = World::of_new(3, &[window("w", 300, "1h")], GUARD);
+    world.pass(6 * S);
+    for number in 0..900 {
+        world.ask_patiently(number % 3, "w", 1);
+    }
+    // It begins the groups there.
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world.lose_disk(2);
+    world.server.restart(None);
+    world.nodes[2].way = Way::GOOD;
+    world.pass(6 * S);
+    world.nodes.iter_mut().for_each(|at| at.way = Way::GOOD);
+    world.pass(30 * S);
+    for number in 0..900 {
+        world.ask_patiently(number % 3, "w", 1);
+    }
+}
+
+#[test]
+fn pools_grant_again_when_all_disks_are_gone() {
+    for forgets in [false, true] {
+        let mut world = World::of_new(3, &[window("w", 300, "10s")], GUARD);
+        world.pass(6 * S);
+        for place in [0, 1, 2] {
+            world.ask_patiently(place, "w", 1);
+        }
+        (0..3).for_each(|place| world.lose_disk(place));
+        if forgets {
+            world.server.restart(None);
+        }
+        world.pass(30 * S);
+        world.expect_granting("when all are back");
+    }
+}
+
+/// The row that a call for units waits for is written first. What the request lacks is not forgotten meanwhile: of few units nothing is
+/// taken ahead, so a call that does not say so brings nothing.
+#[test]
+fn whoever_waits_for_the_first_of_a_window_has_it_when_the_disk_knows() {
+    let mut world = World::kept(3, &[window("w", 8, "10s")], GUARD, 1);
+    world.is_prompt = true;
+    (0..3).for_each(|place| while world.ask(place, "k", 1) {});
+    world.pass(62 * S);
+    let mut denied = 0;
+    for number in 0..9 {
+        let key = format!("cold{number}");
+        if world.ask(number % 3, &key, 1) {
+            // Its cell's guard unit is here.
+            continue;
+        }
+        denied += 1;
+        world.pass(20 * MS);
+        assert!(world.ask(number % 3, &key, 1), "what was missed has come");
+    }
+    assert!(denied > 3, "{denied}");
+}

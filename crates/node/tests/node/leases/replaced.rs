@@ -1,0 +1,89 @@
+//! A server that was replaced lives on, and some nodes reach it and no other.
+
+use super::{bucket, settled, sliding, window};
+use crate::{
+    scene::{MS, S},
+    siblings::{Way, World},
+};
+
+#[test]
+fn a_node_that_begins_again_uses_no_server_that_was_replaced() {
+    begun_again(false, World::crash);
+}
+
+#[test]
+fn what_cannot_be_written_down_is_not_used() {
+    begun_again(true, World::crash);
+}
+
+#[test]
+fn a_node_that_lost_its_disk_uses_no_server_that_was_replaced() {
+    begun_again(false, World::lose_disk);
+}
+
+/// A server is replaced by its replica and lives on, and a node that begins again reaches only that one.
+pub(crate) fn begun_again(is_disk_full: bool, ends: impl FnOnce(&mut World, usize)) {
+    let mut world = settled(2, window("w", 100, "10s"));
+    world.nodes[0].is_disk_full = is_disk_full;
+    let replaced = world.server.clone();
+    world.server.restart(Some(&replaced));
+    world.old = Some(replaced);
+    // Both hear of the new one, and it grants again.
+    world.pass(30 * S);
+    ends(&mut world, 0);
+    world.nodes[0].is_left_behind = true;
+    // What was open when the node began is over.
+    world.pass(20 * S);
+    for _ in 0..400 {
+        world.ask(0, "k", 1);
+        world.ask(1, "k", 1);
+        world.pass(20 * MS);
+    }
+    // Whatever they had passed was counted; and the node that reaches the new one is served.
+    world.nodes[0].is_left_behind = false;
+    world.nodes[0].is_disk_full = false;
+    world.pass(30 * S);
+    let before = world.admitted(0, "k");
+    for number in 0..30 {
+        world.ask_patiently(number % 2, "k", 1);
+    }
+    let passed = world.admitted(0, "k") - before;
+    assert!((11..=30).contains(&passed), "{passed}: no more than guard shares");
+}
+
+/// One node reaches the server that was replaced, another the one after it, and the third none: so that one cannot grant, and the first
+/// goes on with the other for longer than a lease lasts. What the second held ends there, and with it.
+pub(crate) fn renewed_elsewhere() {
+    for spec in [sliding("s", 100, "2s"), bucket("b", "50/s", 100)] {
+        let mut world = settled(3, spec);
+        // The second node has most of the pool.
+        for _ in 0..2_000 {
+            world.ask(1, "k", 1);
+            world.pass(5 * MS);
+        }
+        let replaced = world.server.clone();
+        world.server.restart(Some(&replaced));
+        world.old = Some(replaced);
+        world.nodes[0].is_left_behind = true;
+        world.nodes[2].way = Way::CUT;
+        for number in 0..20_000 {
+            world.ask(1, "k", 1);
+            if number % 2 == 0 {
+                world.ask(0, "k", 1);
+            }
+            world.pass(5 * MS);
+        }
+        // Then all reach the same, and it grants.
+        (world.nodes[0].is_left_behind, world.nodes[2].way) = (false, Way::GOOD);
+        for number in 0..4_000 {
+            world.ask(number % 3, "k", 1);
+            world.pass(5 * MS);
+        }
+        world.expect_granting("at the end");
+    }
+}
+
+#[test]
+fn no_lease_is_renewed_by_a_generation_that_does_not_grant() {
+    renewed_elsewhere();
+}

@@ -1,0 +1,29 @@
+//! A node from outside: what it answers, alone and among others, while disks, stores, peers and clocks fail.
+//!
+//! One program, so that what all stories share is compiled once: `cargo test -p acequia-node --test node FILE::`.
+
+mod all_or_nothing;
+mod charges;
+mod classes;
+mod crowded;
+mod draws;
+mod histories;
+mod leases;
+mod members;
+mod memory;
+mod patience;
+mod regions;
+mod reload;
+mod restart;
+mod rows;
+mod scene;
+mod seals;
+mod set_back;
+mod sharing;
+mod siblings;
+mod small;
+mod soft;
+mod split_brain;
+mod stops;
+mod store_loss;
+mod threads;

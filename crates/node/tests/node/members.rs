@@ -1,0 +1,838 @@
+//! Regions of several nodes each: nodes share by a catalogue what regions have, and through pools what their region has.
+
+mod lent;
+
+use crate::scene::{self, MS, S, bucket, sliding, window};
+use crate::siblings::{Way, World};
+use acequia_limits::limit::LimitSpec;
+use acequia_node::leases::GROUPS;
+use lent::{
+    given_once, lent_and_asked, lent_and_cut, lent_and_less_by_time, lent_and_ordered, lent_at_the_end,
+    lent_by_one, lent_by_one_and_ordered, lent_by_one_that_crashes, lent_by_one_that_is_gone,
+};
+
+/// Guard shares together, in percent.
+const GUARD: u8 = 10;
+
+/// Two regions of two nodes each, which have shares of these weights.
+fn shared(spec: LimitSpec, weights: [u32; 4]) -> World {
+    shared_by(1, spec, weights)
+}
+
+/// The same, by a seed.
+fn shared_by(seed: u64, spec: LimitSpec, weights: [u32; 4]) -> World {
+    let mut world = World::among_regions(&[2, 2], &[spec], GUARD, seed);
+    world.pass(S);
+    assert!(world.order(&all(weights)));
+    world.pass(6 * S);
+    world.expect_granting("at first");
+    world
+}
+
+/// No frame comes from these nodes, or goes to them.
+fn cut(world: &mut World, places: &[usize]) {
+    world.regions.as_mut().expect("regions").cut = places.iter().copied().collect();
+}
+
+fn all(weights: [u32; 4]) -> Vec<(usize, u32)> {
+    weights.into_iter().enumerate().collect()
+}
+
+/// Twice the limit is asked for, at some nodes alike: what passes at each, a second.
+fn passes(world: &mut World, places: &[usize], seconds: u64) -> Vec<u64> {
+    passes_in_all(world, places, seconds).iter().map(|passed| passed / seconds).collect()
+}
+
+fn passes_in_all(world: &mut World, places: &[usize], seconds: u64) -> Vec<u64> {
+    let mut passed = vec![0; world.nodes.len()];
+    for number in 0..seconds * 200 {
+        let place = places[(number % places.len() as u64) as usize];
+        passed[place] += u64::from(world.ask(place, "k", 1));
+        world.pass(5 * MS);
+    }
+    passed
+}
+
+#[test]
+fn a_node_without_a_catalogue_owns_nothing() {
+    let mut world = World::among_regions(&[2, 2], &[bucket("b", "100/s", 100)], GUARD, 1);
+    world.pass(5 * S);
+    assert!((0..4).all(|place| !world.ask(place, "k", 1)));
+}
+
+#[test]
+fn one_node_gets_what_its_region_has() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 1_000), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = shared(spec, [3, 3, 1, 1]);
+        passes(&mut world, &[0], 20);
+        let a_second = passes(&mut world, &[0], 40);
+        // What its region has, and what the other one has, whose nodes nobody asks.
+        assert!(a_second[0] >= 90, "{name}: {a_second:?}");
+        passes(&mut world, &[0, 1, 2, 3], 20);
+        let a_second = passes(&mut world, &[0, 1, 2, 3], 40);
+        let all: u64 = a_second.iter().sum();
+        assert!(all >= 94 && a_second.iter().all(|each| *each >= 10), "{name}: {a_second:?}");
+    }
+}
+
+#[test]
+fn weights_move_pools() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = shared(spec, [3, 3, 1, 1]);
+        passes(&mut world, &[0, 2], 20);
+        assert!(world.order(&all([1, 1, 3, 3])));
+        passes(&mut world, &[0, 2], 60);
+        world.expect_granting("with other weights");
+        passes(&mut world, &[0, 2], 60);
+        // Where all want more than there is, each region has its part.
+        let a_second = passes(&mut world, &[0, 1, 2, 3], 100);
+        let of_regions = [a_second[0] + a_second[1], a_second[2] + a_second[3]];
+        // Of a window, by what is asked there; of a rate, by what it has.
+        let least = if name == "w" { [45, 45] } else { [20, 65] };
+        assert!(of_regions[0] >= least[0] && of_regions[1] >= least[1], "{name}: {a_second:?}");
+    }
+}
+
+/// A region has one node more: its others wait for it from when it is a member, and not before.
+#[test]
+fn a_node_that_joins_is_waited_for_when_it_is_a_member() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 20_000, "1000s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    passes(&mut world, &[0, 2, 3], 10);
+    let granting = |world: &World| world.nodes[0].node.lease_counts().granting;
+    world.server.restart(None);
+    world.pass(10 * S);
+    assert_eq!(granting(&world), u64::from(GROUPS), "without who is to join");
+    // What there is of the window is not lost by that.
+    assert!(world.order(&all([1; 4])));
+    world.pass(10 * S);
+    let passed = passes(&mut world, &[0], 1)[0];
+    assert!(passed > 50, "{passed}");
+    world.server.restart(None);
+    world.pass(10 * S);
+    assert_eq!(granting(&world), 0, "it may have taken of pools");
+    world.nodes[1].way = Way::GOOD;
+    passes(&mut world, &[0, 1], 10);
+    world.expect_granting("when it is there");
+}
+
+/// What a region has of a window that is open, and of what it has saved up, is there for it when it has one node more, which has heard of nothing.
+#[test]
+fn a_node_that_joins_costs_no_pool_anything() {
+    for spec in [window("w", 2_000, "1000s"), bucket("b", "1/s", 2_000)] {
+        let name = spec.name.clone();
+        let mut world = World::among_regions(&[2, 2], &[spec], GUARD, 1);
+        world.nodes[1].way = Way::CUT;
+        world.pass(S);
+        world.lose_disk(1);
+        assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+        world.pass(10 * S);
+        passes(&mut world, &[0], 1);
+        world.pass(5 * S);
+        let before = world.admitted(0, "k");
+        assert!(before >= 190, "{name}: {before}");
+        let generations = world.nodes[0].node.lease_counts().generations;
+        world.nodes[1].way = Way::GOOD;
+        assert!(world.order(&all([1; 4])));
+        world.pass(20 * S);
+        world.expect_granting("with one more");
+        assert!(world.nodes[0].node.lease_counts().generations > generations, "{name}: it cannot know");
+        // Nobody else has anything for it: what there is is of the third that one node had.
+        cut(&mut world, &[2, 3]);
+        passes(&mut world, &[0, 1], 20);
+        let all = world.admitted(0, "k");
+        assert!((620..=700).contains(&all), "{name}: {before} before, {all} in all");
+    }
+}
+
+/// Three of the nodes of two regions share a limit of one cell, whose window goes on for long.
+fn before_a_node_joins(spec: LimitSpec) -> World {
+    let mut world = World::among_regions(&[2, 2], &[spec], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    world.pass(10 * S);
+    // Where the cell has edges of its own, its window is to be open for long.
+    world.ask(0, "k", 1);
+    let left_ns = world.holding(0, "k").window_ns.saturating_sub(world.now(0).wall_ns);
+    world.pass(if left_ns < 300 * S { left_ns + S } else { 0 });
+    world
+}
+
+/// All of a window is spent, whose edges are the cell's own, when a node joins: it has its own part of later ones alone.
+fn joined_when_all_was_spent() {
+    let mut world = before_a_node_joins(scene::staggered("w", 2_000, "1000s"));
+    passes_in_all(&mut world, &[0, 2, 3], 60);
+    assert!(world.admitted(0, "k") >= 1_900);
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    passes_in_all(&mut world, &[1], 10);
+    world.pass(1_000 * S);
+    let before = world.admitted(0, "k");
+    passes_in_all(&mut world, &[1], 10);
+    assert!(world.admitted(0, "k") > before + 100, "its own, of the next one");
+}
+
+#[test]
+fn a_node_that_joins_has_its_own_part_of_later_windows() {
+    joined_when_all_was_spent();
+}
+
+/// A region has one node more, and so more of all: of the window that is open the other region has what it had, and of the next what
+/// is its own then.
+fn moves_with_a_node_that_joins(spec: LimitSpec) -> [[u64; 2]; 2] {
+    let mut world = before_a_node_joins(spec);
+    // Nor does any region give another one anything before.
+    cut(&mut world, &[2, 3]);
+    let before = passes_in_all(&mut world, &[0, 2, 3], 1);
+    // Nor afterwards: nobody needs anything by then.
+    world.pass(30 * S);
+    cut(&mut world, &[]);
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    world.expect_granting("with one more");
+    // No region has anything for another one.
+    cut(&mut world, &[2, 3]);
+    let joined = passes_in_all(&mut world, &[1], 1)[1];
+    assert!(joined > 50, "its region's pool has something for it: {joined}");
+    let of_regions = |passed: &[u64]| [passed[0] + passed[1], passed[2] + passed[3]];
+    let open = of_regions(&passes_in_all(&mut world, &[0, 1, 2, 3], 40));
+    let before = of_regions(&before);
+    let open = [open[0] + before[0] + joined, open[1] + before[1]];
+    world.pass(1_000 * S);
+    let next = of_regions(&passes_in_all(&mut world, &[0, 1, 2, 3], 40));
+    [open, next]
+}
+
+#[test]
+fn what_moves_with_a_node_that_joins_is_used_by_who_had_it_until_windows_end() {
+    for spec in [window("w", 2_000, "1000s"), scene::staggered("w", 2_000, "1000s")] {
+        let [open, next] = moves_with_a_node_that_joins(spec);
+        println!("{open:?} of the open window, {next:?} of the next");
+        assert!(open[0] >= 640 && open[1] >= 1_310, "{open:?}");
+        assert!(next.iter().all(|of_region| (960..=1_000).contains(of_region)), "{next:?}");
+    }
+}
+
+/// Nobody has needed anything of a pool, so nobody has called it, when a node joins that is asked.
+#[test]
+fn a_node_that_joins_takes_of_pools_that_nobody_has_called() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    world.pass(10 * S);
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    cut(&mut world, &[2, 3]);
+    let calls = |world: &World| world.nodes[0].node.lease_counts().calls;
+    let idle = calls(&world);
+    world.pass(30 * S);
+    let idle = calls(&world) - idle;
+    let before = calls(&world);
+    let joined = passes_in_all(&mut world, &[1], 2)[1];
+    assert!(joined > 100, "{joined}");
+    // It is said once, however long it is asked for.
+    passes_in_all(&mut world, &[1], 28);
+    let said = (calls(&world) - before).saturating_sub(idle);
+    assert!(said <= 20, "{said} calls more than of a node that nobody asks, {idle}");
+}
+
+/// Each node has one unit of a window, so nothing is in pools. Where cells have edges of their own, who joins has no unit of its own until the
+/// windows of all cells are over that began before; of those that have begun since it is given what others have.
+#[test]
+fn a_node_that_joins_is_given_of_windows_that_began_since() {
+    let mut world = World::among_regions(&[2, 2], &[scene::staggered("w", 4, "100s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    world.pass(10 * S);
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    world.expect_granting("with one more");
+    let keys: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
+    // A window of each begins in the time that one lasts.
+    let (mut passed, mut begun) = (0, 0);
+    let mut ends_ns = vec![0; keys.len()];
+    for second in 0..70 {
+        for (key, end_ns) in keys.iter().zip(&mut ends_ns) {
+            world.ask(1, key, 4);
+            let now_ns = world.holding(1, key).window_ns;
+            if std::mem::replace(end_ns, now_ns) != now_ns && second > 0 {
+                begun += 1;
+                world.pass(S);
+                passed += (0..4).map(|_| u64::from(world.ask_and_wait(1, key, 1))).sum::<u64>();
+            }
+        }
+        world.pass(S);
+    }
+    assert!(begun >= 4 && passed >= 2 * begun, "{passed} of {begun} windows of four");
+}
+
+/// Who knew what its region has of a window leaves; who has joined since goes on by what it said.
+#[test]
+fn a_node_that_leaves_says_nothing_of_what_others_have() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 2_000, "1000s")], GUARD, 1);
+    world.nodes[3].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (1, 1), (2, 1)]));
+    world.pass(10 * S);
+    passes(&mut world, &[2], 1);
+    world.nodes[3].way = Way::GOOD;
+    assert!(world.order(&all([1; 4])));
+    world.pass(20 * S);
+    assert!(world.order(&[(0, 1), (1, 1), (3, 1)]));
+    world.pass(20 * S);
+    cut(&mut world, &[0, 1]);
+    let joined = passes_in_all(&mut world, &[3], 2)[3];
+    assert!(joined > 100, "{joined}");
+}
+
+/// A limit goes, its region has less of it, and a node joins; then it comes back. What was said of its pool meanwhile was by numbers of before.
+fn said_of_a_limit_that_was_gone() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "60s")], GUARD, 1);
+    world.nodes[1].way = Way::CUT;
+    world.pass(S);
+    assert!(world.order(&[(0, 9), (2, 1), (3, 1)]));
+    world.pass(6 * S);
+    // Less than there is: so it takes of the next window.
+    for _ in 0..40 * 12 {
+        world.ask(0, "k", 1);
+        world.pass(S / 12);
+    }
+    let specs = std::mem::take(&mut world.specs);
+    assert!(world.order(&[(0, 9), (2, 1), (3, 1)]));
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 9), (3, 9)]));
+    world.pass(15 * S);
+    // In the next window.
+    world.nodes[1].way = Way::GOOD;
+    assert!(world.order(&[(0, 1), (1, 1), (2, 9), (3, 9)]));
+    world.pass(10 * S);
+    // It says nothing any more.
+    world.nodes[0].way = Way::CUT;
+    world.specs = specs;
+    assert!(world.order(&[(0, 1), (1, 1), (2, 9), (3, 9)]));
+    world.pass(2 * S);
+    // Nobody hears what is used elsewhere.
+    cut(&mut world, &[0, 1, 2, 3]);
+    passes(&mut world, &[1, 2, 3], 20);
+}
+
+#[test]
+fn nobody_goes_by_what_is_said_of_a_limit_that_is_gone() {
+    said_of_a_limit_that_was_gone();
+}
+
+/// What an earlier process may have spent counts once, however often the limit is lowered and raised.
+#[test]
+fn what_is_taken_after_a_restart_is_not_lost_where_limits_change() {
+    let mut world = shared(window("w", 2_000, "1000s"), [1; 4]);
+    passes(&mut world, &[0], 1);
+    world.crash(0);
+    world.pass(10 * S);
+    let before = world.admitted(0, "k");
+    passes(&mut world, &[0], 1);
+    for units in [1_000, 2_000].repeat(10) {
+        world.specs = vec![window("w", units, "1000s")];
+        assert!(world.order(&all([1; 4])));
+        world.pass(S);
+        world.ask(0, "k", 1);
+        world.pass(S);
+    }
+    // No region has anything for another one.
+    cut(&mut world, &[2, 3]);
+    passes(&mut world, &[0, 1], 20);
+    let all = world.admitted(0, "k");
+    assert!((800..=1_000).contains(&all), "{before} before, {all} in all");
+}
+
+/// A node that is to join reaches a server that was replaced, and joins when its region's other node goes by the one after it.
+fn joined_at_a_server_that_was_replaced() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "10s")], GUARD, 1);
+    world.pass(S);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    passes(&mut world, &[0], 20);
+    let replaced = world.server.clone();
+    world.server.restart(Some(&replaced));
+    world.old = Some(replaced);
+    world.nodes[1].is_left_behind = true;
+    passes(&mut world, &[0], 20);
+    assert!(world.order(&all([1; 4])));
+    passes(&mut world, &[0], 20);
+    // Nobody hears what is used elsewhere.
+    cut(&mut world, &[0, 1, 2, 3]);
+    passes(&mut world, &[0, 1, 2, 3], 60);
+    // And when it reaches the right one it has its part.
+    cut(&mut world, &[]);
+    world.nodes[1].is_left_behind = false;
+    passes(&mut world, &[0, 1], 20);
+    world.expect_granting("in the end");
+    let a_second = passes(&mut world, &[0, 1], 20);
+    assert!(a_second[1] >= 20, "{a_second:?}");
+}
+
+#[test]
+fn a_node_hears_of_no_pool_before_it_counts() {
+    joined_at_a_server_that_was_replaced();
+}
+
+/// A node takes of a window, uses it, and leaves; nobody waits for it when the pools are lost then, and what it took is not there again.
+fn left_and_forgotten() {
+    let mut world = shared(window("w", 1_000, "1000s"), [1; 4]);
+    let used = passes(&mut world, &[1], 2)[1] * 2;
+    assert!(used >= 390, "{used}");
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    world.pass(10 * S);
+    world.nodes[1].way = Way::CUT;
+    world.server.restart(None);
+    world.pass(10 * S);
+    assert_eq!(world.nodes[0].node.lease_counts().granting, u64::from(GROUPS));
+    passes(&mut world, &[0, 2, 3], 20);
+}
+
+#[test]
+fn what_a_node_took_that_left_is_not_there_again() {
+    left_and_forgotten();
+}
+
+/// One that leaves gives its part up, and other regions have it. What its region's pools have is for the others of the region to take when it
+/// is none of the region's nodes any more.
+#[test]
+fn a_node_that_leaves_has_no_share() {
+    let mut world = shared(bucket("b", "100/s", 200), [1; 4]);
+    passes(&mut world, &[0, 1, 2, 3], 10);
+    assert!(world.order(&[(0, 1), (2, 1), (3, 1)]));
+    passes(&mut world, &[0, 2], 60);
+    assert!(!world.ask(1, "k", 1), "it has no share");
+    let a_second = passes(&mut world, &[2], 20);
+    assert!((60..=100).contains(&a_second[2]), "{a_second:?}");
+}
+
+#[test]
+fn what_one_node_gives_up_no_other_takes_before_it_has_heard() {
+    unheard();
+    unheard_and_asked();
+    granted_and_unheard();
+    hung_when_a_window_ends();
+}
+
+/// A node holds all of its region's pool; then its region has less, and the other one does not hear of it for a while, and asks for
+/// more.
+fn unheard() {
+    for spec in [bucket("b", "100/s", 100), sliding("s", 1_000, "10s"), window("w", 4_000, "40s")] {
+        let mut world = shared(spec, [3, 3, 1, 1]);
+        passes(&mut world, &[0], 20);
+        cut(&mut world, &[1]);
+        assert!(world.order(&all([1, 1, 3, 3])));
+        passes(&mut world, &[0, 1], 12);
+        cut(&mut world, &[]);
+        passes(&mut world, &[0, 1, 2, 3], 120);
+        world.expect_granting("when all have heard");
+    }
+}
+
+/// A region has less, and one of its nodes takes all of that before the other one has heard, which has none; and its way to the pools is
+/// cut then. The other one asks for what it can get, and hears that its region has less.
+fn unheard_and_asked() {
+    let mut world = shared(bucket("b", "100/s", 40), [3, 3, 1, 1]);
+    cut(&mut world, &[1]);
+    assert!(world.order(&all([1, 1, 3, 3])));
+    passes(&mut world, &[0], 12);
+    world.nodes[0].way = Way::CUT;
+    passes(&mut world, &[0, 1], 6);
+    cut(&mut world, &[]);
+    passes(&mut world, &[0, 1, 2, 3], 60);
+}
+
+/// What was granted of the next window is not heard of; then the region has less, and all acknowledge that. In the window everybody asks.
+fn granted_and_unheard() {
+    let mut world = shared(window("w", 1_000, "60s"), [9, 9, 1, 1]);
+    world.loses_ahead = true;
+    for number in 0..1_000 {
+        world.ask(number % 2, "k", 1);
+        world.pass(40 * MS);
+    }
+    assert!(world.order(&all([1, 1, 9, 9])));
+    world.pass(2 * S);
+    world.loses_ahead = false;
+    // Nobody hears what is used elsewhere.
+    cut(&mut world, &[0, 1]);
+    passes(&mut world, &[0, 1, 2, 3], 60);
+}
+
+/// A region has less, of the windows that follow and not of the one that is open, and two of its nodes hang until the next one is: they
+/// decide by the numbers that they have, and have taken of it what they could.
+fn hung_when_a_window_ends() {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 1_000, "20s")], 50, 1);
+    world.pass(S);
+    assert!(world.order(&all([9, 9, 1, 1])));
+    world.pass(6 * S);
+    // Less than there is: so they take of later windows.
+    for number in 0..26 * 30 {
+        world.ask(number % 2, "k", 1);
+        world.pass(S / 30);
+    }
+    assert!(world.order(&all([1, 1, 9, 9])));
+    world.pass(2 * S);
+    // Nobody hears what is used elsewhere.
+    cut(&mut world, &[0, 1]);
+    world.nodes[..2].iter_mut().for_each(|at| at.is_hung = true);
+    passes(&mut world, &[0, 1, 2, 3], 15);
+    world.nodes[..2].iter_mut().for_each(|at| at.is_hung = false);
+    passes(&mut world, &[0, 1, 2, 3], 8);
+    cut(&mut world, &[]);
+    passes(&mut world, &[0, 1, 2, 3], 60);
+    world.expect_granting("at last");
+}
+
+/// A node does not hear that shares have changed, and goes on calling: it keeps nobody from the pools, which go on as they are.
+#[test]
+fn pools_go_on_when_shares_change() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = shared(spec, [1; 4]);
+        passes(&mut world, &[0, 1, 2, 3], 20);
+        cut(&mut world, &[1]);
+        assert!(world.order(&all([2, 1, 1, 1])));
+        let mut passed = 0;
+        for second in 0..20 {
+            passed += passes(&mut world, &[0, 2, 3], 1)[0];
+            let granting = world.nodes[0].node.lease_counts().granting;
+            assert_eq!(granting, u64::from(GROUPS), "{name}: after {second} s");
+        }
+        // Rates are slowed by as much as clocks may drift, a thousandth.
+        assert!(passed * 1_000 >= 20 * 25 * 998, "{name}: {passed}");
+        // Two fifths and a fifth, at most as much as before: half, less what the other keeps and holds. And what the other region has.
+        let a_second = passes(&mut world, &[0], 80);
+        assert!((40..=101).contains(&a_second[0]), "{name}: {a_second:?}");
+        cut(&mut world, &[]);
+        passes(&mut world, &[0, 1, 2, 3], 60);
+        world.expect_granting("when all have heard");
+    }
+}
+
+/// A random history of one limit: what is ordered, what breaks, how often, and when, is drawn from the seed. Whatever passes anywhere is
+/// counted by true time, and a unit too many is a panic. Then everything heals, and pools must grant again.
+fn history(seed: u64) {
+    let spec = [
+        // Long ones are open when shares change, and of those of a cell's own edges some began before and some since.
+        [
+            window("w", 40, "2s"),
+            window("w", 40, "5s"),
+            scene::staggered("w", 40, "5s"),
+            scene::staggered("w", 40, "10s"),
+        ][(seed / 8 % 4) as usize]
+            .clone(),
+        bucket("b", "20/s", 40),
+        sliding("s", 40, "2s"),
+        scene::leaky("l", "20/s", 40, acequia_limits::limit::NoWait::Deny),
+    ];
+    let nodes: &[usize] = [&[2, 2][..], &[2, 1], &[3, 2], &[1, 2, 2]][(seed / 4 % 4) as usize];
+    let spec = &spec[(seed % 4) as usize..=(seed % 4) as usize];
+    let mut world = World::among_regions(nodes, spec, [10, 30][(seed / 16 % 2) as usize], seed);
+    let count = world.nodes.len();
+    let weights = |world: &mut World| -> Vec<(usize, u32)> {
+        (0..count).map(|place| (place, 1 + world.below(4) as u32)).collect()
+    };
+    world.pass(S);
+    assert!(world.order(&(0..count).map(|place| (place, 1)).collect::<Vec<_>>()));
+    // One of so many steps.
+    let mut often = || [30, 100, 300, u64::MAX][world.below(4) as usize];
+    let (orders, forgets, crashes, ways, cuts) = (often(), often(), often(), often(), often());
+    let stops = often().saturating_mul(2);
+    // Where most is asked for, a while.
+    let mut hot = 0;
+    for _ in 0..1_500 {
+        let place = world.below(count as u64) as usize;
+        if world.below(60) == 0 {
+            hot = place;
+        }
+        for _ in 0..world.below(3) * world.below(12) {
+            // Callers that wait are drawn for.
+            if (seed / 2).is_multiple_of(2) {
+                world.ask_or_wait(hot, "k", 1)
+            } else {
+                world.ask(hot, "k", 1)
+            };
+        }
+        if world.below(orders) == 0 {
+            let mut weights = weights(&mut world);
+            // Nodes leave, and those that left join again.
+            weights.retain(|(place, _)| *place == 0 || world.below(6) > 0);
+            // So does the limit.
+            world.is_gone = world.below(4) == 0;
+            world.order(&weights);
+        }
+        if world.below(forgets) == 0 {
+            match world.regions.as_mut().expect("regions") {
+                regions if regions.of[place] > 0 => {
+                    let region = regions.of[place];
+                    regions.servers[region - 1].restart(None);
+                }
+                _ => world.server.restart(None),
+            }
+        }
+        if world.below(crashes) == 0 {
+            world.crash(place);
+        }
+        if world.below(stops) == 0 {
+            world.stop_at_random(place);
+        }
+        if world.below(ways) == 0 {
+            let ways = [Way::GOOD, Way::CUT, Way { delay_ns: (MS, 150 * MS), lost: 10 }];
+            world.nodes[place].way = ways[world.below(3) as usize];
+        }
+        if world.below(cuts) == 0 {
+            let cut = &mut world.regions.as_mut().expect("regions").cut;
+            if !cut.remove(&place) {
+                cut.insert(place);
+            }
+        }
+        world.ask_around();
+    }
+    heal(world, seed);
+}
+
+/// Nothing is broken any more: pools must grant again, and all must have acknowledged the last order.
+fn heal(mut world: World, seed: u64) {
+    world.mend();
+    // Pools wait for one that leaves, and that until what a crash forgot is over.
+    let leaves = |world: &World| {
+        let membership = world.nodes[0].node.membership(world.now(0)).expect("regions");
+        membership.progress.is_some_and(|progress| !progress.leavers.is_empty())
+    };
+    for _ in 0..20 {
+        if leaves(&world) {
+            world.pass(10 * S);
+        }
+    }
+    world.pass(5 * S);
+    world.expect_granting(&format!("seed {seed}"));
+    // What a crash forgot is over before a distribution is acknowledged, at the slowest rate.
+    world.pass(200 * S);
+    let version = world.nodes[0].node.version().expect("a version");
+    // Who has left need not hear of others any more.
+    for (place, at) in world.nodes.iter().enumerate().filter(|(place, _)| world.is_member(*place)) {
+        assert_eq!(at.node.version().as_ref(), Some(&version), "seed {seed}, node {place}");
+        let membership = at.node.membership(world.now(place)).expect("regions");
+        let progress = membership.progress.expect("a version");
+        assert!(progress.pending.is_empty(), "seed {seed}, node {place}: {progress:?}");
+    }
+}
+
+#[test]
+fn whatever_is_ordered_and_breaks_no_unit_too_many_passes() {
+    let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
+    let from = std::env::var("FROM").ok().and_then(|from| from.parse().ok()).unwrap_or(1);
+    (from..=seeds).for_each(history);
+}
+
+/// A lender's store is gone while shares change: it conforms as soon as what it has lent is back, and asks no store first.
+#[test]
+fn a_lender_whose_store_is_gone_conforms_when_its_loans_are_back() {
+    let mut world = lent_by_one();
+    cut(&mut world, &[]);
+    passes(&mut world, &[1], 1);
+    world.nodes[2].way = Way::CUT;
+    assert!(world.order(&all([10, 10, 90, 91])));
+    passes(&mut world, &[1], 8);
+    let membership = world.nodes[0].node.membership(world.now(0)).expect("regions");
+    let progress = membership.progress.expect("a version");
+    assert!(progress.pending.is_empty(), "{progress:?}");
+}
+
+/// What a process gave away of what it held of a window is not taken of the pool once more by the next, to no use.
+#[test]
+fn what_an_earlier_process_gave_away_is_not_missed() {
+    let mut world = shared(window("w", 1_000, "100s"), [1, 1, 3, 3]);
+    world.pass(93 * S);
+    // One region uses what it has, and some of the other's; a node that gave begins anew, and is asked for what its region has left.
+    let ask = |world: &mut World, place: usize, times: u64| {
+        let passes = |_: &u64| {
+            let passed = world.ask(place, "k", 1);
+            world.pass(50 * MS);
+            passed
+        };
+        (0..times).filter(passes).count()
+    };
+    let used = ask(&mut world, 0, 320);
+    assert!(used >= 310, "{used}");
+    world.crash(2);
+    let rest = ask(&mut world, 2, 600);
+    // Guard shares count as spent, and what it had taken and not given away.
+    assert!(rest >= 180, "{used} and {rest}");
+}
+
+/// Lenders lose their power, and come back while what they have lent is out; and the pool's server forgets what they held, or not.
+fn lent_and_crashed() {
+    let specs = [bucket("b", "100/s", 20), sliding("s", 1_000, "10s"), window("w", 1_000, "10s")];
+    for (spec, is_forgotten) in specs.iter().cloned().flat_map(|spec| [(spec.clone(), false), (spec, true)]) {
+        let mut world = lent_and_asked(spec);
+        for crashed in [&[2][..], &[3], &[2, 3], &[3, 0]] {
+            // Who holds what they have lent does not hear of it.
+            cut(&mut world, &[0]);
+            crashed.iter().for_each(|place| world.crash(*place));
+            if is_forgotten {
+                world.regions.as_mut().expect("regions").servers[0].restart(None);
+            }
+            passes(&mut world, &[0, 5 - crashed[0]], 10);
+            cut(&mut world, &[]);
+            passes(&mut world, &[0], 24);
+        }
+    }
+}
+
+/// Calls wait until the version that they go by is on the disk, and no more of them than there may be; then pools are there again.
+#[test]
+fn calls_wait_for_a_disk_that_is_full() {
+    let mut world = shared(bucket("b", "100/s", 200), [1; 4]);
+    passes(&mut world, &[1], 10);
+    world.nodes[1].is_disk_full = true;
+    assert!(world.order(&all([1, 2, 1, 1])));
+    passes(&mut world, &[1], 1);
+    let before = world.nodes[1].node.lease_counts().calls;
+    passes(&mut world, &[1], 100);
+    assert!(world.nodes[1].node.poll_call().is_none(), "the version is not on the disk");
+    let waiting = world.nodes[1].node.lease_counts().calls - before;
+    assert!(waiting < 4 * u64::from(GROUPS), "{waiting}");
+    world.nodes[1].is_disk_full = false;
+    world.pass(10 * S);
+    world.expect_granting("when the version is on the disk");
+    let a_second = passes(&mut world, &[1], 20);
+    assert!(a_second[1] >= 90, "{a_second:?}");
+}
+
+/// A node begins again in an open window: what it kept for itself counts as spent, of keys too that nobody had asked for; what pools have is
+/// there for it.
+#[test]
+fn a_node_that_begins_again_has_what_pools_have_of_open_windows() {
+    let mut world = shared(window("w", 1_000, "1000s"), [1; 4]);
+    world.crash(0);
+    world.pass(10 * S);
+    let passed = (0..500).filter(|_| {
+        let passed = world.ask(0, "k", 1);
+        world.pass(5 * MS);
+        passed
+    });
+    assert!(passed.count() > 400);
+}
+
+#[test]
+fn what_is_in_pools_is_given_and_lent_to_other_regions() {
+    given_once();
+}
+
+/// A region of one node has what is in another one's pools, as that has what the one node has.
+#[test]
+fn a_region_of_one_node_has_what_is_in_pools() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+        let name = spec.name.clone();
+        let mut world = World::among_regions(&[2, 1], &[spec], GUARD, 1);
+        world.pass(S);
+        assert!(world.order(&[(0, 1), (1, 1), (2, 2)]));
+        world.pass(6 * S);
+        for place in [2, 0] {
+            passes(&mut world, &[place], 40);
+            let a_second = passes(&mut world, &[place], 20);
+            assert!(a_second[place] >= 90, "{name}: {a_second:?}");
+        }
+    }
+}
+
+/// Two regions that share 40 in 60 s, of which each node keeps four: their stores have been gone for a minute.
+fn without_stores() -> World {
+    let mut world = World::among_regions(&[2, 2], &[window("w", 40, "60s")], 20, 1);
+    world.pass(S);
+    assert!(world.order(&all([1; 4])));
+    world.pass(6 * S);
+    world.expect_granting("at first");
+    world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+    world.pass(60 * S);
+    world
+}
+
+/// Of a small limit each node keeps a unit where there are enough, and some none; with the stores gone, who has one gives it to who is
+/// asked.
+#[test]
+fn guard_shares_go_where_they_are_asked_for_without_a_store() {
+    let mut world = without_stores();
+    let passed = (0..2_000).filter(|_| {
+        let passed = world.ask(1, "k", 1);
+        world.pass(5 * MS);
+        passed
+    });
+    // Four of each node's ten, which is all that is not in the pools.
+    assert_eq!(passed.count(), 16);
+}
+
+/// One denial is enough for that, though no pool can be called that could say that it has nothing.
+#[test]
+fn one_denial_asks_other_regions_where_the_store_is_gone() {
+    let mut world = without_stores();
+    let passed: Vec<bool> = (0..5).map(|_| world.ask(1, "k", 1)).collect();
+    assert_eq!(passed, [true, true, true, true, false]);
+    world.pass(2 * S);
+    assert!(world.ask(1, "k", 1));
+}
+
+#[test]
+fn what_is_lent_of_a_pool_ends_before_the_lease() {
+    lent_and_cut();
+    lent_at_the_end();
+    lent_and_less_by_time();
+}
+
+#[test]
+fn shares_change_and_nodes_restart_while_what_pools_have_is_lent() {
+    lent_and_ordered();
+    lent_by_one_and_ordered();
+    lent_by_one_that_crashes();
+    lent_by_one_that_is_gone();
+    lent_and_crashed();
+}
+
+#[cfg(feature = "broken")]
+#[test]
+fn every_rule_is_needed() {
+    use acequia_rights::broken::{Broken, break_rule};
+    let stories: [(Broken, fn()); 16] = [
+        (Broken::LeaseHearsUncounted, joined_at_a_server_that_was_replaced),
+        (Broken::LeaseTakesUpMore, granted_and_unheard),
+        (Broken::OpenSharesLast, hung_when_a_window_ends),
+        (Broken::LaterSharesEarly, joined_when_all_was_spent),
+        (Broken::LeaseForgetsWhoLeft, left_and_forgotten),
+        (Broken::LeaseSaysWhatIsOver, said_of_a_limit_that_was_gone),
+        (Broken::LeaseOutlivesTerms, unheard),
+        (Broken::PoolHearsOldTerms, unheard_and_asked),
+        (Broken::LeaseGivesTwice, given_once),
+        (Broken::LeaseReturnsWhatIsLent, lent_by_one_and_ordered),
+        (Broken::LeaseConformsWhileLent, lent_and_ordered),
+        (Broken::LeaseLendsBeyondLess, lent_and_less_by_time),
+        (Broken::LeaseRenewsToTheEnd, lent_and_cut),
+        (Broken::LeaseLendsForLonger, lent_at_the_end),
+        (Broken::LeaseForgetsLoans, lent_by_one_that_crashes),
+        (Broken::LeaseForgetsLoansOfGone, lent_by_one_that_is_gone),
+    ];
+    std::panic::set_hook(Box::new(|_| ()));
+    let found = stories.map(|(rule, story)| {
+        break_rule(Some(rule));
+        let found = std::panic::catch_unwind(story);
+        break_rule(None);
+        let what = found.err().and_then(|what| what.downcast::<String>().ok());
+        (rule, what)
+    });
+    drop(std::panic::take_hook());
+    for (rule, what) in &found {
+        println!("{:24} {}", format!("{rule:?}"), what.as_deref().map_or("survives", String::as_str));
+    }
+    assert!(found.iter().all(|(_, what)| what.is_some()), "a rule can be left out unnoticed");
+}

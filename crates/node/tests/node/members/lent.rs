@@ -1,0 +1,135 @@
+//! Stories of what nodes lent and gave of what they hold of their region's pool.
+
+use acequia_limits::limit::LimitSpec;
+
+use super::{all, cut, passes, shared, shared_by};
+use crate::{
+    scene::{self, MS, S, bucket, sliding, window},
+    siblings::{Way, World},
+};
+
+/// One node is asked for more than its region has, and gets what is in the other region's pool; then the other region is asked.
+pub(crate) fn lent_and_asked(spec: LimitSpec) -> World {
+    let mut world = shared(spec, [1, 1, 3, 3]);
+    passes(&mut world, &[0], 20);
+    let a_second = passes(&mut world, &[0], 20);
+    assert!(a_second[0] >= 90, "{a_second:?}");
+    world
+}
+
+/// What was given of a pool, or lent, is nobody's else: neither the giver's nor of those that share its pool.
+pub(crate) fn given_once() {
+    for spec in [window("w", 1_000, "10s"), bucket("b", "100/s", 50), sliding("s", 1_000, "10s")] {
+        let mut world = lent_and_asked(spec);
+        for _ in 0..4 {
+            passes(&mut world, &[0], 3);
+            passes(&mut world, &[0, 2], 10);
+            passes(&mut world, &[0, 3], 10);
+        }
+        passes(&mut world, &[0, 1, 2, 3], 20);
+    }
+}
+
+/// The way of a lender to its pool is cut, for longer than it may count on what it holds of it. What it has lent ends before, though
+/// nobody can ask for it in the end.
+pub(crate) fn lent_and_cut() {
+    for after_s in 68..76 {
+        let mut world = lent_and_asked(bucket("b", "100/s", 20));
+        world.nodes[2].way = Way::CUT;
+        passes(&mut world, &[0], 60);
+        // It knows of nothing but its pool.
+        cut(&mut world, &[3]);
+        passes(&mut world, &[0, 3], after_s - 60);
+        cut(&mut world, &[2, 3]);
+        passes(&mut world, &[0, 3], 10);
+    }
+}
+
+/// A node holds what it cannot give back any more, until soon; then somebody would like to borrow it.
+pub(crate) fn lent_at_the_end() {
+    for number in 0..48 {
+        let (seed, before_ms) = (1 + number / 12, number % 12 * 300);
+        let mut world = shared_by(seed, bucket("b", "100/s", 10), [1; 4]);
+        passes(&mut world, &[2], 20);
+        world.nodes[2].way = Way::CUT;
+        passes(&mut world, &[3], 10);
+        world.pass(65 * S - before_ms * MS);
+        passes(&mut world, &[0, 3], 10);
+    }
+}
+
+/// Shares change while what was taken of pools is lent.
+pub(crate) fn lent_and_ordered() {
+    for spec in [bucket("b", "100/s", 200), sliding("s", 1_000, "10s")] {
+        for weights in [[1, 1, 3, 3], [3, 3, 1, 1], [1, 1, 1, 3]] {
+            let mut world = lent_and_asked(spec.clone());
+            assert!(world.order(&all(weights)));
+            passes(&mut world, &[0, 2, 3], 40);
+            world.expect_granting("when all have heard");
+        }
+    }
+}
+
+/// One node has lent nearly all that its region's pool has to another one, since the other one of its region hears of nobody.
+pub(crate) fn lent_by_one() -> World {
+    let mut world = shared(bucket("b", "100/s", 30), [1, 1, 9, 9]);
+    cut(&mut world, &[3]);
+    passes(&mut world, &[1], 40);
+    world
+}
+
+/// Who has lent it dies then, and its region's server forgets all. The operator says that it is stopped for good; who holds what is lent does not hear of
+/// that, and goes on until it ends.
+pub(crate) fn lent_by_one_that_is_gone() {
+    for (wait, crashes) in (0..5).flat_map(|wait| [(wait, false), (wait, true)]) {
+        let mut world = lent_by_one();
+        passes(&mut world, &[1], 1);
+        world.pass(wait * 200 * MS);
+        world.nodes[2].is_hung = true;
+        world.regions.as_mut().expect("regions").servers[0].restart(None);
+        cut(&mut world, &[1, 2]);
+        assert!(world.order_without(&[(0, 1), (1, 1), (3, 9)], &[2]));
+        if crashes {
+            // It has heard that the other one is gone.
+            world.pass(200 * MS);
+            world.crash(3);
+        }
+        passes(&mut world, &[1, 3], 8);
+        cut(&mut world, &[2]);
+        passes(&mut world, &[1, 3], 20);
+    }
+}
+
+/// Shares change then, and the other one would like to have the rest, while who holds what is lent hears of nothing.
+pub(crate) fn lent_by_one_and_ordered() {
+    for later in 0..8 {
+        let mut world = lent_by_one();
+        passes(&mut world, &[1], 1);
+        world.pass(later * 130 * MS);
+        cut(&mut world, &[1]);
+        assert!(world.order(&all([10, 10, 90, 91])));
+        passes(&mut world, &[0, 1, 1, 3, 3], 8);
+    }
+}
+
+/// It loses its power, and comes back; and the pool's server forgets what it held.
+pub(crate) fn lent_by_one_that_crashes() {
+    let mut world = lent_by_one();
+    cut(&mut world, &[1, 3]);
+    world.crash(2);
+    world.regions.as_mut().expect("regions").servers[0].restart(None);
+    passes(&mut world, &[1, 3], 10);
+}
+
+/// An override ends while what was taken of the pool under it is lent: that is asked back, though there is no new version.
+pub(crate) fn lent_and_less_by_time() {
+    let mut spec = sliding("s", 100, "10s");
+    let until = "2027-01-15T08:01:00Z";
+    spec.overrides = vec![scene::fields(&[("key", &["k"]), ("limit", &["1000"]), ("until", &[until])])];
+    let mut world = lent_and_asked(spec);
+    passes(&mut world, &[0], 12);
+    // What was used under the override is over, and loans have had the time to end.
+    passes(&mut world, &[0, 1], 14);
+    world.forget_counts();
+    passes(&mut world, &[0, 1], 30);
+}

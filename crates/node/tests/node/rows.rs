@@ -1,0 +1,341 @@
+//! Each node of a region speaks for itself among the regions: what that costs, and what it is good for.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::scene::{MS, S, bucket, sliding, window};
+use crate::siblings::{Way, World};
+use acequia_limits::limit::LimitSpec;
+
+/// Some rows of a table, a third of them: all where `ACEQUIA_ALL_ROWS` is set, as `tests/soak rows` does.
+fn some_of<T>(rows: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    let every = if std::env::var_os("ACEQUIA_ALL_ROWS").is_some() { 1 } else { 3 };
+    rows.into_iter().step_by(every)
+}
+
+/// Three regions of so many nodes each, which share a limit evenly.
+fn three(nodes: usize, spec: LimitSpec) -> World {
+    three_by(1, nodes, spec)
+}
+
+/// The same, by a seed.
+fn three_by(seed: u64, nodes: usize, spec: LimitSpec) -> World {
+    regions_by(seed, &[nodes; 3], spec)
+}
+
+/// Regions of so many nodes each.
+fn regions_by(seed: u64, nodes: &[usize], spec: LimitSpec) -> World {
+    let mut world = World::among_regions(nodes, &[spec], 10, seed);
+    world.pass(S);
+    assert!(world.order(&(0..world.nodes.len()).map(|place| (place, 1)).collect::<Vec<_>>()));
+    world.pass(6 * S);
+    world.expect_granting("at first");
+    world
+}
+
+/// What was told from region to region in a second, and what passed of a thousand requests.
+#[derive(Clone, Copy)]
+struct Cost {
+    frames: u64,
+    bytes: u64,
+    passed: u64,
+}
+
+/// Two cells of 200 a second. So many requests a second: nine of ten in one region after the other, for 20 s each, at all of its nodes
+/// alike.
+fn moving(nodes: u64, a_second: u64) -> Cost {
+    const SECONDS: u64 = 60;
+    let mut world = three(nodes as usize, bucket("b", "200/s", 200));
+    world.is_prompt = true;
+    world.regions.as_mut().expect("regions").crossed = (0, 0);
+    let mut passed = 0;
+    for number in 0..SECONDS * a_second {
+        let hot = number / (20 * a_second);
+        let region = if world.below(10) == 0 { world.below(3) } else { hot };
+        let place = region * nodes + world.below(nodes);
+        let key = format!("b{}", world.below(2));
+        passed += u64::from(world.ask_and_wait(place as usize, &key, 1));
+        world.pass(S / a_second);
+    }
+    let (frames, bytes) = world.regions.as_ref().expect("regions").crossed;
+    let asked = SECONDS * a_second;
+    Cost { frames: frames / SECONDS, bytes: bytes / SECONDS, passed: 1_000 * passed / asked }
+}
+
+/// A cell of so many a second. So much of it is asked for, in percent: nine of ten in one region after the other, for 20 s each, or alike
+/// in all; at all nodes of a region alike. Gives what passed of a thousand requests, and frames a second from region to region.
+fn few(seed: u64, nodes: u64, (units, load_percent): (u64, u64), is_moving: bool) -> (u64, u64) {
+    const CELLS: u64 = 4;
+    const SECONDS: u64 = 60;
+    let mut world = three_by(seed, nodes as usize, bucket("b", &format!("{units}/s"), units));
+    world.is_prompt = true;
+    world.pass(30 * S);
+    world.regions.as_mut().expect("regions").crossed = (0, 0);
+    let a_second = units * CELLS * load_percent / 100;
+    let mut passed = 0;
+    for number in 0..SECONDS * a_second {
+        let hot = number / (20 * a_second);
+        let region = if !is_moving || world.below(10) == 0 { world.below(3) } else { hot };
+        let place = region * nodes + world.below(nodes);
+        let key = format!("b{}", world.below(CELLS));
+        passed += u64::from(world.ask_or_wait(place as usize, &key, 1));
+        let pause_ns = world.below(2 * S / a_second);
+        world.pass(pause_ns);
+    }
+    world.pass(S);
+    let asked = SECONDS * a_second;
+    let frames = world.regions.as_ref().expect("regions").crossed.0 / SECONDS;
+    (1_000 * (passed + world.passed_late) / asked, frames)
+}
+
+/// Where nodes draw of one another, a region of several passes nearly what one of one node does.
+#[test]
+fn what_few_units_there_are_is_found_by_all_nodes_of_all_regions() {
+    println!(
+        "three regions share four cells, of which all or half is asked for, nine tenths in one region after the other or alike in all"
+    );
+    println!("units/s  asked %  where    passed of 1000, and frames/s, with 1, 2 and 4 nodes a region");
+    let loads = [(50, true, 40), (50, false, 30), (100, true, 90), (100, false, 80)];
+    let rows = [20, 60].into_iter().flat_map(|units| loads.map(|load| (units, load)));
+    for (units, (load_percent, is_moving, less)) in some_of(rows) {
+        let all = [1, 2, 4].map(|nodes| {
+            let [a, b] = [1, 2].map(|seed| few(seed, nodes, (units, load_percent), is_moving));
+            (u64::midpoint(a.0, b.0), u64::midpoint(a.1, b.1))
+        });
+        let place = if is_moving { "moving" } else { "alike" };
+        println!("{units:<8} {load_percent:<8} {place:<8} {all:?}");
+        let [(one, _), rest @ ..] = all;
+        assert!(rest.iter().all(|(passed, _)| passed + less >= one), "{units}/s: {all:?}");
+    }
+}
+
+/// Who asks in one region for units of one cell, and never for more than half of what the region has by its share.
+#[derive(Default)]
+struct Half {
+    /// When what was asked for of late was asked for, by the wall clock.
+    asked_ns: VecDeque<u64>,
+}
+
+impl Half {
+    /// Whether one more unit is within so many in each `per_ns`: in the window that began at a time, or else in any span of that length.
+    fn may_ask(&mut self, (half, per_ns): (u64, u64), began_ns: Option<u64>, now_ns: u64) -> bool {
+        let since_ns = began_ns.unwrap_or_else(|| now_ns.saturating_sub(per_ns));
+        while self.asked_ns.front().is_some_and(|asked_ns| *asked_ns < since_ns) {
+            self.asked_ns.pop_front();
+        }
+        let may = (self.asked_ns.len() as u64) < half;
+        if may {
+            self.asked_ns.push_back(now_ns);
+        }
+        may
+    }
+}
+
+/// What is asked of sixteen cells.
+struct Load {
+    /// Of so many regions, at so many nodes of each.
+    regions: u64,
+    nodes: u64,
+    /// Of the limit's units in each `per_ns`, in percent; but if `is_below_half`, nobody asks who asked for half of a region's share already.
+    percent: u64,
+    is_below_half: bool,
+}
+
+impl Load {
+    /// What is asked for of three regions of two nodes.
+    const fn of_three(percent: u64, is_below_half: bool) -> Self {
+        Self { regions: 3, nodes: 2, percent, is_below_half }
+    }
+
+    /// What is asked for, alike at all nodes, with the stores, and in the minute after these are gone; and what passed of it.
+    fn without_stores(&self, seed: u64, spec: &LimitSpec, (units, per_ns): (u64, u64)) -> [(u64, u64); 2] {
+        const CELLS: u64 = 16;
+        let mut world = regions_by(seed, &vec![self.nodes as usize; self.regions as usize], spec.clone());
+        world.is_prompt = true;
+        let mut callers: BTreeMap<(u64, u64), Half> = BTreeMap::new();
+        let mut passed = |seconds: u64| {
+            let (until_ns, late) = (world.true_ns + seconds * S, world.passed_late);
+            let (mut asked, mut passed, mut number) = (0, 0, 0);
+            while world.true_ns < until_ns {
+                let (place, cell) = (world.below(self.regions * self.nodes), number % CELLS);
+                number += 1;
+                let wall_ns = world.now(0).wall_ns;
+                let began_ns = spec.fixed_window.is_some().then(|| wall_ns - wall_ns % per_ns);
+                let caller = callers.entry((place / self.nodes, cell)).or_default();
+                let half = (units / 2 / self.regions, per_ns);
+                if !self.is_below_half || caller.may_ask(half, began_ns, wall_ns) {
+                    passed += u64::from(world.ask_or_wait(place as usize, &format!("k{cell}"), 1));
+                    asked += 1;
+                }
+                let pause_ns = world.below(2 * per_ns * 100 / (units * self.percent * CELLS));
+                world.pass(pause_ns);
+            }
+            world.nodes.iter_mut().for_each(|at| at.way = Way::CUT);
+            (passed + world.passed_late - late, asked)
+        };
+        [passed(120), passed(60)]
+    }
+
+    /// Of a thousand in so many worlds.
+    fn thousandths(&self, worlds: u64, spec: &LimitSpec, of: (u64, u64)) -> [u64; 2] {
+        let counts: Vec<_> = (1..=worlds).map(|seed| self.without_stores(seed, spec, of)).collect();
+        [0, 1].map(|at| {
+            let sum = |of: fn((u64, u64)) -> u64| counts.iter().map(|all| of(all[at])).sum::<u64>();
+            1_000 * sum(|(passed, _)| passed) / sum(|(_, asked)| asked).max(1)
+        })
+    }
+}
+
+/// Whoever asks for less than half of what its region has is denied less than one in a hundred in a minute without any store, of however few
+/// units that is; and where less than half of the limit is asked for by chance, little.
+#[test]
+fn few_units_are_there_without_the_stores() {
+    println!(
+        "sixteen cells, at two nodes of each of three regions: what passed of 1000, with the stores, and in a minute without"
+    );
+    println!("units                 30 % are asked for    45 %           below half of each share");
+    for (spec, units, per_ns, of_some, of_half) in some_of([
+        (bucket("b", "6/s", 6), 6, S, [970, 950], [920, 880]),
+        (bucket("b", "20/s", 20), 20, S, [990, 990], [990, 990]),
+        (bucket("b", "100/s", 100), 100, S, [990, 990], [990, 990]),
+        (window("w", 6, "60s"), 6, 60 * S, [950, 930], [880, 950]),
+        (window("w", 20, "60s"), 20, 60 * S, [970, 960], [970, 920]),
+        (window("w", 60, "10s"), 60, 10 * S, [980, 990], [980, 990]),
+        (window("w", 20, "1s"), 20, S, [990, 990], [990, 980]),
+        (sliding("s", 20, "60s"), 20, 60 * S, [970, 910], [970, 860]),
+        (sliding("s", 60, "10s"), 60, 10 * S, [980, 970], [980, 970]),
+        (window("w", 180, "60s"), 180, 60 * S, [990, 990], [990, 980]),
+        (sliding("s", 180, "60s"), 180, 60 * S, [980, 960], [980, 960]),
+    ]) {
+        // Of few requests more worlds are needed to tell one in a hundred; of many one does.
+        let worlds = if units >= 100 {
+            1
+        } else if per_ns >= 60 * S {
+            6
+        } else {
+            2
+        };
+        let all = [(30, 1), (45, 1), (90, worlds)].map(|(percent, worlds)| {
+            Load::of_three(percent, percent == 90).thousandths(worlds, &spec, (units, per_ns))
+        });
+        let name = format!("{} {units} in {} s", spec.name, per_ns / S);
+        let [some, half, below] = all;
+        println!("{name:<21} {:<21} {:<14} {below:?}", format!("{some:?}"), format!("{half:?}"));
+        let is_least = |passed: [u64; 2], least: [u64; 2]| (0..2).all(|at| passed[at] >= least[at]);
+        assert!(is_least(some, of_some) && is_least(half, of_half), "{name}: {all:?}");
+        assert!(below.iter().all(|passed| *passed >= 990), "{name}: {all:?}");
+    }
+}
+
+/// So it is in a region that has all of a limit, of two units a node and more.
+#[test]
+fn a_region_alone_is_served_without_its_store() {
+    println!(
+        "sixteen cells of a region alone, below half of what it has: what passed of 1000, with the store, and in a minute without"
+    );
+    println!("units                 with 2 and 4 nodes");
+    for (spec, units, per_ns, least) in some_of([
+        (bucket("b", "2/s", 2), 2, S, [990, 990]),
+        (bucket("b", "6/s", 6), 6, S, [990, 990]),
+        (bucket("b", "20/s", 20), 20, S, [990, 990]),
+        // Of fewer than two units a node some are not found in time.
+        (window("w", 2, "60s"), 2, 60 * S, [990, 960]),
+        (sliding("s", 2, "60s"), 2, 60 * S, [990, 940]),
+        (window("w", 6, "60s"), 6, 60 * S, [990, 970]),
+        (window("w", 20, "60s"), 20, 60 * S, [990, 990]),
+        (window("w", 60, "60s"), 60, 60 * S, [990, 990]),
+        (window("w", 200, "60s"), 200, 60 * S, [990, 990]),
+        (window("w", 20, "1s"), 20, S, [990, 990]),
+        (window("w", 60, "10s"), 60, 10 * S, [990, 990]),
+        // At four nodes these are fewer, too.
+        (sliding("s", 6, "60s"), 6, 60 * S, [990, 980]),
+        (sliding("s", 20, "60s"), 20, 60 * S, [990, 990]),
+        (sliding("s", 60, "60s"), 60, 60 * S, [990, 990]),
+        (sliding("s", 60, "10s"), 60, 10 * S, [990, 990]),
+    ]) {
+        let worlds = if per_ns >= 60 * S { 200_u64.div_ceil(units).min(4) } else { 1 };
+        let all = [2, 4].map(|nodes| {
+            let load = Load { regions: 1, nodes, percent: 90, is_below_half: true };
+            load.thousandths(worlds, &spec, (units, per_ns))
+        });
+        let name = format!("{} {units} in {} s", spec.name, per_ns / S);
+        println!("{name:<21} {all:?}");
+        let is_least = |(passed, least): (&[u64; 2], u64)| passed.iter().all(|passed| *passed >= least);
+        assert!(all.iter().zip(least).all(is_least), "{name}: {all:?}");
+    }
+}
+
+/// One node of three regions is asked for all of what forty cells have, and a tenth more, for so long. Gives what passed of a thousand units.
+fn at_one(nodes: u64, spec: &LimitSpec, (units, seconds): (u64, u64)) -> u64 {
+    const CELLS: u64 = 40;
+    let mut world = three(nodes as usize, spec.clone());
+    world.is_prompt = true;
+    // A window that begins now.
+    let left_ns = 60 * S - world.now(0).wall_ns % (60 * S);
+    world.pass(left_ns + S);
+    let asked = CELLS * units * 11 / 10;
+    let mut passed = 0;
+    for number in 0..asked {
+        passed += u64::from(world.ask_or_wait(0, &format!("k{}", number % CELLS), 1));
+        world.pass(seconds * S / asked);
+    }
+    world.pass(S);
+    1_000 * (passed + world.passed_late) / (CELLS * units)
+}
+
+/// What all nodes of all regions have is found at whichever node asks for it, by some when the window is over or a minute has gone by.
+#[test]
+fn one_node_finds_what_all_have() {
+    println!("three regions share forty cells; all is asked for at one node");
+    println!("units        passed of 1000, with 1, 2 and 4 nodes a region");
+    for (spec, units, [least, of_four]) in some_of([
+        (window("w", 12, "60s"), 12, [990, 990]),
+        (window("w", 30, "60s"), 30, [980, 960]),
+        (window("w", 120, "60s"), 120, [980, 960]),
+        (sliding("s", 12, "60s"), 12, [780, 780]),
+        (sliding("s", 30, "60s"), 30, [900, 890]),
+        (sliding("s", 120, "60s"), 120, [960, 950]),
+        (bucket("b", "12/m", 2), 12, [500, 500]),
+        (bucket("b", "30/m", 5), 30, [710, 710]),
+        (bucket("b", "120/m", 20), 120, [810, 810]),
+    ]) {
+        let passed = [1, 2, 4].map(|nodes| at_one(nodes, &spec, (units, 50)));
+        let name = format!("{} {units} a minute", spec.name);
+        println!("{name:<16} {passed:?}");
+        let [one, two, four] = passed;
+        assert!(one.min(two) >= least && four >= of_four, "{name}: {passed:?}");
+    }
+}
+
+/// A row has one writer, so what is told is told once, by the node whose it is. More nodes make more rows, and links between them.
+#[test]
+fn what_rows_of_nodes_cost() {
+    println!(
+        "three regions share two cells of 200/s; most is asked for in one region after the other, for 20 s each"
+    );
+    println!("requests/s   nodes a region   frames/s   bytes/s   passed of 1000");
+    for (a_second, least) in [(200, 960), (400, 920)] {
+        let all = [1, 2, 4].map(|nodes| (nodes, moving(nodes, a_second)));
+        for (nodes, Cost { frames, bytes, passed }) in all {
+            println!("{a_second:<12} {nodes:<16} {frames:<10} {bytes:<9} {passed}");
+            assert!(passed >= least, "{nodes} nodes a region: {passed}");
+        }
+        let [(_, one), _, (_, four)] = all;
+        // Sixteen times as many links between regions, and what nodes have for each other is in smaller pieces.
+        assert!(four.bytes <= one.bytes * 64, "{} and {}", one.bytes, four.bytes);
+    }
+}
+
+/// Nobody has to be found who speaks for a region whose node has died: the others are heard, ask and are given as before.
+#[test]
+fn a_region_is_heard_while_one_of_its_nodes_is_dead() {
+    let mut world = three(2, window("w", 600, "1000s"));
+    world.nodes[0].is_hung = true;
+    // What is asked for is more than the region has, at the other node, at once.
+    let mut passed = 0;
+    for _ in 0..1_000 {
+        passed += u64::from(world.ask(1, "k", 1));
+        world.pass(5 * MS);
+    }
+    // A third is its region's, of which the dead node has its guard share; what passes beyond is given by others.
+    assert!(passed > 200 + 100, "{passed} of 600, and 200 are the region's");
+}

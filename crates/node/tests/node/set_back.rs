@@ -1,0 +1,180 @@
+//! Walls that are set back by more than is slewed: no window that was left is open again, and nobody is starved of those
+//! that were not.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::scene::{self, HOUR, Journal, KEY, MINUTE, MS, ROOMY, S, START, ask};
+use acequia_limits::{Now, Reason, limit::LimitSpec};
+use acequia_node::{
+    Asker, Config, Keep, Node, SHARDS,
+    leases::{ServerClock, Siblings},
+};
+
+const DAY: u64 = 24 * HOUR;
+
+/// So long after the start, by a wall that is ahead by so much.
+fn at(passed_ns: u64, ahead_ns: u64) -> Now {
+    Now { wall_ns: START.wall_ns + passed_ns + ahead_ns, ..START.later(passed_ns) }
+}
+
+/// How many of so many units of one key pass, one by one.
+fn passed(asker: &mut Asker, units: usize, now: Now) -> usize {
+    (0..units).filter(|_| ask(asker, "k", 1, now).allowed).count()
+}
+
+fn sweep_all(node: &Node, now: Now) {
+    (0..SHARDS).for_each(|shard| node.sweep(shard, now));
+}
+
+fn shop() -> [LimitSpec; 1] {
+    [scene::window("w", 10, "1m")]
+}
+
+#[test]
+fn a_window_that_was_left_is_closed_and_one_that_was_skipped_is_open() {
+    let node = scene::node(&shop(), START);
+    let mut asker = node.asker();
+    assert_eq!(passed(&mut asker, 20, at(10 * S, 0)), 10);
+    // An hour ahead for two minutes, and the cells of what is over are forgotten.
+    for second in [30, 90, 140] {
+        let now = at(second * S, HOUR);
+        assert_eq!(passed(&mut asker, 20, now), 10, "{second}");
+        sweep_all(&node, now.later(MINUTE));
+    }
+    // Back, in a window that it skipped.
+    let now = at(150 * S, 0);
+    let answer = ask(&mut asker, "another", 1, now).clone();
+    assert!(answer.allowed, "{:?}", answer.reason);
+    // Back by a little more, in the one that it was in first.
+    let now = Now { wall_ns: START.wall_ns + 20 * S, ..now.later(S) };
+    let answer = ask(&mut asker, "k", 1, now).clone();
+    assert_eq!((answer.allowed, answer.reason, answer.retry_after_ns), (false, Reason::Clock, 40 * S));
+    assert_eq!(ask(&mut asker, "unheard of", 1, now).reason, Reason::Clock);
+    // Each that it was in an hour ahead is closed until the wall passes its end.
+    for (minute, closed) in [(60, true), (61, true), (63, false)] {
+        let wall_ns = START.wall_ns + minute * MINUTE + 15 * S;
+        let now = Now { wall_ns, steady_ns: wall_ns };
+        assert_eq!(ask(&mut asker, "k", 1, now).reason == Reason::Clock, closed, "minute {minute}");
+    }
+}
+
+#[test]
+fn what_was_spent_under_a_wall_that_was_ahead_counts_in_the_window_that_is_open() {
+    let node = scene::node(&shop(), at(0, DAY));
+    let mut asker = node.asker();
+    assert_eq!(passed(&mut asker, 8, at(10 * S, DAY)), 8);
+    // In the minute that is open two are left, and in the next one all.
+    assert_eq!(passed(&mut asker, 20, at(20 * S, 0)), 2);
+    assert_eq!(passed(&mut asker, 20, at(70 * S, 0)), 10);
+}
+
+#[test]
+fn a_bucket_does_not_notice() {
+    let node = scene::node(&[scene::bucket("b", "1/s", 10)], START);
+    let mut asker = node.asker();
+    assert_eq!(passed(&mut asker, 20, at(10 * S, DAY)), 10);
+    assert_eq!(passed(&mut asker, 20, at(15 * S, 0)), 5);
+    assert_eq!(passed(&mut asker, 20, at(20 * S, HOUR)), 5);
+}
+
+fn durable(empty_handed: Option<Now>) -> Arc<Node> {
+    Arc::new(Node::new(Config { key: KEY, memory_bytes: ROOMY, durable: true, empty_handed, home: None }))
+}
+
+#[test]
+fn a_node_that_began_a_year_ahead_is_whole_within_a_window_of_its_next_start() {
+    for (name, sweeps) in [("stopped at once", false), ("swept before", true)] {
+        let mut journal = Journal::default();
+        let node = durable(None);
+        let year = 365 * DAY;
+        scene::apply(&node, &shop(), at(0, year));
+        let mut asker = node.asker();
+        assert_eq!(passed(&mut asker, 20, at(10 * S, year)), 10, "{name}");
+        journal.flush(&node);
+        if sweeps {
+            sweep_all(&node, at(100 * S, year));
+        }
+        let schedule = node.schedule();
+        let mut rows = Vec::new();
+        node.close(at(110 * S, year), |row| rows.push(row));
+        journal.write(rows);
+        // By the right clock.
+        let now = at(120 * S, 0);
+        let node = durable(None);
+        node.resume(schedule, now).expect("a schedule");
+        node.restore_all(now, |limit| journal.rows(limit));
+        let mut asker = node.asker();
+        let first = passed(&mut asker, 20, now);
+        assert_eq!(first, 0, "{name}: what was spent may have been spent just now");
+        assert_eq!(passed(&mut asker, 20, at(181 * S, 0)), 10, "{name}");
+        assert_eq!(passed(&mut asker, 20, at(250 * S, 0)), 10, "{name}");
+    }
+}
+
+/// One of two nodes that share a store and hear of no other clocks than its servers'.
+fn of_a_store() -> Arc<Node> {
+    let config = Config { key: KEY, memory_bytes: ROOMY, durable: false, empty_handed: None, home: None };
+    let place = Siblings {
+        node: 1,
+        boot: 1,
+        nodes: [1, 2].into(),
+        members: BTreeMap::new(),
+        terms: 0,
+        guard_percent: 50,
+        clock_error_ns: 10 * MS,
+        drift_ppm: 1_000,
+        begun_us: 0,
+        knows_from_us: None,
+        is_new: false,
+        rows_hold: BTreeSet::new(),
+        generations: Vec::new(),
+    };
+    Arc::new(Node::among(config, Keep::default(), place))
+}
+
+/// A server whose clock is right, as a node sees it whose wall is ahead by so much.
+fn right_server(ahead_ns: u64) -> ServerClock {
+    ServerClock { ahead_ns: -ahead_ns.cast_signed(), unsure_ns: MS }
+}
+
+#[test]
+fn a_wall_that_is_set_while_a_node_runs_is_gone_by_when_a_server_of_the_store_agrees() {
+    let node = of_a_store();
+    scene::apply(&node, &shop(), START);
+    let wall_s = |now: Now| (node.corrected(now).wall_ns - START.wall_ns) / S;
+    node.compare_wall(at(S, 0), &[right_server(0)]);
+    assert_eq!(wall_s(at(2 * S, 0)), 2);
+    // Set by an hour: between two comparisons it is carried on, and after that the server's is gone by.
+    assert_eq!(wall_s(at(3 * S, HOUR)), 3);
+    node.compare_wall(at(4 * S, HOUR), &[right_server(HOUR)]);
+    assert_eq!(wall_s(at(5 * S, HOUR)), 5);
+    // While no server is reached, too.
+    node.compare_wall(at(6 * S, HOUR), &[]);
+    assert_eq!(wall_s(at(7 * S, HOUR)), 7);
+    // Servers that are set themselves lead nobody, however many they are, and however the wall is corrected meanwhile.
+    node.compare_wall(at(8 * S, 0), &[right_server(0)]);
+    let wrong = right_server(HOUR);
+    node.compare_wall(at(9 * S, 0), &[wrong, wrong, wrong]);
+    assert_eq!(wall_s(at(10 * S, 0)), 10);
+    let corrected_ns = 60 * MS;
+    node.compare_wall(at(11 * S, corrected_ns), &[wrong, wrong]);
+    assert_eq!(wall_s(at(12 * S, corrected_ns)), 12);
+    // Most agree that it was wrong before.
+    node.compare_wall(at(13 * S, HOUR), &[right_server(0), right_server(0), wrong]);
+    assert_eq!(wall_s(at(14 * S, HOUR)), 3_614);
+}
+
+/// Without the rule the story above must end otherwise.
+#[cfg(feature = "broken")]
+#[test]
+fn every_rule_that_is_left_out_is_missed() {
+    use acequia_rights::broken::{Broken, break_rule};
+    break_rule(Some(Broken::WallReopensWindows));
+    let missed = std::panic::catch_unwind(a_window_that_was_left_is_closed_and_one_that_was_skipped_is_open);
+    break_rule(None);
+    assert!(missed.is_err());
+    println!("WallReopensWindows 1");
+}

@@ -1,0 +1,877 @@
+//! Nodes of one region, or of several, that share their limits through pools, on a network and with servers that do what a story says.
+
+mod draws;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use acequia_limits::{
+    CellTag, Descriptor, LimitId, Now,
+    limit::{LimitSpec, OneOrMany},
+};
+use acequia_node::{
+    Ask, Asker, Config, Drawing, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
+    leases::{CALL_NS, Call, GROUPS, Heard, PoolName, Question, Said, Siblings},
+    sharing,
+};
+use acequia_rights::{
+    Region, Writer,
+    pool::{
+        Bucket, Group, Sliding, Window,
+        group::{Known, Place},
+    },
+    versions::{CellKey, Draft, Fence, Member},
+};
+
+use draws::{Charges, DRAW_AGAIN_NS, Waiting};
+
+use crate::scene::{
+    self, KEY, MS, ROOMY, S, START,
+    ledger::{Ledger, Promise, Terms},
+};
+
+/// The server of the pools: what it does is what the rules say.
+#[derive(Clone, Debug)]
+pub(crate) struct Server {
+    run: u64,
+    groups: BTreeMap<u16, Group>,
+    windows: BTreeMap<PoolName, Window>,
+    buckets: BTreeMap<PoolName, Bucket>,
+    slidings: BTreeMap<PoolName, Sliding>,
+}
+
+impl Server {
+    fn new() -> Self {
+        Self {
+            run: 1,
+            groups: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            buckets: BTreeMap::new(),
+            slidings: BTreeMap::new(),
+        }
+    }
+
+    /// Another process, with what it has of an earlier state.
+    pub(crate) fn restart(&mut self, from: Option<&Self>) {
+        let run = self.run + 1;
+        *self = from.cloned().unwrap_or_else(Self::new);
+        self.run = run;
+    }
+
+    fn place(&self, terms: u64) -> Place {
+        Place { run: self.run.to_string(), map: 0, terms }
+    }
+
+    fn serve(&mut self, call: &Call) -> Said {
+        let place = self.place(call.terms);
+        let group = self.groups.entry(call.group).or_default();
+        match &call.question {
+            Question::Begin(begin) => return Said::Known(group.begin(&place, begin)),
+            Question::Assert(assertion, None) => return Said::Known(group.assert(&place, assertion)),
+            Question::Assert(assertion, Some(absent)) => {
+                return Said::Known(group.assert_without(&place, assertion, absent));
+            }
+            _ => {}
+        }
+        let Some(ground) = group.ground(&place, call.generation, call.wall_us) else {
+            let known: Known = group.known(&place);
+            return Said::Unknown(known);
+        };
+        let said = match &call.question {
+            Question::Take(name, take) => {
+                self.windows.entry(*name).or_default().take(take, &ground).map(Said::Took)
+            }
+            Question::Exchange(name, exchange, terms) => {
+                self.buckets.entry(*name).or_default().exchange(exchange, terms, &ground).map(Said::Exchanged)
+            }
+            Question::Slide(name, slide) => {
+                self.slidings.entry(*name).or_default().exchange(slide, &ground).map(Said::Slid)
+            }
+            Question::Sweep(_) => Ok(Said::Swept(0)),
+            Question::Begin(_) | Question::Assert(..) => unreachable!("answered"),
+        };
+        said.unwrap_or_else(Said::Refused)
+    }
+}
+
+/// How the way to the server is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    /// One way, at least and at most, in nanoseconds.
+    pub(crate) delay_ns: (u64, u64),
+    /// Of a hundred calls or answers, so many are lost.
+    pub(crate) lost: u64,
+}
+
+impl Way {
+    pub(crate) const GOOD: Self = Self { delay_ns: (100_000, 200_000), lost: 0 };
+    pub(crate) const CUT: Self = Self { delay_ns: (0, 1), lost: 100 };
+}
+
+/// One node.
+pub(crate) struct Place1 {
+    pub(crate) node: Arc<Node>,
+    pub(crate) asker: Asker,
+    boot: u32,
+    /// When it last began after a crash.
+    crashed: Option<Now>,
+    /// What is on its disk: the generations that it has heard of, what it took of windows, and since when it has written that down.
+    pub(crate) generations: Vec<Heard>,
+    rows: BTreeMap<(LimitId, CellTag), Row>,
+    knows_from_us: u64,
+    /// Nothing can be written to it.
+    pub(crate) is_disk_full: bool,
+    /// It decides, and does nothing else.
+    pub(crate) is_hung: bool,
+    /// It reaches the server that was replaced, and not its successor.
+    pub(crate) is_left_behind: bool,
+    /// Its wall is so much ahead of true time.
+    pub(crate) ahead_ns: i64,
+    /// Its steady clock goes faster by so many parts per million.
+    pub(crate) drift_ppm: i64,
+    pub(crate) way: Way,
+    ticked_ns: u64,
+}
+
+enum Message {
+    Call(u64, usize, u32, Call),
+    Answer(u64, usize, u32, u64, Said),
+    /// From a node to another, which may be of another region.
+    Frame(usize, usize, Vec<u8>),
+}
+
+/// Several regions, each with a server of its own, whose nodes share the limits by a catalogue.
+pub(crate) struct Regions {
+    /// The region of each node.
+    pub(crate) of: Vec<usize>,
+    /// Of all regions but the first.
+    pub(crate) servers: Vec<Server>,
+    /// Between nodes of several regions, and between those of one.
+    pub(crate) delay_ns: (u64, u64),
+    pub(crate) near_ns: (u64, u64),
+    /// Nodes that no frame comes from or goes to.
+    pub(crate) cut: BTreeSet<usize>,
+    /// Of a hundred frames so many come twice.
+    pub(crate) repeated: u64,
+    /// Frames from region to region, and their bytes.
+    pub(crate) crossed: (u64, u64),
+}
+
+pub(crate) fn writer(place: usize) -> Writer {
+    Writer { region: Region(place as u16 + 1), node: 0, incarnation: 1 }
+}
+
+pub(crate) struct World {
+    pub(crate) specs: Vec<LimitSpec>,
+    /// Whether orders have no limits.
+    pub(crate) is_gone: bool,
+    /// Limits that are in force no more, and were not long ago.
+    pub(crate) retired: Vec<LimitSpec>,
+    pub(crate) nodes: Vec<Place1>,
+    pub(crate) server: Server,
+    /// A server that was replaced, and lives on.
+    pub(crate) old: Option<Server>,
+    pub(crate) true_ns: u64,
+    error_ns: u64,
+    drift_ppm: u32,
+    percent: u8,
+    /// For the cells of nodes that start.
+    pub(crate) memory_bytes: usize,
+    /// There is nothing on the disk of a node that starts.
+    pub(crate) is_new: bool,
+    /// Nodes write down what they take of windows.
+    is_kept: bool,
+    messages: BTreeMap<(u64, u64), Message>,
+    /// Calls that are not answered, by when they are given up.
+    open: BTreeSet<(u64, usize, u32, u64)>,
+    sent: u64,
+    chance: u64,
+    /// By limit and key.
+    ledgers: BTreeMap<(usize, String), Ledger>,
+    waiting: Vec<Waiting>,
+    charges: Charges,
+    /// What cells may give at most, where their limits have other numbers now and then.
+    pub(crate) most: Option<Terms>,
+    /// Requests that passed after they had waited.
+    pub(crate) passed_late: u64,
+    pub(crate) calls: u64,
+    pub(crate) refused: Vec<Said>,
+    pub(crate) regions: Option<Regions>,
+    /// What is granted of windows that have not begun is not heard of.
+    pub(crate) loses_ahead: bool,
+    /// Nodes look at cells when these are due, and not at the next hundredth of a second.
+    pub(crate) is_prompt: bool,
+}
+
+impl World {
+    pub(crate) fn new(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
+        Self::begun(nodes, specs, percent, seed, (false, false), None)
+    }
+
+    /// Several regions of so many nodes each, of which nobody has any share yet: see [`World::order`].
+    pub(crate) fn among_regions(nodes: &[usize], specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
+        let of = (0..).zip(nodes).flat_map(|(region, nodes)| vec![region; *nodes]);
+        let regions = Regions {
+            of: of.collect(),
+            servers: (1..nodes.len()).map(|_| Server::new()).collect(),
+            delay_ns: (MS, 20 * MS),
+            near_ns: (MS / 4, MS),
+            cut: BTreeSet::new(),
+            repeated: 0,
+            crossed: (0, 0),
+        };
+        Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
+    }
+
+    /// The same, of nodes that write down what they take of windows.
+    pub(crate) fn kept(nodes: usize, specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
+        Self::begun(nodes, specs, percent, seed, (false, true), None)
+    }
+
+    /// A region in which nothing has ever been spent.
+    pub(crate) fn of_new(nodes: usize, specs: &[LimitSpec], percent: u8) -> Self {
+        Self::begun(nodes, specs, percent, 1, (true, true), None)
+    }
+
+    fn begun(
+        nodes: usize,
+        specs: &[LimitSpec],
+        percent: u8,
+        seed: u64,
+        (is_new, is_kept): (bool, bool),
+        regions: Option<Regions>,
+    ) -> Self {
+        let mut world = Self {
+            specs: specs.to_vec(),
+            is_gone: false,
+            retired: Vec::new(),
+            nodes: Vec::new(),
+            server: Server::new(),
+            old: None,
+            true_ns: 0,
+            error_ns: 10 * MS,
+            drift_ppm: 1_000,
+            percent,
+            memory_bytes: ROOMY,
+            is_new,
+            is_kept,
+            messages: BTreeMap::new(),
+            open: BTreeSet::new(),
+            sent: 0,
+            chance: seed,
+            ledgers: BTreeMap::new(),
+            waiting: Vec::new(),
+            charges: Charges::default(),
+            most: None,
+            passed_late: 0,
+            calls: 0,
+            refused: Vec::new(),
+            regions,
+            loses_ahead: false,
+            is_prompt: false,
+        };
+        for number in 1..=nodes as u16 {
+            let (node, asker) = world.started(number, nodes, 1, (None, BTreeSet::new()));
+            let way = Way::GOOD;
+            world.nodes.push(Place1 {
+                node,
+                asker,
+                boot: 1,
+                crashed: None,
+                generations: Vec::new(),
+                rows: BTreeMap::new(),
+                knows_from_us: if is_new { 0 } else { START.wall_ns / 1_000 },
+                is_disk_full: false,
+                is_hung: false,
+                is_left_behind: false,
+                ahead_ns: 0,
+                drift_ppm: 0,
+                way,
+                ticked_ns: 0,
+            });
+        }
+        world
+    }
+
+    fn started(
+        &self,
+        number: u16,
+        nodes: usize,
+        boot: u32,
+        (crashed, rows_hold): (Option<Now>, BTreeSet<LimitId>),
+    ) -> (Arc<Node>, Asker) {
+        let place = usize::from(number) - 1;
+        let is_mate = |other: &u16| {
+            let of = self.regions.as_ref().map(|regions| &regions.of);
+            of.is_none_or(|of| of[usize::from(*other) - 1] == of[place])
+        };
+        let all: BTreeSet<u16> = (1..=nodes as u16).filter(is_mate).collect();
+        let now = if self.nodes.len() > place { self.now(place) } else { START };
+        let siblings = Siblings {
+            node: number,
+            boot,
+            members: all
+                .iter()
+                .filter(|_| self.regions.is_some())
+                .map(|mate| (*mate, Region(*mate)))
+                .collect(),
+            terms: 0,
+            nodes: all,
+            guard_percent: self.percent,
+            clock_error_ns: self.error_ns,
+            drift_ppm: self.drift_ppm,
+            begun_us: now.wall_ns / 1_000,
+            knows_from_us: self.is_kept.then(|| self.knows_from_us(place, now)),
+            is_new: self.is_new,
+            rows_hold,
+            generations: self.nodes.get(place).map_or_else(Vec::new, |at| at.generations.clone()),
+        };
+        let home = Home { writer: writer(place), loan_ttl_ns: sharing::LOAN_TTL_NS };
+        let home = self.regions.as_ref().map(|_| home);
+        let config =
+            Config { key: KEY, memory_bytes: self.memory_bytes, durable: false, empty_handed: crashed, home };
+        let node = Arc::new(Node::among(config, Keep::default(), siblings));
+        if self.regions.is_some() {
+            let disk = self.nodes.get(place).map(|at| &at.rows);
+            let rows = |id| disk.map_or_else(Vec::new, |disk| rows_of(disk, id));
+            node.resume_home(Vec::new(), now, rows).expect("its own disk");
+            (0..nodes).for_each(|other| node.meet(writer(other)));
+        } else if boot > 1 {
+            let until = |specs, until_ns| {
+                let limits = scene::limits(specs).into_iter();
+                limits.map(move |limit| acequia_node::Scheduled { limit, from_ns: None, until_ns })
+            };
+            let retired = until(&self.retired, Some(now.wall_ns.saturating_sub(1)));
+            let schedule = until(&self.specs, None).chain(retired).collect();
+            node.resume(schedule, now).expect("the same limits");
+            let disk = &self.nodes[place].rows;
+            node.restore_all(now, |id| rows_of(disk, id));
+        }
+        if self.regions.is_none() {
+            scene::apply(&node, &self.specs, now);
+        }
+        let rows = self.nodes.get(place).map_or_else(Vec::new, |at| rows_of(&at.rows, TAKINGS));
+        node.restore_takings(rows, now);
+        let asker = node.asker();
+        (node, asker)
+    }
+
+    fn knows_from_us(&self, place: usize, now: Now) -> u64 {
+        let began_us = if self.is_new { 0 } else { now.wall_ns / 1_000 };
+        self.nodes.get(place).map_or(began_us, |at| at.knows_from_us)
+    }
+
+    /// A node loses its power, and comes back with what is on its disk.
+    pub(crate) fn crash(&mut self, place: usize) {
+        self.nodes[place].crashed = Some(self.now(place));
+        self.start(place, BTreeSet::new());
+    }
+
+    fn start(&mut self, place: usize, rows_hold: BTreeSet<LimitId>) {
+        let boot = self.nodes[place].boot + 1;
+        let crashed = (self.nodes[place].crashed, rows_hold);
+        let (node, asker) = self.started(place as u16 + 1, self.nodes.len(), boot, crashed);
+        let at = &mut self.nodes[place];
+        (at.node, at.asker, at.boot, at.ticked_ns) = (node, asker, boot, 0);
+        // Before anything is asked.
+        self.write(place);
+    }
+
+    /// A node is stopped, gives back what it holds for so long, and comes back after a pause with what it has written down.
+    pub(crate) fn stop(&mut self, place: usize, (gives_ns, pause_ns): (u64, u64)) {
+        let is_cut = self.regions.as_mut().is_some_and(|regions| !regions.cut.insert(place));
+        // Nobody is answered any more.
+        self.waiting.retain(|waiting| waiting.place != place);
+        self.nodes[place].node.leave_pools(self.now(place));
+        self.pass(gives_ns);
+        self.write(place);
+        let (at, now) = (&self.nodes[place], self.now(place));
+        let (node, is_disk_full) = (Arc::clone(&at.node), at.is_disk_full);
+        let disk = &mut self.nodes[place].rows;
+        if !is_disk_full {
+            node.close(now, |row| drop(disk.insert((row.limit, row.tag), row)));
+        }
+        self.nodes[place].is_hung = true;
+        self.pass(pause_ns);
+        self.nodes[place].is_hung = false;
+        if let Some(regions) = self.regions.as_mut().filter(|_| !is_cut) {
+            regions.cut.remove(&place);
+        }
+        if is_disk_full {
+            return self.crash(place);
+        }
+        self.start(place, node.known_limits().into_iter().collect());
+    }
+
+    /// The same, for a while; it is in the middle of giving back when it ends, perhaps.
+    pub(crate) fn stop_at_random(&mut self, place: usize) {
+        let (gives_ns, pause_ns) =
+            (self.below(4) * self.below(300 * MS), self.below(2) * self.below(4_000 * MS));
+        self.stop(place, (gives_ns, pause_ns));
+    }
+
+    /// A node loses its power, and its disk is gone.
+    pub(crate) fn lose_disk(&mut self, place: usize) {
+        let now_us = self.now(place).wall_ns / 1_000;
+        let at = &mut self.nodes[place];
+        at.generations.clear();
+        at.rows.clear();
+        at.knows_from_us = now_us;
+        self.is_new = true;
+        self.crash(place);
+        self.is_new = false;
+    }
+
+    pub(crate) fn below(&mut self, most: u64) -> u64 {
+        self.chance = self.chance.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = self.chance;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (x ^ (x >> 31)) % most.max(1)
+    }
+
+    pub(crate) fn now(&self, place: usize) -> Now {
+        let at = &self.nodes[place];
+        let drifted = i128::from(self.true_ns) * i128::from(at.drift_ppm) / 1_000_000;
+        let steady = i128::from(START.steady_ns) + i128::from(self.true_ns) + drifted;
+        let wall = START.wall_ns + self.true_ns;
+        Now {
+            steady_ns: u64::try_from(steady).expect("after the start"),
+            wall_ns: wall.saturating_add_signed(at.ahead_ns),
+        }
+    }
+
+    fn true_now(&self) -> Now {
+        Now { steady_ns: START.steady_ns + self.true_ns, wall_ns: START.wall_ns + self.true_ns }
+    }
+
+    /// Asks for units of a key, of the limit that has the key's first letter for a name; says whether they are there. What
+    /// passes is counted.
+    pub(crate) fn ask(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        self.ask_as(place, key, cost, Ask::CHECK).0
+    }
+
+    /// The same, and where the node says that it may be worth it the caller waits for so long, and is asked about again when units came.
+    pub(crate) fn ask_and_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        let node = Arc::clone(&self.nodes[place].node);
+        let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK);
+        let until_ns = self.true_ns + patience_ns;
+        if is_allowed {
+            return true;
+        }
+        while self.true_ns < until_ns {
+            let news = node.news();
+            while self.true_ns < until_ns && node.news() == news {
+                self.pass((MS / 10).min(until_ns - self.true_ns));
+            }
+            if self.ask_as(place, key, cost, Ask::CHECK.again()).0 {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The same, and time does not pass meanwhile: whether it passes late is counted in `passed_late`.
+    pub(crate) fn ask_or_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK.drawing(Drawing::May));
+        if !is_allowed && patience_ns > 0 {
+            let (came_ns, since_ns, at) = (self.true_ns, self.now(place).steady_ns, &self.nodes[place]);
+            let (boot, news, until_ns) = (at.boot, at.node.news(), came_ns + patience_ns);
+            let (key, draw) = (key.to_owned(), None);
+            let again_ns = came_ns + DRAW_AGAIN_NS;
+            let mut waiting =
+                Waiting { place, boot, key, cost, came_ns, since_ns, until_ns, again_ns, news, draw };
+            self.draw(&mut waiting);
+            self.waiting.push(waiting);
+        }
+        is_allowed
+    }
+
+    /// Gives how long the caller may wait, too.
+    fn ask_as(&mut self, place: usize, key: &str, cost: u64, ask: Ask) -> (bool, u64) {
+        self.ask_since(place, key, cost, (ask, self.true_ns))
+    }
+
+    /// The same of a request that came at a time.
+    fn ask_since(&mut self, place: usize, key: &str, cost: u64, (ask, came_ns): (Ask, u64)) -> (bool, u64) {
+        let now = self.now(place);
+        let node = Arc::clone(&self.nodes[place].node);
+        let answer = scene::ask_as(&mut self.nodes[place].asker, key, cost, now, ask);
+        let patience_ns = node.patience_ns(answer, &node.catalogue(), S, 0);
+        let (is_allowed, limits) = (answer.allowed, answer.limits.clone());
+        for limit in limits.iter().filter(|_| is_allowed) {
+            if limit.is_drawn {
+                let id = node.catalogue().limits[limit.limit as usize].limit.id;
+                self.use_charge(place, (id, named(limit)), limit.units, came_ns);
+            } else {
+                self.admit(
+                    (limit.limit as usize, key, limit.budget),
+                    limit.tag,
+                    limit.units,
+                    &place.to_string(),
+                );
+            }
+        }
+        (is_allowed, patience_ns)
+    }
+
+    /// How many requests wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Counts what some node charged.
+    #[track_caller]
+    fn admit(&mut self, (limit, key, budget): (usize, &str, u64), tag: CellTag, units: u64, node: &str) {
+        let now = self.true_now();
+        let spec = &self.specs[limit];
+        let terms = self.most.unwrap_or(Terms { limit: budget, hourly: hourly_of(spec, key) });
+        let ledger = self.ledgers.entry((limit, key.to_owned()));
+        let ledger = ledger.or_insert_with(|| Ledger::new(Promise::of(spec, tag), terms, START));
+        ledger.admit(&format!("{} {key} at node {node}", spec.name), units, now);
+    }
+
+    /// Asks again until it passes, as a caller would that waits for pools at most; says whether it passed.
+    pub(crate) fn ask_patiently(&mut self, place: usize, key: &str, cost: u64) -> bool {
+        let until_ns = self.true_ns + 3 * MS;
+        while !self.ask(place, key, cost) {
+            if self.true_ns >= until_ns {
+                return false;
+            }
+            self.pass(MS / 5);
+        }
+        true
+    }
+
+    /// Asks for units of the key `k` at any nodes, up to so often, most of them one by one, and lets some time pass.
+    pub(crate) fn ask_around(&mut self) {
+        let nodes = self.nodes.len() as u64;
+        for _ in 0..self.below(24) {
+            let (place, cost) = (self.below(nodes) as usize, self.below(20) / 18 * self.below(20));
+            if self.regions.is_some() && self.below(2) == 0 {
+                self.ask_or_wait(place, "k", 1 + cost)
+            } else {
+                self.ask(place, "k", 1 + cost)
+            };
+        }
+        let pause = [MS, 10 * MS, 100 * MS, 100 * MS][self.below(4) as usize];
+        let pause = self.below(pause);
+        self.pass(pause);
+    }
+
+    /// Nothing is broken any more, and some go on asking.
+    pub(crate) fn mend(&mut self) {
+        self.regions.iter_mut().for_each(|regions| regions.cut.clear());
+        for at in &mut self.nodes {
+            (at.way, at.is_disk_full, at.is_left_behind) = (Way::GOOD, false, false);
+        }
+        let nodes = self.nodes.len() as u64;
+        for _ in 0..1_000 {
+            let place = self.below(nodes) as usize;
+            self.ask(place, "k", 1);
+            self.pass(20 * MS);
+        }
+    }
+
+    /// Whether the catalogue that the first node has names a node, where there is one.
+    pub(crate) fn is_member(&self, place: usize) -> bool {
+        let version = self.nodes[0].node.version();
+        version.is_none_or(|version| version.members.contains_key(&writer(place).region))
+    }
+
+    /// Every pool grants to every node that has a share.
+    #[track_caller]
+    pub(crate) fn expect_granting(&self, when: &str) {
+        for (place, at) in self.nodes.iter().enumerate().filter(|(place, _)| self.is_member(*place)) {
+            let counts = at.node.lease_counts();
+            assert_eq!(counts.granting, u64::from(GROUPS), "{when}, node {place}: {counts:?}");
+        }
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&mut self, ns: u64) {
+        let end_ns = self.true_ns + ns;
+        loop {
+            self.tick();
+            self.wake_waiting();
+            let message = self.messages.keys().next().map(|(at, _)| *at);
+            let give_up = self.open.first().map(|(at, ..)| *at);
+            let ticking = self.nodes.iter().filter(|at| !at.is_hung);
+            let tick = ticking.map(|at| at.ticked_ns + 10 * MS).min();
+            let waiting = self.waiting.iter().map(|waiting| waiting.until_ns).min();
+            let look = self.next_look_ns();
+            let next_ns =
+                [message, give_up, tick, waiting, look].into_iter().flatten().min().unwrap_or(end_ns);
+            if next_ns > end_ns {
+                break;
+            }
+            self.true_ns = self.true_ns.max(next_ns);
+            self.deliver();
+        }
+        self.true_ns = end_ns;
+        self.tick();
+        self.wake_waiting();
+    }
+
+    /// When the next look at a cell is due, where nodes are prompt.
+    fn next_look_ns(&self) -> Option<u64> {
+        let prompt = (0..self.nodes.len()).filter(|place| self.is_prompt && !self.nodes[*place].is_hung);
+        let due_ns = prompt.filter_map(|place| {
+            let after_ns = self.nodes[place].node.leases_due_ns()?.saturating_sub(self.now(place).steady_ns);
+            (after_ns > 0).then_some(self.true_ns + after_ns + after_ns / 1_000)
+        });
+        due_ns.min()
+    }
+
+    fn tick(&mut self) {
+        for place in 0..self.nodes.len() {
+            let at = &self.nodes[place];
+            if at.is_hung {
+                continue;
+            }
+            let now = self.now(place);
+            let due_ns = if self.is_prompt { at.node.leases_due_ns() } else { None };
+            let is_due = due_ns.is_some_and(|due_ns| due_ns <= now.steady_ns);
+            if at.ticked_ns == 0 || self.true_ns >= at.ticked_ns + 10 * MS || at.node.calls() || is_due {
+                if self.regions.is_some() {
+                    self.note_numbers(place);
+                    let at = &self.nodes[place];
+                    let adopted = at.node.tick(now, |id| Some(rows_of(&at.rows, id)));
+                    adopted.expect("a version that fits");
+                }
+                self.nodes[place].node.tick_leases(now);
+                self.nodes[place].ticked_ns = self.true_ns.max(1);
+                self.write(place);
+                if let Some(generations) = self.nodes[place].node.unkept_generations() {
+                    let at = &mut self.nodes[place];
+                    if at.is_disk_full {
+                        at.node.generations_kept(&[], now);
+                    } else {
+                        at.node.generations_kept(&generations, now);
+                        at.generations = generations;
+                    }
+                }
+            }
+            while self.regions.is_some()
+                && let Some((to, frame)) = self.nodes[place].node.poll(self.now(place))
+            {
+                self.send_frame(place, usize::from(to.0) - 1, frame);
+            }
+            while let Some(call) = self.nodes[place].node.poll_call() {
+                self.calls += u64::from(matches!(
+                    call.question,
+                    Question::Take(..) | Question::Exchange(..) | Question::Slide(..)
+                ));
+                let boot = self.nodes[place].boot;
+                let until_ns = self.true_ns + CALL_NS;
+                self.open.insert((until_ns, place, boot, call.id));
+                self.send(place, Message::Call(until_ns, place, boot, call));
+            }
+        }
+    }
+
+    /// What a node has put in line is on its disk.
+    fn write(&mut self, place: usize) {
+        let at = &mut self.nodes[place];
+        while !at.is_disk_full
+            && let Some((batch, rows)) = at.node.take_rows()
+        {
+            for row in rows {
+                match row.state {
+                    Some(_) => drop(at.rows.insert((row.limit, row.tag), row)),
+                    None => drop(at.rows.remove(&(row.limit, row.tag))),
+                }
+            }
+            at.node.committed(batch);
+        }
+    }
+
+    /// Rows on a node's disk.
+    pub(crate) fn rows(&self, place: usize) -> usize {
+        self.nodes[place].rows.len()
+    }
+
+    fn send(&mut self, place: usize, message: Message) {
+        let Way { delay_ns: (least, most), lost } = self.nodes[place].way;
+        if self.below(100) < lost {
+            return;
+        }
+        let at_ns = self.true_ns + least + self.below(most - least);
+        self.sent += 1;
+        self.messages.insert((at_ns, self.sent), message);
+    }
+
+    fn send_frame(&mut self, from: usize, to: usize, frame: Vec<u8>) {
+        let Some(regions) = &mut self.regions else { return };
+        let is_near = regions.of[from] == regions.of[to];
+        let (least, most) = if is_near { regions.near_ns } else { regions.delay_ns };
+        if !is_near {
+            regions.crossed.0 += 1;
+            regions.crossed.1 += frame.len() as u64;
+        } else {
+            self.note_draws(from, to, &frame);
+        }
+        let Some(regions) = &self.regions else { return };
+        if !regions.cut.contains(&from) && !regions.cut.contains(&to) {
+            let times = 1 + u64::from(regions.repeated > 0 && self.below(100) < self.repeated());
+            for time in 0..times {
+                let late_ns = if time > 0 { self.below(60 * MS) } else { 0 };
+                let at_ns = self.true_ns + least + self.below(most - least) + late_ns;
+                self.sent += 1;
+                self.messages.insert((at_ns, self.sent), Message::Frame(from, to, frame.clone()));
+            }
+        }
+    }
+
+    fn repeated(&self) -> u64 {
+        self.regions.as_ref().map_or(0, |regions| regions.repeated)
+    }
+
+    /// The server of a node's region.
+    fn server_of(&mut self, place: usize) -> &mut Server {
+        let Some(regions) = &mut self.regions else { return &mut self.server };
+        match regions.of[place] {
+            0 => &mut self.server,
+            region => &mut regions.servers[region - 1],
+        }
+    }
+
+    /// The first node orders that these have shares of the limits that there are, of so much weight each; says whether it could.
+    pub(crate) fn order(&mut self, weights: &[(usize, u32)]) -> bool {
+        self.order_without(weights, &[])
+    }
+
+    /// The same, where the operator says that some have been stopped for good.
+    pub(crate) fn order_without(&mut self, weights: &[(usize, u32)], stopped: &[usize]) -> bool {
+        let now = self.now(0);
+        let of: Vec<usize> = self.regions.as_ref().map_or_else(Vec::new, |regions| regions.of.clone());
+        let member = |(place, weight): &(usize, u32)| {
+            let writer = writer(*place);
+            let name = of.get(*place).map_or_else(String::new, |region| format!("r{region}/n{place}"));
+            (writer.region, Member { weight: *weight, writer, name })
+        };
+        let specs: &[LimitSpec] = if self.is_gone { &[] } else { &self.specs };
+        let draft = Draft {
+            members: weights.iter().map(member).collect(),
+            fenced: stopped
+                .iter()
+                .map(|place| Fence { writer: writer(*place), wall_ns: now.wall_ns })
+                .collect(),
+            clock_error_ns: self.error_ns,
+            drift_ppm: self.drift_ppm,
+            key: CellKey(KEY.0),
+            limits: sharing::limits_to_bytes(specs).expect("limits"),
+            revoked: Default::default(),
+        };
+        let at = &self.nodes[0];
+        let version = at.node.propose(draft, now.wall_ns);
+        version.is_ok_and(|version| {
+            at.node.adopt(version, now, |id| Some(rows_of(&at.rows, id))).expect("a version that fits");
+            true
+        })
+    }
+
+    fn deliver(&mut self) {
+        while let Some(entry) = self.messages.first_entry().filter(|entry| entry.key().0 <= self.true_ns) {
+            match entry.remove() {
+                Message::Call(until_ns, place, boot, call) => {
+                    let is_left_behind = self.nodes[place].is_left_behind;
+                    let said = match &mut self.old {
+                        Some(old) if is_left_behind => old.serve(&call),
+                        _ => self.server_of(place).serve(&call),
+                    };
+                    if matches!(said, Said::Refused(_)) {
+                        self.refused.push(said);
+                    }
+                    let is_ahead = matches!(&call.question, Question::Take(_, take)
+                        if take.begins_us * 1_000 > self.true_now().wall_ns);
+                    if !(is_ahead && self.loses_ahead) {
+                        self.send(place, Message::Answer(until_ns, place, boot, call.id, said));
+                    }
+                }
+                Message::Frame(from, to, frame) => {
+                    self.note_numbers(to);
+                    let now = self.now(to);
+                    // A frame of a process that is gone is refused.
+                    let _ = self.nodes[to].node.handle(writer(from).region, &frame, now);
+                }
+                Message::Answer(until_ns, place, boot, id, said) => {
+                    if self.open.remove(&(until_ns, place, boot, id)) && self.nodes[place].boot == boot {
+                        let now = self.now(place);
+                        self.nodes[place].node.answer_call(id, &said, now);
+                    }
+                }
+            }
+        }
+        while let Some((until_ns, place, boot, id)) =
+            self.open.first().copied().filter(|late| late.0 <= self.true_ns)
+        {
+            self.open.remove(&(until_ns, place, boot, id));
+            if self.nodes[place].boot == boot {
+                let now = self.now(place);
+                self.nodes[place].node.answer_call(id, &Said::Nothing, now);
+            }
+        }
+    }
+
+    /// Other numbers, at every node at once.
+    pub(crate) fn renumber(&mut self, specs: &[LimitSpec]) {
+        self.specs = specs.to_vec();
+        for place in 0..self.nodes.len() {
+            scene::apply(&self.nodes[place].node, specs, self.now(place));
+        }
+    }
+
+    /// Whether such a call is on its way to a server.
+    pub(crate) fn is_under_way(&self, is_such: impl Fn(&Call) -> bool) -> bool {
+        self.messages.values().any(|message| matches!(message, Message::Call(_, _, _, call) if is_such(call)))
+    }
+
+    /// Counts anew what passes from now on, by the numbers of today.
+    pub(crate) fn forget_counts(&mut self) {
+        self.ledgers.clear();
+    }
+
+    /// What an operator sees that a node has of a key of the first limit.
+    pub(crate) fn holding(&self, place: usize, key: &str) -> Holding {
+        let (node, now) = (&self.nodes[place].node, self.now(place));
+        let values = Descriptor { entries: &[(b"key", key.as_bytes())], cost: None };
+        let limit = node.catalogue().limits[0].limit.id;
+        node.holding_named(limit, &values, now).expect("a cell")
+    }
+
+    /// Units of a limit and a key that passed.
+    pub(crate) fn admitted(&self, limit: usize, key: &str) -> u64 {
+        self.ledgers.get(&(limit, key.to_owned())).map_or(0, |ledger| ledger.total)
+    }
+}
+
+/// A cell's tag, as frames have it: the shard's bits and the low 96.
+fn named(limit: &LimitAnswer) -> CellTag {
+    CellTag(limit.tag.0 & (0xFF << 120 | ((1 << 96) - 1)))
+}
+
+/// Units that come back in an hour: of a bucket, or of the override that a key has.
+fn hourly_of(spec: &LimitSpec, key: &str) -> u64 {
+    let is_its =
+        |fields: &&BTreeMap<String, OneOrMany>| fields.get("key").is_some_and(|keys| keys.0 == [key]);
+    let its = spec.overrides.iter().find(is_its).and_then(|fields| fields.get("rate")?.0.first());
+    let rate = spec.token_bucket.as_ref().map(|bucket| &bucket.rate);
+    let rate = rate.or(spec.leaky_bucket.as_ref().map(|bucket| &bucket.rate));
+    let Some(rate) = its.or(rate) else { return 0 };
+    let (units, per) = rate.split_once('/').expect("a rate");
+    let each = match per {
+        "s" => 3_600,
+        "m" => 60,
+        "h" => 1,
+        other => panic!("a rate a {other}"),
+    };
+    units.parse::<u64>().expect("units") * each
+}
+
+/// What a disk has of a limit, or under another name.
+fn rows_of(disk: &BTreeMap<(LimitId, CellTag), Row>, id: LimitId) -> Vec<Row> {
+    disk.iter().filter(|((limit, _), _)| *limit == id).map(|(_, row)| row.clone()).collect()
+}

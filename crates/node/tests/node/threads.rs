@@ -1,0 +1,174 @@
+//! Threads that ask at once, while limits change and idle cells are swept: the sums must hold in
+//! whatever order the threads meet.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use crate::scene::{self, HOUR, MS, S, START};
+use acequia_limits::{Reason, Request, limit::LimitSpec};
+use acequia_node::{Ask, MEMORY_BYTES_MIN, Node};
+
+const THREADS: usize = 4;
+const CHECKS: u64 = 25_000;
+/// Checks between two changes of the limits.
+const PER_TURN: u64 = 2_000;
+/// Hot keys, on which every thread spends half of its checks.
+const HOT: usize = 5;
+/// Cold ones, more than there are in memory at once.
+const COLD: usize = 60_000;
+
+/// What the threads share.
+struct Race {
+    node: Arc<Node>,
+    /// Time passes as checks are made.
+    clock: AtomicU64,
+    /// Checks that may be made before the limits change once more: neither side leaves the other behind.
+    allowance: AtomicU64,
+    made: AtomicU64,
+    over: AtomicBool,
+    hot: Vec<AtomicU64>,
+    cold: Vec<AtomicU64>,
+}
+
+impl Race {
+    fn new(specs: &[LimitSpec]) -> Self {
+        Self::on(scene::small_node(specs, true, START))
+    }
+
+    fn on(node: Arc<Node>) -> Self {
+        let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            node,
+            clock: AtomicU64::new(0),
+            allowance: AtomicU64::new(0),
+            made: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+            hot: zeros(HOT),
+            cold: zeros(COLD),
+        }
+    }
+
+    /// Asks as fast as it can; each check lasts `ns`, for all threads together.
+    fn ask(&self, thread: usize, ns: u64) {
+        let mut asker = self.node.asker();
+        let mut dice = thread as u64 + 1;
+        for _ in 0..CHECKS {
+            let turn = self.made.fetch_add(1, Ordering::AcqRel);
+            while turn >= self.allowance.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let drawn = (dice >> 33) as usize;
+            let (counts, name) = match drawn % 2 {
+                0 => (&self.hot[drawn / 2 % HOT], format!("hot-{}", drawn / 2 % HOT)),
+                _ => (&self.cold[drawn / 2 % COLD], format!("cold-{}", drawn / 2 % COLD)),
+            };
+            let now = START.later(self.clock.fetch_add(ns, Ordering::AcqRel));
+            let mut request = Request::new("shop", &[("key", &name)]);
+            request.cost = 1 + (dice >> 60) % 2;
+            // A request that no limit is about is allowed, and not counted.
+            if asker.check(&request, now, Ask::CHECK).reason == Reason::WithinLimit {
+                counts.fetch_add(request.cost, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Reloads one set of limits after the other, sweeps, and keeps the journal going.
+    fn disturb(&self, turns: &[Vec<LimitSpec>]) {
+        let mut journal = scene::Journal::default();
+        for sweep in (0..).take_while(|_| !self.over.load(Ordering::Acquire)) {
+            let now = START.later(self.clock.load(Ordering::Acquire));
+            // Half of a turn's checks race with the change of limits, the others with the sweeps.
+            let allowance = self.allowance.load(Ordering::Acquire);
+            if self.made.load(Ordering::Acquire) + PER_TURN / 2 >= allowance {
+                let limits = scene::limits(&turns[(allowance / PER_TURN) as usize % turns.len()]);
+                self.node.apply(limits, now, |id| journal.rows(id)).expect("a set of limits that fits");
+                self.allowance.store(allowance + PER_TURN, Ordering::Release);
+            }
+            self.node.sweep(sweep, now);
+            journal.flush(&self.node);
+        }
+    }
+
+    fn run(self, ns: u64, turns: &[Vec<LimitSpec>]) -> Self {
+        thread::scope(|scope| {
+            let disturbing = scope.spawn(|| self.disturb(turns));
+            let asking: Vec<_> = (0..THREADS)
+                .map(|thread| {
+                    scope.spawn({
+                        let race = &self;
+                        move || race.ask(thread, ns)
+                    })
+                })
+                .collect();
+            for thread in asking {
+                thread.join().expect("no panic");
+            }
+            self.over.store(true, Ordering::Release);
+            disturbing.join().expect("no panic");
+        });
+        self
+    }
+
+    /// The most that a key of each kind was given.
+    fn most(&self) -> (u64, u64) {
+        let most = |counts: &[AtomicU64]| counts.iter().map(|n| n.load(Ordering::Acquire)).max().unwrap_or(0);
+        (most(&self.hot), most(&self.cold))
+    }
+}
+
+#[test]
+fn windows_hold_while_limits_change_under_them() {
+    let with = |limit| vec![scene::window("w", limit, "1h")];
+    let race = Race::new(&with(1_000)).run(MS, &[with(1_000), with(600), vec![], with(900)]);
+    let (hot, cold) = race.most();
+    assert!(hot <= 1_000 && cold <= 1_000, "{hot} and {cold} of 1000");
+    assert!(hot >= 600, "{hot}");
+}
+
+#[test]
+fn several_limits_are_charged_all_or_none_by_all_threads() {
+    let all = || LimitSpec { by: vec![], ..scene::window("all", 4_000, "1h") };
+    let each = || scene::sliding("each", 60, "1h");
+    let turns =
+        [vec![all(), each()], vec![each(), all()], vec![all(), each(), scene::window("w", 1_000, "1h")]];
+    // Logs of sixty charges for every key need more than the least memory.
+    let race = Race::on(scene::node(&turns[0], START)).run(MS, &turns);
+    let total: u64 = race.hot.iter().chain(&race.cold).map(|n| n.load(Ordering::Acquire)).sum();
+    let (hot, cold) = race.most();
+    assert!(hot <= 60 && cold <= 60, "{hot} and {cold} of 60");
+    assert!(total <= 4_000, "{total} of 4000");
+    assert!(total > 3_000, "{total}");
+}
+
+#[test]
+fn buckets_give_their_burst_and_their_rate_to_all_threads_together() {
+    // The numbers never leave a burst of 500 and a rate of 10/s behind.
+    let with = |rate: &str, burst| vec![scene::bucket("b", rate, burst)];
+    let turns = [with("10/s", 500), with("1/s", 500), with("9/s", 500), with("10/s", 100), vec![]];
+    let race = Race::new(&with("10/s", 500)).run(MS / 2, &turns);
+    let lasted_ns = race.clock.load(Ordering::Acquire);
+    let bound = 500 + 10 * lasted_ns / S;
+    let (hot, cold) = race.most();
+    assert!(hot <= bound && cold <= bound, "{hot} and {cold} of {bound} in {} s", lasted_ns / S);
+    assert!(race.node.usage().bytes as usize <= MEMORY_BYTES_MIN * 5 / 4, "{:?}", race.node.usage());
+    assert!(lasted_ns < HOUR);
+}
+
+#[test]
+fn keys_without_room_have_no_more_together_while_their_numbers_change() {
+    let with = |limit| vec![scene::window("w", limit, "1h")];
+    // Whoever floods is not denied, so there is no room left anywhere.
+    let race = Race::new(&with(1_000_000));
+    scene::flood(&race.node, "flood", START);
+    let turns: Vec<Vec<LimitSpec>> = (0..50).map(|turn| with(20_000 - turn)).collect();
+    let race = race.run(MS / 100, &turns);
+    let total: u64 = race.hot.iter().chain(&race.cold).map(|n| n.load(Ordering::Acquire)).sum();
+    assert!(total <= 20_000, "{total} of 20000");
+    assert!(total > 5_000, "{total}");
+}

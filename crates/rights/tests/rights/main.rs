@@ -1,0 +1,6 @@
+//! Rights under adversaries: loans, pools, standing shares and versions of the catalogue, in random histories.
+
+mod loans;
+mod pool;
+mod standing;
+mod versions;

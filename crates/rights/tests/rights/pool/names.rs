@@ -1,0 +1,298 @@
+//! Names of charges under random histories: servers are replaced by older copies of themselves and live on, calls are late and lost.
+
+use std::collections::BTreeSet;
+
+use acequia_rights::pool::{
+    Generation, Group, Letter, Letters, Name, Taker,
+    group::{Assertion, Begin, Known, Place},
+    letters::LETTERS_MAX,
+    name::{ANSWER_BYTES_MAX, Act, Standing, What},
+};
+
+use crate::loans::random::Random;
+
+const NODES: usize = 3;
+const STEPS: u64 = 400;
+const KEEP_US: u64 = 1_000;
+
+#[derive(Clone, Debug, Default)]
+struct Server {
+    run: String,
+    group: Group,
+    name: Name,
+}
+
+#[derive(Clone, Debug)]
+enum Question {
+    Begin,
+    Assert,
+    Act(What),
+}
+
+#[derive(Clone, Debug)]
+struct Call {
+    arrives: u64,
+    node: usize,
+    server: usize,
+    generation: Generation,
+    grants: bool,
+    wall_us: u64,
+    by: Taker,
+    question: Question,
+}
+
+#[derive(Clone, Debug)]
+enum Said {
+    Known(Known),
+    Standing(Standing),
+}
+
+/// What a node charged under the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Charge {
+    None,
+    Stands(Option<Generation>),
+    /// Since then.
+    Back(u64),
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    server: usize,
+    generation: Generation,
+    grants: bool,
+    charge: Charge,
+}
+
+struct World {
+    random: Random,
+    /// Whether a name is ended in the generation that the answer was kept in, or in one that grants, before anything is given back.
+    ends_where_it_counts: bool,
+    now: u64,
+    servers: Vec<Server>,
+    nodes: Vec<Node>,
+    calls: Vec<Call>,
+    answers: Vec<(u64, Call, Said)>,
+    sent: u64,
+    /// Answers by which a question passed at another node.
+    passed: u64,
+    given_back: u64,
+}
+
+impl World {
+    fn send(&mut self, node: usize, question: Question) {
+        self.sent += 1;
+        let Node { server, generation, grants, .. } = self.nodes[node];
+        let by = Taker { node: node as u16, boot: 1, call: self.sent };
+        let arrives = self.now + self.random.below(30);
+        let wall_us = self.now;
+        self.calls.push(Call { arrives, node, server, generation, grants, wall_us, by, question });
+    }
+
+    fn serve(&mut self, call: Call) {
+        let server = &mut self.servers[call.server];
+        let place = Place { run: server.run.clone(), map: 0, terms: 0 };
+        let said = match &call.question {
+            Question::Begin => {
+                let (heard, by) = (call.generation.number, call.by);
+                Said::Known(server.group.begin(&place, &Begin { heard, by, goes_on: false }))
+            }
+            Question::Assert => {
+                let told = Assertion {
+                    node: call.node as u16,
+                    generation: call.generation,
+                    nodes: (0..NODES as u16).collect::<BTreeSet<_>>(),
+                    knows_from_us: 0,
+                    is_new: true,
+                    before: Generation::default(),
+                    wall_us: call.wall_us,
+                    slack_us: 0,
+                };
+                Said::Known(server.group.assert(&place, &told))
+            }
+            Question::Act(what) => match server.group.ground(&place, call.generation, call.wall_us) {
+                None => Said::Known(server.group.known(&place)),
+                Some(ground) => {
+                    let act = Act { by: call.by, what: what.clone(), drops_us: call.wall_us + KEEP_US };
+                    Said::Standing(server.name.act(&act, &ground))
+                }
+            },
+        };
+        if self.random.below(8) > 0 {
+            self.answers.push((self.now + self.random.below(30), call, said));
+        }
+    }
+
+    fn hear(&mut self, call: &Call, said: Said) -> Result<(), String> {
+        let node = &mut self.nodes[call.node];
+        let standing = match said {
+            Said::Known(known) => {
+                if known.generation.number > node.generation.number {
+                    (node.generation, node.grants) = (known.generation, false);
+                }
+                if known.generation == node.generation {
+                    node.grants |= known.grants;
+                }
+                return Ok(());
+            }
+            Said::Standing(standing) => standing,
+        };
+        match (&call.question, standing) {
+            (Question::Act(What::Claim), Standing::Claimed(by))
+                if by == call.by && node.charge == Charge::None =>
+            {
+                node.charge = Charge::Stands(Some(call.generation));
+                // The claim is this call's.
+                let keep =
+                    Call { question: Question::Act(What::Keep(vec![call.node as u8])), ..call.clone() };
+                self.calls.push(Call { arrives: self.now + self.random.below(60), ..keep });
+            }
+            (Question::Act(What::Claim), Standing::Kept(answer)) => {
+                let charged = usize::from(answer[0]);
+                self.passed += u64::from(charged != call.node);
+                // Whoever asked before then might as well have been answered before.
+                if matches!(self.nodes[charged].charge, Charge::Back(since) if since <= call.wall_us) {
+                    return Err(format!(
+                        "step {}: node {} passes by what was given back",
+                        self.now, call.node
+                    ));
+                }
+            }
+            (Question::Act(What::End), Standing::Ended) => {
+                let counts = |kept: Option<Generation>| {
+                    kept == Some(call.generation) || call.grants || !self.ends_where_it_counts
+                };
+                if matches!(node.charge, Charge::Stands(kept) if counts(kept)) {
+                    node.charge = Charge::Back(self.now);
+                    self.given_back += 1;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        self.now += 1;
+        let node = self.random.below(NODES as u64) as usize;
+        match self.random.below(40) {
+            // Another server takes over, with what a copy of some time ago had; who is connected to the old one is still.
+            0 if self.servers.len() < 4 => {
+                let copy = self.random.below(self.servers.len() as u64) as usize;
+                let run = self.servers.len().to_string();
+                self.servers.push(Server { run, ..self.servers[copy].clone() });
+            }
+            1..4 => self.nodes[node].server = self.servers.len() - 1,
+            4..8 => self.send(node, Question::Begin),
+            8..16 => self.send(node, Question::Assert),
+            16..28 => self.send(node, Question::Act(What::Claim)),
+            28..31 if self.nodes[node].charge != Charge::None => self.send(node, Question::Act(What::End)),
+            _ => {}
+        }
+        let is_due = |call: &mut Call| call.arrives <= self.now;
+        let due: Vec<Call> = self.calls.extract_if(.., is_due).collect();
+        due.into_iter().for_each(|call| self.serve(call));
+        let now = self.now;
+        let heard: Vec<_> = self.answers.extract_if(.., |(at, ..)| *at <= now).collect();
+        heard.into_iter().try_for_each(|(_, call, said)| self.hear(&call, said))
+    }
+}
+
+/// How often a question passed by another node's answer, and how often a charge was given back; or what went wrong.
+pub(super) fn history(seed: u64, ends_where_it_counts: bool) -> Result<(u64, u64), String> {
+    let node = Node { server: 0, generation: Generation::default(), grants: false, charge: Charge::None };
+    let mut world = World {
+        random: Random::new(seed),
+        ends_where_it_counts,
+        now: 0,
+        servers: vec![Server { run: "0".to_owned(), ..Server::default() }],
+        nodes: vec![node; NODES],
+        calls: Vec::new(),
+        answers: Vec::new(),
+        sent: 0,
+        passed: 0,
+        given_back: 0,
+    };
+    (0..STEPS).try_for_each(|_| world.step()).map_err(|fault| format!("seed {seed}: {fault}"))?;
+    Ok((world.passed, world.given_back))
+}
+
+#[test]
+fn nobody_passes_by_an_answer_whose_charge_was_given_back() {
+    let histories = std::env::var("HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(4_000);
+    let (mut passed, mut given_back) = (0, 0);
+    for seed in 0..histories {
+        match history(seed, true) {
+            Ok((by_others, back)) => (passed, given_back) = (passed + by_others, given_back + back),
+            Err(fault) => panic!("{fault}"),
+        }
+    }
+    println!("{histories} histories: {passed} passed by another node's answer, {given_back} were given back");
+    assert!(passed > histories && given_back > histories / 10, "{passed} {given_back}");
+}
+
+#[test]
+fn a_name_that_is_ended_where_not_all_have_heard_of_it_was_not_ended() {
+    assert!((0..40_000).any(|seed| history(seed, false).is_err()), "nobody noticed");
+}
+
+fn ground(number: u64, wall_us: u64) -> acequia_rights::pool::Ground {
+    let generation = Generation { number, by: Taker { node: 1, boot: 1, call: number } };
+    acequia_rights::pool::Ground {
+        wall_us,
+        generation,
+        since: generation,
+        grants: true,
+        fresh_us: 0,
+        burned_us: 0,
+    }
+}
+
+fn by(call: u64) -> Taker {
+    Taker { node: 1, boot: 1, call }
+}
+
+fn act(name: &mut Name, call: u64, what: What, at: (u64, u64)) -> Standing {
+    name.act(&Act { by: by(call), what, drops_us: at.1 + KEEP_US }, &ground(at.0, at.1))
+}
+
+#[test]
+fn a_name_is_whose_claim_came_first_until_that_is_given_up_or_over() {
+    let mut name = Name::default();
+    let kept = || What::Keep(b"yes".to_vec());
+    assert_eq!(act(&mut name, 1, What::Claim, (1, 0)), Standing::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, What::Claim, (1, 5)), Standing::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, What::Leave, (1, 5)), Standing::Claimed(by(1)));
+    assert_eq!(act(&mut name, 2, kept(), (1, 5)), Standing::Claimed(by(1)));
+    assert_eq!(act(&mut name, 1, What::Leave, (1, 6)), Standing::Free);
+    assert_eq!(act(&mut name, 3, What::Claim, (1, 7)), Standing::Claimed(by(3)));
+    let long = What::Keep(vec![0; ANSWER_BYTES_MAX + 1]);
+    assert_eq!(act(&mut name, 3, long, (1, 8)), Standing::Claimed(by(3)), "as if it had not been kept");
+    // Whoever made it is gone.
+    assert_eq!(act(&mut name, 4, What::Claim, (1, 7 + KEEP_US)), Standing::Claimed(by(4)));
+    assert_eq!(act(&mut name, 4, kept(), (1, 1_010)), Standing::Kept(b"yes".to_vec()));
+    assert_eq!(act(&mut name, 5, What::Claim, (1, 1_011)), Standing::Kept(b"yes".to_vec()));
+    assert_eq!(act(&mut name, 6, What::End, (1, 1_012)), Standing::Ended);
+    assert_eq!(act(&mut name, 7, What::Claim, (1, 1_013)), Standing::Ended);
+    assert_eq!(act(&mut name, 8, What::Claim, (2, 1_014)), Standing::Claimed(by(8)), "another generation");
+}
+
+#[test]
+fn a_letter_waits_until_whoever_it_is_for_has_had_it() {
+    let mut letters = Letters::default();
+    let letter = |id, cost| Letter { id, cost };
+    assert!(
+        letters.post(letter(7, None), 100, &ground(1, 0))
+            && letters.post(letter(9, Some(3)), 100, &ground(1, 1))
+    );
+    assert!(letters.post(letter(7, Some(1)), 100, &ground(1, 2)), "of one charge the first counts");
+    let both = [letter(7, None), letter(9, Some(3))];
+    assert_eq!(letters.collect(&[], &ground(1, 3)), both);
+    assert_eq!(letters.collect(&[7], &ground(1, 4)), both[1..]);
+    assert_eq!(letters.collect(&[], &ground(1, 100)), [], "nobody keeps it any more");
+    assert_eq!(letters.collect(&[], &ground(1, 5)), both[1..], "by no wall that is behind");
+    assert_eq!(letters.collect(&[], &ground(2, 6)), [], "another generation");
+    let posted = (0..).take_while(|id| letters.post(letter(*id, None), 100, &ground(2, 7))).count();
+    assert_eq!(posted, LETTERS_MAX);
+    assert!(letters.post(letter(0, None), 100, &ground(2, 8)), "it is there already");
+}

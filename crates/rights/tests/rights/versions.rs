@@ -1,0 +1,86 @@
+//! The version protocol under a seeded adversary: an authority that redistributes, budgets that rise and fall, joins,
+//! leaves, fenced evictions, lost disks and hand-overs, while messages are lost, repeated and reordered, regions are
+//! cut off, processes crash between any two writes, and clocks are wrong within what the catalogue promises.
+//!
+//! After every step each running node uses its whole share of a few cells. What is checked is the theorem of
+//! `versions.rs`: in every window, and in every horizon, what was used is at most the largest budget used by anybody;
+//! and once the faults stop, everybody reaches the newest distribution and uses all of it.
+
+mod rules;
+mod world;
+
+use world::{Caught, World};
+
+/// One history from a seed: faults, then healing.
+fn history(seed: u64) -> Result<World, Caught> {
+    let mut world = World::new(seed);
+    for _ in 0..500 {
+        world.step()?;
+    }
+    world.heal()?;
+    Ok(world)
+}
+
+fn histories(otherwise: u64) -> u64 {
+    std::env::var("HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(otherwise)
+}
+
+#[test]
+fn no_history_gives_away_more_than_the_budget_and_all_recover() {
+    let histories = histories(400);
+    let mut seen = world::Seen::default();
+    for seed in 0..histories {
+        match history(seed) {
+            Ok(world) => seen.add(&world.seen),
+            Err(caught) => panic!("seed {seed}: {caught}"),
+        }
+    }
+    println!("{histories} histories: {seen:?}");
+    assert!(seen.all_happened(), "an adversary that leaves something out: {seen:?}");
+}
+
+#[test]
+fn a_seed_replays_its_history() {
+    let trace = |seed| history(seed).map(|world| world.trace).map_err(|caught| caught.to_string());
+    assert_eq!(trace(11), trace(11));
+    assert_ne!(trace(11), trace(12));
+}
+
+#[cfg(feature = "broken")]
+#[test]
+fn every_rule_is_needed() {
+    use acequia_rights::broken::{Broken, break_rule};
+    let rules = [
+        Broken::LargestRemainder,
+        Broken::RaiseBeforeAck,
+        Broken::AskLoweredOnly,
+        Broken::SkipSurvivorAck,
+        Broken::LaterAckCounts,
+        Broken::RaiseIgnoresFrom,
+        Broken::SparesWhatFollows,
+        Broken::SparesUnheardOf,
+        Broken::NoClockMargin,
+        Broken::NoWaitAfterAck,
+        Broken::RestartKeepsWaits,
+        Broken::AdoptOlderVersion,
+        Broken::AckBeforeDurable,
+        Broken::TrustUnnamedIncarnation,
+        Broken::JoinAtOnce,
+        Broken::ForgetLeavers,
+    ];
+    let most = histories(20_000);
+    let mut missed = Vec::new();
+    println!("{:<26}{:>9}", "rule left out", "histories");
+    for rule in rules {
+        break_rule(Some(rule));
+        // A promise that is broken, not only a recovery that fails.
+        let mut caught = (0..most).filter_map(|seed| Some((seed + 1, history(seed).err()?)));
+        let caught = caught.find(|(_, caught)| caught.is_unsafe());
+        break_rule(None);
+        match caught {
+            Some((histories, caught)) => println!("{:<26}{histories:>9}  {caught}", format!("{rule:?}")),
+            None => missed.push(rule),
+        }
+    }
+    assert!(missed.is_empty(), "not caught in {most} histories: {missed:?}");
+}

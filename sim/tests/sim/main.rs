@@ -1,0 +1,10 @@
+//! Whole runs of the simulator: what they find, what they tell, and that they can be run again.
+
+mod determinism;
+mod failure;
+mod messages;
+mod report;
+mod scenarios;
+mod store;
+mod stories;
+mod utilisation;
