@@ -18,7 +18,7 @@ use redb::{
     TableError, backends::FileBackend,
 };
 
-use crate::{Store, StoreError, file::Watched};
+use crate::{Store, StoreError, file::Watched, private};
 
 /// The file in the `data` folder.
 const FILE: &str = "journal.redb";
@@ -76,12 +76,13 @@ impl Journal {
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let fault = |cause: String, mend| StoreError::Open { path: path.display().to_string(), cause, mend };
-        let open =
-            |path: &Path| File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let open = |path: &Path| {
+            private::open(File::options().read(true).write(true).create(true).truncate(false), path)
+        };
         let unwritable = |e: io::Error| {
             fault(e.to_string(), "Make the `data` folder writable for this user, or name another one")
         };
-        std::fs::create_dir_all(folder).map_err(unwritable)?;
+        private::create_folder(folder).map_err(unwritable)?;
         if path.exists() {
             return Self::over(reach_file(open(&path).map_err(unwritable)?))
                 .first_opened(&path.display().to_string());

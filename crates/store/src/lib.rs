@@ -12,6 +12,7 @@ mod file;
 mod journal;
 mod memory;
 pub mod pools;
+pub mod private;
 pub mod redis;
 
 use std::fmt::Debug;

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use acequia_store::private;
 use serde::{Deserialize, Serialize};
 
 /// The file in the `data` folder.
@@ -97,9 +98,9 @@ impl Audit {
     /// # Errors
     /// What the system says.
     pub fn open(folder: &Path) -> io::Result<Self> {
-        std::fs::create_dir_all(folder)?;
+        private::create_folder(folder)?;
         let path = folder.join(FILE);
-        let file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
+        let file = private::open(OpenOptions::new().create(true).read(true).append(true), &path)?;
         Self::open_on(Box::new(OnDisk { path, file }))
     }
 
