@@ -18,7 +18,7 @@ use super::{
     library::{Function, LIBRARY},
     server::{NO_EVICTION, Server},
     settings::Address,
-    wire::{Access, Wire, ask, ask_text},
+    wire::{Access, Line, Wire, ask, ask_text},
 };
 
 /// A number that no other question of this process has.
@@ -30,7 +30,7 @@ pub(super) fn operation() -> u64 {
 /// A connection on which calls go. It always leads to one process: what it is told of that process holds as long as it lasts.
 #[derive(Debug)]
 pub(super) struct Link {
-    connection: redis::aio::MultiplexedConnection,
+    line: Line,
     pub(super) server: Server,
     pub(super) incarnation: String,
     timeout: Duration,
@@ -72,11 +72,11 @@ impl Link {
     pub(super) async fn open(address: &Address, access: &Access) -> Result<(Arc<Self>, Wire), String> {
         let wire = Wire::dial(address, access).await?;
         let opened = Instant::now();
-        let connection = wire.connection.clone();
-        let info = info(&connection, access.timeout).await;
+        let line = wire.line.clone();
+        let info = info(&line, access.timeout).await;
         let server = Server::read(&info.map_err(|fault| format!("INFO: {fault}"))?);
         let link = Self {
-            connection,
+            line,
             incarnation: server.incarnation(),
             server,
             timeout: access.timeout,
@@ -153,7 +153,7 @@ impl Link {
     /// Asks again who is there; it must be who it was.
     async fn asked(&self) -> Result<Server, Fault> {
         let begun = Instant::now();
-        let info = info(&self.connection, self.timeout).await.map_err(|fault| Fault::of(&fault))?;
+        let info = info(&self.line, self.timeout).await.map_err(|fault| Fault::of(&fault))?;
         let server = Server::read(&info);
         if server.incarnation() != self.incarnation {
             return Err(Fault::Changed);
@@ -165,7 +165,7 @@ impl Link {
     /// What the server has counted of functions. Nothing where it does not say, or does not let us ask: nothing depends on it.
     pub(super) async fn executed(&self) -> Option<Executed> {
         let question = command("INFO", &["commandstats"]);
-        let info = ask_text(&self.connection, &question, self.timeout).await.ok()?;
+        let info = ask_text(&self.line, &question, self.timeout).await.ok()?;
         Executed::read(&info)
     }
 
@@ -185,7 +185,7 @@ impl Link {
     /// # Errors
     /// There is no answer in time, or it is an error.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<redis::Value, RedisError> {
-        ask(&self.connection, question, self.timeout).await
+        ask(&self.line, question, self.timeout).await
     }
 
     /// Calls a function. The time is up to the caller.
@@ -193,7 +193,7 @@ impl Link {
     /// # Errors
     /// What the server said.
     pub(super) async fn call(&self, question: &Cmd) -> Result<redis::Value, RedisError> {
-        self.connection.clone().send_packed_command(question).await.and_then(redis::Value::extract_error)
+        self.line.ask(question).await
     }
 
     /// The beginning of a call: the function, its keys, who we think is there, and the operation.
@@ -212,7 +212,7 @@ impl Link {
         let operation = operation();
         let begun = Instant::now();
         let question = self.question(Function::Identity, &[], operation);
-        let answer = match ask(&self.connection, &question, within).await {
+        let answer = match ask(&self.line, &question, within).await {
             Ok(answer) => answer,
             Err(fault) if fault.is_timeout() => return Pong::Silent,
             Err(fault) => {
@@ -288,13 +288,10 @@ fn is(value: &redis::Value, text: &str) -> bool {
 }
 
 /// The sections of `INFO` that [`Server::read`] reads, each asked for by itself: before 7.0 only one could be named.
-async fn info(
-    connection: &redis::aio::MultiplexedConnection,
-    within: Duration,
-) -> Result<String, RedisError> {
+async fn info(line: &Line, within: Duration) -> Result<String, RedisError> {
     let mut all = String::new();
     for section in ["server", "replication", "memory"] {
-        all.push_str(&ask_text(connection, &command("INFO", &[section]), within).await?);
+        all.push_str(&ask_text(line, &command("INFO", &[section]), within).await?);
     }
     Ok(all)
 }

@@ -171,7 +171,7 @@ async fn answers(server: &Address, access: &Access, questions: &[Cmd]) -> Result
     let mut answers = Vec::new();
     for question in questions {
         // One question may be refused: a sentinel that does not know a name.
-        match ask(&wire.connection, question, access.timeout).await {
+        match ask(&wire.line, question, access.timeout).await {
             Ok(answer) => answers.push(answer),
             Err(fault) if fault.code().is_some() && questions.len() > 1 => answers.push(Value::Nil),
             Err(fault) => return Err(fault.to_string()),

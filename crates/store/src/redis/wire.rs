@@ -1,6 +1,16 @@
 //! One TCP connection to one server.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::Path,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, RedisConnectionInfo, RedisError, aio::MultiplexedConnection,
@@ -11,7 +21,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     task::JoinSet,
     time::timeout,
@@ -22,6 +32,10 @@ use super::settings::{Address, Credentials, Tls};
 
 /// Requests that wait to be written. As many calls as may be in flight, so that none waits for a place.
 const WRITES_MAX: usize = super::shard::IN_FLIGHT_MAX;
+
+/// The most bytes that a server may send without answering anything: some ten times what a thousand shards say of themselves.
+/// Past it the connection ends, since whoever is there makes us hold whatever it likes.
+const UNANSWERED_BYTES_MAX: usize = 4 << 20;
 
 /// How to knock at a server.
 #[derive(Clone, Debug)]
@@ -35,8 +49,79 @@ pub(super) struct Access {
 /// A connection, and the task that reads and writes it: it ends with this.
 #[derive(Debug)]
 pub(super) struct Wire {
-    pub(super) connection: MultiplexedConnection,
+    pub(super) line: Line,
     driver: JoinSet<()>,
+}
+
+/// Where questions are asked, over one connection.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    connection: MultiplexedConnection,
+    unanswered: Arc<AtomicUsize>,
+}
+
+/// A stream that ends when more is read than [`UNANSWERED_BYTES_MAX`] and no question was answered meanwhile.
+struct Bounded<S> {
+    stream: S,
+    unanswered: Arc<AtomicUsize>,
+}
+
+impl Line {
+    /// Asks. The time is up to the caller.
+    ///
+    /// # Errors
+    /// The server said so, or the connection broke.
+    pub(super) async fn ask(&self, question: &Cmd) -> Result<redis::Value, RedisError> {
+        // A handle of its own, since a question is asked by mutable reference; it costs two reference counts.
+        let answer = self.connection.clone().send_packed_command(question).await;
+        self.unanswered.store(0, Ordering::Relaxed);
+        answer.and_then(redis::Value::extract_error)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
+        let read = into.filled().len() - before;
+        if self.unanswered.fetch_add(read, Ordering::Relaxed) + read > UNANSWERED_BYTES_MAX {
+            let what = format!(
+                "the server sent more than {UNANSWERED_BYTES_MAX} bytes that answer nothing: is it a Redis?"
+            );
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, what)));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
 }
 
 impl Wire {
@@ -75,11 +160,14 @@ impl Wire {
     {
         let config =
             AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(WRITES_MAX);
+        let unanswered = Arc::<AtomicUsize>::default();
+        let stream = Bounded { stream, unanswered: Arc::clone(&unanswered) };
         let made = MultiplexedConnection::new_with_config(login, stream, config).await;
         let (connection, driver) = made.map_err(|fault| fault.to_string())?;
+        unanswered.store(0, Ordering::Relaxed);
         let mut drivers = JoinSet::new();
         drivers.spawn(driver);
-        Ok(Self { connection, driver: drivers })
+        Ok(Self { line: Line { connection, unanswered }, driver: drivers })
     }
 
     /// Returns when the connection is closed, by whatever side.
@@ -92,26 +180,16 @@ impl Wire {
 ///
 /// # Errors
 /// The server said so, the connection broke, or the time is over, which [`RedisError::is_timeout`] tells.
-pub(super) async fn ask(
-    connection: &MultiplexedConnection,
-    question: &Cmd,
-    within: Duration,
-) -> Result<redis::Value, RedisError> {
-    // A handle of its own, since a question is asked by mutable reference; it costs two reference counts.
-    let mut connection = connection.clone();
-    match timeout(within, connection.send_packed_command(question)).await {
-        Ok(answer) => answer.and_then(redis::Value::extract_error),
-        Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+pub(super) async fn ask(line: &Line, question: &Cmd, within: Duration) -> Result<redis::Value, RedisError> {
+    match timeout(within, line.ask(question)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
     }
 }
 
 /// Asks for text.
-pub(super) async fn ask_text(
-    connection: &MultiplexedConnection,
-    question: &Cmd,
-    within: Duration,
-) -> Result<String, RedisError> {
-    match ask(connection, question, within).await? {
+pub(super) async fn ask_text(line: &Line, question: &Cmd, within: Duration) -> Result<String, RedisError> {
+    match ask(line, question, within).await? {
         redis::Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         redis::Value::VerbatimString { text, .. } | redis::Value::SimpleString(text) => Ok(text),
         _ => Err((ErrorKind::UnexpectedReturnType, "an answer that is no text").into()),
@@ -166,4 +244,50 @@ async fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, Strin
 
 async fn read(file: &Path) -> Result<Vec<u8>, String> {
     tokio::fs::read(file).await.map_err(|fault| format!("cannot read {}: {fault}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    /// What the system keeps for a connection on both sides.
+    const BUFFERS_MAX: usize = 12 << 20;
+
+    /// A server that answers the first question, and then never ends an answer. Says how much it could send.
+    async fn endless(listener: TcpListener) -> usize {
+        let (mut stream, _) = listener.accept().await.expect("a connection");
+        let mut question = [0; 1 << 10];
+        let mut sent = 0;
+        for answer in ["+PONG\r\n", "$1073741824\r\n"] {
+            assert_ne!(stream.read(&mut question).await.expect("a question"), 0);
+            stream.write_all(answer.as_bytes()).await.expect("sent");
+        }
+        while let Ok(more) = stream.write(&[b'x'; 1 << 16]).await {
+            sent += more;
+        }
+        sent
+    }
+
+    #[tokio::test]
+    async fn a_server_cannot_have_us_hold_an_answer_that_never_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address =
+            Address { host: "127.0.0.1".to_owned(), port: listener.local_addr().expect("bound").port() };
+        let server = tokio::spawn(endless(listener));
+        let patience = Duration::from_secs(20);
+        let access = Access { credentials: None, tls: None, timeout: patience };
+        let wire = Wire::dial(&address, &access).await.expect("a connection");
+        let ping = redis::cmd("PING");
+        assert_eq!(ask_text(&wire.line, &ping, patience).await.expect("an answer"), "PONG");
+        let fault = ask(&wire.line, &ping, patience).await.expect_err("no end");
+        assert!(!fault.is_timeout(), "{fault}");
+        drop(wire);
+        let sent = server.await.expect("no panic");
+        assert!(sent <= UNANSWERED_BYTES_MAX + BUFFERS_MAX, "{sent} bytes");
+    }
 }
