@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use acequia_cli::arguments::{Arguments, Command};
 use acequia_server::{
     clock::{Clock as _, SystemClock},
-    config::Config,
+    config::{self, Config},
     run,
 };
 use clap::Parser as _;
@@ -69,7 +69,7 @@ fn end_with_stdin() {
 
 fn validate(path: &std::path::Path) -> ExitCode {
     let name = path.display().to_string();
-    let text = match std::fs::read_to_string(path) {
+    let text = match config::read_text(path) {
         Ok(text) => text,
         Err(cause) => return complain(&format!("cannot read {name}: {cause}")),
     };

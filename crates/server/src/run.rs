@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    path::{Path, PathBuf},
+    path::Path,
     pin::Pin,
     sync::{
         Arc,
@@ -14,6 +14,7 @@ use std::{
 };
 
 use acequia_mesh::Mesh;
+use acequia_store::private;
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Runtime,
@@ -24,7 +25,7 @@ use tracing::{error, info, warn};
 
 pub use crate::service::{Service, StartError};
 use crate::{
-    config::{Config, Listen},
+    config::{Config, ConfigFile, Listen},
     regions::{Audit, Joining, admin},
     serve::{Connection, HANDOVER_MAX, Hand, Listener, Port, Rounds, accept, work},
     siblings, warnings,
@@ -86,9 +87,10 @@ struct Signals {
 /// # Errors
 /// Whatever keeps the node from starting.
 pub fn run(path: &Path, incarnation: Option<u32>, ready: impl FnOnce(Addresses)) -> Result<(), StartError> {
-    let (text, config) = read(path)?;
+    let (file, config) = read(path)?;
     let config = Config { incarnation, ..config };
     info!(%config, "starting");
+    warn_of_open_secrets(&config);
     let mut service = Service::start(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // A start that fails leaves the journal as the last stop left it.
@@ -96,7 +98,7 @@ pub fn run(path: &Path, incarnation: Option<u32>, ready: impl FnOnce(Addresses))
     service.begin()?;
     let among_regions = opened.joining.take().map(|joining| Sharing::start(&service, joining)).transpose()?;
     let sharing = [among_regions, Sharing::of_store(&mut service)?];
-    runtime.block_on(serve(service, opened, sharing, path.to_owned(), text, ready));
+    runtime.block_on(serve(service, opened, sharing, file, ready));
     Ok(())
 }
 
@@ -188,8 +190,7 @@ async fn serve(
     mut service: Service,
     opened: Opened,
     sharing: [Option<Sharing>; 2],
-    path: PathBuf,
-    mut text: String,
+    mut file: ConfigFile,
     ready: impl FnOnce(Addresses),
 ) {
     let Opened { mut signals, grpc, http, operators, workers, addresses, stop, .. } = opened;
@@ -212,7 +213,7 @@ async fn serve(
             _ = signals.hangup.recv() => true,
             () = rounds.next(&service.shared) => false,
         };
-        look_again(&mut service, &path, &mut text, reload).await;
+        look_again(&mut service, &mut file, reload);
         service.renew_certificates();
     }
 
@@ -253,19 +254,18 @@ async fn serve(
 
 /// Reads the config again if it changed, or if an operator asked. One that cannot be put in force
 /// changes nothing.
-async fn look_again(service: &mut Service, path: &Path, text: &mut String, asked: bool) {
-    let found = match tokio::fs::read_to_string(path).await {
-        Ok(found) if asked || found != *text => found,
+fn look_again(service: &mut Service, file: &mut ConfigFile, asked: bool) {
+    match file.read_again() {
+        Ok(changed) if asked || changed => {}
         Ok(_) => return,
-        Err(cause) if asked => {
-            service.shared.reloads.refused.fetch_add(1, Ordering::Relaxed);
-            return error!(%cause, path = %path.display(), "config not read again: the old one stays");
-        }
         // An editor may be replacing the file just now.
-        Err(_) => return,
-    };
-    let parsed = Config::parse(&path.display().to_string(), &found);
-    *text = found;
+        Err(cause) if !asked && cause.kind() == io::ErrorKind::NotFound => return,
+        Err(cause) => {
+            service.shared.reloads.refused.fetch_add(1, Ordering::Relaxed);
+            return error!(%cause, path = %file.path().display(), "config not read again: the old one stays");
+        }
+    }
+    let parsed = Config::parse(&file.path().display().to_string(), file.text());
     let done = parsed.map_err(StartError::from).and_then(|config| service.reload(config));
     let reloads = &service.shared.reloads;
     match done {
@@ -280,12 +280,19 @@ async fn look_again(service: &mut Service, path: &Path, text: &mut String, asked
     }
 }
 
-fn read(path: &Path) -> Result<(String, Config), StartError> {
+fn read(path: &Path) -> Result<(ConfigFile, Config), StartError> {
     let name = path.display().to_string();
-    let text =
-        std::fs::read_to_string(path).map_err(|cause| StartError::File { path: name.clone(), cause })?;
-    let config = Config::parse(&name, &text)?;
-    Ok((text, config))
+    let file = ConfigFile::open(path).map_err(|cause| StartError::File { path: name.clone(), cause })?;
+    let config = Config::parse(&name, file.text())?;
+    Ok((file, config))
+}
+
+/// Warns of files with secrets that every user of this machine may read.
+fn warn_of_open_secrets(config: &Config) {
+    for (field, path) in config.secret_files().into_iter().filter(|(_, path)| private::is_open_to_all(path)) {
+        let path = path.display();
+        warn!(%field, %path, "every user of this machine may read this secret: chmod 600, or 640 with a group of its own");
+    }
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {

@@ -4,6 +4,7 @@
 
 mod clock;
 mod faults;
+mod file;
 mod limits;
 mod listen;
 mod regions;
@@ -18,6 +19,8 @@ use acequia_node::Keep;
 use acequia_rights::{Region, node_named};
 use serde::Deserialize;
 
+pub(crate) use self::file::ConfigFile;
+pub use self::file::read_text;
 use self::{faults::Faults, written::Written};
 
 pub use self::{
@@ -29,6 +32,9 @@ pub use self::{
 
 /// The largest config, 16 MiB: a hundred thousand limits fit.
 pub const FILE_BYTES_MAX: usize = 16 << 20;
+/// The most keys, values and lists in a config: forty for each of a hundred thousand limits. Each takes some hundred bytes
+/// while the file is read.
+const NODES_MAX: usize = 4_000_000;
 
 /// How a node is to run.
 #[derive(Clone, Debug, PartialEq)]
@@ -167,7 +173,10 @@ impl Config {
                 format!("the file is larger than {FILE_BYTES_MAX} bytes: split the limits over domains");
             return Err(fail(vec![ConfigFault { line: 0, what }]));
         }
-        let written: Written = serde_saphyr::from_str(text).map_err(|e| {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_events: 2 * NODES_MAX },
+        };
+        let written: Written = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
             let line = e.location().map_or(0, |at| at.line());
             fail(vec![ConfigFault { line, what: mend(&plain(e.without_snippet().to_string())) }])
         })?;
@@ -197,6 +206,19 @@ impl Config {
             })
         };
         self.live.limits.iter().filter_map(note).collect()
+    }
+
+    /// The files that hold a secret, and the fields that name them.
+    pub(crate) fn secret_files(&self) -> Vec<(&'static str, PathBuf)> {
+        let mut files = Vec::new();
+        files.extend(self.admin_token.clone().map(|path| ("admin_token", path)));
+        files.extend(self.tls.as_ref().map(|folder| ("tls", folder.join(format!("{}.key", self.node)))));
+        if let Some(store) = &self.store {
+            files.extend(store.key_file.clone().map(|path| ("store.key_file", path)));
+            files.extend(store.redis.secret_files().map(|path| ("store.redis", path)));
+        }
+        files.extend(self.live.webhooks.iter().map(|hook| ("webhooks", hook.secret_file.clone())));
+        files
     }
 
     /// What of a new config needs a restart to take effect.

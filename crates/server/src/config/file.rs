@@ -1,0 +1,176 @@
+//! The config file on disk: read when it changed, and never more of it than a config may be.
+
+use std::{
+    fs::{self, File, Metadata},
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use super::FILE_BYTES_MAX;
+
+/// A file that was written so lately may have been written again since without another time of change.
+const SETTLES: Duration = Duration::from_secs(2);
+
+/// A config file, and what it last held.
+#[derive(Debug)]
+pub(crate) struct ConfigFile {
+    path: PathBuf,
+    text: String,
+    /// How the file looked when it was read; nothing where it may have changed unseen.
+    stamp: Option<Stamp>,
+}
+
+/// What differs when a file was written or replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    inode: (u64, u64),
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(found: &Metadata) -> Self {
+        Self {
+            inode: (found.dev(), found.ino()),
+            bytes: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        }
+    }
+
+    /// The same, once no later write can go by the same times.
+    fn settled(self, now: SystemTime) -> Option<Self> {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let changed = Duration::from_secs(u64::try_from(self.changed.0).unwrap_or(0));
+        (now >= changed + SETTLES).then_some(self)
+    }
+}
+
+impl ConfigFile {
+    /// Reads a config file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no text, or is larger than [`FILE_BYTES_MAX`].
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let (text, stamp) = read(path)?;
+        Ok(Self { path: path.to_owned(), text, stamp })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Reads the file again if it looks other than before. Whether it holds another text.
+    ///
+    /// # Errors
+    /// As [`ConfigFile::open`]. A file that is too large is told of once.
+    pub(crate) fn read_again(&mut self) -> io::Result<bool> {
+        let now = Stamp::of(&fs::metadata(&self.path)?);
+        if self.stamp == Some(now) {
+            return Ok(false);
+        }
+        // One that cannot be read is not tried again until it changes.
+        self.stamp = now.settled(SystemTime::now());
+        let (text, stamp) = read(&self.path)?;
+        self.stamp = stamp;
+        let is_new = text != self.text;
+        self.text = text;
+        Ok(is_new)
+    }
+}
+
+/// The text of a config.
+///
+/// # Errors
+/// It cannot be read, is no text, or is larger than [`FILE_BYTES_MAX`].
+pub fn read_text(path: &Path) -> io::Result<String> {
+    read(path).map(|(text, _)| text)
+}
+
+fn read(path: &Path) -> io::Result<(String, Option<Stamp>)> {
+    let file = File::open(path)?;
+    let found = file.metadata()?;
+    let too_large = || {
+        io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!(
+                "the file is larger than {FILE_BYTES_MAX} bytes: leave limits out, or run two deployments"
+            ),
+        )
+    };
+    if found.len() > FILE_BYTES_MAX as u64 {
+        return Err(too_large());
+    }
+    // What is no file, a pipe for instance, has no length before it is read.
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
+    if text.len() > FILE_BYTES_MAX {
+        return Err(too_large());
+    }
+    Ok((text, Stamp::of(&found).settled(SystemTime::now())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sets when a file was last written, and so when it changed, to long ago as far as a test may.
+    fn age(path: &Path, ago: Duration) {
+        let file = File::options().write(true).open(path).expect("a file");
+        file.set_modified(SystemTime::now() - ago).expect("set");
+    }
+
+    #[test]
+    fn a_file_is_read_when_it_changed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("acequia.yaml");
+        fs::write(&path, "a: 1\n").expect("written");
+        let mut file = ConfigFile::open(&path).expect("read");
+        assert_eq!(file.text(), "a: 1\n");
+        assert!(!file.read_again().expect("read"), "the same text");
+
+        fs::write(&path, "a: 2\n").expect("written");
+        assert!(file.read_again().expect("read"), "as long as before, and at nearly the same time");
+        age(&path, Duration::from_secs(60));
+        assert!(!file.read_again().expect("read"));
+
+        let other = folder.path().join("other");
+        fs::write(&other, "a: 3\n").expect("written");
+        fs::rename(&other, &path).expect("replaced");
+        assert!(file.read_again().expect("read"));
+        fs::remove_file(&path).expect("removed");
+        file.read_again().expect_err("nothing there");
+        assert_eq!(file.text(), "a: 3\n");
+    }
+
+    #[test]
+    fn a_file_that_did_not_change_is_not_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("acequia.yaml");
+        fs::write(&path, "a: 1\n").expect("written");
+        let mut file = ConfigFile::open(&path).expect("read");
+        let now = Stamp::of(&fs::metadata(&path).expect("there"));
+        assert_eq!(now.settled(SystemTime::now()), None, "it may be written again within its time");
+        assert_eq!(now.settled(SystemTime::now() + 2 * SETTLES), Some(now));
+        // As if it had been read long after it was written.
+        file.stamp = Some(now);
+        file.text = "what a reading would show as changed".to_owned();
+        assert!(!file.read_again().expect("not read"));
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_not_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("acequia.yaml");
+        File::create(&path).and_then(|file| file.set_len(1 << 40)).expect("a file with a hole");
+        let fault = ConfigFile::open(&path).expect_err("too large");
+        assert!(fault.to_string().contains("larger than 16777216 bytes"), "{fault}");
+    }
+}
