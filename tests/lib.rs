@@ -55,7 +55,7 @@ impl Node {
         Self::start_with(yaml, &[])
     }
 
-    /// The same with environment variables.
+    /// The same with environment variables. `DESCRIPTORS` is how many the process may have.
     pub fn start_with(yaml: &str, environment: &[(&'static str, &'static str)]) -> Self {
         let mut node = Self::new(environment);
         node.write_config(yaml);
@@ -95,8 +95,9 @@ impl Node {
     pub fn start_again(&mut self) {
         assert!(self.process.is_none(), "the node runs already");
         // A write beyond what a process may write is a fault then, as on a full disk, and no signal: `fill_disk`.
+        let script = r#"trap "" XFSZ; [ -z "$DESCRIPTORS" ] || ulimit -n "$DESCRIPTORS"; exec "$0" "$@""#;
         let mut child = Command::new("sh")
-            .args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#])
+            .args(["-c", script])
             .arg(binary())
             .args(["serve", "--config"])
             .arg(self.config())
@@ -159,6 +160,16 @@ impl Node {
             stat.rsplit_once(')').map_or_else(Vec::new, |(_, rest)| rest.split_whitespace().collect());
         let ticks = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
         (ticks(11) + ticks(12)) / TICKS_PER_S
+    }
+
+    /// Memory that its process has in use, in bytes, from /proc.
+    pub fn resident(&self) -> usize {
+        let process = self.process.as_ref().expect("the node runs");
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", process.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+        let kib: usize = line.trim().trim_end_matches(" kB").trim().parse().expect("a number");
+        kib << 10
     }
 
     fn listening(&self) -> Listening {

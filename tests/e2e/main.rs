@@ -23,4 +23,5 @@ mod regions;
 mod restart;
 mod settlements;
 mod store;
+mod strangers;
 mod webhooks;

@@ -2,12 +2,11 @@
 //! `/healthz`, `/readyz`.
 
 use std::{
+    convert::Infallible,
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::Poll,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -15,13 +14,16 @@ use acequia_api::wire::WireRecord;
 use acequia_limits::{Now, Request, time::ms_rounded_up};
 use acequia_node::{Answer, Ask, Catalogue, IdReused, Recording};
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     body::Body,
     extract::{Query, State},
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt as _;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
@@ -37,6 +39,7 @@ use tokio::{
 
 use crate::{
     charges::{Names, SettleFault, Settlement, WrittenReserve, settle, settled_word},
+    connections::{Hold, Life, Stage, TooMuchHeld},
     headers::{Header, headers},
     metrics,
     question::{BadRequest, check_request},
@@ -49,6 +52,12 @@ use crate::{
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// How long a request may take to arrive.
 const READ_MAX: Duration = Duration::from_secs(10);
+/// Bytes of the head of a request.
+const HEADER_BYTES_MAX: u32 = 32 << 10;
+/// Requests at one time on a connection of HTTP/2.
+const STREAMS_MAX: u32 = 128;
+/// Bytes that a caller of HTTP/2 may send ahead of what is read, and that may wait for it.
+const WINDOW_BYTES: u32 = 64 << 10;
 
 /// The services of the port.
 pub fn router(worker: Arc<Worker>) -> Router {
@@ -64,29 +73,36 @@ pub fn router(worker: Arc<Worker>) -> Router {
 }
 
 /// Serves a connection until its end, or until `stopping`: then requests in flight are still answered.
-pub async fn serve(
+pub(crate) async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
+    life: &Arc<Life>,
     mut stopping: watch::Receiver<bool>,
 ) {
     let mut builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(READ_MAX);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_MAX)
+        .max_buf_size(HEADER_BYTES_MAX as usize);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(READ_MAX)
         .keep_alive_timeout(READ_MAX)
-        .max_concurrent_streams(256);
-    let called = Arc::new(AtomicBool::new(false));
-    let calls = Arc::clone(&called);
+        .max_header_list_size(HEADER_BYTES_MAX)
+        .max_send_buf_size(WINDOW_BYTES as usize)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_concurrent_streams(STREAMS_MAX);
+    let calls = Arc::clone(life);
     let service = TowerToHyperService::new(router);
-    let service = hyper::service::service_fn(move |request| {
-        calls.store(true, Ordering::Relaxed);
+    let service = hyper::service::service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
+        calls.called();
+        request.extensions_mut().insert(Arc::clone(&calls));
         hyper::service::Service::call(&service, request)
     });
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
-    // Before a first request it is not known which HTTP it is, and no other time runs.
-    let mut first_call = std::pin::pin!(tokio::time::sleep(READ_MAX));
     let mut stop = std::pin::pin!(stopping.changed());
     let mut draining = false;
     std::future::poll_fn(move |cx| {
@@ -94,10 +110,11 @@ pub async fn serve(
             if connection.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
-            if !called.load(Ordering::Relaxed) && first_call.as_mut().poll(cx).is_ready() {
+            let stage = life.poll(cx);
+            if stage == Stage::Cut {
                 return Poll::Ready(());
             }
-            if draining || stop.as_mut().poll(cx).is_pending() {
+            if draining || stage == Stage::Open && stop.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
             draining = true;
@@ -183,20 +200,61 @@ struct LimitJson<'a> {
     open_units: Option<u64>,
 }
 
-/// Reads a body of JSON, or says what is wrong with it.
-async fn read_json<T: DeserializeOwned>(body: Body, what: &str) -> Result<T, String> {
-    let body = match tokio::time::timeout(READ_MAX, axum::body::to_bytes(body, BODY_BYTES_MAX)).await {
-        Ok(Ok(body)) => body,
-        Ok(Err(_)) => return Err(format!("the body is cut off, or above {BODY_BYTES_MAX} bytes")),
-        Err(_) => return Err("the body did not end in 10 s: send it whole".to_owned()),
+/// Reads a body of JSON, or answers what is wrong with it. What has come is held until it is read.
+async fn read_json<T: DeserializeOwned>(
+    worker: &Worker,
+    life: &Arc<Life>,
+    body: Body,
+    what: &str,
+) -> Result<T, Response> {
+    let mut hold = life.hold();
+    let read = match tokio::time::timeout(READ_MAX, collect(body, &mut hold)).await {
+        Ok(Err(Unread::Held(fault))) => return Err(busy(fault)),
+        Ok(Err(Unread::Cut)) => Err(format!("the body is cut off, or above {BODY_BYTES_MAX} bytes")),
+        Ok(Ok(body)) => {
+            serde_json::from_slice(&body).map_err(|fault| format!("the body is no {what}: {fault}"))
+        }
+        Err(_) => Err("the body did not end in 10 s: send it whole".to_owned()),
     };
-    serde_json::from_slice(&body).map_err(|fault| format!("the body is no {what}: {fault}"))
+    read.map_err(|fault| refuse(worker, &fault))
 }
 
-async fn check(State(worker): State<Arc<Worker>>, body: Body) -> Response {
-    let body: CheckBody = match read_json(body, "check").await {
+/// Why a body was not read.
+enum Unread {
+    Cut,
+    Held(TooMuchHeld),
+}
+
+async fn collect(mut body: Body, hold: &mut Hold) -> Result<Vec<u8>, Unread> {
+    let mut all = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return Err(Unread::Cut) };
+        let Ok(data) = frame.into_data() else { continue };
+        let length = all.len() + data.len();
+        if length > BODY_BYTES_MAX {
+            return Err(Unread::Cut);
+        }
+        hold.holds(length).map_err(Unread::Held)?;
+        all.extend_from_slice(&data);
+    }
+    Ok(all)
+}
+
+/// Says that there is no room now.
+fn busy(fault: TooMuchHeld) -> Response {
+    let again = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+    let json = Json(serde_json::json!({ "error": fault.to_string() }));
+    (StatusCode::SERVICE_UNAVAILABLE, again, json).into_response()
+}
+
+async fn check(
+    State(worker): State<Arc<Worker>>,
+    Extension(life): Extension<Arc<Life>>,
+    body: Body,
+) -> Response {
+    let body: CheckBody = match read_json(&worker, &life, body, "check").await {
         Ok(body) => body,
-        Err(fault) => return refuse(&worker, &fault),
+        Err(refusal) => return refusal,
     };
     let mut request = Request { domain: body.domain.as_bytes(), cost: 1, ..Request::default() };
     for descriptor in &body.descriptors {
@@ -240,17 +298,25 @@ fn recording(worker: &Worker, request: &Request<'_>, body: &CheckBody) -> Result
     worker.shared.names.recording(request, &record).map_err(|fault| fault.to_string())
 }
 
-async fn refund(State(worker): State<Arc<Worker>>, body: Body) -> Response {
-    match read_json::<RefundBody>(body, "refund").await {
+async fn refund(
+    State(worker): State<Arc<Worker>>,
+    Extension(life): Extension<Arc<Life>>,
+    body: Body,
+) -> Response {
+    match read_json::<RefundBody>(&worker, &life, body, "refund").await {
         Ok(body) => settled(&worker, &body.charge_id, None).await,
-        Err(fault) => refuse(&worker, &fault),
+        Err(refusal) => refusal,
     }
 }
 
-async fn commit(State(worker): State<Arc<Worker>>, body: Body) -> Response {
-    match read_json::<CommitBody>(body, "commit").await {
+async fn commit(
+    State(worker): State<Arc<Worker>>,
+    Extension(life): Extension<Arc<Life>>,
+    body: Body,
+) -> Response {
+    match read_json::<CommitBody>(&worker, &life, body, "commit").await {
         Ok(body) => settled(&worker, &body.charge_id, Some(body.cost)).await,
-        Err(fault) => refuse(&worker, &fault),
+        Err(refusal) => refusal,
     }
 }
 
@@ -351,9 +417,42 @@ async fn authz(
     }
 }
 
-async fn metrics(State(worker): State<Arc<Worker>>) -> Response {
+async fn metrics(State(worker): State<Arc<Worker>>, Extension(life): Extension<Arc<Life>>) -> Response {
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    ([(header::CONTENT_TYPE, kind)], metrics::text(&worker.shared)).into_response()
+    let text = metrics::text(&worker.shared);
+    let mut hold = life.hold();
+    // An answer that nobody reads is held, too.
+    hold.keep(text.len());
+    ([(header::CONTENT_TYPE, kind)], Body::new(HeldText { text: text.into(), _hold: hold })).into_response()
+}
+
+/// An answer that is held until it is sent.
+struct HeldText {
+    text: Bytes,
+    _hold: Hold,
+}
+
+impl http_body::Body for HeldText {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        // In parts, of which a connection takes one at a time.
+        let part = self.text.len().min(WINDOW_BYTES as usize);
+        let part = self.text.split_to(part);
+        Poll::Ready((!part.is_empty()).then(|| Ok(Frame::data(part))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.text.len() as u64)
+    }
 }
 
 /// A node is ready unless it is stopping, or owns nothing. A partition or a lost store never makes it unready: what it

@@ -99,6 +99,9 @@ impl Collector for Counts {
             "Descriptors that no limit counted or exempted.",
             &one(tally.unmatched),
         )?;
+        let expired = shared.expired.load(Ordering::Relaxed);
+        out.counter("acequia_calls_expired", "Calls past their deadline, not decided.", &one(expired))?;
+        out.of_connections(shared)?;
         let siblings = shared.siblings.get();
         if shared.regions.get().is_some() || siblings.is_some() {
             let [passed, denied] = tally.waited;
@@ -228,6 +231,26 @@ impl Out<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What callers have open, and who was turned away.
+    fn of_connections(&mut self, shared: &Shared) -> Result<(), std::fmt::Error> {
+        let ports = shared.connections.ports();
+        let names: Vec<_> = ports.iter().map(|port| [("port", port.name())]).collect();
+        let open: Vec<(&[(&str, &str)], u64)> =
+            names.iter().zip(&ports).map(|(labels, port)| (&labels[..], port.count() as u64)).collect();
+        self.gauge("acequia_connections", "Connections that are open.", &open)?;
+        let ended: Vec<_> = ports.iter().flat_map(|port| port.ended().counts(port.name())).collect();
+        let ended: Vec<(&[(&str, &str)], u64)> =
+            ended.iter().map(|(labels, count)| (&labels[..], *count)).collect();
+        let help = "Connections that the node ended: silent, without a call; idle, without one for long; crowded, others needed the place; old; held, it had the most bytes of unfinished messages.";
+        self.counter("acequia_connections_ended", help, &ended)?;
+        let held = [(&NO_LABELS[..], shared.connections.held() as u64)];
+        self.gauge("acequia_unfinished_bytes", "Bytes of calls that are not answered yet.", &held)?;
+        let refused = shared.refused.counts();
+        let refused: Vec<(&[(&str, &str)], u64)> =
+            refused.iter().map(|(labels, count)| (&labels[..], *count)).collect();
+        self.counter("acequia_callers_refused", "Callers that were turned away.", &refused)
     }
 
     /// How this process' clocks are.

@@ -4,7 +4,6 @@ use std::{
     io,
     net::{SocketAddr, UdpSocket},
     path::Path,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -15,6 +14,7 @@ use std::{
 
 use acequia_mesh::Mesh;
 use acequia_store::private;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Runtime,
@@ -26,11 +26,15 @@ use tracing::{error, info, warn};
 pub use crate::service::{Service, StartError};
 use crate::{
     config::{Config, ConfigFile, Listen},
+    connections::Connections,
     regions::{Audit, Joining, admin},
     serve::{Connection, HANDOVER_MAX, Hand, Listener, Port, Rounds, accept, work},
     siblings, warnings,
     worker::Shared,
 };
+
+/// Descriptors for all but callers: journal, peers, Redis, threads.
+const DESCRIPTORS_OWN: usize = 256;
 
 /// Where a node listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +72,7 @@ struct Opened {
     signals: Signals,
     grpc: TcpListener,
     http: TcpListener,
-    operators: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    operators: Option<(TcpListener, Arc<admin::Door>)>,
     /// With a runtime of its own.
     joining: Option<(Joining, Runtime)>,
     workers: Workers,
@@ -161,9 +165,7 @@ impl Opened {
         let (stop, stopping) = watch::channel(false);
         let operators = match admin {
             Some(listener) => {
-                let (shared, stopping) = (Arc::clone(&service.shared), stopping.clone());
-                let served = admin::serve(listener, &service.config, shared, regions, stopping)?;
-                Some(Box::pin(served) as _)
+                Some((listener, Arc::new(admin::Door::new(&service.config, &service.shared, regions)?)))
             }
             None => None,
         };
@@ -194,12 +196,21 @@ async fn serve(
     ready: impl FnOnce(Addresses),
 ) {
     let Opened { mut signals, grpc, http, operators, workers, addresses, stop, .. } = opened;
-    let operators = operators.map(tokio::spawn);
-    let (connections, stopping) = (service.config.connections_max, stop.subscribe());
-    let accepting = [
-        tokio::spawn(accept(grpc, Port::Grpc, workers.hands.clone(), connections, stopping.clone())),
-        tokio::spawn(accept(http, Port::Http, workers.hands.clone(), connections, stopping)),
+    let stopping = stop.subscribe();
+    let accept = |listener, port, hands, max| {
+        let connections = Connections::new(port, max, &service.shared.connections);
+        tokio::spawn(accept(listener, port, hands, connections, stopping.clone()))
+    };
+    let max = connections_max(&service.config);
+    let mut accepting = vec![
+        accept(grpc, Port::Grpc, workers.hands.clone(), max),
+        accept(http, Port::Http, workers.hands.clone(), max),
     ];
+    let operators = operators.map(|(listener, door)| {
+        let (hand, hands) = mpsc::channel(HANDOVER_MAX);
+        accepting.push(accept(listener, Port::Admin, vec![hand], admin::CONNECTIONS_MAX));
+        tokio::spawn(door.open(hands, stopping.clone()))
+    });
     let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
     ready(addresses);
     info!(%addresses, workers = workers.threads.len(), "listening");
@@ -285,6 +296,28 @@ fn read(path: &Path) -> Result<(ConfigFile, Config), StartError> {
     let file = ConfigFile::open(path).map_err(|cause| StartError::File { path: name.clone(), cause })?;
     let config = Config::parse(&name, file.text())?;
     Ok((file, config))
+}
+
+/// How many connections each of the two ports for callers may have: as many as the config says, or as descriptors allow, of which the
+/// process takes all that it may have.
+fn connections_max(config: &Config) -> usize {
+    let wanted = config.connections_max;
+    let limits = getrlimit(Resource::Nofile);
+    // What is refused leaves the limit as it is.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits });
+    let Some(found) = getrlimit(Resource::Nofile).current else { return wanted };
+    let found = usize::try_from(found).unwrap_or(usize::MAX);
+    let max = wanted.min(found.saturating_sub(DESCRIPTORS_OWN + admin::CONNECTIONS_MAX) / 2).max(1);
+    if max < wanted {
+        let needed = 2 * wanted + DESCRIPTORS_OWN + admin::CONNECTIONS_MAX;
+        warn!(
+            descriptors = found,
+            needed,
+            max,
+            "too few descriptors: each port takes fewer connections than the config says. Raise LimitNOFILE, or lower `connections`"
+        );
+    }
+    max
 }
 
 /// Warns of files with secrets that every user of this machine may read.

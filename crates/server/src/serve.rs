@@ -12,12 +12,17 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
-    time::Interval,
+    sync::{mpsc, watch},
+    time::{Instant, Interval, MissedTickBehavior},
 };
 use tracing::{error, warn};
 
-use crate::{clock::Health, grpc, http, warnings, worker::Shared};
+use crate::{
+    clock::Health,
+    connections::{Connections, Place, SWEEP as LOOK},
+    grpc, http, warnings,
+    worker::Shared,
+};
 
 /// How often a shard is swept: all of them in about five seconds.
 const SWEEP: Duration = Duration::from_millis(20);
@@ -54,10 +59,33 @@ pub trait Connection: Send + 'static {
 pub(crate) enum Port {
     Grpc,
     Http,
+    Admin,
 }
 
-/// A connection on its way to a worker, and its right to be open.
-pub(crate) type Hand<C> = (Port, C, OwnedSemaphorePermit);
+impl Port {
+    /// All of them, in the order of their numbers.
+    pub(crate) const ALL: [Self; 3] = [Self::Grpc, Self::Http, Self::Admin];
+
+    /// As logs and metrics call it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Http => "http",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// How long a new connection may take to make its first call. Clients of gRPC connect before they have anything to ask.
+    pub(crate) const fn first_call(self) -> Duration {
+        match self {
+            Self::Grpc => Duration::from_secs(30),
+            Self::Http | Self::Admin => Duration::from_secs(10),
+        }
+    }
+}
+
+/// A connection on its way to a worker, and its place among those of its port.
+pub(crate) type Hand<C> = (Port, C, Place);
 
 /// Answers on the connections that are handed over, until there is nobody to hand any over and all have ended.
 pub(crate) async fn work<C: Connection>(
@@ -74,7 +102,7 @@ pub(crate) async fn work<C: Connection>(
     };
     tokio::spawn(grpc::report_health(reporter, stopping.clone()));
     let mut connections = tokio::task::JoinSet::new();
-    while let Some((port, connection, permit)) = hands.recv().await {
+    while let Some((port, connection, place)) = hands.recv().await {
         while connections.try_join_next().is_some() {}
         let Ok(stream) = connection.open() else { continue };
         let (stopping, open) = (stopping.clone(), Arc::clone(&open));
@@ -82,43 +110,61 @@ pub(crate) async fn work<C: Connection>(
         let (worker, router, routes) = (Arc::clone(&worker), router.clone(), routes.clone());
         connections.spawn(async move {
             match port {
-                Port::Grpc => grpc::serve(stream, worker, routes, stopping).await,
-                Port::Http => http::serve(stream, router, stopping).await,
+                Port::Grpc => grpc::serve(stream, worker, routes, &place.life, stopping).await,
+                Port::Http => http::serve(stream, router, &place.life, stopping).await,
+                // Operators have a thread of their own: see `regions::admin`.
+                Port::Admin => {}
             }
             open.fetch_sub(1, Ordering::Relaxed);
-            drop(permit);
+            drop(place);
         });
     }
     while connections.join_next().await.is_some() {}
 }
 
-/// Hands connections to the workers in turn, as many as may be open at a time.
+/// Hands connections to the workers in turn, as many as may be open at a time, until `stopping`; and looks after those that are
+/// open.
 pub(crate) async fn accept<L: Listener>(
     listener: L,
     port: Port,
     hands: Vec<mpsc::Sender<Hand<L::Connection>>>,
-    connections_max: usize,
-    stopping: watch::Receiver<bool>,
+    connections: Arc<Connections>,
+    mut stopping: watch::Receiver<bool>,
 ) {
-    let open = Arc::new(Semaphore::new(connections_max));
-    let mut turn = 0;
-    while !*stopping.borrow() {
-        let Ok(permit) = Arc::clone(&open).acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok(connection) => {
-                let hand = &hands[turn % hands.len()];
-                turn += 1;
-                if hand.send((port, connection, permit)).await.is_err() {
-                    return;
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut turn, mut came) = (0, None);
+    loop {
+        tokio::select! {
+            biased;
+            () = stopped(&mut stopping) => return,
+            _ = look.tick() => connections.sweep(Instant::now()),
+            accepted = listener.accept(), if came.is_none() => match accepted {
+                Ok(connection) => came = Some(connection),
+                Err(fault) => {
+                    // Out of descriptors, most likely: those that are open will end.
+                    warn!(%fault, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
                 }
-            }
-            Err(fault) => {
-                // Out of descriptors, most likely: those that are open will end.
-                warn!(%fault, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-            }
+            },
+            () = connections.freed(), if came.is_some() => {}
+        }
+        let Some(connection) = came.take() else { continue };
+        let Some(place) = connections.place(Instant::now()) else {
+            came = Some(connection);
+            continue;
+        };
+        let hand = &hands[turn % hands.len()];
+        turn += 1;
+        if hand.send((port, connection, place)).await.is_err() {
+            return;
         }
     }
+}
+
+/// Waits until the node stops. A sender that is gone has stopped too.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
 /// What a node does by itself, over and over.

@@ -7,6 +7,7 @@ use acequia_mesh::{Event, Mesh, MeshError};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
+    connections::Connections,
     regions::Audit,
     serve::{HANDOVER_MAX, Listener, Port, Rounds, accept, work},
     service::{Service, StartError},
@@ -83,10 +84,12 @@ impl Service {
         let _end = End(Arc::clone(&shared));
         let (hand, hands) = mpsc::channel(HANDOVER_MAX);
         let working = tokio::spawn(work(Arc::clone(&shared), hands, Arc::default(), stopping.clone()));
-        let connections = self.config.connections_max;
+        let max = self.config.connections_max;
+        let connections = |port: Port| Connections::new(port, max, &shared.connections);
+        let [of_grpc, of_http] = [Port::Grpc, Port::Http].map(connections);
         let accepting = [
-            tokio::spawn(accept(grpc, Port::Grpc, vec![hand.clone()], connections, stopping.clone())),
-            tokio::spawn(accept(http, Port::Http, vec![hand], connections, stopping.clone())),
+            tokio::spawn(accept(grpc, Port::Grpc, vec![hand.clone()], of_grpc, stopping.clone())),
+            tokio::spawn(accept(http, Port::Http, vec![hand], of_http, stopping.clone())),
         ];
         let writing = shared
             .writer

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -25,9 +25,11 @@ use crate::{
     charges::Names,
     clock::Clock,
     config::{Headers, Live},
+    connections::AllConnections,
     metrics::Reloads,
     names::{self, Deciding, Named, SharedNames},
     patience::{Patience, Waiting},
+    refused::Refused,
     regions::Regions,
     siblings::Siblings,
     tally::{DECISION_SECONDS, Tally},
@@ -65,6 +67,12 @@ pub struct Shared {
     pub(crate) waiting: Arc<Waiting>,
     /// This node's place among the nodes of its region, where they share a store.
     pub(crate) siblings: OnceLock<Siblings>,
+    /// What callers have open, and make the node hold.
+    pub(crate) connections: Arc<AllConnections>,
+    /// Callers that were turned away.
+    pub(crate) refused: Refused,
+    /// Calls whose callers had given up before they were decided.
+    pub(crate) expired: AtomicU64,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -98,6 +106,9 @@ impl Shared {
             key,
             workers: RwLock::default(),
             reloads: Reloads::default(),
+            connections: Arc::default(),
+            refused: Refused::default(),
+            expired: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             live: ArcSwap::default(),
         }

@@ -4,7 +4,8 @@
 use std::{
     fmt::Write as _,
     pin::Pin,
-    task::{Context, Poll},
+    sync::Arc,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -16,14 +17,17 @@ use hyper::body::Incoming;
 use tonic::Code;
 
 use super::stream::CheckStream;
-use crate::question::BadRequest;
+use crate::{
+    connections::{Hold, Life, TooManyStreams, TooMuchHeld},
+    question::BadRequest,
+};
 
 /// The largest message: a request with several values as long as they may be.
 pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Bytes in front of a message.
 pub(super) const PREFIX: usize = 5;
-/// How long the rest of a request may take once it has begun.
-const READ_MAX: Duration = Duration::from_secs(10);
+/// How long the rest of a message may take once it has begun.
+pub(super) const READ_MAX: Duration = Duration::from_secs(10);
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -36,8 +40,8 @@ pub(crate) enum GrpcBody {
     Unary(Option<Bytes>),
     /// Many.
     Stream(Box<CheckStream>),
-    /// A service of tonic's.
-    Tonic(tonic::body::Body),
+    /// A service of tonic's. The call is under way until its answer has gone out.
+    Tonic { body: tonic::body::Body, _call: Hold },
     /// The end of a message.
     Done,
 }
@@ -71,14 +75,14 @@ impl Body for GrpcBody {
                 }
             },
             Self::Stream(stream) => stream.poll_frame(cx).map(|frame| frame.map(Ok)),
-            Self::Tonic(body) => Pin::new(body).poll_frame(cx),
+            Self::Tonic { body, .. } => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Empty | Self::Done => true,
-            Self::Tonic(body) => body.is_end_stream(),
+            Self::Tonic { body, .. } => body.is_end_stream(),
             Self::Unary(_) | Self::Stream(_) => false,
         }
     }
@@ -131,6 +135,18 @@ impl Status {
     }
 }
 
+impl From<TooManyStreams> for Status {
+    fn from(fault: TooManyStreams) -> Self {
+        Self::new(Code::ResourceExhausted, fault.to_string())
+    }
+}
+
+impl From<TooMuchHeld> for Status {
+    fn from(fault: TooMuchHeld) -> Self {
+        Self::new(Code::ResourceExhausted, fault.to_string())
+    }
+}
+
 impl From<BadRequest> for Status {
     fn from(fault: BadRequest) -> Self {
         Self::new(Code::InvalidArgument, fault.to_string())
@@ -145,16 +161,68 @@ pub(super) fn message_of(bytes: &Bytes) -> Result<Bytes, Status> {
     }
 }
 
-/// Reads the rest of a unary call, and gives its message.
-pub(super) async fn read_rest(first: Bytes, body: Incoming) -> Result<Bytes, Status> {
-    match tokio::time::timeout(READ_MAX, collect(first, body)).await {
-        Ok(bytes) => message_of(&bytes?),
-        Err(_) => Err(Status::new(Code::DeadlineExceeded, "the request did not end in 10 s: send it whole")),
+/// A body that is read elsewhere: all of it is held until its end, since it is not known here what is a message.
+#[derive(Debug)]
+pub(super) struct HeldBody {
+    body: Incoming,
+    hold: Hold,
+    bytes: usize,
+}
+
+impl HeldBody {
+    /// `bytes`: what is held of the call beside its body.
+    pub(super) fn new(body: Incoming, life: &Arc<Life>, bytes: usize) -> Self {
+        Self { body, hold: life.hold(), bytes }
     }
 }
 
-async fn collect(first: Bytes, mut body: Incoming) -> Result<Bytes, Status> {
+impl Body for HeldBody {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame {
+            self.bytes += frame.data_ref().map_or(0, Bytes::len);
+            let bytes = self.bytes;
+            self.hold.holds(bytes)?;
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+}
+
+/// Reads the rest of a unary call, and gives its message. What has come is held until the call is answered.
+pub(super) async fn read_rest(first: Bytes, body: Incoming, mut hold: Hold) -> Result<Bytes, Status> {
+    match tokio::time::timeout(READ_MAX, collect(first, body, &mut hold)).await {
+        Ok(bytes) => message_of(&bytes?),
+        Err(_) => Err(late()),
+    }
+}
+
+/// Makes room for the whole message that begins here, as soon as it says how long it is. All of it is held from then on, so that it never
+/// has to be moved to a larger place.
+pub(super) fn expect(begun: &mut BytesMut, hold: &mut Hold) -> Result<(), Status> {
+    let whole = message_length(begun)?.map_or(0, |length| PREFIX + length);
+    hold.holds(whole.max(begun.len()))?;
+    begun.reserve(whole.saturating_sub(begun.len()));
+    Ok(())
+}
+
+/// A message that has begun does not end.
+pub(super) fn late() -> Status {
+    Status::new(Code::DeadlineExceeded, "the request did not end in 10 s: send it whole")
+}
+
+async fn collect(first: Bytes, mut body: Incoming, hold: &mut Hold) -> Result<Bytes, Status> {
     let mut all = BytesMut::from(first);
+    expect(&mut all, hold)?;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Status::new(Code::Cancelled, e.to_string()))?;
         let Ok(data) = frame.into_data() else { continue };
@@ -162,6 +230,7 @@ async fn collect(first: Bytes, mut body: Incoming) -> Result<Bytes, Status> {
             return Err(too_large());
         }
         all.extend_from_slice(&data);
+        expect(&mut all, hold)?;
         if body.is_end_stream() {
             break;
         }

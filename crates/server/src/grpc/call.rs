@@ -5,7 +5,7 @@ use std::{
     convert::Infallible,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll},
     time::Duration,
 };
@@ -17,15 +17,17 @@ use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 use hyper::body::Incoming;
-use tonic::service::Routes;
+use tokio::time::Instant;
+use tonic::{Code, service::Routes};
 use tower::Service;
 
 use super::{
-    body::{GrpcBody, Status, message_of, read_rest},
+    body::{GrpcBody, HeldBody, Status, message_of, read_rest},
     envoy, limiter,
     stream::CheckStream,
 };
 use crate::{
+    connections::Life,
     question::BadRequest,
     worker::{Asked, How, Worker},
 };
@@ -33,7 +35,7 @@ use crate::{
 /// A call being answered.
 pub(super) enum Call {
     /// Its message is being read.
-    Hot { method: Method, body: Incoming, worker: Arc<Worker>, longest: Duration },
+    Hot { method: Method, body: Incoming, worker: Arc<Worker>, life: Arc<Life>, patience: CallerPatience },
     /// It waits for something.
     Waiting(BoxFuture<'static, Response<GrpcBody>>),
     /// It needs no reading.
@@ -58,7 +60,12 @@ pub(super) enum Reply {
 }
 
 impl Call {
-    pub(super) fn new(request: http::Request<Incoming>, worker: &Arc<Worker>, routes: &Routes) -> Self {
+    pub(super) fn new(
+        request: http::Request<Incoming>,
+        worker: &Arc<Worker>,
+        routes: &Routes,
+        life: &Arc<Life>,
+    ) -> Self {
         let method = match request.uri().path() {
             envoy::SHOULD_RATE_LIMIT => Some(Method::ShouldRateLimit),
             limiter::CHECK => Some(Method::Check),
@@ -67,12 +74,7 @@ impl Call {
             limiter::COMMIT => Some(Method::Commit),
             limiter::CHECK_STREAM => None,
             _ => {
-                let mut routes = routes.clone();
-                return Self::Waiting(Box::pin(async move {
-                    // A router without fallible layers cannot fail.
-                    let response = routes.call(request.map(tonic::body::Body::new)).await;
-                    response.unwrap_or_else(|never| match never {}).map(GrpcBody::Tonic)
-                }));
+                return Self::Waiting(Box::pin(by_tonic(request, routes.clone(), life)));
             }
         };
         if !is_grpc(&request) {
@@ -80,13 +82,13 @@ impl Call {
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return Self::Answered(Some(response));
         }
-        let longest = longest_wait(request.headers());
-        let (body, worker) = (request.into_body(), Arc::clone(worker));
+        let patience = CallerPatience::of(request.headers());
+        let (body, worker, life) = (request.into_body(), Arc::clone(worker), Arc::clone(life));
         match method {
-            Some(method) => Self::Hot { method, body, worker, longest },
+            Some(method) => Self::Hot { method, body, worker, life, patience },
             None => {
-                let stream = GrpcBody::stream(CheckStream::new(worker, body));
-                Self::Answered(Some(respond(Ok(stream))))
+                let stream = CheckStream::new(worker, body, life).map(GrpcBody::stream);
+                Self::Answered(Some(respond(stream)))
             }
         }
     }
@@ -99,14 +101,15 @@ impl Future for Call {
         let this = self.get_mut();
         loop {
             match this {
-                Self::Hot { method, body, worker, longest } => {
-                    let (method, longest) = (*method, *longest);
+                Self::Hot { method, body, worker, life: _, patience } => {
+                    let (method, patience) = (*method, *patience);
                     let first = match Pin::new(&mut *body).poll_frame(cx) {
                         Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
                         Poll::Ready(Some(Err(_)) | None) | Poll::Pending => Bytes::new(),
                     };
                     if body.is_end_stream() {
-                        match message_of(&first).and_then(|message| answer(method, worker, &message, longest))
+                        match message_of(&first)
+                            .and_then(|message| answer(method, worker, &message, patience, Duration::ZERO))
                         {
                             Ok(Reply::Now(reply)) => {
                                 return Poll::Ready(Ok(respond(Ok(GrpcBody::unary(reply)))));
@@ -119,12 +122,13 @@ impl Future for Call {
                             Err(status) => return Poll::Ready(Ok(respond(Err(status)))),
                         }
                     } else {
-                        let Self::Hot { body, worker, .. } = std::mem::replace(this, Self::Answered(None))
+                        let Self::Hot { body, worker, life, .. } =
+                            std::mem::replace(this, Self::Answered(None))
                         else {
                             unreachable!("matched above")
                         };
-                        *this =
-                            Self::Waiting(Box::pin(read_and_answer(method, first, body, worker, longest)));
+                        let message = read_rest(first, body, life.hold());
+                        *this = Self::Waiting(Box::pin(read_and_answer(method, message, worker, patience)));
                     }
                 }
                 Self::Waiting(waiting) => return waiting.as_mut().poll(cx).map(Ok),
@@ -137,16 +141,32 @@ impl Future for Call {
     }
 }
 
+/// What tonic answers: health and reflection.
+pub(super) fn by_tonic(
+    request: http::Request<Incoming>,
+    mut routes: Routes,
+    life: &Arc<Life>,
+) -> impl Future<Output = Response<GrpcBody>> + Send + use<> {
+    let head = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    let request = request.map(|body| tonic::body::Body::new(HeldBody::new(body, life, head)));
+    let hold = life.hold();
+    async move {
+        // A router without fallible layers cannot fail.
+        let response = routes.call(request).await;
+        response.unwrap_or_else(|never| match never {}).map(|body| GrpcBody::Tonic { body, _call: hold })
+    }
+}
+
 /// The way of a message that is not here at once.
 async fn read_and_answer(
     method: Method,
-    first: Bytes,
-    body: Incoming,
+    message: impl Future<Output = Result<Bytes, Status>>,
     worker: Arc<Worker>,
-    longest: Duration,
+    patience: CallerPatience,
 ) -> Response<GrpcBody> {
-    let reply = match read_rest(first, body).await {
-        Ok(message) => answer(method, &worker, &message, longest),
+    let begun = Instant::now();
+    let reply = match message.await {
+        Ok(message) => answer(method, &worker, &message, patience, begun.elapsed()),
         Err(status) => Err(status),
     };
     respond(match reply {
@@ -156,7 +176,21 @@ async fn read_and_answer(
     })
 }
 
-fn answer(method: Method, worker: &Arc<Worker>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
+fn answer(
+    method: Method,
+    worker: &Arc<Worker>,
+    message: &Bytes,
+    patience: CallerPatience,
+    since: Duration,
+) -> Result<Reply, Status> {
+    if patience.is_over(since) {
+        worker.shared.expired.fetch_add(1, Ordering::Relaxed);
+        return Err(Status::new(
+            Code::DeadlineExceeded,
+            "nobody waits for this any more: nothing was charged",
+        ));
+    }
+    let longest = patience.longest;
     match method {
         Method::ShouldRateLimit => envoy::should_rate_limit(worker, message, longest),
         Method::Check => limiter::check(worker, message, longest),
@@ -200,12 +234,36 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
     })))
 }
 
-/// How long an answer may be waited for, by the deadline of a call (gRPC over HTTP/2, "grpc-timeout"): half of it, since
-/// whoever gets no answer in time decides without one.
-fn longest_wait(headers: &HeaderMap) -> Duration {
-    const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-    let written = headers.get(GRPC_TIMEOUT).map(HeaderValue::as_bytes);
-    written.map_or(Duration::MAX, |written| timeout(written).map_or(Duration::ZERO, |time| time / 2))
+/// How long a caller waits for its answer, by the deadline of its call (gRPC over HTTP/2, "grpc-timeout").
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallerPatience {
+    /// How long its answer may be waited for here: half of what it allows, since whoever gets no answer in time decides without
+    /// one. Nothing where what it says cannot be read.
+    longest: Duration,
+    /// How long it waits in all; nothing where it does not say.
+    allows: Option<Duration>,
+}
+
+/// No call is answered sooner: whoever waits for less has given up.
+const SOONEST: Duration = Duration::from_micros(10);
+
+impl CallerPatience {
+    /// Of a call whose head has just come.
+    fn of(headers: &HeaderMap) -> Self {
+        const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+        let Some(written) = headers.get(GRPC_TIMEOUT).map(HeaderValue::as_bytes) else {
+            return Self { longest: Duration::MAX, allows: None };
+        };
+        match timeout(written) {
+            Some(time) => Self { longest: time / 2, allows: Some(time) },
+            None => Self { longest: Duration::ZERO, allows: None },
+        }
+    }
+
+    /// Whether nobody waits any more, so long after the call's head came: a charge would be for nothing.
+    fn is_over(self, since: Duration) -> bool {
+        self.allows.is_some_and(|allows| since.max(SOONEST) >= allows)
+    }
 }
 
 /// At most eight digits and a unit; nothing where it is neither.
@@ -231,7 +289,7 @@ fn is_grpc(request: &http::Request<Incoming>) -> bool {
 
 /// Nothing but the status goes out with an error, and it goes in the headers (gRPC over HTTP/2,
 /// "Trailers-Only").
-fn respond(reply: Result<GrpcBody, Status>) -> Response<GrpcBody> {
+pub(super) fn respond(reply: Result<GrpcBody, Status>) -> Response<GrpcBody> {
     let (body, status) = match reply {
         Ok(body) => (body, None),
         Err(status) => (GrpcBody::Empty, Some(status)),
@@ -251,13 +309,17 @@ mod tests {
 
     #[test]
     fn half_of_what_a_caller_allows_is_waited() {
-        let wait = |written: &'static str| {
-            longest_wait(&HeaderMap::from_iter([(
+        let patience = |written: &'static str| {
+            CallerPatience::of(&HeaderMap::from_iter([(
                 HeaderName::from_static("grpc-timeout"),
                 HeaderValue::from_static(written),
             )]))
         };
-        assert_eq!(longest_wait(&HeaderMap::new()), Duration::MAX);
+        let wait = |written: &'static str| patience(written).longest;
+        assert_eq!(CallerPatience::of(&HeaderMap::new()).longest, Duration::MAX);
+        let is_over = |written, ms| patience(written).is_over(Duration::from_millis(ms));
+        assert!(is_over("1n", 0) && is_over("0S", 0) && is_over("20m", 20));
+        assert!(!is_over("20m", 19) && !is_over("99999999H", 1 << 30) && !is_over("x", 1 << 30));
         assert_eq!(wait("20m"), Duration::from_millis(10));
         assert_eq!(wait("99999999H"), Duration::from_secs(99_999_999 * 1_800));
         assert_eq!(wait("1500000u"), Duration::from_millis(750));

@@ -11,16 +11,17 @@ mod limiter;
 mod stream;
 
 use std::{
+    convert::Infallible,
     future::Future,
     pin::Pin,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http_body::Body;
 use hyper::{body::Incoming, rt::Executor};
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -30,18 +31,49 @@ use tokio::{
 use tonic::service::Routes;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use self::call::Call;
-use crate::worker::Worker;
+use self::{body::GrpcBody, call::Call};
+use crate::{
+    connections::{Life, Stage},
+    worker::Worker,
+};
 
-/// Streams at one time on a connection: enough for any proxy, few enough that one caller cannot
-/// hold much memory.
-const STREAMS_MAX: u32 = 1_024;
+/// Calls at one time on a connection. Larger lets one proxy have more under way; smaller bounds what one caller can make the node
+/// hold. A proxy with more opens another connection.
+const STREAMS_MAX: u32 = 256;
 /// Bytes of headers in a request.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// How long a new connection may take to make its first call.
-const FIRST_CALL: Duration = Duration::from_secs(30);
 /// Bytes of a response that may wait in a stream for a slow reader.
-const SEND_BYTES_MAX: usize = 1 << 20;
+const SEND_BYTES_MAX: usize = 32 << 10;
+/// Bytes that a caller may send ahead of what is read, for all calls of a connection, and so for each.
+const WINDOW_BYTES: u32 = 128 << 10;
+/// After so long without a word from a caller it is asked whether it is still there, and how long it may take to say so.
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PING_ANSWER: Duration = Duration::from_secs(10);
+
+/// How a call is answered that tonic answers.
+pub(crate) type Answered = BoxFuture<'static, Result<http::Response<GrpcBody>, Infallible>>;
+
+/// Has tonic answer a call, within a time.
+pub(crate) fn answer_by_tonic(
+    request: http::Request<Incoming>,
+    routes: Routes,
+    life: &Arc<Life>,
+    within: Duration,
+) -> Answered {
+    let response = call::by_tonic(request, routes, life);
+    Box::pin(async move {
+        Ok(match tokio::time::timeout(within, response).await {
+            Ok(response) => response,
+            Err(_) => call::respond(Err(body::late())),
+        })
+    })
+}
+
+/// Answers a call with nothing but why it is not answered.
+pub(crate) fn refuse(fault: tonic::Status) -> Answered {
+    let status = body::Status::new(fault.code(), fault.message());
+    Box::pin(std::future::ready(Ok(call::respond(Err(status)))))
+}
 
 /// The services that tonic answers, and the reporter of the one for health.
 pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Error> {
@@ -75,27 +107,47 @@ pub async fn report_health(reporter: HealthReporter, mut stopping: watch::Receiv
 ///
 /// The connection's task takes in all calls that have come, answers them one after the other, and
 /// then writes all the answers: a call that waits for nothing never gets a task of its own.
-pub async fn serve(
+pub(crate) async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     worker: Arc<Worker>,
     routes: Routes,
-    mut stopping: watch::Receiver<bool>,
+    life: &Arc<Life>,
+    stopping: watch::Receiver<bool>,
 ) {
-    let called = Arc::new(AtomicBool::new(false));
-    let calls = Arc::clone(&called);
+    let of_calls = Arc::clone(life);
+    let answer = move |request: http::Request<Incoming>| Call::new(request, &worker, &routes, &of_calls);
+    serve_calls(io, answer, STREAMS_MAX, life, stopping).await;
+}
+
+/// The same with a way to answer of the caller's, and so many calls at one time.
+pub(crate) async fn serve_calls<F, B>(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    answer: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
+    calls_max: u32,
+    life: &Arc<Life>,
+    mut stopping: watch::Receiver<bool>,
+) where
+    F: Future<Output = Result<http::Response<B>, Infallible>> + Send + 'static,
+    B: Body<Data = Bytes, Error = tonic::Status> + Send + 'static,
+{
+    let calls = Arc::clone(life);
     let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
-        calls.store(true, Ordering::Relaxed);
-        Call::new(request, &worker, &routes)
+        calls.called();
+        answer(request)
     });
     let arrived = Arrived::default();
     let mut builder = hyper::server::conn::http2::Builder::new(arrived.clone());
     builder
-        .max_concurrent_streams(STREAMS_MAX)
+        .timer(life.ping_timer())
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_ANSWER)
+        .max_concurrent_streams(calls_max)
         .max_header_list_size(HEADER_BYTES_MAX)
         .max_send_buf_size(SEND_BYTES_MAX)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
         .auto_date_header(false);
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
-    let mut first_call = std::pin::pin!(tokio::time::sleep(FIRST_CALL));
     let mut stop = std::pin::pin!(stopping.changed());
     let mut draining = false;
     std::future::poll_fn(move |cx| {
@@ -106,10 +158,11 @@ pub async fn serve(
             if arrived.answer() {
                 continue;
             }
-            if !called.load(Ordering::Relaxed) && first_call.as_mut().poll(cx).is_ready() {
+            let stage = life.poll(cx);
+            if stage == Stage::Cut {
                 return Poll::Ready(());
             }
-            if draining || stop.as_mut().poll(cx).is_pending() {
+            if draining || stage == Stage::Open && stop.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
             draining = true;

@@ -4,6 +4,7 @@
 //! caller that does not read is not read from either, and memory has a bound.
 
 use std::{
+    future::Future as _,
     ops::Range,
     pin::Pin,
     sync::Arc,
@@ -17,12 +18,14 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::future::BoxFuture;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
 
 use super::{
-    body::{PREFIX, Status, finish, message_length, ok},
+    body::{PREFIX, READ_MAX, Status, expect, finish, late as late_status, message_length, ok},
     limiter::{self, Wanted},
 };
 use crate::{
+    connections::{Hold, Life, StreamPlace},
     question::BadRequest,
     respond::with_check_out,
     worker::{Unwritten, Worker},
@@ -36,6 +39,12 @@ pub(crate) struct CheckStream {
     worker: Arc<Worker>,
     incoming: Incoming,
     received: BytesMut,
+    /// What `received` holds.
+    hold: Hold,
+    life: Arc<Life>,
+    _place: StreamPlace,
+    /// When the message that has begun must have ended.
+    late: Option<Pin<Box<Sleep>>>,
     /// No more will come.
     is_ended: bool,
     /// A message whose answer waits for the disk.
@@ -51,9 +60,19 @@ struct Decided {
 }
 
 impl CheckStream {
-    pub(super) fn new(worker: Arc<Worker>, incoming: Incoming) -> Self {
-        let received = BytesMut::new();
-        Self { worker, incoming, received, is_ended: false, settling: None, is_done: false }
+    pub(super) fn new(worker: Arc<Worker>, incoming: Incoming, life: Arc<Life>) -> Result<Self, Status> {
+        Ok(Self {
+            _place: life.stream()?,
+            worker,
+            incoming,
+            received: BytesMut::new(),
+            hold: life.hold(),
+            life,
+            late: None,
+            is_ended: false,
+            settling: None,
+            is_done: false,
+        })
     }
 
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
@@ -83,6 +102,9 @@ impl CheckStream {
             match message_length(&self.received)? {
                 Some(length) if self.received.len() >= PREFIX + length => {
                     let message = self.received.split_to(PREFIX + length).freeze();
+                    expect(&mut self.received, &mut self.hold)?;
+                    self.late = None;
+                    self.life.called();
                     let decided = decide(&self.worker, &message[PREFIX..])?;
                     if decided.unwritten.is_empty() {
                         return Poll::Ready(Ok(Some(finish(decided.out))));
@@ -93,16 +115,23 @@ impl CheckStream {
                 _ if self.is_ended => {
                     return Poll::Ready(Err(Status::malformed("the stream ends within a message")));
                 }
-                _ => match ready!(Pin::new(&mut self.incoming).poll_frame(cx)) {
-                    Some(Ok(frame)) => {
+                _ => match Pin::new(&mut self.incoming).poll_frame(cx) {
+                    Poll::Ready(Some(Ok(frame))) => {
                         if let Ok(data) = frame.into_data() {
                             self.received.extend_from_slice(&data);
+                            expect(&mut self.received, &mut self.hold)?;
                         }
                     }
-                    Some(Err(e)) => {
+                    Poll::Ready(Some(Err(e))) => {
                         return Poll::Ready(Err(Status::new(tonic::Code::Cancelled, e.to_string())));
                     }
-                    None => self.is_ended = true,
+                    Poll::Ready(None) => self.is_ended = true,
+                    Poll::Pending if self.received.is_empty() => return Poll::Pending,
+                    Poll::Pending => {
+                        let late = self.late.get_or_insert_with(|| Box::pin(sleep(READ_MAX)));
+                        ready!(late.as_mut().poll(cx));
+                        return Poll::Ready(Err(late_status()));
+                    }
                 },
             }
         }

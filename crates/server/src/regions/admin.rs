@@ -9,13 +9,15 @@ use acequia_api::acequia::v1::{
 };
 use acequia_limits::limit::parse_instant_ns;
 use acequia_node::{Active, Catalogue, leases::NotLeftOut};
-use tokio::{net::TcpListener, sync::watch};
-use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
-use tonic::{
-    Request, Response, Status,
-    transport::{Identity, Server, ServerTlsConfig},
+use http::{HeaderMap, header};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{mpsc, watch},
 };
-use tracing::warn;
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
+use tonic::{Request, Response, Status, service::Routes, transport::server::TcpConnectInfo};
+use tracing::{debug, warn};
 
 use super::{
     Order, OrderFault, Outcome, Regions, alone,
@@ -26,8 +28,13 @@ use super::{
 use crate::{
     cells::HALF_LIFE_NS,
     config::Config,
+    connections::Life,
+    grpc::{Answered, answer_by_tonic, refuse, serve_calls},
+    refused::Why,
+    serve::{Connection as _, Hand, Port},
     sketch::{Counted, Sketch},
     tally::SAMPLE,
+    tls::{self, TlsFault},
     worker::Shared,
 };
 
@@ -35,8 +42,10 @@ use crate::{
 const EVERY_MS: std::ops::RangeInclusive<u32> = 50..=60_000;
 /// Where the caller does not say.
 const EVERY_MS_DEFAULT: u32 = 1_000;
+/// Connections at one time.
+pub(crate) const CONNECTIONS_MAX: usize = 256;
 /// Calls at one time on a connection, and how long one may take.
-const CALLS_MAX: usize = 32;
+const CALLS_MAX: u32 = 32;
 const CALL_MAX: Duration = Duration::from_secs(10);
 /// Watches at one time: each looks at the node as often as it asks.
 const WATCHES_MAX: usize = 64;
@@ -67,7 +76,7 @@ pub enum AdminError {
     },
     /// TLS cannot be set up.
     #[error("cannot set TLS up for listen.admin: {0}")]
-    Tls(#[from] tonic::transport::Error),
+    Tls(#[from] TlsFault),
 }
 
 /// The service of one node.
@@ -84,55 +93,99 @@ struct Service {
 #[derive(Clone, Debug)]
 struct Token(Option<Arc<[u8]>>);
 
-/// Answers operators until `stopping`.
-///
-/// # Errors
-/// The token or the certificates cannot be read.
-pub(crate) fn serve(
-    listener: TcpListener,
-    config: &Config,
+/// What answers operators: who may come in, and by which way.
+pub(crate) struct Door {
+    routes: Routes,
+    token: Token,
+    tls: Option<TlsAcceptor>,
     shared: Arc<Shared>,
-    regions: Option<Arc<Regions>>,
-    mut stopping: watch::Receiver<bool>,
-) -> Result<impl Future<Output = ()> + use<>, AdminError> {
-    let token = Token::read(config)?;
-    let service = Service {
-        shared,
-        regions,
-        region: config.region.clone(),
-        node: config.node.clone(),
-        watches: Arc::new(tokio::sync::Semaphore::new(WATCHES_MAX)),
-    };
-    let mut server = Server::builder().concurrency_limit_per_connection(CALLS_MAX).timeout(CALL_MAX);
-    // Callers on this machine need no certificates to be set up; any other is refused without them by the config.
-    if let (Some(folder), false) = (&config.tls, is_loopback(config.listen.admin)) {
-        server = server.tls_config(tls(folder, &config.node)?)?;
-    }
-    let checked = AdminServer::with_interceptor(service, move |request| token.check(request));
-    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-    let served = server.add_service(checked);
-    Ok(async move {
-        let stop = async move {
-            // A sender that is gone has stopped too.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
+}
+
+impl Door {
+    /// That of a node.
+    ///
+    /// # Errors
+    /// The token or the certificates cannot be read.
+    pub(crate) fn new(
+        config: &Config,
+        shared: &Arc<Shared>,
+        regions: Option<Arc<Regions>>,
+    ) -> Result<Self, AdminError> {
+        let service = Service {
+            shared: Arc::clone(shared),
+            regions,
+            region: config.region.clone(),
+            node: config.node.clone(),
+            watches: Arc::new(tokio::sync::Semaphore::new(WATCHES_MAX)),
         };
-        if let Err(fault) = served.serve_with_incoming_shutdown(incoming, stop).await {
-            warn!(%fault, "the admin listener ended");
+        // Callers on this machine need no certificates to be set up; any other is refused without them by the config.
+        let tls = match &config.tls {
+            Some(folder) if !is_loopback(config.listen.admin) => {
+                let file = |ending| folder.join(format!("{}.{ending}", config.node));
+                let settings = tls::Settings { cert: file("pem"), key: file("key"), client_ca: None };
+                Some(TlsAcceptor::from(settings.read(&[tls::H2])?))
+            }
+            _ => None,
+        };
+        let routes = Routes::new(AdminServer::new(service)).prepare();
+        Ok(Self { routes, token: Token::read(config)?, tls, shared: Arc::clone(shared) })
+    }
+
+    /// Answers on the connections that are handed over. Operators share the thread that looks after the node, and take nothing from
+    /// those that answer callers.
+    pub(crate) async fn open(
+        self: Arc<Self>,
+        mut hands: mpsc::Receiver<Hand<std::net::TcpStream>>,
+        stopping: watch::Receiver<bool>,
+    ) {
+        while let Some((_, connection, place)) = hands.recv().await {
+            let from = connection.peer_addr().ok();
+            let Ok(stream) = connection.open() else { continue };
+            let (door, stopping) = (Arc::clone(&self), stopping.clone());
+            tokio::spawn(async move {
+                let life = Arc::clone(&place.life);
+                match &door.tls {
+                    None => door.answer(stream, from, &life, stopping).await,
+                    Some(acceptor) => {
+                        // A handshake that takes too long is cut as a connection without a call is.
+                        let handshake = tokio::select! {
+                            biased;
+                            () = life.cut() => return,
+                            handshake = acceptor.accept(stream) => handshake,
+                        };
+                        match handshake {
+                            Ok(stream) => door.answer(stream, from, &life, stopping).await,
+                            Err(fault) => debug!(?from, %fault, "no TLS on the admin port"),
+                        }
+                    }
+                }
+                drop(place);
+            });
         }
-    })
+    }
+
+    async fn answer(
+        self: &Arc<Self>,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        from: Option<SocketAddr>,
+        life: &Arc<Life>,
+        stopping: watch::Receiver<bool>,
+    ) {
+        let (door, of_calls) = (Arc::clone(self), Arc::clone(life));
+        let answer = move |mut request: http::Request<hyper::body::Incoming>| -> Answered {
+            if let Err(fault) = door.token.check(request.headers()) {
+                door.shared.refused.count(Port::Admin, Why::Unknown, from);
+                return refuse(fault);
+            }
+            request.extensions_mut().insert(TcpConnectInfo { local_addr: None, remote_addr: from });
+            answer_by_tonic(request, door.routes.clone(), &of_calls, CALL_MAX)
+        };
+        serve_calls(stream, answer, CALLS_MAX, life, stopping).await;
+    }
 }
 
 fn is_loopback(address: Option<SocketAddr>) -> bool {
     address.is_none_or(|address| address.ip().is_loopback())
-}
-
-fn tls(folder: &std::path::Path, node: &str) -> Result<ServerTlsConfig, AdminError> {
-    let read = |name: String| {
-        let path = folder.join(name);
-        std::fs::read(&path).map_err(|cause| AdminError::File { path, cause })
-    };
-    let identity = Identity::from_pem(read(format!("{node}.pem"))?, read(format!("{node}.key"))?);
-    Ok(ServerTlsConfig::new().identity(identity))
 }
 
 impl Token {
@@ -148,12 +201,12 @@ impl Token {
         Ok(Self(Some(token.as_bytes().into())))
     }
 
-    fn check(&self, request: Request<()>) -> Result<Request<()>, Status> {
-        let Some(token) = &self.0 else { return Ok(request) };
-        let shown = request.metadata().get("authorization").map(|value| value.as_bytes());
+    fn check(&self, headers: &HeaderMap) -> Result<(), Status> {
+        let Some(token) = &self.0 else { return Ok(()) };
+        let shown = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
         let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
         if shown.is_some_and(|shown| is_same(shown, token)) {
-            return Ok(request);
+            return Ok(());
         }
         Err(Status::unauthenticated("the admin token is wrong or missing: --token-file FILE"))
     }
@@ -506,17 +559,14 @@ mod tests {
     fn only_the_token_itself_opens() {
         let token = Token(Some(b"0123456789abcdef"[..].into()));
         let shown = |text: Option<&str>| {
-            let mut request = Request::new(());
-            if let Some(text) = text {
-                request.metadata_mut().insert("authorization", text.parse().expect("ascii"));
-            }
-            token.check(request).is_ok()
+            let value = text.map(|text| (header::AUTHORIZATION, text.parse().expect("ascii")));
+            token.check(&HeaderMap::from_iter(value)).is_ok()
         };
         assert!(shown(Some("Bearer 0123456789abcdef")));
         for wrong in ["Bearer 0123456789abcde", "Bearer 0123456789abcdeg", "0123456789abcdef", "Bearer "] {
             assert!(!shown(Some(wrong)), "{wrong}");
         }
         assert!(!shown(None));
-        assert!(Token(None).check(Request::new(())).is_ok());
+        assert!(Token(None).check(&HeaderMap::new()).is_ok());
     }
 }

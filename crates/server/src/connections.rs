@@ -1,0 +1,628 @@
+//! The connections of a node: how many there may be, how long each may be silent or old, and how many bytes of unfinished
+//! messages it may make the node hold.
+//!
+//! Whatever a connection holds counts against it. Where all together hold too much, the one that holds most is cut: so a
+//! caller that sends its messages whole never pays for one that does not.
+
+use std::{
+    collections::BTreeMap,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::task::AtomicWaker;
+use hyper::rt::{Sleep, Timer};
+use hyper_util::rt::TokioTimer;
+use tokio::{sync::Notify, time::Instant};
+use tracing::warn;
+
+use crate::serve::Port;
+
+/// A message up to this size is never refused because others are unfinished.
+pub(crate) const SMALL_BYTES: usize = 16 << 10;
+/// What a connection may hold of larger messages. Larger lets one caller send more large messages at once; smaller bounds
+/// what a stranger takes.
+const LARGE_BYTES_MAX: usize = 3 << 20;
+/// What all connections together may hold.
+const ALL_BYTES_MAX: usize = 64 << 20;
+/// What a call takes that is not answered at once, beside its bytes: its stream, its task, its buffers.
+const CALL_BYTES: usize = 2 << 10;
+/// How often connections are looked at: as exact as all of these times are.
+pub(crate) const SWEEP: Duration = Duration::from_secs(1);
+/// `CheckStream`s at one time on a connection: each may have answers waiting for a slow reader.
+const STREAMS_MAX: usize = 64;
+/// How long a connection may be without a call, where none is under way. Longer than the keep-alives of proxies (nginx: 60 s); shorter gives places back
+/// sooner.
+const IDLE_MAX: Duration = Duration::from_secs(300);
+/// How long a connection lasts, give or take a tenth: then its caller connects anew, and so finds new nodes behind a balancer.
+const AGE_MAX: Duration = Duration::from_secs(3_600);
+/// How long a connection that was told to end may go on with calls that have begun.
+const GRACE: Duration = Duration::from_secs(300);
+/// The same where it has no call that anybody knows of.
+const IDLE_GRACE: Duration = Duration::from_secs(2);
+/// Who was silent for less is not asked to make room for another.
+const SILENT: Duration = Duration::from_secs(1);
+/// At the cap so many of a hundred connections make room at once, at least one.
+const ROOM_PERCENT: usize = 1;
+
+/// How far a connection is.
+const OPEN: u8 = 0;
+const ENDING: u8 = 1;
+const CUT: u8 = 2;
+
+/// A connection's part that both its task and its port know.
+#[derive(Debug)]
+pub(crate) struct Life {
+    /// Calls that began on it.
+    calls: AtomicU64,
+    /// [`OPEN`], [`ENDING`] or [`CUT`].
+    stage: AtomicU8,
+    task: AtomicWaker,
+    /// Bytes that it makes the node hold; and those of them that are of messages above [`SMALL_BYTES`].
+    held: AtomicUsize,
+    large: AtomicUsize,
+    /// `CheckStream`s that are open.
+    streams: AtomicUsize,
+    node: Arc<AllConnections>,
+}
+
+/// The right to a `CheckStream`, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct StreamPlace(Arc<Life>);
+
+/// There are too many `CheckStream`s on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this connection has {STREAMS_MAX} streams: end some first, or open another connection")]
+pub(crate) struct TooManyStreams;
+
+/// What a connection's task is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Go on.
+    Open,
+    /// Say that it ends, and answer what has begun.
+    Ending,
+    /// End now.
+    Cut,
+}
+
+/// Why a message is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this connection has more than {LARGE_BYTES_MAX} bytes of unfinished messages: finish some first, or send smaller ones"
+)]
+pub(crate) struct TooMuchHeld;
+
+/// Bytes that a call makes the node hold, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    life: Arc<Life>,
+    bytes: usize,
+    large: usize,
+}
+
+/// All connections of a node.
+#[derive(Debug)]
+pub(crate) struct AllConnections {
+    ports: Mutex<Vec<Weak<Connections>>>,
+    held: AtomicUsize,
+    begun: Instant,
+    /// Seconds since then, as of the last sweep.
+    seconds: AtomicU64,
+}
+
+impl Default for AllConnections {
+    fn default() -> Self {
+        Self {
+            ports: Mutex::default(),
+            held: AtomicUsize::new(0),
+            begun: Instant::now(),
+            seconds: AtomicU64::new(0),
+        }
+    }
+}
+
+/// The time of pings. hyper asks what time it is for every frame, and is told what time it was at the last sweep.
+#[derive(Clone, Debug)]
+pub(crate) struct PingTimer(Arc<AllConnections>);
+
+impl Timer for PingTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
+        TokioTimer::new().sleep(duration)
+    }
+
+    fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn Sleep>> {
+        TokioTimer::new().sleep_until(deadline)
+    }
+
+    fn reset(&self, sleep: &mut Pin<Box<dyn Sleep>>, deadline: std::time::Instant) {
+        TokioTimer::new().reset(sleep, deadline);
+    }
+
+    fn now(&self) -> std::time::Instant {
+        self.0.begun.into_std() + Duration::from_secs(self.0.seconds.load(Ordering::Relaxed))
+    }
+}
+
+/// The connections of one port.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    name: &'static str,
+    max: usize,
+    /// How long a new connection may take to make its first call, with its handshake.
+    first_call: Duration,
+    /// Whether they end when they are old. Operators watch for longer, and are not spread over nodes.
+    ages: bool,
+    open: Mutex<Open>,
+    freed: Notify,
+    node: Arc<AllConnections>,
+    ended: Ended,
+}
+
+/// Connections that the node ended, since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    /// They made no call.
+    pub(crate) silent: AtomicU64,
+    /// They made none any more.
+    pub(crate) idle: AtomicU64,
+    /// Others needed their place.
+    pub(crate) crowded: AtomicU64,
+    /// They were old.
+    pub(crate) old: AtomicU64,
+    /// They held most when all together held too much.
+    pub(crate) held: AtomicU64,
+}
+
+impl Ended {
+    /// By reason, with the port's name.
+    pub(crate) fn counts(&self, port: &'static str) -> [([(&'static str, &'static str); 2], u64); 5] {
+        let Self { silent, idle, crowded, old, held } = self;
+        let all = [("silent", silent), ("idle", idle), ("crowded", crowded), ("old", old), ("held", held)];
+        all.map(|(why, count)| ([("port", port), ("why", why)], count.load(Ordering::Relaxed)))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    entries: BTreeMap<u64, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    life: Arc<Life>,
+    opened: Instant,
+    calls_seen: u64,
+    /// When it last made a call, as far as anybody looked.
+    active: Instant,
+    /// When it is cut, once it was told to end.
+    cut_at: Option<Instant>,
+}
+
+/// A connection's place among those of its port, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    connections: Arc<Connections>,
+    number: u64,
+    pub(crate) life: Arc<Life>,
+}
+
+impl Life {
+    fn new(node: Arc<AllConnections>) -> Self {
+        Self {
+            calls: AtomicU64::new(0),
+            stage: AtomicU8::new(OPEN),
+            task: AtomicWaker::new(),
+            held: AtomicUsize::new(0),
+            large: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
+            node,
+        }
+    }
+
+    /// A place for one more `CheckStream`.
+    pub(crate) fn stream(self: &Arc<Self>) -> Result<StreamPlace, TooManyStreams> {
+        let place = StreamPlace(Arc::clone(self));
+        if self.streams.fetch_add(1, Ordering::Relaxed) < STREAMS_MAX {
+            Ok(place)
+        } else {
+            Err(TooManyStreams)
+        }
+    }
+
+    /// A call began, or went on. Only the connection's own task says so.
+    #[inline]
+    pub(crate) fn called(&self) {
+        self.calls.store(self.calls.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// How far it is. The task that asks is woken when that changes.
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Stage {
+        self.task.register(cx.waker());
+        match self.stage.load(Ordering::Acquire) {
+            OPEN => Stage::Open,
+            ENDING => Stage::Ending,
+            _ => Stage::Cut,
+        }
+    }
+
+    /// What pings go by.
+    pub(crate) fn ping_timer(&self) -> PingTimer {
+        PingTimer(Arc::clone(&self.node))
+    }
+
+    /// Waits until it is cut.
+    pub(crate) async fn cut(&self) {
+        std::future::poll_fn(|cx| match self.poll(cx) {
+            Stage::Cut => Poll::Ready(()),
+            Stage::Open | Stage::Ending => Poll::Pending,
+        })
+        .await;
+    }
+
+    fn go_to(&self, stage: u8) {
+        if self.stage.fetch_max(stage, Ordering::AcqRel) < stage {
+            self.task.wake();
+        }
+    }
+
+    /// What a call holds that is not answered at once. Bytes are added as they come.
+    pub(crate) fn hold(self: &Arc<Self>) -> Hold {
+        let mut hold = Hold { life: Arc::clone(self), bytes: 0, large: 0 };
+        hold.take(CALL_BYTES);
+        hold
+    }
+}
+
+impl Hold {
+    /// The call holds so many bytes of a message now.
+    ///
+    /// # Errors
+    /// The message is no small one, and the connection holds too much of such. Nothing more is held then.
+    pub(crate) fn holds(&mut self, message: usize) -> Result<(), TooMuchHeld> {
+        let large = if message > SMALL_BYTES { message } else { 0 };
+        if large > self.large {
+            let more = large - self.large;
+            if self.life.large.load(Ordering::Relaxed) + more > LARGE_BYTES_MAX {
+                return Err(TooMuchHeld);
+            }
+            self.life.large.fetch_add(more, Ordering::Relaxed);
+        } else {
+            self.life.large.fetch_sub(self.large - large, Ordering::Relaxed);
+        }
+        self.large = large;
+        let wanted = CALL_BYTES + message;
+        if wanted > self.bytes {
+            self.take(wanted - self.bytes);
+        } else {
+            self.give(self.bytes - wanted);
+        }
+        Ok(())
+    }
+
+    /// The call holds so many bytes of an answer, beside what it held. An answer is never refused.
+    pub(crate) fn keep(&mut self, answer: usize) {
+        self.take(answer);
+    }
+
+    fn take(&mut self, more: usize) {
+        let (life, node) = (&self.life, &self.life.node);
+        self.bytes += more;
+        life.held.fetch_add(more, Ordering::Relaxed);
+        if node.held.fetch_add(more, Ordering::Relaxed) + more > ALL_BYTES_MAX {
+            node.cut_largest();
+        }
+    }
+
+    fn give(&mut self, less: usize) {
+        self.bytes -= less;
+        self.life.held.fetch_sub(less, Ordering::Relaxed);
+        self.life.node.held.fetch_sub(less, Ordering::Relaxed);
+    }
+}
+
+impl Drop for StreamPlace {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.give(self.bytes);
+        self.life.large.fetch_sub(self.large, Ordering::Relaxed);
+    }
+}
+
+impl AllConnections {
+    /// Bytes that all connections hold.
+    pub(crate) fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// The ports that are listened to, in the order in which they were opened.
+    pub(crate) fn ports(&self) -> Vec<Arc<Connections>> {
+        self.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Connections>>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cuts the connection that holds most. One that was cut goes on holding until its task has ended; while what is left
+    /// without those is little enough, nobody else is cut.
+    fn cut_largest(&self) {
+        let ports = self.ports();
+        let (mut going, mut largest) = (0, None::<(usize, usize, Arc<Life>)>);
+        for (port, connections) in ports.iter().enumerate() {
+            for entry in connections.lock().entries.values() {
+                let held = entry.life.held.load(Ordering::Relaxed);
+                if entry.life.stage.load(Ordering::Relaxed) == CUT {
+                    going += held;
+                } else if largest.as_ref().is_none_or(|(most, ..)| held > *most) {
+                    largest = Some((held, port, Arc::clone(&entry.life)));
+                }
+            }
+        }
+        if self.held().saturating_sub(going) <= ALL_BYTES_MAX {
+            return;
+        }
+        if let Some((held, port, life)) = largest {
+            ports[port].ended.held.fetch_add(1, Ordering::Relaxed);
+            warn!(
+                port = ports[port].name,
+                held, "a connection is cut: it had the most bytes of unfinished messages"
+            );
+            life.go_to(CUT);
+        }
+    }
+}
+
+impl Connections {
+    /// Those of a port; at most `max` at one time.
+    pub(crate) fn new(port: Port, max: usize, node: &Arc<AllConnections>) -> Arc<Self> {
+        let connections = Arc::new(Self {
+            name: port.name(),
+            max,
+            first_call: port.first_call(),
+            ages: port != Port::Admin,
+            open: Mutex::default(),
+            freed: Notify::new(),
+            node: Arc::clone(node),
+            ended: Ended::default(),
+        });
+        node.lock().push(Arc::downgrade(&connections));
+        connections
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// How many are open.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().entries.len()
+    }
+
+    pub(crate) const fn ended(&self) -> &Ended {
+        &self.ended
+    }
+
+    /// A place for a connection that was accepted now, if there is one. If not, those that were silent longest are told to
+    /// make room.
+    pub(crate) fn place(self: &Arc<Self>, now: Instant) -> Option<Place> {
+        let mut open = self.lock();
+        if open.entries.len() >= self.max {
+            self.make_room(&mut open, now);
+            return None;
+        }
+        let number = open.next;
+        open.next += 1;
+        let life = Arc::new(Life::new(Arc::clone(&self.node)));
+        let entry = Entry { life: Arc::clone(&life), opened: now, calls_seen: 0, active: now, cut_at: None };
+        open.entries.insert(number, entry);
+        Some(Place { connections: Arc::clone(self), number, life })
+    }
+
+    /// Returns when a place may have become free.
+    pub(crate) async fn freed(&self) {
+        self.freed.notified().await;
+    }
+
+    fn make_room(&self, open: &mut Open, now: Instant) {
+        let wanted = (self.max * ROOM_PERCENT / 100).max(1);
+        let going = open.entries.values().filter(|entry| entry.cut_at.is_some()).count();
+        let mut silent: Vec<_> = open
+            .entries
+            .values_mut()
+            .filter(|entry| entry.cut_at.is_none())
+            .filter_map(|entry| {
+                entry.look(now);
+                (now - entry.active >= SILENT).then_some(entry)
+            })
+            .collect();
+        silent.sort_by_key(|entry| entry.active);
+        for entry in silent.into_iter().take(wanted.saturating_sub(going)) {
+            self.ended.crowded.fetch_add(1, Ordering::Relaxed);
+            // Who never called has nothing under way.
+            let grace = if entry.calls_seen == 0 { Duration::ZERO } else { IDLE_GRACE };
+            entry.end(now, grace);
+        }
+    }
+
+    /// Ends what was silent for too long, and what is old.
+    pub(crate) fn sweep(&self, now: Instant) {
+        self.node.seconds.store((now - self.node.begun).as_secs(), Ordering::Relaxed);
+        for (number, entry) in &mut self.lock().entries {
+            entry.look(now);
+            if let Some(cut_at) = entry.cut_at {
+                if now >= cut_at {
+                    entry.life.go_to(CUT);
+                }
+            } else if entry.calls_seen == 0 && now - entry.opened >= self.first_call {
+                self.ended.silent.fetch_add(1, Ordering::Relaxed);
+                entry.end(now, Duration::ZERO);
+            } else if now - entry.active >= IDLE_MAX && entry.life.held.load(Ordering::Relaxed) == 0 {
+                self.ended.idle.fetch_add(1, Ordering::Relaxed);
+                entry.end(now, IDLE_GRACE);
+            } else if self.ages && now - entry.opened >= age_max(*number) {
+                self.ended.old.fetch_add(1, Ordering::Relaxed);
+                entry.end(now, GRACE);
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Notes whether there were calls since the last look.
+    fn look(&mut self, now: Instant) {
+        let calls = self.life.calls.load(Ordering::Relaxed);
+        if calls != self.calls_seen {
+            (self.calls_seen, self.active) = (calls, now);
+        }
+    }
+
+    /// Tells the connection to end, and cuts it after `grace`.
+    fn end(&mut self, now: Instant, grace: Duration) {
+        self.cut_at = Some(now + grace);
+        self.life.go_to(if grace.is_zero() { CUT } else { ENDING });
+    }
+}
+
+/// How long the connection with a number lasts: [`AGE_MAX`], give or take a tenth, so that what began together does not end together.
+fn age_max(number: u64) -> Duration {
+    // The golden ratio spreads consecutive numbers evenly (Knuth, The Art of Computer Programming 3, section 6.4).
+    let spread = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    AGE_MAX * 9 / 10 + AGE_MAX / 5 * u32::try_from(spread >> 16).unwrap_or(0) / (1 << 16)
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.connections.lock().entries.remove(&self.number);
+        self.connections.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(max: usize) -> Arc<Connections> {
+        Connections::new(Port::Http, max, &Arc::default())
+    }
+
+    fn stage(place: &Place) -> u8 {
+        place.life.stage.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn who_never_calls_is_cut_and_who_calls_stays() {
+        let (connections, begun) = (port(4), Instant::now());
+        let [silent, once, often, watching] = [0; 4].map(|_| connections.place(begun).expect("a place"));
+        once.life.called();
+        watching.life.called();
+        let _watch = watching.life.hold();
+        for seconds in 1..=301 {
+            often.life.called();
+            connections.sweep(begun + Duration::from_secs(seconds));
+            assert_eq!(stage(&silent), if seconds < 10 { OPEN } else { CUT }, "{seconds} s");
+        }
+        assert_eq!((stage(&once), stage(&often)), (ENDING, OPEN));
+        connections.sweep(begun + Duration::from_secs(303));
+        assert_eq!((stage(&once), stage(&often), stage(&watching)), (CUT, OPEN, OPEN));
+        let ended = connections.ended();
+        assert_eq!([&ended.silent, &ended.idle].map(|count| count.load(Ordering::Relaxed)), [1, 1]);
+    }
+
+    #[test]
+    fn an_old_connection_ends_and_not_all_at_once() {
+        let (connections, begun) = (port(200), Instant::now());
+        let places: Vec<_> = (0..200).map(|_| connections.place(begun).expect("a place")).collect();
+        let mut ended = Vec::new();
+        for minutes in 50..=70_u32 {
+            for place in &places {
+                place.life.called();
+            }
+            connections.sweep(begun + Duration::from_secs(60) * minutes);
+            ended.push(places.iter().filter(|place| stage(place) != OPEN).count());
+        }
+        assert_eq!((ended[0], ended[3], ended[16]), (0, 0, 200), "{ended:?}");
+        assert!(ended.windows(2).all(|pair| pair[1] - pair[0] < 40), "{ended:?}");
+    }
+
+    #[test]
+    fn at_the_cap_the_longest_silent_makes_room() {
+        let (connections, begun) = (port(2), Instant::now());
+        let [first, second] = [0; 2].map(|_| connections.place(begun).expect("a place"));
+        first.life.called();
+        second.life.called();
+        connections.sweep(begun);
+        let later = begun + Duration::from_millis(500);
+        assert!(connections.place(later).is_none());
+        assert_eq!((stage(&first), stage(&second)), (OPEN, OPEN), "nobody was silent for long");
+        second.life.called();
+        let later = begun + Duration::from_millis(1_500);
+        assert!(connections.place(later).is_none());
+        assert_eq!((stage(&first), stage(&second)), (ENDING, OPEN));
+        assert!(connections.place(later).is_none());
+        assert_eq!(stage(&second), OPEN, "one makes room already");
+        drop(first);
+        assert!(connections.place(later).is_some());
+    }
+
+    #[test]
+    fn small_messages_are_held_and_large_ones_to_a_bound() {
+        let connections = port(1);
+        let place = connections.place(Instant::now()).expect("a place");
+        let mut small: Vec<_> = (0..400).map(|_| place.life.hold()).collect();
+        for hold in &mut small {
+            hold.holds(SMALL_BYTES).expect("a small one");
+        }
+        let mut large = [place.life.hold(), place.life.hold(), place.life.hold()];
+        large[0].holds(1 << 20).expect("room");
+        large[1].holds(1 << 20).expect("room");
+        assert_eq!(large[2].holds(SMALL_BYTES + 1), Err(TooMuchHeld));
+        large[2].holds(SMALL_BYTES).expect("small still");
+        large[0].holds(0).expect("less");
+        large[2].holds(1 << 20).expect("room again");
+        drop((small, large));
+        assert_eq!((connections.node.held(), place.life.large.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn who_holds_most_is_cut_when_all_hold_too_much() {
+        let connections = port(200);
+        let places: Vec<_> = (0..100).map(|_| connections.place(Instant::now()).expect("a place")).collect();
+        let mut modest = places[0].life.hold();
+        modest.holds(100).expect("held");
+        let mut holds: Vec<Vec<Hold>> = Vec::new();
+        for place in &places[1..] {
+            let mut of_one = Vec::new();
+            for _ in 0..90 {
+                let mut hold = place.life.hold();
+                hold.holds(SMALL_BYTES).expect("small");
+                of_one.push(hold);
+            }
+            holds.push(of_one);
+        }
+        let cut = places.iter().filter(|place| stage(place) == CUT).count();
+        let left: usize = places
+            .iter()
+            .filter(|place| stage(place) != CUT)
+            .map(|place| place.life.held.load(Ordering::Relaxed))
+            .sum();
+        assert!(left <= ALL_BYTES_MAX && (50..70).contains(&cut), "{left} bytes, {cut} cut");
+        assert_eq!(stage(&places[0]), OPEN, "who sends little is spared");
+        assert_eq!(connections.ended().held.load(Ordering::Relaxed), cut as u64);
+    }
+}
