@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use futures::task::AtomicWaker;
 use hyper::rt::{Sleep, Timer};
 use hyper_util::rt::TokioTimer;
@@ -27,9 +28,15 @@ use crate::serve::Port;
 pub(crate) const SMALL_BYTES: usize = 16 << 10;
 /// What a connection may hold of larger messages. Larger lets one caller send more large messages at once; smaller bounds
 /// what a stranger takes.
-const LARGE_BYTES_MAX: usize = 3 << 20;
-/// What all connections together may hold.
+const LARGE_BYTES_MAX: usize = 3 * ((1 << 20) + 5);
+/// What all connections together may hold of unfinished messages, and as much again of answers that nobody reads.
 const ALL_BYTES_MAX: usize = 64 << 20;
+/// Where that is too much, connections are cut until so much is left.
+const LEFT_BYTES: usize = ALL_BYTES_MAX / 8 * 7;
+/// The time between two warnings of connections that are cut for it.
+const WARN_EVERY: Duration = Duration::from_secs(1);
+/// An answer up to this size is not counted: it is about what its call takes.
+const SHORT_BYTES: usize = 1 << 10;
 /// What a call takes that is not answered at once, beside its bytes: its stream, its task, its buffers.
 const CALL_BYTES: usize = 2 << 10;
 /// How often connections are looked at: as exact as all of these times are.
@@ -63,8 +70,10 @@ pub(crate) struct Life {
     /// [`OPEN`], [`ENDING`] or [`CUT`].
     stage: AtomicU8,
     task: AtomicWaker,
-    /// Bytes that it makes the node hold; and those of them that are of messages above [`SMALL_BYTES`].
-    held: AtomicUsize,
+    /// Calls under way that were not answered at once.
+    busy: AtomicUsize,
+    /// Bytes that it makes the node hold, by [`Kind`]; and those of messages above [`SMALL_BYTES`].
+    held: [AtomicUsize; 2],
     large: AtomicUsize,
     /// `CheckStream`s that are open.
     streams: AtomicUsize,
@@ -79,6 +88,15 @@ pub(crate) struct StreamPlace(Arc<Life>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this connection has {STREAMS_MAX} streams: end some first, or open another connection")]
 pub(crate) struct TooManyStreams;
+
+/// What bytes are held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A message that has begun, and its call.
+    Unfinished,
+    /// An answer that was not read yet, or a message whose answer waits.
+    Answer,
+}
 
 /// What a connection's task is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,15 +120,26 @@ pub(crate) struct TooMuchHeld;
 #[derive(Debug)]
 pub(crate) struct Hold {
     life: Arc<Life>,
-    bytes: usize,
+    bytes: [usize; 2],
     large: usize,
+}
+
+/// An answer, held until it is written.
+struct HeldAnswer(Bytes, #[expect(dead_code, reason = "it is dropped with the answer")] Hold);
+
+impl AsRef<[u8]> for HeldAnswer {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// All connections of a node.
 #[derive(Debug)]
 pub(crate) struct AllConnections {
     ports: Mutex<Vec<Weak<Connections>>>,
-    held: AtomicUsize,
+    held: [AtomicUsize; 2],
+    /// When it was last warned of.
+    warned: Mutex<Option<Instant>>,
     begun: Instant,
     /// Seconds since then, as of the last sweep.
     seconds: AtomicU64,
@@ -120,7 +149,8 @@ impl Default for AllConnections {
     fn default() -> Self {
         Self {
             ports: Mutex::default(),
-            held: AtomicUsize::new(0),
+            held: Default::default(),
+            warned: Mutex::default(),
             begun: Instant::now(),
             seconds: AtomicU64::new(0),
         }
@@ -219,7 +249,8 @@ impl Life {
             calls: AtomicU64::new(0),
             stage: AtomicU8::new(OPEN),
             task: AtomicWaker::new(),
-            held: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            held: Default::default(),
             large: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             node,
@@ -272,21 +303,35 @@ impl Life {
         }
     }
 
-    /// What a call holds that is not answered at once. Bytes are added as they come.
+    /// How many calls began on it.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// What a call holds that is not answered at once: nothing yet.
     pub(crate) fn hold(self: &Arc<Self>) -> Hold {
-        let mut hold = Hold { life: Arc::clone(self), bytes: 0, large: 0 };
-        hold.take(CALL_BYTES);
-        hold
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        Hold { life: Arc::clone(self), bytes: [0; 2], large: 0 }
+    }
+
+    /// An answer that is held until it is written, where it is long enough to matter.
+    pub(crate) fn held_answer(self: &Arc<Self>, answer: Bytes) -> Bytes {
+        if answer.len() <= SHORT_BYTES {
+            return answer;
+        }
+        let mut hold = self.hold();
+        hold.keep(answer.len());
+        Bytes::from_owner(HeldAnswer(answer, hold))
     }
 }
 
 impl Hold {
-    /// The call holds so many bytes of a message now.
+    /// The call holds so many bytes now, for a message of that length.
     ///
     /// # Errors
     /// The message is no small one, and the connection holds too much of such. Nothing more is held then.
-    pub(crate) fn holds(&mut self, message: usize) -> Result<(), TooMuchHeld> {
-        let large = if message > SMALL_BYTES { message } else { 0 };
+    pub(crate) fn holds(&mut self, bytes: usize, message: usize) -> Result<(), TooMuchHeld> {
+        let large = if message > SMALL_BYTES { bytes } else { 0 };
         if large > self.large {
             let more = large - self.large;
             if self.life.large.load(Ordering::Relaxed) + more > LARGE_BYTES_MAX {
@@ -297,33 +342,35 @@ impl Hold {
             self.life.large.fetch_sub(self.large - large, Ordering::Relaxed);
         }
         self.large = large;
-        let wanted = CALL_BYTES + message;
-        if wanted > self.bytes {
-            self.take(wanted - self.bytes);
+        let wanted = if bytes > 0 { CALL_BYTES + bytes } else { 0 };
+        let before = self.bytes[Kind::Unfinished as usize];
+        if wanted > before {
+            self.take(Kind::Unfinished, wanted - before);
         } else {
-            self.give(self.bytes - wanted);
+            self.give(Kind::Unfinished, before - wanted);
         }
         Ok(())
     }
 
     /// The call holds so many bytes of an answer, beside what it held. An answer is never refused.
     pub(crate) fn keep(&mut self, answer: usize) {
-        self.take(answer);
+        self.take(Kind::Answer, answer);
     }
 
-    fn take(&mut self, more: usize) {
-        let (life, node) = (&self.life, &self.life.node);
-        self.bytes += more;
-        life.held.fetch_add(more, Ordering::Relaxed);
-        if node.held.fetch_add(more, Ordering::Relaxed) + more > ALL_BYTES_MAX {
-            node.cut_largest();
+    fn take(&mut self, kind: Kind, more: usize) {
+        let (life, node, of) = (&self.life, &self.life.node, kind as usize);
+        self.bytes[of] += more;
+        life.held[of].fetch_add(more, Ordering::Relaxed);
+        if node.held[of].fetch_add(more, Ordering::Relaxed) + more > ALL_BYTES_MAX {
+            node.cut_largest(kind);
         }
     }
 
-    fn give(&mut self, less: usize) {
-        self.bytes -= less;
-        self.life.held.fetch_sub(less, Ordering::Relaxed);
-        self.life.node.held.fetch_sub(less, Ordering::Relaxed);
+    fn give(&mut self, kind: Kind, less: usize) {
+        let of = kind as usize;
+        self.bytes[of] -= less;
+        self.life.held[of].fetch_sub(less, Ordering::Relaxed);
+        self.life.node.held[of].fetch_sub(less, Ordering::Relaxed);
     }
 }
 
@@ -335,15 +382,18 @@ impl Drop for StreamPlace {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.give(self.bytes);
+        let [unfinished, answers] = self.bytes;
+        self.give(Kind::Unfinished, unfinished);
+        self.give(Kind::Answer, answers);
         self.life.large.fetch_sub(self.large, Ordering::Relaxed);
+        self.life.busy.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl AllConnections {
     /// Bytes that all connections hold.
     pub(crate) fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+        self.held.iter().map(|held| held.load(Ordering::Relaxed)).sum()
     }
 
     /// The ports that are listened to, in the order in which they were opened.
@@ -355,31 +405,43 @@ impl AllConnections {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts the connection that holds most. One that was cut goes on holding until its task has ended; while what is left
-    /// without those is little enough, nobody else is cut.
-    fn cut_largest(&self) {
+    /// Cuts the connections that hold most, until few enough bytes are left. Those that were cut count no more, though their tasks may
+    /// not have ended.
+    #[cold]
+    fn cut_largest(&self, kind: Kind) {
         let ports = self.ports();
-        let (mut going, mut largest) = (0, None::<(usize, usize, Arc<Life>)>);
+        let (mut left, mut all) = (0, Vec::new());
         for (port, connections) in ports.iter().enumerate() {
             for entry in connections.lock().entries.values() {
-                let held = entry.life.held.load(Ordering::Relaxed);
-                if entry.life.stage.load(Ordering::Relaxed) == CUT {
-                    going += held;
-                } else if largest.as_ref().is_none_or(|(most, ..)| held > *most) {
-                    largest = Some((held, port, Arc::clone(&entry.life)));
+                let held = entry.life.held[kind as usize].load(Ordering::Relaxed);
+                if held > 0 && entry.life.stage.load(Ordering::Relaxed) != CUT {
+                    left += held;
+                    all.push((held, port, Arc::clone(&entry.life)));
                 }
             }
         }
-        if self.held().saturating_sub(going) <= ALL_BYTES_MAX {
+        if left <= ALL_BYTES_MAX {
             return;
         }
-        if let Some((held, port, life)) = largest {
-            ports[port].ended.held.fetch_add(1, Ordering::Relaxed);
-            warn!(
-                port = ports[port].name,
-                held, "a connection is cut: it had the most bytes of unfinished messages"
-            );
+        all.sort_by_key(|(held, ..)| std::cmp::Reverse(*held));
+        let mut cut = 0_u64;
+        for (held, port, life) in all {
+            if left <= LEFT_BYTES {
+                break;
+            }
             life.go_to(CUT);
+            ports[port].ended.held.fetch_add(1, Ordering::Relaxed);
+            (left, cut) = (left - held, cut + 1);
+        }
+        let now = Instant::now();
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.is_none_or(|last| now - last >= WARN_EVERY) {
+            *warned = Some(now);
+            warn!(
+                cut,
+                ?kind,
+                "connections are cut: they had the most bytes of unfinished messages or unread answers"
+            );
         }
     }
 }
@@ -441,7 +503,12 @@ impl Connections {
 
     fn make_room(&self, open: &mut Open, now: Instant) {
         let wanted = (self.max * ROOM_PERCENT / 100).max(1);
-        let going = open.entries.values().filter(|entry| entry.cut_at.is_some()).count();
+        // Those that end by their age may take minutes.
+        let is_going = |entry: &&Entry| entry.cut_at.is_some_and(|at| at <= now + IDLE_GRACE);
+        let going = open.entries.values().filter(is_going).count();
+        if going >= wanted {
+            return;
+        }
         let mut silent: Vec<_> = open
             .entries
             .values_mut()
@@ -452,7 +519,7 @@ impl Connections {
             })
             .collect();
         silent.sort_by_key(|entry| entry.active);
-        for entry in silent.into_iter().take(wanted.saturating_sub(going)) {
+        for entry in silent.into_iter().take(wanted - going) {
             self.ended.crowded.fetch_add(1, Ordering::Relaxed);
             // Who never called has nothing under way.
             let grace = if entry.calls_seen == 0 { Duration::ZERO } else { IDLE_GRACE };
@@ -472,7 +539,7 @@ impl Connections {
             } else if entry.calls_seen == 0 && now - entry.opened >= self.first_call {
                 self.ended.silent.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, Duration::ZERO);
-            } else if now - entry.active >= IDLE_MAX && entry.life.held.load(Ordering::Relaxed) == 0 {
+            } else if now - entry.active >= IDLE_MAX && entry.life.busy.load(Ordering::Relaxed) == 0 {
                 self.ended.idle.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, IDLE_GRACE);
             } else if self.ages && now - entry.opened >= age_max(*number) {
@@ -582,21 +649,24 @@ mod tests {
 
     #[test]
     fn small_messages_are_held_and_large_ones_to_a_bound() {
+        const MIB: usize = 1 << 20;
         let connections = port(1);
         let place = connections.place(Instant::now()).expect("a place");
         let mut small: Vec<_> = (0..400).map(|_| place.life.hold()).collect();
         for hold in &mut small {
-            hold.holds(SMALL_BYTES).expect("a small one");
+            hold.holds(SMALL_BYTES + 5, SMALL_BYTES).expect("a small one");
         }
-        let mut large = [place.life.hold(), place.life.hold(), place.life.hold()];
-        large[0].holds(1 << 20).expect("room");
-        large[1].holds(1 << 20).expect("room");
-        assert_eq!(large[2].holds(SMALL_BYTES + 1), Err(TooMuchHeld));
-        large[2].holds(SMALL_BYTES).expect("small still");
-        large[0].holds(0).expect("less");
-        large[2].holds(1 << 20).expect("room again");
+        let mut large = [0; 4].map(|_| place.life.hold());
+        for hold in &mut large[..3] {
+            hold.holds(MIB + 5, MIB).expect("room");
+        }
+        assert_eq!(large[3].holds(SMALL_BYTES + 1, SMALL_BYTES + 1), Err(TooMuchHeld));
+        large[3].holds(SMALL_BYTES, SMALL_BYTES).expect("small still");
+        large[0].holds(0, 0).expect("less");
+        large[3].holds(MIB, MIB).expect("room again");
         drop((small, large));
         assert_eq!((connections.node.held(), place.life.large.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!(place.life.busy.load(Ordering::Relaxed), 0);
     }
 
     #[test]
@@ -604,25 +674,44 @@ mod tests {
         let connections = port(200);
         let places: Vec<_> = (0..100).map(|_| connections.place(Instant::now()).expect("a place")).collect();
         let mut modest = places[0].life.hold();
-        modest.holds(100).expect("held");
-        let mut holds: Vec<Vec<Hold>> = Vec::new();
+        modest.holds(100, 100).expect("held");
+        let answer = places[0].life.held_answer(Bytes::from(vec![0; 1 << 20]));
+        let _quiet: Vec<_> = (0..60).map(|_| places[0].life.hold()).collect();
+        let mut holds: Vec<Hold> = Vec::new();
         for place in &places[1..] {
-            let mut of_one = Vec::new();
             for _ in 0..90 {
                 let mut hold = place.life.hold();
-                hold.holds(SMALL_BYTES).expect("small");
-                of_one.push(hold);
+                hold.holds(SMALL_BYTES, SMALL_BYTES).expect("small");
+                holds.push(hold);
             }
-            holds.push(of_one);
         }
         let cut = places.iter().filter(|place| stage(place) == CUT).count();
-        let left: usize = places
-            .iter()
-            .filter(|place| stage(place) != CUT)
-            .map(|place| place.life.held.load(Ordering::Relaxed))
-            .sum();
+        let held = |place: &&Place| place.life.held[0].load(Ordering::Relaxed);
+        let left: usize = places.iter().filter(|place| stage(place) != CUT).map(|place| held(&place)).sum();
         assert!(left <= ALL_BYTES_MAX && (50..70).contains(&cut), "{left} bytes, {cut} cut");
-        assert_eq!(stage(&places[0]), OPEN, "who sends little is spared");
+        assert_eq!(
+            stage(&places[0]),
+            OPEN,
+            "who has one answer, quiet streams and a small message is spared"
+        );
         assert_eq!(connections.ended().held.load(Ordering::Relaxed), cut as u64);
+        drop((holds, modest));
+        assert_eq!(connections.node.held(), answer.len());
+        drop(answer);
+        assert_eq!(connections.node.held(), 0);
+    }
+
+    #[test]
+    fn old_connections_that_take_their_time_keep_nobody_from_making_room() {
+        let (connections, begun) = (port(2), Instant::now());
+        let [old, silent] = [0; 2].map(|_| connections.place(begun).expect("a place"));
+        old.life.called();
+        silent.life.called();
+        let later = begun + AGE_MAX * 2;
+        connections.lock().entries.get_mut(&0).expect("there").end(later, GRACE);
+        connections.sweep(later);
+        assert!(connections.place(later + SILENT).is_none());
+        assert_ne!(stage(&silent), OPEN, "the silent one makes room, whatever the old one does");
+        drop(old);
     }
 }

@@ -52,8 +52,8 @@ use crate::{
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// How long a request may take to arrive.
 const READ_MAX: Duration = Duration::from_secs(10);
-/// Bytes of the head of a request.
-const HEADER_BYTES_MAX: u32 = 32 << 10;
+/// Bytes of the head of a request: two of the longest values, so that a proxy which forwards all headers is answered.
+const HEADER_BYTES_MAX: u32 = 128 << 10;
 /// Requests at one time on a connection of HTTP/2.
 const STREAMS_MAX: u32 = 128;
 /// Bytes that a caller of HTTP/2 may send ahead of what is read, and that may wait for it.
@@ -200,13 +200,13 @@ struct LimitJson<'a> {
     open_units: Option<u64>,
 }
 
-/// Reads a body of JSON, or answers what is wrong with it. What has come is held until it is read.
+/// Reads a body of JSON, and what it holds until it is answered; or answers what is wrong with it.
 async fn read_json<T: DeserializeOwned>(
     worker: &Worker,
     life: &Arc<Life>,
     body: Body,
     what: &str,
-) -> Result<T, Response> {
+) -> Result<(T, Hold), Response> {
     let mut hold = life.hold();
     let read = match tokio::time::timeout(READ_MAX, collect(body, &mut hold)).await {
         Ok(Err(Unread::Held(fault))) => return Err(busy(fault)),
@@ -216,7 +216,7 @@ async fn read_json<T: DeserializeOwned>(
         }
         Err(_) => Err("the body did not end in 10 s: send it whole".to_owned()),
     };
-    read.map_err(|fault| refuse(worker, &fault))
+    read.map(|read| (read, hold)).map_err(|fault| refuse(worker, &fault))
 }
 
 /// Why a body was not read.
@@ -234,7 +234,7 @@ async fn collect(mut body: Body, hold: &mut Hold) -> Result<Vec<u8>, Unread> {
         if length > BODY_BYTES_MAX {
             return Err(Unread::Cut);
         }
-        hold.holds(length).map_err(Unread::Held)?;
+        hold.holds(length, length).map_err(Unread::Held)?;
         all.extend_from_slice(&data);
     }
     Ok(all)
@@ -252,7 +252,7 @@ async fn check(
     Extension(life): Extension<Arc<Life>>,
     body: Body,
 ) -> Response {
-    let body: CheckBody = match read_json(&worker, &life, body, "check").await {
+    let (body, _hold): (CheckBody, _) = match read_json(&worker, &life, body, "check").await {
         Ok(body) => body,
         Err(refusal) => return refusal,
     };
@@ -304,7 +304,7 @@ async fn refund(
     body: Body,
 ) -> Response {
     match read_json::<RefundBody>(&worker, &life, body, "refund").await {
-        Ok(body) => settled(&worker, &body.charge_id, None).await,
+        Ok((body, _hold)) => settled(&worker, &body.charge_id, None).await,
         Err(refusal) => refusal,
     }
 }
@@ -315,7 +315,7 @@ async fn commit(
     body: Body,
 ) -> Response {
     match read_json::<CommitBody>(&worker, &life, body, "commit").await {
-        Ok(body) => settled(&worker, &body.charge_id, Some(body.cost)).await,
+        Ok((body, _hold)) => settled(&worker, &body.charge_id, Some(body.cost)).await,
         Err(refusal) => refusal,
     }
 }

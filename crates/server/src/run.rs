@@ -35,6 +35,8 @@ use crate::{
 
 /// Descriptors for all but callers: journal, peers, Redis, threads.
 const DESCRIPTORS_OWN: usize = 256;
+/// And for each worker's runtime.
+const DESCRIPTORS_A_WORKER: usize = 4;
 
 /// Where a node listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,11 +171,7 @@ impl Opened {
             }
             None => None,
         };
-        let count = service
-            .config
-            .workers
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get));
-        let workers = Workers::start(count, &service.shared, &stopping)?;
+        let workers = Workers::start(service.config.workers(), &service.shared, &stopping)?;
         Ok(Self { signals, grpc, http, operators, joining, workers, addresses, stop })
     }
 }
@@ -234,12 +232,12 @@ async fn serve(
     if let Some(webhooks) = service.shared.webhooks.get() {
         webhooks.drain();
     }
-    for task in accepting {
-        task.abort();
-    }
     // Receivers are told; one that has gone has nothing left to drain.
     let _ = stop.send(true);
     workers.join(service.config.drain).await;
+    for task in accepting {
+        task.abort();
+    }
     if let Some(operators) = operators {
         operators.abort();
     }
@@ -266,7 +264,7 @@ async fn serve(
 /// Reads the config again if it changed, or if an operator asked. One that cannot be put in force
 /// changes nothing.
 fn look_again(service: &mut Service, file: &mut ConfigFile, asked: bool) {
-    match file.read_again() {
+    match file.read_again(asked) {
         Ok(changed) if asked || changed => {}
         Ok(_) => return,
         // An editor may be replacing the file just now.
@@ -307,9 +305,10 @@ fn connections_max(config: &Config) -> usize {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits });
     let Some(found) = getrlimit(Resource::Nofile).current else { return wanted };
     let found = usize::try_from(found).unwrap_or(usize::MAX);
-    let max = wanted.min(found.saturating_sub(DESCRIPTORS_OWN + admin::CONNECTIONS_MAX) / 2).max(1);
+    let own = DESCRIPTORS_OWN + DESCRIPTORS_A_WORKER * config.workers() + admin::CONNECTIONS_MAX;
+    let max = wanted.min(found.saturating_sub(own) / 2).max(1);
     if max < wanted {
-        let needed = 2 * wanted + DESCRIPTORS_OWN + admin::CONNECTIONS_MAX;
+        let needed = 2 * wanted + own;
         warn!(
             descriptors = found,
             needed,

@@ -123,7 +123,7 @@ pub(crate) async fn work<C: Connection>(
 }
 
 /// Hands connections to the workers in turn, as many as may be open at a time, until `stopping`; and looks after those that are
-/// open.
+/// open, until nobody waits for that any more.
 pub(crate) async fn accept<L: Listener>(
     listener: L,
     port: Port,
@@ -137,7 +137,7 @@ pub(crate) async fn accept<L: Listener>(
     loop {
         tokio::select! {
             biased;
-            () = stopped(&mut stopping) => return,
+            () = stopped(&mut stopping) => break,
             _ = look.tick() => connections.sweep(Instant::now()),
             accepted = listener.accept(), if came.is_none() => match accepted {
                 Ok(connection) => came = Some(connection),
@@ -159,6 +159,12 @@ pub(crate) async fn accept<L: Listener>(
         if hand.send((port, connection, place)).await.is_err() {
             return;
         }
+    }
+    drop((listener, hands, came));
+    // Those that are open have their calls answered, and their pings.
+    loop {
+        look.tick().await;
+        connections.sweep(Instant::now());
     }
 }
 

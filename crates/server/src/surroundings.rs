@@ -107,11 +107,11 @@ impl Service {
         }
 
         shared.drain();
+        // A connection that does not end in time is cut; a panic was printed when it happened.
+        let _ = tokio::time::timeout(self.config.drain, working).await;
         for task in accepting {
             task.abort();
         }
-        // A connection that does not end in time is cut; a panic was printed when it happened.
-        let _ = tokio::time::timeout(self.config.drain, working).await;
         if let Some(sharing) = sharing {
             // Shared with the others until nobody asks any more.
             let _ = part.send(true);

@@ -20,6 +20,8 @@ pub(crate) struct ConfigFile {
     text: String,
     /// How the file looked when it was read; nothing where it may have changed unseen.
     stamp: Option<Stamp>,
+    /// Why it could not be read the last time.
+    fault: Option<io::ErrorKind>,
 }
 
 /// What differs when a file was written or replaced.
@@ -56,7 +58,7 @@ impl ConfigFile {
     /// It cannot be read, is no text, or is larger than [`FILE_BYTES_MAX`].
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let (text, stamp) = read(path)?;
-        Ok(Self { path: path.to_owned(), text, stamp })
+        Ok(Self { path: path.to_owned(), text, stamp, fault: None })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -67,22 +69,43 @@ impl ConfigFile {
         &self.text
     }
 
-    /// Reads the file again if it looks other than before. Whether it holds another text.
+    /// Reads the file again if it looks other than before, or if somebody asked for that. Whether it holds another text.
     ///
     /// # Errors
-    /// As [`ConfigFile::open`]. A file that is too large is told of once.
-    pub(crate) fn read_again(&mut self) -> io::Result<bool> {
+    /// As [`ConfigFile::open`]. The same fault is told once, unless somebody asked.
+    pub(crate) fn read_again(&mut self, is_asked: bool) -> io::Result<bool> {
+        match self.look(is_asked) {
+            Ok(is_new) => {
+                self.fault = None;
+                Ok(is_new)
+            }
+            Err(fault) => {
+                let is_told = self.fault.replace(fault.kind()) == Some(fault.kind());
+                if is_told && !is_asked { Ok(false) } else { Err(fault) }
+            }
+        }
+    }
+
+    fn look(&mut self, is_asked: bool) -> io::Result<bool> {
         let now = Stamp::of(&fs::metadata(&self.path)?);
-        if self.stamp == Some(now) {
+        if !is_asked && self.stamp == Some(now) {
             return Ok(false);
         }
-        // One that cannot be read is not tried again until it changes.
-        self.stamp = now.settled(SystemTime::now());
-        let (text, stamp) = read(&self.path)?;
-        self.stamp = stamp;
-        let is_new = text != self.text;
-        self.text = text;
-        Ok(is_new)
+        match read(&self.path) {
+            Ok((text, stamp)) => {
+                self.stamp = stamp;
+                let is_new = text != self.text;
+                self.text = text;
+                Ok(is_new)
+            }
+            Err(fault) => {
+                // What is wrong with the text stays so until it changes. Anything else may pass by itself.
+                let is_lasting =
+                    matches!(fault.kind(), io::ErrorKind::FileTooLarge | io::ErrorKind::InvalidData);
+                self.stamp = if is_lasting { now.settled(SystemTime::now()) } else { None };
+                Err(fault)
+            }
+        }
     }
 }
 
@@ -134,19 +157,21 @@ mod tests {
         fs::write(&path, "a: 1\n").expect("written");
         let mut file = ConfigFile::open(&path).expect("read");
         assert_eq!(file.text(), "a: 1\n");
-        assert!(!file.read_again().expect("read"), "the same text");
+        assert!(!file.read_again(false).expect("read"), "the same text");
 
         fs::write(&path, "a: 2\n").expect("written");
-        assert!(file.read_again().expect("read"), "as long as before, and at nearly the same time");
+        assert!(file.read_again(false).expect("read"), "as long as before, and at nearly the same time");
         age(&path, Duration::from_secs(60));
-        assert!(!file.read_again().expect("read"));
+        assert!(!file.read_again(false).expect("read"));
 
         let other = folder.path().join("other");
         fs::write(&other, "a: 3\n").expect("written");
         fs::rename(&other, &path).expect("replaced");
-        assert!(file.read_again().expect("read"));
+        assert!(file.read_again(false).expect("read"));
         fs::remove_file(&path).expect("removed");
-        file.read_again().expect_err("nothing there");
+        file.read_again(false).expect_err("nothing there");
+        assert!(!file.read_again(false).expect("told before"));
+        file.read_again(true).expect_err("nothing there still");
         assert_eq!(file.text(), "a: 3\n");
     }
 
@@ -162,7 +187,8 @@ mod tests {
         // As if it had been read long after it was written.
         file.stamp = Some(now);
         file.text = "what a reading would show as changed".to_owned();
-        assert!(!file.read_again().expect("not read"));
+        assert!(!file.read_again(false).expect("not read"));
+        assert!(file.read_again(true).expect("read"), "somebody asked");
     }
 
     #[test]

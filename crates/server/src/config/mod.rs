@@ -208,6 +208,12 @@ impl Config {
         self.live.limits.iter().filter_map(note).collect()
     }
 
+    /// How many threads answer.
+    pub(crate) fn workers(&self) -> usize {
+        self.workers
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get))
+    }
+
     /// The files that hold a secret, and the fields that name them.
     pub(crate) fn secret_files(&self) -> Vec<(&'static str, PathBuf)> {
         let mut files = Vec::new();

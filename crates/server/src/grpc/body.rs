@@ -18,7 +18,7 @@ use tonic::Code;
 
 use super::stream::CheckStream;
 use crate::{
-    connections::{Hold, Life, TooManyStreams, TooMuchHeld},
+    connections::{Hold, Life, StreamPlace, TooManyStreams, TooMuchHeld},
     question::BadRequest,
 };
 
@@ -41,7 +41,7 @@ pub(crate) enum GrpcBody {
     /// Many.
     Stream(Box<CheckStream>),
     /// A service of tonic's. The call is under way until its answer has gone out.
-    Tonic { body: tonic::body::Body, _call: Hold },
+    Tonic { body: tonic::body::Body, _call: (Hold, StreamPlace) },
     /// The end of a message.
     Done,
 }
@@ -161,6 +161,9 @@ pub(super) fn message_of(bytes: &Bytes) -> Result<Bytes, Status> {
     }
 }
 
+/// What tonic's buffers take for a call.
+const TONIC_BYTES: usize = 24 << 10;
+
 /// A body that is read elsewhere: all of it is held until its end, since it is not known here what is a message.
 #[derive(Debug)]
 pub(super) struct HeldBody {
@@ -172,7 +175,7 @@ pub(super) struct HeldBody {
 impl HeldBody {
     /// `bytes`: what is held of the call beside its body.
     pub(super) fn new(body: Incoming, life: &Arc<Life>, bytes: usize) -> Self {
-        Self { body, hold: life.hold(), bytes }
+        Self { body, hold: life.hold(), bytes: bytes + TONIC_BYTES }
     }
 }
 
@@ -188,7 +191,7 @@ impl Body for HeldBody {
         if let Some(Ok(frame)) = &frame {
             self.bytes += frame.data_ref().map_or(0, Bytes::len);
             let bytes = self.bytes;
-            self.hold.holds(bytes)?;
+            self.hold.holds(bytes, bytes - TONIC_BYTES)?;
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
@@ -198,9 +201,9 @@ impl Body for HeldBody {
     }
 }
 
-/// Reads the rest of a unary call, and gives its message. What has come is held until the call is answered.
-pub(super) async fn read_rest(first: Bytes, body: Incoming, mut hold: Hold) -> Result<Bytes, Status> {
-    match tokio::time::timeout(READ_MAX, collect(first, body, &mut hold)).await {
+/// Reads the rest of a unary call, and gives its message. What has come is held as long as `hold` is.
+pub(super) async fn read_rest(first: Bytes, body: Incoming, hold: &mut Hold) -> Result<Bytes, Status> {
+    match tokio::time::timeout(READ_MAX, collect(first, body, hold)).await {
         Ok(bytes) => message_of(&bytes?),
         Err(_) => Err(late()),
     }
@@ -209,8 +212,9 @@ pub(super) async fn read_rest(first: Bytes, body: Incoming, mut hold: Hold) -> R
 /// Makes room for the whole message that begins here, as soon as it says how long it is. All of it is held from then on, so that it never
 /// has to be moved to a larger place.
 pub(super) fn expect(begun: &mut BytesMut, hold: &mut Hold) -> Result<(), Status> {
-    let whole = message_length(begun)?.map_or(0, |length| PREFIX + length);
-    hold.holds(whole.max(begun.len()))?;
+    let length = message_length(begun)?;
+    let whole = length.map_or(0, |length| PREFIX + length);
+    hold.holds(whole.max(begun.len()), length.unwrap_or(0))?;
     begun.reserve(whole.saturating_sub(begun.len()));
     Ok(())
 }
@@ -221,7 +225,9 @@ pub(super) fn late() -> Status {
 }
 
 async fn collect(first: Bytes, mut body: Incoming, hold: &mut Hold) -> Result<Bytes, Status> {
-    let mut all = BytesMut::from(first);
+    // Copied: what h2 gives may be a few bytes of a large buffer.
+    let mut all = BytesMut::from(&first[..]);
+    drop(first);
     expect(&mut all, hold)?;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Status::new(Code::Cancelled, e.to_string()))?;

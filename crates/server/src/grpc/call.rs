@@ -22,7 +22,8 @@ use tonic::{Code, service::Routes};
 use tower::Service;
 
 use super::{
-    body::{GrpcBody, HeldBody, Status, message_of, read_rest},
+    answer_by_tonic,
+    body::{GrpcBody, HeldBody, READ_MAX, Status, message_of, read_rest},
     envoy, limiter,
     stream::CheckStream,
 };
@@ -74,7 +75,10 @@ impl Call {
             limiter::COMMIT => Some(Method::Commit),
             limiter::CHECK_STREAM => None,
             _ => {
-                return Self::Waiting(Box::pin(by_tonic(request, routes.clone(), life)));
+                let answered = answer_by_tonic(request, routes.clone(), life, READ_MAX);
+                return Self::Waiting(Box::pin(async move {
+                    answered.await.unwrap_or_else(|never| match never {})
+                }));
             }
         };
         if !is_grpc(&request) {
@@ -101,7 +105,7 @@ impl Future for Call {
         let this = self.get_mut();
         loop {
             match this {
-                Self::Hot { method, body, worker, life: _, patience } => {
+                Self::Hot { method, body, worker, life, patience } => {
                     let (method, patience) = (*method, *patience);
                     let first = match Pin::new(&mut *body).poll_frame(cx) {
                         Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
@@ -112,11 +116,16 @@ impl Future for Call {
                             .and_then(|message| answer(method, worker, &message, patience, Duration::ZERO))
                         {
                             Ok(Reply::Now(reply)) => {
+                                let reply = life.held_answer(reply);
                                 return Poll::Ready(Ok(respond(Ok(GrpcBody::unary(reply)))));
                             }
                             Ok(Reply::Later(reply)) => {
+                                let (life, mut hold) = (Arc::clone(life), life.hold());
+                                hold.keep(first.len());
                                 *this = Self::Waiting(Box::pin(async move {
-                                    respond(reply.await.map(GrpcBody::unary))
+                                    let reply = reply.await.map(|reply| life.held_answer(reply));
+                                    drop(hold);
+                                    respond(reply.map(GrpcBody::unary))
                                 }));
                             }
                             Err(status) => return Poll::Ready(Ok(respond(Err(status)))),
@@ -127,8 +136,13 @@ impl Future for Call {
                         else {
                             unreachable!("matched above")
                         };
-                        let message = read_rest(first, body, life.hold());
-                        *this = Self::Waiting(Box::pin(read_and_answer(method, message, worker, patience)));
+                        *this = Self::Waiting(Box::pin(read_and_answer(
+                            method,
+                            (first, body),
+                            worker,
+                            life,
+                            patience,
+                        )));
                     }
                 }
                 Self::Waiting(waiting) => return waiting.as_mut().poll(cx).map(Ok),
@@ -149,29 +163,36 @@ pub(super) fn by_tonic(
 ) -> impl Future<Output = Response<GrpcBody>> + Send + use<> {
     let head = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     let request = request.map(|body| tonic::body::Body::new(HeldBody::new(body, life, head)));
-    let hold = life.hold();
+    let (hold, place) = (life.hold(), life.stream());
     async move {
+        let place = match place {
+            Ok(place) => place,
+            Err(fault) => return respond(Err(fault.into())),
+        };
         // A router without fallible layers cannot fail.
         let response = routes.call(request).await;
-        response.unwrap_or_else(|never| match never {}).map(|body| GrpcBody::Tonic { body, _call: hold })
+        response
+            .unwrap_or_else(|never| match never {})
+            .map(|body| GrpcBody::Tonic { body, _call: (hold, place) })
     }
 }
 
 /// The way of a message that is not here at once.
 async fn read_and_answer(
     method: Method,
-    message: impl Future<Output = Result<Bytes, Status>>,
+    (first, body): (Bytes, Incoming),
     worker: Arc<Worker>,
+    life: Arc<Life>,
     patience: CallerPatience,
 ) -> Response<GrpcBody> {
-    let begun = Instant::now();
-    let reply = match message.await {
+    let (begun, mut hold) = (Instant::now(), life.hold());
+    let reply = match read_rest(first, body, &mut hold).await {
         Ok(message) => answer(method, &worker, &message, patience, begun.elapsed()),
         Err(status) => Err(status),
     };
     respond(match reply {
-        Ok(Reply::Now(reply)) => Ok(GrpcBody::unary(reply)),
-        Ok(Reply::Later(reply)) => reply.await.map(GrpcBody::unary),
+        Ok(Reply::Now(reply)) => Ok(GrpcBody::unary(life.held_answer(reply))),
+        Ok(Reply::Later(reply)) => reply.await.map(|reply| GrpcBody::unary(life.held_answer(reply))),
         Err(status) => Err(status),
     })
 }

@@ -33,7 +33,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 
 use self::{body::GrpcBody, call::Call};
 use crate::{
-    connections::{Life, Stage},
+    connections::{Life, SMALL_BYTES, Stage},
     worker::Worker,
 };
 
@@ -83,9 +83,10 @@ pub fn routes() -> Result<(Routes, HealthReporter), tonic_reflection::server::Er
             .register_encoded_file_descriptor_set(acequia_api::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let routes = Routes::new(health)
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?)
+    // Tonic makes room for a message as soon as it says how long it is.
+    let routes = Routes::new(health.max_decoding_message_size(SMALL_BYTES))
+        .add_service(reflection().build_v1()?.max_decoding_message_size(SMALL_BYTES))
+        .add_service(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_BYTES))
         .prepare();
     Ok((routes, reporter))
 }
@@ -115,11 +116,14 @@ pub(crate) async fn serve(
     stopping: watch::Receiver<bool>,
 ) {
     let of_calls = Arc::clone(life);
-    let answer = move |request: http::Request<Incoming>| Call::new(request, &worker, &routes, &of_calls);
+    let answer = move |request: http::Request<Incoming>| {
+        of_calls.called();
+        Call::new(request, &worker, &routes, &of_calls)
+    };
     serve_calls(io, answer, STREAMS_MAX, life, stopping).await;
 }
 
-/// The same with a way to answer of the caller's, and so many calls at one time.
+/// The same with a way to answer of the caller's, which says what is a call of the connection's, and so many calls at one time.
 pub(crate) async fn serve_calls<F, B>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     answer: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
@@ -130,11 +134,7 @@ pub(crate) async fn serve_calls<F, B>(
     F: Future<Output = Result<http::Response<B>, Infallible>> + Send + 'static,
     B: Body<Data = Bytes, Error = tonic::Status> + Send + 'static,
 {
-    let calls = Arc::clone(life);
-    let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
-        calls.called();
-        answer(request)
-    });
+    let service = hyper::service::service_fn(answer);
     let arrived = Arrived::default();
     let mut builder = hyper::server::conn::http2::Builder::new(arrived.clone());
     builder
@@ -164,6 +164,10 @@ pub(crate) async fn serve_calls<F, B>(
             }
             if draining || stage == Stage::Open && stop.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
+            }
+            if life.calls() == 0 {
+                // It may not even speak HTTP/2, and has nothing to be answered.
+                return Poll::Ready(());
             }
             draining = true;
             connection.as_mut().graceful_shutdown();

@@ -25,7 +25,7 @@ use super::{
     limiter::{self, Wanted},
 };
 use crate::{
-    connections::{Hold, Life, StreamPlace},
+    connections::{Hold, Life, SMALL_BYTES, StreamPlace},
     question::BadRequest,
     respond::with_check_out,
     worker::{Unwritten, Worker},
@@ -97,17 +97,21 @@ impl CheckStream {
             if let Some(settling) = &mut self.settling {
                 let message = ready!(settling.as_mut().poll(cx));
                 self.settling = None;
-                return Poll::Ready(Ok(Some(message)));
+                return Poll::Ready(Ok(Some(self.life.held_answer(message))));
             }
             match message_length(&self.received)? {
                 Some(length) if self.received.len() >= PREFIX + length => {
                     let message = self.received.split_to(PREFIX + length).freeze();
+                    if length > SMALL_BYTES {
+                        // What is left would keep the large message's room.
+                        self.received = BytesMut::from(&self.received[..]);
+                    }
                     expect(&mut self.received, &mut self.hold)?;
                     self.late = None;
                     self.life.called();
                     let decided = decide(&self.worker, &message[PREFIX..])?;
                     if decided.unwritten.is_empty() {
-                        return Poll::Ready(Ok(Some(finish(decided.out))));
+                        return Poll::Ready(Ok(Some(self.life.held_answer(finish(decided.out)))));
                     }
                     self.settling = Some(Box::pin(settle(Arc::clone(&self.worker), decided)));
                 }
@@ -126,7 +130,11 @@ impl CheckStream {
                         return Poll::Ready(Err(Status::new(tonic::Code::Cancelled, e.to_string())));
                     }
                     Poll::Ready(None) => self.is_ended = true,
-                    Poll::Pending if self.received.is_empty() => return Poll::Pending,
+                    Poll::Pending if self.received.is_empty() => {
+                        // A quiet stream keeps no room.
+                        self.received = BytesMut::new();
+                        return Poll::Pending;
+                    }
                     Poll::Pending => {
                         let late = self.late.get_or_insert_with(|| Box::pin(sleep(READ_MAX)));
                         ready!(late.as_mut().poll(cx));

@@ -177,6 +177,7 @@ impl Door {
                 door.shared.refused.count(Port::Admin, Why::Unknown, from);
                 return refuse(fault);
             }
+            of_calls.called();
             request.extensions_mut().insert(TcpConnectInfo { local_addr: None, remote_addr: from });
             answer_by_tonic(request, door.routes.clone(), &of_calls, CALL_MAX)
         };
