@@ -55,7 +55,7 @@ impl Node {
         Self::start_with(yaml, &[])
     }
 
-    /// The same with environment variables. `DESCRIPTORS` is how many the process may have.
+    /// Starts a node with environment variables. `DESCRIPTORS` is how many descriptors the process may have.
     pub fn start_with(yaml: &str, environment: &[(&'static str, &'static str)]) -> Self {
         let mut node = Self::new(environment);
         node.write_config(yaml);

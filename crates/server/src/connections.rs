@@ -1,8 +1,8 @@
 //! The connections of a node: how many there may be, how long each may be silent or old, and how many bytes of unfinished
 //! messages it may make the node hold.
 //!
-//! Whatever a connection holds counts against it. Where all together hold too much, the one that holds most is cut: so a
-//! caller that sends its messages whole never pays for one that does not.
+//! Whatever a connection holds counts against it. Where all connections hold too much, those that hold most are cut. So a caller
+//! that sends its messages whole does not pay for one that does not.
 
 use std::{
     collections::BTreeMap,
@@ -41,16 +41,16 @@ const SHORT_BYTES: usize = 1 << 10;
 const CALL_BYTES: usize = 2 << 10;
 /// How often connections are looked at: as exact as all of these times are.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
-/// `CheckStream`s at one time on a connection: each may have answers waiting for a slow reader.
+/// Streams at one time on a connection, with calls that tonic answers: each may have answers waiting for a slow reader.
 const STREAMS_MAX: usize = 64;
-/// How long a connection may be without a call, where none is under way. Longer than the keep-alives of proxies (nginx: 60 s); shorter gives places back
-/// sooner.
+/// How long a connection may be without a call, where no call is under way. Longer spares callers a handshake after a quiet time;
+/// shorter gives places back sooner. HTTP/1 ends earlier: hyper waits for the next head no longer than for the first.
 const IDLE_MAX: Duration = Duration::from_secs(300);
 /// How long a connection lasts, give or take a tenth: then its caller connects anew, and so finds new nodes behind a balancer.
 const AGE_MAX: Duration = Duration::from_secs(3_600);
 /// How long a connection that was told to end may go on with calls that have begun.
 const GRACE: Duration = Duration::from_secs(300);
-/// The same where it has no call that anybody knows of.
+/// How long a connection without a call under way may take to end, once it was told to.
 const IDLE_GRACE: Duration = Duration::from_secs(2);
 /// Who was silent for less is not asked to make room for another.
 const SILENT: Duration = Duration::from_secs(1);
@@ -75,16 +75,16 @@ pub(crate) struct Life {
     /// Bytes that it makes the node hold, by [`Kind`]; and those of messages above [`SMALL_BYTES`].
     held: [AtomicUsize; 2],
     large: AtomicUsize,
-    /// `CheckStream`s that are open.
+    /// Streams that are open, and calls that tonic answers.
     streams: AtomicUsize,
     node: Arc<AllConnections>,
 }
 
-/// The right to a `CheckStream`, until it is dropped.
+/// The right to a stream, or to a call that tonic answers, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamPlace(Arc<Life>);
 
-/// There are too many `CheckStream`s on a connection.
+/// There are too many streams on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this connection has {STREAMS_MAX} streams: end some first, or open another connection")]
 pub(crate) struct TooManyStreams;
@@ -257,7 +257,7 @@ impl Life {
         }
     }
 
-    /// A place for one more `CheckStream`.
+    /// A place for one more stream.
     pub(crate) fn stream(self: &Arc<Self>) -> Result<StreamPlace, TooManyStreams> {
         let place = StreamPlace(Arc::clone(self));
         if self.streams.fetch_add(1, Ordering::Relaxed) < STREAMS_MAX {

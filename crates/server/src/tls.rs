@@ -3,10 +3,9 @@
 use std::{path::PathBuf, sync::Arc};
 
 use rustls::{
-    RootCertStore, ServerConfig,
+    ServerConfig,
     crypto::ring::default_provider,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    server::WebPkiClientVerifier,
 };
 
 /// The protocol of gRPC, as ALPN names it (RFC 9113, section 3.1).
@@ -19,8 +18,6 @@ pub(crate) struct Settings {
     pub(crate) cert: PathBuf,
     /// Its private key.
     pub(crate) key: PathBuf,
-    /// The authorities that sign callers' certificates. A caller may come without one, and is unknown then.
-    pub(crate) client_ca: Option<PathBuf>,
 }
 
 /// What is wrong with the files.
@@ -52,24 +49,10 @@ impl Settings {
     /// # Errors
     /// What is wrong with which.
     pub(crate) fn read(&self, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsFault> {
-        let provider = Arc::new(default_provider());
-        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(|fault| self.pair(&fault))?;
-        let builder = match &self.client_ca {
-            None => builder.with_no_client_auth(),
-            Some(path) => {
-                let mut roots = RootCertStore::empty();
-                for authority in certificates(path)? {
-                    roots.add(authority).map_err(|fault| file(path, &fault))?;
-                }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                    .allow_unauthenticated()
-                    .build()
-                    .map_err(|fault| file(path, &fault))?;
-                builder.with_client_cert_verifier(verifier)
-            }
-        };
+            .map_err(|fault| self.pair(&fault))?
+            .with_no_client_auth();
         let key =
             PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|fault| file(&self.key, &fault))?;
         let mut config =

@@ -7,6 +7,8 @@ use std::{
     path::Path,
 };
 
+use tracing::warn;
+
 /// For the owner alone.
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
@@ -24,7 +26,8 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path)
 }
 
-/// Opens or makes a file for its owner alone (0600), also where it was there before and others could read it.
+/// Opens or makes a file for its owner alone (0600), also where it was there before and others could read it. A file that belongs to
+/// somebody else stays as it is.
 ///
 /// # Errors
 /// What the system says.
@@ -32,7 +35,10 @@ pub fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.mode(FILE_MODE).open(path)?;
     let mode = file.metadata()?.permissions().mode();
     if mode & NOT_OWNER != 0 {
-        file.set_permissions(Permissions::from_mode(mode & !NOT_OWNER))?;
+        let closed = file.set_permissions(Permissions::from_mode(mode & !NOT_OWNER));
+        if let Err(fault) = closed {
+            warn!(path = %path.display(), %fault, "others may read this file, and it cannot be closed to them: chmod 600");
+        }
     }
     Ok(file)
 }

@@ -43,7 +43,7 @@ impl Stamp {
         }
     }
 
-    /// The same, once no later write can go by the same times.
+    /// This stamp, once no later write can have the same times.
     fn settled(self, now: SystemTime) -> Option<Self> {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed.0).unwrap_or(0));

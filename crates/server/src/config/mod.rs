@@ -221,7 +221,7 @@ impl Config {
         files.extend(self.tls.as_ref().map(|folder| ("tls", folder.join(format!("{}.key", self.node)))));
         if let Some(store) = &self.store {
             files.extend(store.key_file.clone().map(|path| ("store.key_file", path)));
-            files.extend(store.redis.secret_files().map(|path| ("store.redis", path)));
+            files.extend(store.redis.secret_files().into_iter().map(|path| ("store.redis", path)));
         }
         files.extend(self.live.webhooks.iter().map(|hook| ("webhooks", hook.secret_file.clone())));
         files

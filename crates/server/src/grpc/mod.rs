@@ -123,7 +123,8 @@ pub(crate) async fn serve(
     serve_calls(io, answer, STREAMS_MAX, life, stopping).await;
 }
 
-/// The same with a way to answer of the caller's, which says what is a call of the connection's, and so many calls at one time.
+/// Serves a connection with `answer`, and with `calls_max` calls at one time. `answer` tells the connection's life of each call
+/// ([`Life::called`]).
 pub(crate) async fn serve_calls<F, B>(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     answer: impl Fn(http::Request<Incoming>) -> F + Send + 'static,

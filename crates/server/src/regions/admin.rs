@@ -122,7 +122,7 @@ impl Door {
         let tls = match &config.tls {
             Some(folder) if !is_loopback(config.listen.admin) => {
                 let file = |ending| folder.join(format!("{}.{ending}", config.node));
-                let settings = tls::Settings { cert: file("pem"), key: file("key"), client_ca: None };
+                let settings = tls::Settings { cert: file("pem"), key: file("key") };
                 Some(TlsAcceptor::from(settings.read(&[tls::H2])?))
             }
             _ => None,

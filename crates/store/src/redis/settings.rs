@@ -41,14 +41,14 @@ pub struct Settings {
 
 impl Settings {
     /// The files that hold passwords and keys.
-    pub fn secret_files(&self) -> impl Iterator<Item = PathBuf> {
+    pub fn secret_files(&self) -> Vec<PathBuf> {
         let sentinels = match &self.place {
             Place::Sentinel { credentials, .. } => credentials.as_ref(),
             _ => None,
         };
         let passwords = self.credentials.iter().chain(sentinels).map(|found| found.password_file.clone());
         let client = self.tls.as_ref().and_then(|tls| tls.client.as_ref());
-        passwords.chain(client.map(|client| client.key_file.clone())).collect::<Vec<_>>().into_iter()
+        passwords.chain(client.map(|client| client.key_file.clone())).collect()
     }
 
     /// Settings with the defaults for everything but the servers.
