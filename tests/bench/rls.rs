@@ -302,14 +302,14 @@ impl Bench {
 
     fn unary(&self, keys: usize) -> Load {
         let payloads = payloads::rate_limit_requests(keys);
-        let mut load = Load::unary(NOWHERE, RATE_LIMIT, payloads, load::rate_limit_verdict);
+        let mut load = Load::unary(NOWHERE.into(), RATE_LIMIT, payloads, load::rate_limit_verdict);
         load.work = Work::Unary { in_flight: IN_FLIGHT, verdict: load::rate_limit_verdict };
         load
     }
 
     fn stream(&self, keys: usize, checks: usize, in_flight: usize) -> Load {
         let payloads = payloads::check_batches(keys, checks);
-        let mut load = Load::stream(NOWHERE, CHECK_STREAM, payloads, load::check_batch_decisions);
+        let mut load = Load::stream(NOWHERE.into(), CHECK_STREAM, payloads, load::check_batch_decisions);
         load.work = Work::Stream { streams: 1, in_flight, decisions: load::check_batch_decisions };
         load
     }
@@ -317,7 +317,7 @@ impl Bench {
     /// The load on this server, with the bounds of this benchmark.
     fn at(&self, server: &Server, load: &Load) -> Load {
         Load {
-            address: server.address,
+            target: server.address.into(),
             connections: CONNECTIONS,
             order: Order::Random { seed: SEED },
             warm_up: WARM_UP,

@@ -13,7 +13,12 @@ use std::{
 use acequia_api::acequia::v1::limiter_client::LimiterClient;
 use arc_swap::ArcSwap;
 use tokio::time::{Instant, timeout};
-use tonic::transport::{Channel, Endpoint, Error};
+use tonic::{
+    service::interceptor::InterceptedService,
+    transport::{Channel, Error},
+};
+
+use crate::target::{Bearer, Target, settings};
 
 /// How long a successor may take to be made: nobody waits for it.
 const REPLACE_TIME_MAX: Duration = Duration::from_secs(5);
@@ -21,6 +26,8 @@ const REPLACE_TIME_MAX: Duration = Duration::from_secs(5);
 const RETRY_SHARE: u32 = 10;
 
 type Dialling = Pin<Box<dyn Future<Output = Result<Channel, Error>> + Send>>;
+/// What calls go through.
+pub(crate) type Limiter = LimiterClient<InterceptedService<Channel, Bearer>>;
 type Dial = Arc<dyn Fn() -> Dialling + Send + Sync>;
 
 /// A connection that is replaced when it is old. A call that finds it so goes on with it, and has the successor made
@@ -28,12 +35,13 @@ type Dial = Arc<dyn Fn() -> Dialling + Send + Sync>;
 /// unanswered on the old connection is answered there.
 pub(crate) struct Connection {
     dial: Dial,
+    bearer: Bearer,
     age: Duration,
     current: ArcSwap<Current>,
 }
 
 struct Current {
-    limiter: LimiterClient<Channel>,
+    limiter: Limiter,
     due: Instant,
     /// Whether a successor is being made.
     is_leaving: AtomicBool,
@@ -41,27 +49,29 @@ struct Current {
 
 impl Connection {
     /// Connects with the first call.
-    pub(crate) fn of(endpoint: Endpoint, age: Duration) -> Self {
-        let first = endpoint.connect_lazy();
+    pub(crate) fn of(target: Target, age: Duration) -> Self {
+        let (first, bearer) = (target.channel(settings), target.bearer());
         let dial = move || -> Dialling {
-            let endpoint = endpoint.clone();
-            Box::pin(async move { endpoint.connect().await })
+            let target = target.clone();
+            Box::pin(async move { target.connected(settings).await })
         };
-        Self::new(first, Arc::new(dial), age)
+        Self::new((first, bearer), Arc::new(dial), age)
     }
 
-    pub(crate) fn new(first: Channel, dial: Dial, age: Duration) -> Self {
-        Self { dial, age, current: ArcSwap::from_pointee(Current::of(first, age)) }
+    pub(crate) fn new((first, bearer): (Channel, Bearer), dial: Dial, age: Duration) -> Self {
+        let current = ArcSwap::from_pointee(Current::of(first, bearer.clone(), age));
+        Self { dial, bearer, age, current }
     }
 
     /// The same connection, with another age for it and its successors.
     pub(crate) fn with_age(&self, age: Duration) -> Self {
         let current = Current::until(self.current.load().limiter.clone(), jittered(age));
-        Self { dial: Arc::clone(&self.dial), age, current: ArcSwap::from_pointee(current) }
+        let (dial, bearer) = (Arc::clone(&self.dial), self.bearer.clone());
+        Self { dial, bearer, age, current: ArcSwap::from_pointee(current) }
     }
 
     /// Where to send the next call.
-    pub(crate) fn limiter(self: &Arc<Self>) -> LimiterClient<Channel> {
+    pub(crate) fn limiter(self: &Arc<Self>) -> Limiter {
         let current = self.current.load();
         if Instant::now() >= current.due && !current.is_leaving.swap(true, Ordering::Relaxed) {
             tokio::spawn(Arc::clone(self).replace());
@@ -71,7 +81,7 @@ impl Connection {
 
     async fn replace(self: Arc<Self>) {
         let successor = match timeout(REPLACE_TIME_MAX, (self.dial)()).await {
-            Ok(Ok(channel)) => Current::of(channel, self.age),
+            Ok(Ok(channel)) => Current::of(channel, self.bearer.clone(), self.age),
             // An old connection is better than none.
             Ok(Err(_)) | Err(_) => {
                 let limiter = self.current.load().limiter.clone();
@@ -83,11 +93,11 @@ impl Connection {
 }
 
 impl Current {
-    fn of(channel: Channel, age: Duration) -> Self {
-        Self::until(LimiterClient::new(channel), jittered(age))
+    fn of(channel: Channel, bearer: Bearer, age: Duration) -> Self {
+        Self::until(LimiterClient::with_interceptor(channel, bearer), jittered(age))
     }
 
-    fn until(limiter: LimiterClient<Channel>, age: Duration) -> Self {
+    fn until(limiter: Limiter, age: Duration) -> Self {
         Self { limiter, due: Instant::now() + age, is_leaving: AtomicBool::new(false) }
     }
 }

@@ -49,6 +49,10 @@ impl ClientError {
             | Code::OutOfRange
             | Code::ResourceExhausted => Self::Refused { what: status.message().to_owned() },
             Code::DeadlineExceeded => peer.late(),
+            // Who is not known, or may not ask this, is told so each time.
+            Code::Unauthenticated | Code::PermissionDenied => {
+                Self::Refused { what: status.message().to_owned() }
+            }
             _ => peer.unreachable(why(status)),
         }
     }
@@ -87,6 +91,8 @@ mod tests {
             (Code::FailedPrecondition, true),
             (Code::OutOfRange, true),
             (Code::ResourceExhausted, true),
+            (Code::Unauthenticated, true),
+            (Code::PermissionDenied, true),
             (Code::Unavailable, false),
             (Code::Internal, false),
             (Code::Unimplemented, false),

@@ -135,8 +135,13 @@ impl Node {
             let (endpoint, connector) = (endpoint.clone(), connector.clone());
             Box::pin(async move { endpoint.connect_with_connector(connector).await })
         };
+        let anybody = crate::Target::from(std::net::SocketAddr::from(([127, 0, 0, 1], 8081)));
         Client {
-            connection: Arc::new(Connection::new(first, Arc::new(dial), crate::CONNECTION_AGE)),
+            connection: Arc::new(Connection::new(
+                (first, anybody.bearer()),
+                Arc::new(dial),
+                crate::CONNECTION_AGE,
+            )),
             peer: Peer { address: "node:8081".to_owned(), deadline: options.deadline },
         }
     }

@@ -39,6 +39,7 @@ mod lease;
 mod question;
 mod refunds;
 mod stream;
+mod target;
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,10 +49,7 @@ pub use acequia_api::acequia::v1::{
 };
 use acequia_api::acequia::v1::{CheckRequest, CommitRequest, RefundRequest};
 use tokio::time::{Instant, timeout};
-use tonic::{
-    Code, Request, Response, Status,
-    transport::{Endpoint, Uri},
-};
+use tonic::{Code, Request, Response, Status};
 
 use crate::connection::Connection;
 
@@ -64,16 +62,8 @@ pub use crate::{
     question::Question,
     refunds::REFUNDS_IN_FLIGHT_MAX,
     stream::{BATCHES_IN_FLIGHT_MAX, CheckStream, QUESTIONS_IN_BATCH_MAX},
+    target::{Bearer, Credentials, Stream, Target, Transport},
 };
-
-/// How long a connection may take to be made. Longer than any round trip on this planet, with one packet
-/// lost; a caller rarely waits for it, because the deadline is shorter.
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
-/// How long a connection may be quiet before the node is asked whether it is still there. Also without calls,
-/// so that the first call after a quiet hour does not find out that a firewall has forgotten the connection.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the node may take to say so before the connection is given up.
-const KEEP_ALIVE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How old a connection becomes before it is replaced, give or take a tenth, so that a fleet that started together does
 /// not connect together. A connection stays with the node it reached, so without this a node that is added behind a
@@ -116,8 +106,9 @@ struct Peer {
 }
 
 impl Client {
-    /// A client of the node whose gRPC address this is: `host:port` or `http://host:port`. Nothing is sent
-    /// before the first call. TLS is not supported yet.
+    /// A client of the node whose gRPC address this is, which asks nobody who he is: `host:port`, `http://host:port`, or `unix:/path` of a
+    /// node on this machine; `https://host:port` where an authority signed its certificate that this system knows. Nothing is sent
+    /// before the first call.
     ///
     /// # Errors
     /// [`ClientError::Refused`] if the address is none.
@@ -125,14 +116,24 @@ impl Client {
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn connect(address: &str, options: Options) -> Result<Self, ClientError> {
-        let endpoint = Endpoint::from(read_address(address)?)
-            .connect_timeout(CONNECT_TIME_MAX)
-            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-            .keep_alive_timeout(KEEP_ALIVE_TIME_MAX)
-            .keep_alive_while_idle(true)
-            .tcp_nodelay(true);
+        Self::connect_as(address, options, Credentials::default())
+    }
+
+    /// The same, with what shows who this client is, and by what it knows the node.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if the address is none, or a file cannot be used: see [`Target::new`].
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn connect_as(
+        address: &str,
+        options: Options,
+        credentials: Credentials,
+    ) -> Result<Self, ClientError> {
+        let target = Target::new(address, credentials)?;
         let peer = Peer { address: address.to_owned(), deadline: options.deadline };
-        Ok(Self { connection: Arc::new(Connection::of(endpoint, CONNECTION_AGE)), peer })
+        Ok(Self { connection: Arc::new(Connection::of(target, CONNECTION_AGE)), peer })
     }
 
     /// How old a connection may become before a new one replaces it, instead of [`CONNECTION_AGE`]; at least
@@ -240,32 +241,6 @@ impl Peer {
     fn unreachable(&self, why: impl Into<String>) -> ClientError {
         ClientError::Unreachable { address: self.address.clone(), why: why.into() }
     }
-}
-
-fn read_address(address: &str) -> Result<Uri, ClientError> {
-    let refused = |why: &str| ClientError::Refused {
-        what: format!(
-            "{address:?} is no address ({why}): write it as 127.0.0.1:8081, [::1]:8081 or node:8081"
-        ),
-    };
-    let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    let uri = Uri::try_from(url).map_err(|fault| refused(&fault.to_string()))?;
-    if uri.scheme_str() == Some("https") {
-        return Err(refused("TLS is not supported yet"));
-    }
-    if uri.scheme_str() != Some("http") {
-        return Err(refused("its scheme is not http"));
-    }
-    if uri.host().is_none_or(str::is_empty) {
-        return Err(refused("it has no host"));
-    }
-    if uri.port_u16().is_none() {
-        return Err(refused("it has no port"));
-    }
-    if uri.path_and_query().is_some_and(|path| path != "/") {
-        return Err(refused("it has a path"));
-    }
-    Ok(uri)
 }
 
 #[cfg(test)]
@@ -440,25 +415,6 @@ mod tests {
             let error = stream.next().await.expect("owed").expect_err("late");
             assert!(matches!(error, ClientError::Deadline { .. }), "{error}");
             assert_eq!(stream.in_flight(), 1);
-        }
-    }
-
-    #[tokio::test]
-    async fn addresses_are_read_and_faults_named() {
-        for good in ["127.0.0.1:8081", "[::1]:8081", "http://node:8081", "http://node:8081/"] {
-            assert!(Client::connect(good, PATIENT).is_ok(), "{good}");
-        }
-        for (bad, why) in [
-            ("node", "it has no port"),
-            ("", "is no address"),
-            ("https://node:8081", "TLS is not supported yet"),
-            ("ftp://node:8081", "its scheme is not http"),
-            ("http://node:8081/path", "it has a path"),
-            (":8081", "it has no host"),
-            ("two words:8081", "is no address"),
-        ] {
-            let error = Client::connect(bad, PATIENT).expect_err(bad).to_string();
-            assert!(error.contains(why), "{error}");
         }
     }
 

@@ -10,7 +10,7 @@ use acequia_api::{
     },
     wire::MAX_CHECKS,
 };
-use acequia_client::{Client, ClientError, Options, Question};
+use acequia_client::{ClientError, Question};
 use clap::{Args, ValueEnum, builder::RangedU64ValueParser, value_parser};
 use prost::Message as _;
 use serde::Serialize;
@@ -117,12 +117,12 @@ impl Bench {
     async fn measure(&self) -> Result<Report, BenchError> {
         let questions = Questions::new(self).map_err(|what| ClientError::Refused { what })?;
         self.ask_once(&questions).await?;
-        Ok(drive(&self.load(&questions).await?).await?)
+        Ok(drive(&self.load(&questions)?).await?)
     }
 
     /// A wrong question, or an address where nobody is, is better said before the run than counted in it.
     async fn ask_once(&self, questions: &Questions<'_>) -> Result<(), ClientError> {
-        let client = Client::connect(&self.address.address, Options { deadline: FIRST_DEADLINE })?;
+        let client = self.address.client(FIRST_DEADLINE)?;
         match client.peek(questions.question(0)).await {
             // Any server of Envoy's protocol can be measured, and another one has no Peek.
             Err(ClientError::Unreachable { .. }) if self.mode == Mode::Rls => Ok(()),
@@ -130,34 +130,35 @@ impl Bench {
         }
     }
 
-    async fn load(&self, questions: &Questions<'_>) -> Result<Load, BenchError> {
-        let address = self.address.resolve().await.map_err(BenchError::Resolve)?;
+    fn load(&self, questions: &Questions<'_>) -> Result<Load, BenchError> {
+        let target = self.address.target()?;
+        let metadata = target.authorization().map(|token| ("authorization".to_owned(), token));
         let in_flight = self.in_flight;
         let load = match self.mode {
             Mode::Rls => {
                 let payloads = Payloads::new(questions.rate_limit_requests());
                 let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
                 let work = Work::Unary { in_flight, verdict: rate_limit_verdict };
-                Load { work, ..Load::unary(address, path, payloads, rate_limit_verdict) }
+                Load { work, ..Load::unary(target, path, payloads, rate_limit_verdict) }
             }
             Mode::Check => {
                 let payloads = Payloads::new(questions.check_requests());
                 let work = Work::Unary { in_flight, verdict: check_verdict };
-                Load { work, ..Load::unary(address, "/acequia.v1.Limiter/Check", payloads, check_verdict) }
+                Load { work, ..Load::unary(target, "/acequia.v1.Limiter/Check", payloads, check_verdict) }
             }
             Mode::Stream => {
                 let payloads = Payloads::new(questions.check_batches(self.batch as u64));
                 let path = "/acequia.v1.Limiter/CheckStream";
                 let work = Work::Stream { streams: 1, in_flight, decisions: check_batch_decisions };
-                Load { work, ..Load::stream(address, path, payloads, check_batch_decisions) }
+                Load { work, ..Load::stream(target, path, payloads, check_batch_decisions) }
             }
         };
         let bound = Bound::For(Duration::from_secs(self.seconds));
-        Ok(Load { connections: self.connections, bound, ..load })
+        Ok(Load { connections: self.connections, bound, metadata: metadata.into_iter().collect(), ..load })
     }
 
     fn for_people(&self, report: &Report) -> String {
-        let Self { address: Address { address }, connections, in_flight, batch, keys, .. } = self;
+        let Self { address: Address { address, .. }, connections, in_flight, batch, keys, .. } = self;
         let what = match self.mode {
             Mode::Rls => "ShouldRateLimit".to_owned(),
             Mode::Check => "Check".to_owned(),
@@ -254,7 +255,6 @@ impl<'a> Questions<'a> {
 #[derive(Debug)]
 enum BenchError {
     Ask(ClientError),
-    Resolve(String),
     Load(LoadError),
 }
 
@@ -262,7 +262,6 @@ impl fmt::Display for BenchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ask(error) => f.write_str(&mend(error)),
-            Self::Resolve(what) => f.write_str(what),
             Self::Load(LoadError::Invalid(what)) => f.write_str(what),
             Self::Load(error) => write!(f, "{error}.\n{ANOTHER_NODE}"),
         }

@@ -36,12 +36,12 @@ mod verdict;
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
-    net::SocketAddr,
+    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
 
-use acequia_client::{Client, ClientError, Options, Question};
+use acequia_client::{Client, ClientError, Credentials, Options, Question, Target};
 use acequia_limits::notation::parse_duration_ns;
 use clap::{Args, value_parser};
 
@@ -69,21 +69,52 @@ const COULD_NOT_ASK: u8 = 2;
 /// What mends an address.
 const ANOTHER_NODE: &str = "Another node is asked with --address HOST:PORT, or with ACEQUIA_ADDR.";
 
-/// Which node is asked.
+/// Which node is asked, and who asks.
 #[derive(Args, Clone, Debug)]
 pub struct Address {
-    /// The node's gRPC address (listen.grpc).
+    /// The node's gRPC address (listen.grpc); with https:// or --ca over TLS, or unix:/path.
     #[arg(long, env = "ACEQUIA_ADDR", default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
     address: String,
+
+    /// The certificate of the authority that signed the node's; where absent, those that this system knows.
+    #[arg(long, env = "ACEQUIA_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// Your own certificate, where the node knows callers by theirs.
+    #[arg(long, env = "ACEQUIA_CERT", value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+
+    /// The key of your certificate.
+    #[arg(long, env = "ACEQUIA_KEY", value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+
+    /// The file that holds your token, where the node knows callers by theirs.
+    #[arg(long, env = "ACEQUIA_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// The name in the node's certificate, where it is not the host of the address.
+    #[arg(long, env = "ACEQUIA_SERVER_NAME", value_name = "NAME")]
+    server_name: Option<String>,
 }
 
 impl Address {
-    /// The first of the addresses that the host has, or what is wrong.
-    async fn resolve(&self) -> Result<SocketAddr, String> {
-        let host = self.address.strip_prefix("http://").unwrap_or(&self.address).trim_end_matches('/');
-        let fault = |why: &str| format!("{} has no address ({why}): --address HOST:PORT", self.address);
-        let mut found = tokio::net::lookup_host(host).await.map_err(|cause| fault(&cause.to_string()))?;
-        found.next().ok_or_else(|| fault("none found"))
+    fn credentials(&self) -> Credentials {
+        Credentials {
+            ca: self.ca.clone(),
+            certificate: self.cert.clone().zip(self.key.clone()),
+            token_file: self.token_file.clone(),
+            server_name: self.server_name.clone(),
+        }
+    }
+
+    /// A client of the node.
+    fn client(&self, deadline: Duration) -> Result<Client, ClientError> {
+        Client::connect_as(&self.address, Options { deadline }, self.credentials())
+    }
+
+    /// The way to the node.
+    fn target(&self) -> Result<Target, ClientError> {
+        Target::new(&self.address, self.credentials())
     }
 }
 
@@ -116,7 +147,7 @@ struct Asking {
 
 impl Asking {
     fn client(&self) -> Result<Client, ClientError> {
-        Client::connect(&self.address.address, Options { deadline: self.deadline })
+        self.address.client(self.deadline)
     }
 
     /// The question with every limit in the answer; or what is wrong with it.
@@ -168,6 +199,14 @@ fn mend(error: &ClientError) -> String {
         }
         ClientError::Deadline { .. } => format!("{error} (--deadline)."),
         ClientError::Refused { what } => what.clone(),
+    }
+}
+
+/// Why there is no way to a node.
+fn refusal(fault: ClientError) -> String {
+    match fault {
+        ClientError::Refused { what } => what,
+        other => other.to_string(),
     }
 }
 

@@ -1,30 +1,22 @@
 //! Asking a node's admin service: its address, the connection, and what went wrong.
 
-use std::{
-    error::Error as _, fmt, net::IpAddr, path::Path, path::PathBuf, process::ExitCode, time::Duration,
-};
+use std::{error::Error as _, fmt, path::PathBuf, process::ExitCode, time::Duration};
 
 use acequia_api::acequia::v1::{
     AuditEntry, CandidateReport, CompareCandidateRequest, LeaveOutRequest, ListAuditRequest,
     ListBudgetsRequest, ListBudgetsResponse, ListCellsRequest, ListCellsResponse, NodeStatus, StatusRequest,
     StoreStatus, admin_client::AdminClient,
 };
+use acequia_client::{Bearer, Target};
 use clap::Args;
-use tonic::{
-    Code, Request, Response, Status,
-    metadata::{Ascii, MetadataValue},
-    service::{Interceptor, interceptor::InterceptedService},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Uri},
-};
+use tonic::{Code, Response, Status, service::interceptor::InterceptedService, transport::Channel};
 
-use super::{complain, console::Console, limit_path::LimitPath, people::plain, read_duration};
+use super::{complain, console::Console, limit_path::LimitPath, people::plain, read_duration, refusal};
 
 /// The name in every node's certificate, whatever its address.
 const SERVER_NAME: &str = "acequia.internal";
 /// Ten thousand entries of an audit log, each with a thousand changes, and more than any status.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// A token is one line, and a file of certificates some lines for each: more is some other file.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Which node operators ask, and how they prove who they are.
 #[derive(Args, Clone, Debug)]
@@ -54,6 +46,18 @@ pub(crate) struct Credentials {
     #[arg(long, global = true, env = "ACEQUIA_ADMIN_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 
+    /// Your own certificate, where the node knows operators by theirs.
+    #[arg(long, global = true, env = "ACEQUIA_ADMIN_CERT", value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+
+    /// The key of your certificate.
+    #[arg(long, global = true, env = "ACEQUIA_ADMIN_KEY", value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+
+    /// The name in the node's certificate, where it is neither acequia.internal nor the host of the address.
+    #[arg(long, global = true, env = "ACEQUIA_ADMIN_SERVER_NAME", value_name = "NAME")]
+    server_name: Option<String>,
+
     /// How long to wait for each answer, such as 250ms or 5s.
     #[arg(long, global = true, default_value = "5s", value_name = "TIME", value_parser = read_duration)]
     deadline: Duration,
@@ -69,110 +73,25 @@ impl AdminAddress {
 impl Credentials {
     /// None, for a node on loopback.
     pub(crate) const fn none(deadline: Duration) -> Self {
-        Self { token_file: None, ca: None, deadline }
+        Self { token_file: None, ca: None, cert: None, key: None, server_name: None, deadline }
     }
 
     /// A client of the node at that address. Nothing is sent before the first call.
     pub(crate) fn connect(&self, address: &str) -> Result<Admin, Fault> {
-        let uri = self.uri(address)?;
-        let token = self.token_file.as_deref().map(read_token).transpose()?;
-        let is_tls = uri.scheme_str() == Some("https");
-        if token.is_some() && !is_tls && !uri.host().is_some_and(is_loopback) {
-            return Err(Fault::new(format!(
-                "the token would go to {address} in the clear: give --ca FILE, for TLS"
-            )));
-        }
-        let mut endpoint = Endpoint::from(uri).connect_timeout(self.deadline);
-        if is_tls {
-            endpoint = endpoint.tls_config(self.tls()?).map_err(|cause| {
-                Fault::new(format!("--ca does not hold certificates that can be used: {}", causes(&cause)))
-            })?;
-        }
-        let client = AdminClient::with_interceptor(endpoint.connect_lazy(), Bearer(token))
+        let certificate = self.cert.clone().zip(self.key.clone());
+        // Certificates of `acequia certs` have no other name.
+        let by_default = || self.ca.as_ref().map(|_| SERVER_NAME.to_owned());
+        let credentials = acequia_client::Credentials {
+            ca: self.ca.clone(),
+            certificate,
+            token_file: self.token_file.clone(),
+            server_name: self.server_name.clone().or_else(by_default),
+        };
+        let target = Target::new(address, credentials).map_err(|fault| Fault::new(refusal(fault)))?;
+        let channel = target.channel(|endpoint| endpoint.connect_timeout(self.deadline));
+        let client = AdminClient::with_interceptor(channel, target.bearer())
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         Ok(Admin { client, address: address.to_owned(), deadline: self.deadline })
-    }
-
-    fn uri(&self, address: &str) -> Result<Uri, Fault> {
-        let refused = |why: &str| {
-            let text = format!(
-                "{address:?} is no admin address ({why}): write it as 127.0.0.1:8082, node:8082 or https://node:8082"
-            );
-            Fault::new(text)
-        };
-        let scheme = if self.ca.is_some() { "https" } else { "http" };
-        let has_scheme = address.contains("://");
-        let url = if has_scheme { address.to_owned() } else { format!("{scheme}://{address}") };
-        let uri = Uri::try_from(url).map_err(|fault| refused(&fault.to_string()))?;
-        match uri.scheme_str() {
-            Some("https") => {}
-            Some("http") if self.ca.is_some() => return Err(refused("--ca is for TLS, and http:// is not")),
-            Some("http") => {}
-            _ => return Err(refused("its scheme is neither http nor https")),
-        }
-        if uri.host().is_none_or(str::is_empty) {
-            return Err(refused("it has no host"));
-        }
-        if uri.port_u16().is_none() {
-            return Err(refused("it has no port"));
-        }
-        Ok(uri)
-    }
-
-    fn tls(&self) -> Result<ClientTlsConfig, Fault> {
-        let Some(path) = &self.ca else {
-            return Err(Fault::new(
-                "https:// needs --ca FILE: the certificate of the authority that signed the node's, such as ca.pem",
-            ));
-        };
-        let pem = read_file(path)?;
-        if !pem.contains("-----BEGIN CERTIFICATE-----") {
-            return Err(Fault::new(format!("{} holds no certificate in PEM", path.display())));
-        }
-        Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)).domain_name(SERVER_NAME))
-    }
-}
-
-fn is_loopback(host: &str) -> bool {
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
-}
-
-fn read_file(path: &Path) -> Result<String, Fault> {
-    use std::io::Read as _;
-    let fault = |cause: std::io::Error| Fault::new(format!("cannot read {}: {cause}", path.display()));
-    let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text))
-        .map_err(fault)?;
-    Ok(text)
-}
-
-fn read_token(path: &Path) -> Result<MetadataValue<Ascii>, Fault> {
-    let text = read_file(path)?;
-    let token = text.trim();
-    let is_token = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
-    let value = is_token.then(|| MetadataValue::try_from(format!("Bearer {token}")).ok()).flatten();
-    let Some(mut value) = value else {
-        return Err(Fault::new(format!(
-            "{} holds no token: it is one line of letters, digits and signs",
-            path.display()
-        )));
-    };
-    value.set_sensitive(true);
-    Ok(value)
-}
-
-/// Puts the token into every call.
-#[derive(Clone, Debug)]
-pub(crate) struct Bearer(Option<MetadataValue<Ascii>>);
-
-impl Interceptor for Bearer {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(token) = &self.0 {
-            request.metadata_mut().insert("authorization", token.clone());
-        }
-        Ok(request)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use acequia_client::{Client, ClientError, Options, Refunded, SettleResponse, Settled};
+use acequia_client::{ClientError, Refunded, SettleResponse, Settled};
 use clap::Args;
 use serde::Serialize;
 
@@ -109,7 +109,7 @@ impl Settling {
 
     /// A refund where there is no cost, and otherwise a commit.
     async fn settle(&self, cost: Option<u64>) -> Result<SettleResponse, ClientError> {
-        let client = Client::connect(&self.address.address, Options { deadline: self.deadline })?;
+        let client = self.address.client(self.deadline)?;
         match cost {
             None => client.refund(&self.charge_id).await,
             Some(cost) => client.commit(&self.charge_id, cost).await,

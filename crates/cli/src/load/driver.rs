@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use acequia_client::Stream;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
@@ -110,7 +110,7 @@ async fn converse<E: Exchange>(
             End::Over => return Ok(std::mem::take(exchange.score())),
             End::Closing if exchange.score().total == before => {
                 let why = "with GOAWAY on a new connection, before any answer".to_owned();
-                return Err(LoadError::Closed { address: load.address, why });
+                return Err(LoadError::Closed { address: load.target.to_string(), why });
             }
             End::Closing => {
                 exchange.score().reconnects += 1;
@@ -129,7 +129,7 @@ enum End {
 }
 
 struct Socket {
-    tcp: TcpStream,
+    stream: Stream,
     link: Link,
     inbox: Inbox,
 }
@@ -138,23 +138,22 @@ impl Socket {
     /// A connection whose SETTINGS are known.
     async fn connect(load: &Load, first_stream: u32) -> Result<Self, LoadError> {
         timeout(load.connect_timeout, Self::open(load, first_stream)).await.unwrap_or_else(|_| {
-            Err(LoadError::ConnectTimeout { address: load.address, after: load.connect_timeout })
+            Err(LoadError::ConnectTimeout { address: load.target.to_string(), after: load.connect_timeout })
         })
     }
 
     async fn open(load: &Load, first_stream: u32) -> Result<Self, LoadError> {
-        let io = |doing| move |source| LoadError::Io { address: load.address, doing, source };
-        let tcp = TcpStream::connect(load.address).await.map_err(io("connecting to"))?;
-        tcp.set_nodelay(true).map_err(io("setting up the socket to"))?;
-        let headers = frames::header_block(&load.address.to_string(), &load.path, &load.metadata);
-        let mut socket = Self { tcp, link: Link::new(&headers, first_stream), inbox: Inbox::new() };
-        socket.tcp.write_all(&socket.link.out).await.map_err(io("writing to"))?;
+        let io = |doing| move |source| LoadError::Io { address: load.target.to_string(), doing, source };
+        let stream = load.target.connect().await.map_err(io("connecting to"))?;
+        let headers = frames::header_block(&load.target, &load.path, &load.metadata);
+        let mut socket = Self { stream, link: Link::new(&headers, first_stream), inbox: Inbox::new() };
+        socket.stream.write_all(&socket.link.out).await.map_err(io("writing to"))?;
         socket.link.out.clear();
         while !socket.link.is_settled() {
-            let received = socket.tcp.read(socket.inbox.space()).await.map_err(io("reading from"))?;
+            let received = socket.stream.read(socket.inbox.space()).await.map_err(io("reading from"))?;
             if received == 0 {
                 let why = "before its SETTINGS: does this port serve gRPC without TLS?".to_owned();
-                return Err(LoadError::Closed { address: load.address, why });
+                return Err(LoadError::Closed { address: load.target.to_string(), why });
             }
             socket.inbox.end += received;
             // The first frame is the SETTINGS, or an error; further ones can wait.
@@ -174,8 +173,8 @@ impl Socket {
         began: Instant,
         exchange: &mut impl Exchange,
     ) -> Result<End, LoadError> {
-        let Self { tcp, link, inbox } = self;
-        let (mut reader, mut writer) = tcp.split();
+        let Self { stream, link, inbox } = self;
+        let (mut reader, mut writer) = tokio::io::split(stream);
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut quiet = Quiet { since: Instant::now(), total: 0 };
@@ -260,21 +259,21 @@ impl Quiet {
             true => "leave to send (the server's flow-control windows, or its bound on concurrent streams)",
             false => "an answer",
         };
-        let (address, after) = (load.address, load.stall_timeout);
+        let (address, after) = (load.target.to_string(), load.stall_timeout);
         Err(LoadError::Stalled { address, after, unanswered, waits_for })
     }
 }
 
 fn broken(load: &Load, broken: Broken) -> LoadError {
     match broken {
-        Broken::Protocol(what) => LoadError::Protocol { address: load.address, what },
-        Broken::GoAway(why) => LoadError::Closed { address: load.address, why },
+        Broken::Protocol(what) => LoadError::Protocol { address: load.target.to_string(), what },
+        Broken::GoAway(why) => LoadError::Closed { address: load.target.to_string(), why },
     }
 }
 
 /// The end of a connection that was not announced.
 fn closed(load: &Load, error: Option<io::Error>, waiting: Waiting) -> LoadError {
-    let address = load.address;
+    let address = load.target.to_string();
     match error {
         Some(source) => LoadError::Io { address, doing: "talking to", source },
         None => LoadError::Closed {

@@ -1,5 +1,7 @@
 //! HTTP/2 frames (RFC 9113 §4, §6) and a request's header block (RFC 7541 §6.2.2).
 
+use acequia_client::Target;
+
 /// What a client sends first.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of a frame's head.
@@ -74,17 +76,19 @@ pub(super) fn put_setting(out: &mut Vec<u8>, setting: u16, value: u32) {
 
 /// The header block of a gRPC request. Nothing in it is indexed dynamically, so it is right for any
 /// request on any connection.
-pub(super) fn header_block(authority: &str, path: &str, metadata: &[(String, String)]) -> Vec<u8> {
+pub(super) fn header_block(target: &Target, path: &str, metadata: &[(String, String)]) -> Vec<u8> {
     // Indexes of the static table, RFC 7541 appendix A.
     const METHOD_POST: u8 = 0x80 | 3;
     const SCHEME_HTTP: u8 = 0x80 | 6;
+    const SCHEME_HTTPS: u8 = 0x80 | 7;
     const AUTHORITY: u8 = 1;
     const PATH: u8 = 4;
     const CONTENT_TYPE: [u8; 2] = [0x0f, 31 - 0x0f];
-    let mut block = vec![METHOD_POST, SCHEME_HTTP, PATH];
+    let scheme = if target.is_tls() { SCHEME_HTTPS } else { SCHEME_HTTP };
+    let mut block = vec![METHOD_POST, scheme, PATH];
     put_string(&mut block, path);
     block.push(AUTHORITY);
-    put_string(&mut block, authority);
+    put_string(&mut block, target.authority());
     block.extend_from_slice(&CONTENT_TYPE);
     put_string(&mut block, "application/grpc");
     for (name, value) in [("te", "trailers")].into_iter().chain(metadata.iter().map(|(n, v)| (&**n, &**v))) {

@@ -22,7 +22,9 @@ mod streaming;
 mod tests;
 mod unary;
 
-use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
+
+use acequia_client::Target;
 
 pub use self::{
     answers::{check_batch_decisions, check_verdict, rate_limit_verdict},
@@ -39,8 +41,8 @@ pub const IN_FLIGHT_MAX: usize = 65_536;
 /// One run: whom to ask, what, how fast and for how long.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// The server's gRPC port, without TLS.
-    pub address: SocketAddr,
+    /// The server's gRPC port, and the way to it.
+    pub target: Target,
     /// The gRPC method, such as `/acequia.v1.Limiter/Check`.
     pub path: String,
     /// Further request headers, such as `authorization`; names in lower case.
@@ -144,9 +146,9 @@ pub enum Bound {
 
 impl Load {
     /// Unary requests: 8 connections × 32 in flight, one second of warm-up, three measured.
-    pub fn unary(address: SocketAddr, path: &str, payloads: Payloads, verdict: fn(&[u8]) -> Verdict) -> Self {
+    pub fn unary(target: Target, path: &str, payloads: Payloads, verdict: fn(&[u8]) -> Verdict) -> Self {
         Self {
-            address,
+            target,
             path: path.to_owned(),
             metadata: Vec::new(),
             payloads: Arc::new(payloads),
@@ -163,13 +165,13 @@ impl Load {
 
     /// Messages on streams: 8 connections × 1 stream × 32 in flight, one second of warm-up, three measured.
     pub fn stream(
-        address: SocketAddr,
+        target: Target,
         path: &str,
         payloads: Payloads,
         decisions: fn(&[u8]) -> Option<Decisions>,
     ) -> Self {
         let work = Work::Stream { streams: 1, in_flight: 32, decisions };
-        Self { work, ..Self::unary(address, path, payloads, |_| Verdict::Error) }
+        Self { work, ..Self::unary(target, path, payloads, |_| Verdict::Error) }
     }
 
     /// Refuses what could not work.
@@ -201,9 +203,7 @@ impl Load {
         {
             return Err(LoadError::Invalid(format!("{requests_per_s} requests a second is not a pace")));
         }
-        if frames::header_block(&self.address.to_string(), &self.path, &self.metadata).len()
-            > frames::FRAME_BYTES_MAX
-        {
+        if frames::header_block(&self.target, &self.path, &self.metadata).len() > frames::FRAME_BYTES_MAX {
             return Err(LoadError::Invalid("the request headers are too long".to_owned()));
         }
         Ok(())
@@ -216,10 +216,9 @@ impl Load {
 /// If the load is invalid, or the server cannot be reached, breaks the protocol, closes a connection or
 /// stops answering. Answers that are errors are no error here: they are counted.
 pub fn run(load: &Load) -> Result<Report, LoadError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| LoadError::Io { address: load.address, doing: "starting the runtime", source })?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|source| {
+        LoadError::Io { address: load.target.to_string(), doing: "starting the runtime", source }
+    })?;
     runtime.block_on(drive(load))
 }
 
@@ -240,14 +239,14 @@ pub enum LoadError {
     /// No connection within the timeout.
     ConnectTimeout {
         /// Of the server.
-        address: SocketAddr,
+        address: String,
         /// The timeout.
         after: Duration,
     },
     /// The system refused an operation.
     Io {
         /// Of the server.
-        address: SocketAddr,
+        address: String,
         /// Such as "connecting".
         doing: &'static str,
         /// What the system said.
@@ -256,21 +255,21 @@ pub enum LoadError {
     /// The server broke HTTP/2, or does not speak it.
     Protocol {
         /// Of the server.
-        address: SocketAddr,
+        address: String,
         /// What it did.
         what: String,
     },
     /// The server closed the connection without a GOAWAY, or with one that names an error, or over and over.
     Closed {
         /// Of the server.
-        address: SocketAddr,
+        address: String,
         /// What it said.
         why: String,
     },
     /// Nothing came back for too long.
     Stalled {
         /// Of the server.
-        address: SocketAddr,
+        address: String,
         /// The timeout.
         after: Duration,
         /// Requests without an answer on that connection.
@@ -287,7 +286,7 @@ impl fmt::Display for LoadError {
             Self::ConnectTimeout { address, after } => write!(
                 f,
                 "no HTTP/2 connection to {address} within {after:?}: check the address, that the port serves \
-                 gRPC without TLS, and that no firewall drops packets"
+                 gRPC (over TLS only if it was asked over TLS), and that no firewall drops packets"
             ),
             Self::Io { address, doing, source } => write!(f, "{doing} {address}: {source}"),
             Self::Protocol { address, what } => {

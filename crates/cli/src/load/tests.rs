@@ -121,7 +121,7 @@ fn a_graceful_goaway_costs_nothing_but_a_connection() {
 
 #[test]
 fn requests_after_the_last_that_a_goaway_names_are_refused() {
-    let load = Load::unary(([127, 0, 0, 1], 1).into(), "/x", Payloads::new(["a"]), verdict);
+    let load = Load::unary(SocketAddr::from(([127, 0, 0, 1], 1)).into(), "/x", Payloads::new(["a"]), verdict);
     let plan = || Arc::new(pace::Plan::new(load.warm_up, load.bound, load.pace, load.connections));
     let some = |_: &[u8]| Some(Decisions::default());
 
@@ -183,7 +183,7 @@ fn a_server_that_stops_answering_is_an_error() {
 fn what_is_no_grpc_server_is_told_apart() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let mut load = Load::unary(address, "/x", Payloads::new([""]), verdict);
+    let mut load = Load::unary(address.into(), "/x", Payloads::new([""]), verdict);
     load.connect_timeout = Duration::from_millis(300);
 
     // Nobody accepts, so nobody answers.
@@ -196,13 +196,13 @@ fn what_is_no_grpc_server_is_told_apart() {
     });
     assert!(matches!(run(&load), Err(LoadError::Protocol { .. })));
 
-    load.address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    load.target = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().into();
     assert!(matches!(run(&load), Err(LoadError::Io { doing: "connecting to", .. })));
 }
 
 #[test]
 fn impossible_loads_are_refused() {
-    let load = Load::unary(([127, 0, 0, 1], 1).into(), "/x", Payloads::new([""]), verdict);
+    let load = Load::unary(SocketAddr::from(([127, 0, 0, 1], 1)).into(), "/x", Payloads::new([""]), verdict);
     let no_payload = Arc::new(Payloads::default());
     for load in [
         Load { connections: 0, ..load.clone() },
@@ -283,7 +283,12 @@ fn a_report_is_readable_by_people_and_programs() {
 
 #[test]
 fn a_seed_gives_one_sequence_over_all_messages() {
-    let load = Load::unary(([127, 0, 0, 1], 1).into(), "/x", Payloads::new(["a", "b", "c"]), verdict);
+    let load = Load::unary(
+        SocketAddr::from(([127, 0, 0, 1], 1)).into(),
+        "/x",
+        Payloads::new(["a", "b", "c"]),
+        verdict,
+    );
     let load = Load { order: Order::Random { seed: 7 }, ..load };
     let draw = |connection| {
         let mut picker = order::Picker::new(&load, connection);
@@ -299,7 +304,7 @@ fn a_seed_gives_one_sequence_over_all_messages() {
 
 /// Unary requests, alternately to be allowed and denied, of three connections with four in flight each.
 fn unary(server: &Server, requests: u64) -> Load {
-    let mut load = Load::unary(server.address, "/test.Test/Echo", Payloads::new(["a", "d"]), verdict);
+    let mut load = Load::unary(server.address.into(), "/test.Test/Echo", Payloads::new(["a", "d"]), verdict);
     load.connections = 3;
     load.work = Work::Unary { in_flight: 4, verdict };
     load.warm_up = Duration::ZERO;

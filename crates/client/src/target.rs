@@ -1,0 +1,439 @@
+//! The way to a node: its address, and how both sides know each other.
+
+use std::{
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring::default_provider,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+};
+use tokio_rustls::TlsConnector;
+use tonic::{
+    Request, Status,
+    metadata::{Ascii, MetadataValue},
+    service::Interceptor,
+    transport::{Channel, Endpoint, Error},
+};
+
+use crate::ClientError;
+
+/// The longest file of certificates, a key or a token, in bytes: what is longer is some other file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The protocol of gRPC, as ALPN names it (RFC 9113, section 3.1).
+const H2: &[u8] = b"h2";
+
+/// How a client knows the node, and shows who it is itself. Files are in PEM, and are read again for every new connection, so that
+/// certificates and tokens can be replaced while a client runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Credentials {
+    /// The certificates of the authorities that sign those of nodes. Where absent, the system's.
+    pub ca: Option<PathBuf>,
+    /// The client's own certificate with those between it and its authority, and its key.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// A file that holds a bearer token.
+    pub token_file: Option<PathBuf>,
+    /// The name that must be in the node's certificate, where it is not the host of the address. Certificates of `acequia certs` are
+    /// for `acequia.internal`.
+    pub server_name: Option<String>,
+}
+
+impl Credentials {
+    fn asks_for_tls(&self) -> bool {
+        let Self { ca, certificate, token_file: _, server_name } = self;
+        ca.is_some() || certificate.is_some() || server_name.is_some()
+    }
+}
+
+/// A node, and the way to it. Clones share what they know.
+#[derive(Clone, Debug)]
+pub struct Target(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// As it was given.
+    address: String,
+    place: Place,
+    /// What requests say that they are for.
+    uri: Uri,
+    credentials: Credentials,
+    token: ArcSwapOption<MetadataValue<Ascii>>,
+}
+
+#[derive(Debug)]
+enum Place {
+    Tcp { host: String, port: u16, tls: Option<ServerName<'static>> },
+    Unix(PathBuf),
+}
+
+/// A connection to a node, encrypted or not.
+pub type Stream = Box<dyn Transport>;
+
+/// What bytes are read from and written to.
+pub trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
+
+/// Puts the token of a [`Target`] into every call.
+#[derive(Clone, Debug)]
+pub struct Bearer(Target);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &*self.0.0.token.load() {
+            request.metadata_mut().insert("authorization", MetadataValue::clone(token));
+        }
+        Ok(request)
+    }
+}
+
+impl From<SocketAddr> for Target {
+    /// A node that asks nobody who he is, in the clear.
+    fn from(address: SocketAddr) -> Self {
+        let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
+        let place = Place::Tcp { host: address.ip().to_string(), port: address.port(), tls: None };
+        Self(Arc::new(Inner {
+            address: address.to_string(),
+            place,
+            uri: uri.expect("an address and a port are an authority"),
+            credentials: Credentials::default(),
+            token: ArcSwapOption::empty(),
+        }))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.address)
+    }
+}
+
+impl Target {
+    /// The node at `host:port`, `http://host:port`, `https://host:port` or `unix:/path`. An address without a scheme is one of `https` where
+    /// the credentials have a certificate or an authority. Reads all files once.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if the address is none, a file cannot be used, or a token would go out in the clear.
+    pub fn new(address: &str, credentials: Credentials) -> Result<Self, ClientError> {
+        let (place, uri) = read_address(address, &credentials)?;
+        let is_safe = match &place {
+            Place::Tcp { host, tls, .. } => tls.is_some() || is_loopback(host),
+            Place::Unix(_) => true,
+        };
+        if credentials.token_file.is_some() && !is_safe {
+            return Err(refused(format!(
+                "the token would go to {address} in the clear: write the address with https://, or name the authority that signed the \
+                 node's certificate"
+            )));
+        }
+        let inner =
+            Inner { address: address.to_owned(), place, uri, credentials, token: ArcSwapOption::empty() };
+        let target = Self(Arc::new(inner));
+        target.read_token().map_err(refused)?;
+        if target.is_tls() {
+            target.tls().map_err(refused)?;
+        }
+        Ok(target)
+    }
+
+    /// The address as it was given.
+    pub fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    /// Whether connections are encrypted.
+    pub fn is_tls(&self) -> bool {
+        matches!(self.0.place, Place::Tcp { tls: Some(_), .. })
+    }
+
+    /// What stands for the node in requests: `host:port`.
+    pub fn authority(&self) -> &str {
+        self.0.uri.authority().map_or("localhost", |authority| authority.as_str())
+    }
+
+    /// The `authorization` header that shows the token, if there is one.
+    pub fn authorization(&self) -> Option<String> {
+        let token = self.0.token.load();
+        token.as_ref().and_then(|token| token.to_str().ok()).map(str::to_owned)
+    }
+
+    /// What puts the token into calls.
+    pub fn bearer(&self) -> Bearer {
+        Bearer(self.clone())
+    }
+
+    /// Connects, and knows the node by its certificate.
+    ///
+    /// # Errors
+    /// Nobody listens there, is not whom the certificate should name, or does not know this client; or a file cannot be used.
+    pub async fn connect(&self) -> io::Result<Stream> {
+        self.read_token().map_err(io::Error::other)?;
+        match &self.0.place {
+            Place::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+            Place::Tcp { host, port, tls } => {
+                let host = host.trim_start_matches('[').trim_end_matches(']');
+                let stream = TcpStream::connect((host, *port)).await?;
+                stream.set_nodelay(true)?;
+                let Some(name) = tls else { return Ok(Box::new(stream)) };
+                let connector = TlsConnector::from(self.tls().map_err(io::Error::other)?);
+                Ok(Box::new(connector.connect(name.clone(), stream).await?))
+            }
+        }
+    }
+
+    /// A channel, with these settings of its connections, that connects with the first call.
+    pub fn channel(&self, settings: impl FnOnce(Endpoint) -> Endpoint) -> Channel {
+        settings(self.endpoint()).connect_with_connector_lazy(self.connector())
+    }
+
+    /// A channel that is connected.
+    ///
+    /// # Errors
+    /// As [`Target::connect`], or the node does not speak HTTP/2.
+    pub async fn connected(&self, settings: impl FnOnce(Endpoint) -> Endpoint) -> Result<Channel, Error> {
+        settings(self.endpoint()).connect_with_connector(self.connector()).await
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        // Of an https address tonic would make the connection itself.
+        Endpoint::from_static("http://localhost").origin(self.0.uri.clone())
+    }
+
+    fn connector(
+        &self,
+    ) -> impl tower::Service<Uri, Response = TokioIo<Stream>, Error = io::Error, Future: Send> + Send + use<>
+    {
+        let target = self.clone();
+        tower::service_fn(move |_: Uri| {
+            let target = target.clone();
+            async move { target.connect().await.map(TokioIo::new) }
+        })
+    }
+
+    fn read_token(&self) -> Result<(), String> {
+        let Some(path) = &self.0.credentials.token_file else { return Ok(()) };
+        let text = read_file(path)?;
+        let token = text.trim_ascii();
+        let is_token = !token.is_empty() && token.iter().all(u8::is_ascii_graphic);
+        let header = is_token.then(|| [b"Bearer ", token].concat());
+        let Some(mut value) = header.and_then(|header| MetadataValue::try_from(header).ok()) else {
+            return Err(format!(
+                "{} holds no token: it is one line of letters, digits and signs",
+                path.display()
+            ));
+        };
+        value.set_sensitive(true);
+        self.0.token.store(Some(Arc::new(value)));
+        Ok(())
+    }
+
+    fn tls(&self) -> Result<Arc<ClientConfig>, String> {
+        let Credentials { ca, certificate, .. } = &self.0.credentials;
+        let mut roots = RootCertStore::empty();
+        match ca {
+            Some(path) => {
+                for certificate in certificates(path)? {
+                    roots.add(certificate).map_err(|fault| format!("{}: {fault}", path.display()))?;
+                }
+            }
+            None => {
+                let found = rustls_native_certs::load_native_certs();
+                roots.add_parsable_certificates(found.certs);
+                if roots.is_empty() {
+                    return Err(
+                        "this system has no certificates of authorities: name the one that signed the node's certificate"
+                            .to_owned(),
+                    );
+                }
+            }
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|fault| fault.to_string())?
+            .with_root_certificates(roots);
+        let mut config = match certificate {
+            None => builder.with_no_client_auth(),
+            Some((cert, key)) => {
+                let chain = certificates(cert)?;
+                let secret = PrivateKeyDer::from_pem_slice(&read_file(key)?)
+                    .map_err(|fault| format!("{}: {fault}", key.display()))?;
+                builder
+                    .with_client_auth_cert(chain, secret)
+                    .map_err(|fault| format!("{} and {}: {fault}", cert.display(), key.display()))?
+            }
+        };
+        config.alpn_protocols = vec![H2.to_vec()];
+        // Who shows a certificate shows the one that its file has now.
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(Arc::new(config))
+    }
+}
+
+/// The settings that connections of callers have.
+pub(crate) fn settings(endpoint: Endpoint) -> Endpoint {
+    /// How long a connection may take to be made. Longer than any round trip on this planet, with one packet lost; a caller rarely waits
+    /// for it, because the deadline is shorter.
+    const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
+    /// How long a connection may be quiet before the node is asked whether it is still there. Also without calls, so that the first call
+    /// after a quiet hour does not find out that a firewall has forgotten the connection.
+    const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+    /// How long the node may take to say so before the connection is given up.
+    const KEEP_ALIVE_TIME_MAX: Duration = Duration::from_secs(5);
+    endpoint
+        .connect_timeout(CONNECT_TIME_MAX)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIME_MAX)
+        .keep_alive_while_idle(true)
+}
+
+fn refused(what: String) -> ClientError {
+    ClientError::Refused { what }
+}
+
+fn read_address(address: &str, credentials: &Credentials) -> Result<(Place, Uri), ClientError> {
+    let wrong = |why: &str| {
+        refused(format!(
+            "{address:?} is no address ({why}): write it as 127.0.0.1:8081, [::1]:8081, node:8081, https://node:8081 or unix:/path"
+        ))
+    };
+    if let Some(path) = address.strip_prefix("unix:") {
+        if !path.starts_with('/') {
+            return Err(wrong("the path of a socket begins with /"));
+        }
+        if credentials.asks_for_tls() {
+            return Err(wrong("certificates are for connections over a network"));
+        }
+        let path = if path.starts_with("//") { path.trim_start_matches("//") } else { path };
+        let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+        return Ok((Place::Unix(path.into()), Uri::from_static("http://localhost/")));
+    }
+    let scheme = if credentials.asks_for_tls() { "https" } else { "http" };
+    let has_scheme = address.contains("://");
+    let url = if has_scheme { address.to_owned() } else { format!("{scheme}://{address}") };
+    let uri = Uri::try_from(url).map_err(|fault| wrong(&fault.to_string()))?;
+    let is_tls = match uri.scheme_str() {
+        Some("https") => true,
+        Some("http") if credentials.asks_for_tls() => {
+            return Err(wrong("certificates are for https://"));
+        }
+        Some("http") => false,
+        _ => return Err(wrong("its scheme is neither http nor https")),
+    };
+    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| wrong("it has no host"))?.to_owned();
+    let port = uri.port_u16().ok_or_else(|| wrong("it has no port"))?;
+    if uri.path_and_query().is_some_and(|path| path != "/") {
+        return Err(wrong("it has a path"));
+    }
+    let tls = match is_tls {
+        false => None,
+        true => {
+            let name = credentials.server_name.as_deref().unwrap_or(&host);
+            let name = name.trim_start_matches('[').trim_end_matches(']').to_owned();
+            Some(ServerName::try_from(name).map_err(|fault| wrong(&fault.to_string()))?)
+        }
+    };
+    Ok((Place::Tcp { host, port, tls }, uri))
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    use std::io::Read as _;
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
+        .map_err(|cause| format!("cannot read {}: {cause}", path.display()))?;
+    Ok(bytes)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let pem = read_file(path)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err(format!("{} holds no certificate in PEM", path.display())),
+        Ok(found) => Ok(found),
+        Err(fault) => Err(format!("{}: {fault}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_faults_named() {
+        let ca = || Credentials { ca: Some("/nowhere/ca.pem".into()), ..Credentials::default() };
+        let none = Credentials::default;
+        for (address, credentials, authority) in [
+            ("127.0.0.1:8081", none(), "127.0.0.1:8081"),
+            ("[::1]:8081", none(), "[::1]:8081"),
+            ("http://node:8081/", none(), "node:8081"),
+            ("https://node:8081", none(), "node:8081"),
+            ("unix:/run/acequia.sock", none(), "localhost"),
+            ("unix:///run/acequia.sock", none(), "localhost"),
+            ("node:8081", ca(), "node:8081"),
+            ("https://node:8081", ca(), "node:8081"),
+        ] {
+            let (place, uri) = read_address(address, &credentials).expect(address);
+            assert_eq!(uri.authority().expect("one").as_str(), authority);
+            match place {
+                Place::Unix(path) => assert_eq!(path, Path::new("/run/acequia.sock")),
+                Place::Tcp { tls, .. } => {
+                    let is_tls = address.starts_with("https") || credentials != none();
+                    assert_eq!(tls.is_some(), is_tls, "{address}");
+                }
+            }
+        }
+        for (address, credentials, why) in [
+            ("node", none(), "it has no port"),
+            ("", none(), "is no address"),
+            ("ftp://node:8081", none(), "neither http nor https"),
+            ("http://node:8081/path", none(), "it has a path"),
+            (":8081", none(), "it has no host"),
+            ("two words:8081", none(), "is no address"),
+            ("unix:run/acequia.sock", none(), "begins with /"),
+            ("http://node:8081", ca(), "are for https"),
+            ("unix:/run/acequia.sock", ca(), "over a network"),
+        ] {
+            let fault = read_address(address, &credentials).expect_err(address).to_string();
+            assert!(fault.contains(why), "{fault}");
+        }
+    }
+
+    #[test]
+    fn a_token_goes_nowhere_in_the_clear() {
+        let folder = std::env::temp_dir().join(format!("acequia-token-{}", std::process::id()));
+        std::fs::write(&folder, "0123456789abcdef\n").expect("written");
+        let with = |address: &str| {
+            let credentials = Credentials { token_file: Some(folder.clone()), ..Credentials::default() };
+            Target::new(address, credentials)
+        };
+        for address in ["127.0.0.1:8081", "localhost:8081", "[::1]:8081", "unix:/run/acequia.sock"] {
+            let target = with(address).expect(address);
+            assert_eq!(target.authorization().as_deref(), Some("Bearer 0123456789abcdef"));
+        }
+        let fault = with("10.0.0.1:8081").expect_err("in the clear").to_string();
+        assert!(fault.contains("in the clear"), "{fault}");
+        for none in ["", "two words\n", "\u{e9}\n"] {
+            std::fs::write(&folder, none).expect("written");
+            assert!(with("127.0.0.1:8081").expect_err("none").to_string().contains("holds no token"));
+        }
+        std::fs::remove_file(&folder).expect("removed");
+        assert!(with("127.0.0.1:8081").expect_err("none").to_string().contains("cannot read"));
+    }
+}
