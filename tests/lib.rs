@@ -125,13 +125,13 @@ impl Node {
             let _ = reader.join();
             panic!("the node does not listen ({status:?}):\n{}", self.stderr());
         };
-        *self.grpc_now.lock().unwrap_or_else(PoisonError::into_inner) = Some(listening.grpc);
+        *self.grpc_now.lock().unwrap_or_else(PoisonError::into_inner) = listening.grpc;
         self.process = Some(Process { child, listening, reader });
     }
 
     /// Where it answers gRPC.
     pub fn grpc(&self) -> SocketAddr {
-        self.listening().grpc
+        self.listening().grpc.expect("gRPC is not on a socket in the file system")
     }
 
     /// The same for callers that go on while the node is started again.
@@ -141,7 +141,7 @@ impl Node {
 
     /// Where it answers HTTP.
     pub fn http(&self) -> SocketAddr {
-        self.listening().http
+        self.listening().http.expect("HTTP is not on a socket in the file system")
     }
 
     /// Where it answers operators.
@@ -368,11 +368,11 @@ pub fn binary() -> &'static Path {
     })
 }
 
-/// Where a node says that it listens.
+/// Where a node says that it listens, but for sockets in the file system.
 #[derive(Clone, Copy, Debug)]
 struct Listening {
-    grpc: SocketAddr,
-    http: SocketAddr,
+    grpc: Option<SocketAddr>,
+    http: Option<SocketAddr>,
     admin: Option<SocketAddr>,
 }
 
@@ -384,7 +384,7 @@ impl Listening {
             let mut found = words.clone().filter_map(|word| word.split_once('='));
             found.find(|(word, _)| *word == name).and_then(|(_, address)| address.parse().ok())
         };
-        Some(Self { grpc: named("grpc")?, http: named("http")?, admin: named("admin") })
+        Some(Self { grpc: named("grpc"), http: named("http"), admin: named("admin") })
     }
 }
 

@@ -8,6 +8,7 @@ mod openmetrics;
 mod windows;
 
 mod bad_input;
+mod callers;
 mod charges;
 mod clocks;
 mod config;

@@ -22,7 +22,7 @@ use hyper_util::rt::TokioTimer;
 use tokio::{sync::Notify, time::Instant};
 use tracing::warn;
 
-use crate::serve::Port;
+use crate::{gate::Gate, serve::Port};
 
 /// A message up to this size is never refused because others are unfinished.
 pub(crate) const SMALL_BYTES: usize = 16 << 10;
@@ -182,12 +182,8 @@ impl Timer for PingTimer {
 /// The connections of one port.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    name: &'static str,
+    gate: Arc<Gate>,
     max: usize,
-    /// How long a new connection may take to make its first call, with its handshake.
-    first_call: Duration,
-    /// Whether they end when they are old. Operators watch for longer, and are not spread over nodes.
-    ages: bool,
     open: Mutex<Open>,
     freed: Notify,
     node: Arc<AllConnections>,
@@ -448,12 +444,10 @@ impl AllConnections {
 
 impl Connections {
     /// Those of a port; at most `max` at one time.
-    pub(crate) fn new(port: Port, max: usize, node: &Arc<AllConnections>) -> Arc<Self> {
+    pub(crate) fn new(gate: Arc<Gate>, max: usize, node: &Arc<AllConnections>) -> Arc<Self> {
         let connections = Arc::new(Self {
-            name: port.name(),
+            gate,
             max,
-            first_call: port.first_call(),
-            ages: port != Port::Admin,
             open: Mutex::default(),
             freed: Notify::new(),
             node: Arc::clone(node),
@@ -467,8 +461,8 @@ impl Connections {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) const fn name(&self) -> &'static str {
-        self.name
+    pub(crate) fn port(&self) -> Port {
+        self.gate.port
     }
 
     /// How many are open.
@@ -536,13 +530,13 @@ impl Connections {
                 if now >= cut_at {
                     entry.life.go_to(CUT);
                 }
-            } else if entry.calls_seen == 0 && now - entry.opened >= self.first_call {
+            } else if entry.calls_seen == 0 && now - entry.opened >= self.port().first_call() {
                 self.ended.silent.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, Duration::ZERO);
             } else if now - entry.active >= IDLE_MAX && entry.life.busy.load(Ordering::Relaxed) == 0 {
                 self.ended.idle.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, IDLE_GRACE);
-            } else if self.ages && now - entry.opened >= age_max(*number) {
+            } else if self.port().ages() && now - entry.opened >= age_max(*number) {
                 self.ended.old.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, GRACE);
             }
@@ -573,6 +567,13 @@ fn age_max(number: u64) -> Duration {
     AGE_MAX * 9 / 10 + AGE_MAX / 5 * u32::try_from(spread >> 16).unwrap_or(0) / (1 << 16)
 }
 
+impl Place {
+    /// The way in that it came by.
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
+        &self.connections.gate
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         self.connections.lock().entries.remove(&self.number);
@@ -585,7 +586,7 @@ mod tests {
     use super::*;
 
     fn port(max: usize) -> Arc<Connections> {
-        Connections::new(Port::Http, max, &Arc::default())
+        Connections::new(Gate::open(Port::Http), max, &Arc::default())
     }
 
     fn stage(place: &Place) -> u8 {

@@ -4,6 +4,7 @@
 use std::{
     convert::Infallible,
     fmt,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -22,6 +23,7 @@ use axum::{
     routing::{get, post},
 };
 use bytes::Bytes;
+use futures::future::Either;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper_util::{
@@ -38,12 +40,15 @@ use tokio::{
 };
 
 use crate::{
+    callers::{CallRights, Caller, TurnedAway, may, may_ask_for},
     charges::{Names, SettleFault, Settlement, WrittenReserve, settle, settled_word},
-    connections::{Hold, Life, Stage, TooMuchHeld},
+    config::May,
+    connections::{Hold, Life, SMALL_BYTES, Stage, TooMuchHeld},
     headers::{Header, headers},
     metrics,
     question::{BadRequest, check_request},
     respond::{class, members, name, outcome_word, retry_after_ms, status},
+    serve::Port,
     worker::{How, Worker},
     writer::DOWN,
 };
@@ -58,6 +63,9 @@ const HEADER_BYTES_MAX: u32 = 128 << 10;
 const STREAMS_MAX: u32 = 128;
 /// Bytes that a caller of HTTP/2 may send ahead of what is read, and that may wait for it.
 const WINDOW_BYTES: u32 = 64 << 10;
+
+/// What needs neither certificate nor token: who looks after nodes has none.
+const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
 /// The services of the port.
 pub fn router(worker: Arc<Worker>) -> Router {
@@ -75,8 +83,8 @@ pub fn router(worker: Arc<Worker>) -> Router {
 /// Serves a connection until its end, or until `stopping`: then requests in flight are still answered.
 pub(crate) async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    router: Router,
-    life: &Arc<Life>,
+    (worker, router): (Arc<Worker>, Router),
+    (caller, life): (Caller, &Arc<Life>),
     mut stopping: watch::Receiver<bool>,
 ) {
     let mut builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
@@ -98,9 +106,21 @@ pub(crate) async fn serve(
     let calls = Arc::clone(life);
     let service = TowerToHyperService::new(router);
     let service = hyper::service::service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
+        let is_open = OPEN_PATHS.contains(&request.uri().path());
+        let rights = match caller.rights(request.headers()) {
+            Err(fault) if !is_open => {
+                let (worker, life, from) = (Arc::clone(&worker), Arc::clone(&calls), caller.from);
+                return Either::Left(async move {
+                    read_small(request.into_body(), &life).await;
+                    Ok(turn_away(&worker, fault, from))
+                });
+            }
+            rights => rights.unwrap_or_default(),
+        };
         calls.called();
         request.extensions_mut().insert(Arc::clone(&calls));
-        hyper::service::Service::call(&service, request)
+        request.extensions_mut().insert(rights);
+        Either::Right(hyper::service::Service::call(&service, request))
     });
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
     let mut stop = std::pin::pin!(stopping.changed());
@@ -122,6 +142,48 @@ pub(crate) async fn serve(
         }
     })
     .await;
+}
+
+/// Reads what little there is of a body: a caller of HTTP/2 that is answered before it has sent everything may take that for a fault.
+async fn read_small(mut body: hyper::body::Incoming, life: &Arc<Life>) {
+    let mut hold = life.hold();
+    let read = async {
+        let mut left = SMALL_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 || hold.holds(SMALL_BYTES - left, SMALL_BYTES).is_err() {
+                return;
+            }
+        }
+    };
+    // Whoever sends it slowly is not waited for.
+    let _ = tokio::time::timeout(READ_MAX, read).await;
+}
+
+/// Answers a caller that nobody knows.
+fn turn_away(worker: &Worker, fault: TurnedAway, from: Option<SocketAddr>) -> Response {
+    worker.shared.refused.count(Port::Http, fault.why(), from, &fault);
+    turned_away(fault)
+}
+
+fn turned_away(fault: TurnedAway) -> Response {
+    let json = Json(serde_json::json!({ "error": fault.to_string() }));
+    match fault {
+        TurnedAway::Unknown => {
+            let how = [(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))];
+            (StatusCode::UNAUTHORIZED, how, json).into_response()
+        }
+        TurnedAway::Deed | TurnedAway::Domain => (StatusCode::FORBIDDEN, json).into_response(),
+    }
+}
+
+/// Why a call may not do this, for this domain.
+fn forbidden(worker: &Worker, rights: &CallRights, what: May, domain: Option<&str>) -> Option<Response> {
+    let allowed = may(rights, what)
+        .and_then(|()| domain.map_or(Ok(()), |domain| may_ask_for(rights, domain.as_bytes())));
+    let fault = allowed.err()?;
+    worker.shared.refused.count_known(Port::Http, fault, rights);
+    Some(turned_away(fault))
 }
 
 /// The body of `POST /v1/check`.
@@ -250,12 +312,17 @@ fn busy(fault: TooMuchHeld) -> Response {
 async fn check(
     State(worker): State<Arc<Worker>>,
     Extension(life): Extension<Arc<Life>>,
+    Extension(rights): Extension<CallRights>,
     body: Body,
 ) -> Response {
     let (body, _hold): (CheckBody, _) = match read_json(&worker, &life, body, "check").await {
         Ok(body) => body,
         Err(refusal) => return refusal,
     };
+    let what = if body.reserve.is_some() { May::Reserve } else { May::Check };
+    if let Some(refusal) = forbidden(&worker, &rights, what, Some(&body.domain)) {
+        return refusal;
+    }
     let mut request = Request { domain: body.domain.as_bytes(), cost: 1, ..Request::default() };
     for descriptor in &body.descriptors {
         request.push(descriptor.0.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())), None);
@@ -301,10 +368,14 @@ fn recording(worker: &Worker, request: &Request<'_>, body: &CheckBody) -> Result
 async fn refund(
     State(worker): State<Arc<Worker>>,
     Extension(life): Extension<Arc<Life>>,
+    Extension(rights): Extension<CallRights>,
     body: Body,
 ) -> Response {
     match read_json::<RefundBody>(&worker, &life, body, "refund").await {
-        Ok((body, _hold)) => settled(&worker, &body.charge_id, None).await,
+        Ok((body, _hold)) => match forbidden(&worker, &rights, May::Refund, None) {
+            None => settled(&worker, &body.charge_id, None).await,
+            Some(refusal) => refusal,
+        },
         Err(refusal) => refusal,
     }
 }
@@ -312,10 +383,14 @@ async fn refund(
 async fn commit(
     State(worker): State<Arc<Worker>>,
     Extension(life): Extension<Arc<Life>>,
+    Extension(rights): Extension<CallRights>,
     body: Body,
 ) -> Response {
     match read_json::<CommitBody>(&worker, &life, body, "commit").await {
-        Ok((body, _hold)) => settled(&worker, &body.charge_id, Some(body.cost)).await,
+        Ok((body, _hold)) => match forbidden(&worker, &rights, May::Commit, None) {
+            None => settled(&worker, &body.charge_id, Some(body.cost)).await,
+            Some(refusal) => refusal,
+        },
         Err(refusal) => refusal,
     }
 }
@@ -376,6 +451,7 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
 /// from a header of the request, and leaves the entry out where there is none.
 async fn authz(
     State(worker): State<Arc<Worker>>,
+    Extension(rights): Extension<CallRights>,
     Query(query): Query<Vec<(String, String)>>,
     incoming: HeaderMap,
 ) -> Response {
@@ -406,6 +482,10 @@ async fn authz(
     if let Err(fault) = check_request(&request) {
         return refuse(&worker, &fault.to_string());
     }
+    let domain = std::str::from_utf8(request.domain).ok();
+    if let Some(refusal) = forbidden(&worker, &rights, May::Check, domain) {
+        return refusal;
+    }
     let settings = worker.shared.settings();
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
         let status = status(answer, deny);
@@ -417,7 +497,14 @@ async fn authz(
     }
 }
 
-async fn metrics(State(worker): State<Arc<Worker>>, Extension(life): Extension<Arc<Life>>) -> Response {
+async fn metrics(
+    State(worker): State<Arc<Worker>>,
+    Extension(life): Extension<Arc<Life>>,
+    Extension(rights): Extension<CallRights>,
+) -> Response {
+    if let Some(refusal) = forbidden(&worker, &rights, May::Metrics, None) {
+        return refusal;
+    }
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     let text = metrics::text(&worker.shared);
     let mut hold = life.hold();

@@ -7,12 +7,14 @@
 //! wait), `respond` and `headers` write. [`regions`] connects the node to other regions, [`webhooks`] tells operators.
 
 mod boots;
+mod callers;
 mod cells;
 pub mod chance;
 pub mod charges;
 pub mod clock;
 pub mod config;
 mod connections;
+mod gate;
 pub mod grpc;
 pub mod headers;
 pub mod http;
@@ -28,6 +30,7 @@ pub mod serve;
 pub mod service;
 pub mod siblings;
 mod sketch;
+mod socket;
 mod surroundings;
 mod tally;
 mod tls;

@@ -236,11 +236,11 @@ impl Out<'_> {
     /// What callers have open, and who was turned away.
     fn of_connections(&mut self, shared: &Shared) -> Result<(), std::fmt::Error> {
         let ports = shared.connections.ports();
-        let names: Vec<_> = ports.iter().map(|port| [("port", port.name())]).collect();
+        let names: Vec<_> = ports.iter().map(|port| [("port", port.port().name())]).collect();
         let open: Vec<(&[(&str, &str)], u64)> =
             names.iter().zip(&ports).map(|(labels, port)| (&labels[..], port.count() as u64)).collect();
         self.gauge("acequia_connections", "Connections that are open.", &open)?;
-        let ended: Vec<_> = ports.iter().flat_map(|port| port.ended().counts(port.name())).collect();
+        let ended: Vec<_> = ports.iter().flat_map(|port| port.ended().counts(port.port().name())).collect();
         let ended: Vec<(&[(&str, &str)], u64)> =
             ended.iter().map(|(labels, count)| (&labels[..], *count)).collect();
         let help = "Connections that the node ended: silent, without a call; idle, without one for long; crowded, others needed the place; old; held, it had the most bytes of unfinished messages.";

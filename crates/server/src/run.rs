@@ -16,7 +16,6 @@ use acequia_mesh::Mesh;
 use acequia_store::private;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
-    net::{TcpListener, TcpStream},
     runtime::Runtime,
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
@@ -25,11 +24,14 @@ use tracing::{error, info, warn};
 
 pub use crate::service::{Service, StartError};
 use crate::{
-    config::{Config, ConfigFile, Listen},
+    config::{Address, Config, ConfigFile, PortConfig},
     connections::Connections,
+    gate::Gate,
     regions::{Audit, Joining, admin},
-    serve::{Connection, HANDOVER_MAX, Hand, Listener, Port, Rounds, accept, work},
-    siblings, warnings,
+    serve::{HANDOVER_MAX, Hand, Port, Rounds, accept, work},
+    siblings,
+    socket::{Accepted, Socket},
+    warnings,
     worker::Shared,
 };
 
@@ -39,14 +41,14 @@ const DESCRIPTORS_OWN: usize = 256;
 const DESCRIPTORS_A_WORKER: usize = 4;
 
 /// Where a node listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// Envoy's RLS and acequia.v1.
-    pub grpc: SocketAddr,
+    pub grpc: Address,
     /// Check, metrics and health.
-    pub http: SocketAddr,
+    pub http: Address,
     /// Operators.
-    pub admin: Option<SocketAddr>,
+    pub admin: Option<Address>,
     /// Other regions (UDP).
     pub mesh: Option<SocketAddr>,
 }
@@ -54,10 +56,11 @@ pub struct Addresses {
 impl std::fmt::Display for Addresses {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "grpc={} http={}", self.grpc, self.http)?;
-        for (name, address) in [("admin", self.admin), ("mesh", self.mesh)] {
-            if let Some(address) = address {
-                write!(f, " {name}={address}")?;
-            }
+        if let Some(admin) = &self.admin {
+            write!(f, " admin={admin}")?;
+        }
+        if let Some(mesh) = self.mesh {
+            write!(f, " mesh={mesh}")?;
         }
         Ok(())
     }
@@ -69,12 +72,15 @@ struct Sharing {
     thread: JoinHandle<()>,
 }
 
+/// Where callers connect, and who may.
+type WayIn = (Socket, Arc<Gate>);
+
 /// All that a node needs to run and may not get.
 struct Opened {
     signals: Signals,
-    grpc: TcpListener,
-    http: TcpListener,
-    operators: Option<(TcpListener, Arc<admin::Door>)>,
+    grpc: WayIn,
+    http: WayIn,
+    operators: Option<(WayIn, Arc<admin::Door>)>,
     /// With a runtime of its own.
     joining: Option<(Joining, Runtime)>,
     workers: Workers,
@@ -139,38 +145,38 @@ impl Sharing {
 impl Opened {
     /// Outside of the runtime, since what regions need has one of its own.
     fn open(service: &mut Service, runtime: &Runtime) -> Result<Self, StartError> {
-        let Listen { grpc, http, admin, .. } = service.config.listen;
+        let config = &service.config;
         let (signals, grpc, http, admin) = runtime.block_on(async {
             let signals = Signals::hear()?;
-            let (grpc, http) = (listen(grpc).await?, listen(http).await?);
-            let admin = match admin {
-                Some(address) => Some(listen(address).await?),
-                None => None,
-            };
+            let grpc = listen(Port::Grpc, config.listen.grpc.clone())?;
+            let http = listen(Port::Http, config.listen.http.clone())?;
+            let admin = config.port(Port::Admin).map(|admin| listen(Port::Admin, admin)).transpose()?;
             Ok::<_, StartError>((signals, grpc, http, admin))
         })?;
         // Outside of any other, in which it could not be dropped.
         let mesh_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let connect = |address, config| {
-            let socket = UdpSocket::bind(address).map_err(|cause| StartError::Listen { address, cause })?;
+            let fault = |cause| StartError::Listen { address: Address::Tcp(address), cause };
+            let socket = UdpSocket::bind(address).map_err(fault)?;
             let _entered = mesh_runtime.enter();
             Ok(Mesh::start(config, socket)?)
         };
         let joining = service.prepare(Audit::open, connect)?.map(|joining| (joining, mesh_runtime));
         let regions = joining.as_ref().map(|(joining, _)| Arc::clone(joining.regions()));
         let addresses = Addresses {
-            grpc: grpc.local_addr()?,
-            http: http.local_addr()?,
-            admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
+            grpc: grpc.0.address()?,
+            http: http.0.address()?,
+            admin: admin.as_ref().map(|(socket, _)| socket.address()).transpose()?,
             mesh: regions.as_ref().map(|regions| regions.mesh_address()),
         };
         let (stop, stopping) = watch::channel(false);
-        let operators = match admin {
-            Some(listener) => {
-                Some((listener, Arc::new(admin::Door::new(&service.config, &service.shared, regions)?)))
-            }
-            None => None,
-        };
+        service.gates = [Some(&grpc), Some(&http), admin.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|(_, gate)| Arc::clone(gate))
+            .collect();
+        let operators = admin
+            .map(|opened| (opened, Arc::new(admin::Door::new(&service.config, &service.shared, regions))));
         let workers = Workers::start(service.config.workers(), &service.shared, &stopping)?;
         Ok(Self { signals, grpc, http, operators, joining, workers, addresses, stop })
     }
@@ -195,22 +201,21 @@ async fn serve(
 ) {
     let Opened { mut signals, grpc, http, operators, workers, addresses, stop, .. } = opened;
     let stopping = stop.subscribe();
-    let accept = |listener, port, hands, max| {
-        let connections = Connections::new(port, max, &service.shared.connections);
-        tokio::spawn(accept(listener, port, hands, connections, stopping.clone()))
+    let accept = |(socket, gate): WayIn, hands, max| {
+        let connections = Connections::new(gate, max, &service.shared.connections);
+        tokio::spawn(accept(socket, hands, connections, stopping.clone()))
     };
     let max = connections_max(&service.config);
-    let mut accepting = vec![
-        accept(grpc, Port::Grpc, workers.hands.clone(), max),
-        accept(http, Port::Http, workers.hands.clone(), max),
-    ];
-    let operators = operators.map(|(listener, door)| {
+    let mut accepting =
+        vec![accept(grpc, workers.hands.clone(), max), accept(http, workers.hands.clone(), max)];
+    let operators = operators.map(|(opened, door)| {
         let (hand, hands) = mpsc::channel(HANDOVER_MAX);
-        accepting.push(accept(listener, Port::Admin, vec![hand], admin::CONNECTIONS_MAX));
+        accepting.push(accept(opened, vec![hand], admin::CONNECTIONS_MAX));
         tokio::spawn(door.open(hands, stopping.clone()))
     });
     let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
-    ready(addresses);
+    warn_of_open_ports(&service);
+    ready(addresses.clone());
     info!(%addresses, workers = workers.threads.len(), "listening");
 
     let mut rounds = Rounds::begin();
@@ -224,6 +229,7 @@ async fn serve(
         };
         look_again(&mut service, &mut file, reload);
         service.renew_certificates();
+        service.gates.iter().for_each(|gate| gate.look_again());
     }
 
     info!(for_at_most = ?service.config.drain, "draining");
@@ -327,14 +333,33 @@ fn warn_of_open_secrets(config: &Config) {
     }
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address).await.map_err(|cause| StartError::Listen { address, cause })
+/// Warns of ports for callers that others than this machine reach, and can listen in on.
+fn warn_of_open_ports(service: &Service) {
+    for port in [Port::Grpc, Port::Http] {
+        let Some(PortConfig { address, tls: None, .. }) = service.config.port(port) else { continue };
+        if !address.is_local() {
+            warn!(
+                port = port.name(),
+                %address,
+                "callers from elsewhere are neither encrypted nor known: set `tls` and `allow` in `listen`, or see to it that only those \
+                 reach this port who may"
+            );
+        }
+    }
+}
+
+/// Listens, for those whom the config lets in.
+fn listen(port: Port, config: PortConfig) -> Result<WayIn, StartError> {
+    let PortConfig { address, tls, allow } = config;
+    let gate = Gate::new(port, tls, allow)?;
+    let socket = Socket::listen(&address).map_err(|cause| StartError::Listen { address, cause })?;
+    Ok((socket, gate))
 }
 
 /// One thread and one runtime for each core: a runtime of its own batches what it writes, where
 /// tokio's shared one flushes after nearly every response.
 struct Workers {
-    hands: Vec<mpsc::Sender<Hand<std::net::TcpStream>>>,
+    hands: Vec<mpsc::Sender<Hand<Accepted>>>,
     open: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -379,33 +404,4 @@ impl Workers {
             warn!(open, "connections did not end in time and are cut");
         }
     }
-}
-
-impl Listener for TcpListener {
-    type Connection = std::net::TcpStream;
-
-    async fn accept(&self) -> io::Result<std::net::TcpStream> {
-        let (stream, _) = Self::accept(self).await?;
-        stream.into_std()
-    }
-}
-
-impl Connection for std::net::TcpStream {
-    type Stream = TcpStream;
-
-    fn open(self) -> io::Result<TcpStream> {
-        self.set_nonblocking(true)?;
-        let stream = TcpStream::from_std(self)?;
-        // Without the first, small answers wait for the peer's acknowledgement; the second notices a
-        // peer that is gone without a request having to pay for it.
-        let _ = stream.set_nodelay(true);
-        let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keep_alive());
-        Ok(stream)
-    }
-}
-
-/// A peer that says nothing for 25 s, asked three times, is gone.
-fn keep_alive() -> socket2::TcpKeepalive {
-    let (quiet, between) = (Duration::from_secs(10), Duration::from_secs(5));
-    socket2::TcpKeepalive::new().with_time(quiet).with_interval(between).with_retries(3)
 }

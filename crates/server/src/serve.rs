@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     io,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -52,6 +53,11 @@ pub trait Connection: Send + 'static {
     /// # Errors
     /// It is gone.
     fn open(self) -> io::Result<Self::Stream>;
+
+    /// Where it comes from, if that has an address.
+    fn from(&self) -> Option<SocketAddr> {
+        None
+    }
 }
 
 /// Which service a connection came to.
@@ -82,10 +88,15 @@ impl Port {
             Self::Http | Self::Admin => Duration::from_secs(10),
         }
     }
+
+    /// Whether connections end when they are old. Operators watch for longer, and are not spread over nodes.
+    pub(crate) fn ages(self) -> bool {
+        self != Self::Admin
+    }
 }
 
 /// A connection on its way to a worker, and its place among those of its port.
-pub(crate) type Hand<C> = (Port, C, Place);
+pub(crate) type Hand<C> = (C, Place);
 
 /// Answers on the connections that are handed over, until there is nobody to hand any over and all have ended.
 pub(crate) async fn work<C: Connection>(
@@ -102,18 +113,23 @@ pub(crate) async fn work<C: Connection>(
     };
     tokio::spawn(grpc::report_health(reporter, stopping.clone()));
     let mut connections = tokio::task::JoinSet::new();
-    while let Some((port, connection, place)) = hands.recv().await {
+    while let Some((connection, place)) = hands.recv().await {
         while connections.try_join_next().is_some() {}
+        let from = connection.from();
         let Ok(stream) = connection.open() else { continue };
         let (stopping, open) = (stopping.clone(), Arc::clone(&open));
         open.fetch_add(1, Ordering::Relaxed);
         let (worker, router, routes) = (Arc::clone(&worker), router.clone(), routes.clone());
         connections.spawn(async move {
-            match port {
-                Port::Grpc => grpc::serve(stream, worker, routes, &place.life, stopping).await,
-                Port::Http => http::serve(stream, router, &place.life, stopping).await,
-                // Operators have a thread of their own: see `regions::admin`.
-                Port::Admin => {}
+            let (gate, life) = (place.gate(), &place.life);
+            if let Some((stream, caller)) = gate.admit(stream, from, life, &worker.shared.refused).await {
+                match gate.port {
+                    Port::Http => http::serve(stream, (worker, router), (caller, life), stopping).await,
+                    // Operators have a thread of their own: see `regions::admin`.
+                    Port::Grpc | Port::Admin => {
+                        grpc::serve(stream, (worker, routes), (caller, life), stopping).await;
+                    }
+                }
             }
             open.fetch_sub(1, Ordering::Relaxed);
             drop(place);
@@ -126,7 +142,6 @@ pub(crate) async fn work<C: Connection>(
 /// open, until nobody waits for that any more.
 pub(crate) async fn accept<L: Listener>(
     listener: L,
-    port: Port,
     hands: Vec<mpsc::Sender<Hand<L::Connection>>>,
     connections: Arc<Connections>,
     mut stopping: watch::Receiver<bool>,
@@ -156,7 +171,7 @@ pub(crate) async fn accept<L: Listener>(
         };
         let hand = &hands[turn % hands.len()];
         turn += 1;
-        if hand.send((port, connection, place)).await.is_err() {
+        if hand.send((connection, place)).await.is_err() {
             return;
         }
     }

@@ -6,7 +6,6 @@ use std::{
     net::SocketAddr,
     path::Path,
     sync::Arc,
-    time::SystemTime,
 };
 
 use acequia_limits::{HashKey, Limit, LimitId, Now, limit::LimitSpec};
@@ -25,11 +24,10 @@ use crate::{
     chance::Chance,
     charges::Names,
     clock::{Clock, ClockFault, SystemClock},
-    config::{Config, ConfigError, Live, StoreConfig, WebhookConfig},
+    config::{Address, Config, ConfigError, Live, StoreConfig, Watched, WebhookConfig},
+    gate::{Gate, GateFault},
     names,
-    regions::{
-        self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError, admin::AdminError,
-    },
+    regions::{self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError},
     siblings::{self, SiblingsError, Way},
     webhooks::{Prepared, Webhooks, WebhooksError},
     worker::Shared,
@@ -85,7 +83,7 @@ pub enum StartError {
     )]
     Listen {
         /// Where.
-        address: SocketAddr,
+        address: Address,
         /// What the system says.
         cause: std::io::Error,
     },
@@ -112,9 +110,9 @@ pub enum StartError {
     /// The node cannot take its place among the regions.
     #[error(transparent)]
     Regions(#[from] RegionsError),
-    /// The admin listener cannot start.
+    /// A port's certificates or tokens cannot be used.
     #[error(transparent)]
-    Admin(#[from] AdminError),
+    Gate(#[from] GateFault),
     /// The webhooks cannot be set up.
     #[error(transparent)]
     Webhooks(#[from] WebhooksError),
@@ -148,8 +146,10 @@ pub struct Service {
     terms: Option<u64>,
     /// When it began after a crash, among others of its region.
     crashed: Option<Now>,
-    /// When the certificates were written that are in use.
-    certificates: Option<SystemTime>,
+    /// The certificates of the `tls` folder.
+    certificates: Watched,
+    /// The ways in, where they are open.
+    pub(crate) gates: Vec<Arc<Gate>>,
 }
 
 /// A mesh that has started, and what happens on it.
@@ -279,7 +279,8 @@ impl Service {
             siblings: None,
             terms: None,
             crashed: None,
-            certificates: None,
+            certificates: Watched::default(),
+            gates: Vec::new(),
         })
     }
 
@@ -418,7 +419,8 @@ impl Service {
             siblings,
             terms,
             crashed,
-            certificates: None,
+            certificates: Watched::default(),
+            gates: Vec::new(),
         })
     }
 
@@ -487,17 +489,30 @@ impl Service {
         // What can be wrong with them is known before anything counts.
         let shared = Arc::clone(&self.shared);
         let webhooks = prepare_webhooks(&shared, &new.live.webhooks)?;
+        let allowed = self.gates.iter().filter_map(|gate| {
+            let allow = self.config.new_callers(&new, gate.port)?;
+            Some(gate.prepare_to_allow(allow).map(|prepared| (Arc::clone(gate), prepared)))
+        });
+        let allowed = allowed.collect::<Result<Vec<_>, _>>()?;
         if let Some(regions) = self.shared.regions.get() {
             // The catalogue rules: on the authority what changed in the file is an order, elsewhere it is compared.
             regions.take_file(&new.live.limits)?;
             self.shared.apply(&new.live);
-            if let Some((webhooks, hooks)) = webhooks {
-                webhooks.replace(hooks);
-            }
-            self.config.live = new.live;
-            return Ok(());
+        } else {
+            self.put_limits_in_force(&new.live)?;
         }
-        for change in self.put_in_force(&new.live)? {
+        if let Some((webhooks, hooks)) = webhooks {
+            webhooks.replace(hooks);
+        }
+        for (gate, prepared) in allowed {
+            gate.put(prepared);
+        }
+        self.config.live = new.live;
+        Ok(())
+    }
+
+    fn put_limits_in_force(&self, live: &Live) -> Result<(), StartError> {
+        for change in self.put_in_force(live)? {
             match change.kind {
                 ChangeKind::Added => info!(limit = change.limit, "limit added"),
                 ChangeKind::Removed => info!(limit = change.limit, "limit removed"),
@@ -509,10 +524,6 @@ impl Service {
                 }
             }
         }
-        if let Some((webhooks, hooks)) = webhooks {
-            webhooks.replace(hooks);
-        }
-        self.config.live = new.live;
         Ok(())
     }
 
@@ -573,7 +584,7 @@ impl Service {
         let folder = self.config.data.clone().unwrap_or_default();
         let audit = audit(&folder).map_err(RegionsError::Audit)?;
         // Looked at before they are read: those that come in between are read again.
-        self.certificates = self.certificates_written();
+        self.have_certificates_changed();
         let place = Place {
             config: &self.config,
             settings,
@@ -606,24 +617,22 @@ impl Service {
     /// Uses the certificates in the `tls` folder, where they have changed.
     pub(crate) fn renew_certificates(&mut self) {
         let Some(regions) = self.shared.regions.get() else { return };
-        let written = self.certificates_written();
-        if written.is_none() || written == self.certificates {
+        let regions = Arc::clone(regions);
+        if !self.have_certificates_changed() {
             return;
         }
         match regions.reload_certificates(&self.config) {
             Ok(()) => info!("certificates read again: new connections use them"),
             Err(fault) => error!(%fault, "certificates not read again: the old ones stay"),
         }
-        self.certificates = written;
     }
 
-    /// When the newest of them was.
-    fn certificates_written(&self) -> Option<SystemTime> {
-        let folder = self.config.tls.as_ref()?;
+    fn have_certificates_changed(&mut self) -> bool {
+        let Some(folder) = &self.config.tls else { return false };
         let node = &self.config.node;
         let files = ["ca.pem".to_owned(), format!("{node}.pem"), format!("{node}.key")];
-        let written = |file| std::fs::metadata(folder.join(file)).and_then(|found| found.modified()).ok();
-        files.into_iter().filter_map(written).max()
+        let files = files.map(|file| folder.join(file));
+        self.certificates.have_changed(&files.each_ref().map(|path| path.as_path()))
     }
 
     /// Writes what a clean stop leaves behind. Nothing can be asked after it: who still asks waits

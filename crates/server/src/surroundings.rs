@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     connections::Connections,
+    gate::Gate,
     regions::Audit,
     serve::{HANDOVER_MAX, Listener, Port, Rounds, accept, work},
     service::{Service, StartError},
@@ -85,11 +86,11 @@ impl Service {
         let (hand, hands) = mpsc::channel(HANDOVER_MAX);
         let working = tokio::spawn(work(Arc::clone(&shared), hands, Arc::default(), stopping.clone()));
         let max = self.config.connections_max;
-        let connections = |port: Port| Connections::new(port, max, &shared.connections);
+        let connections = |port: Port| Connections::new(Gate::open(port), max, &shared.connections);
         let [of_grpc, of_http] = [Port::Grpc, Port::Http].map(connections);
         let accepting = [
-            tokio::spawn(accept(grpc, Port::Grpc, vec![hand.clone()], of_grpc, stopping.clone())),
-            tokio::spawn(accept(http, Port::Http, vec![hand], of_http, stopping.clone())),
+            tokio::spawn(accept(grpc, vec![hand.clone()], of_grpc, stopping.clone())),
+            tokio::spawn(accept(http, vec![hand], of_http, stopping.clone())),
         ];
         let writing = shared
             .writer

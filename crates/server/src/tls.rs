@@ -1,24 +1,22 @@
 //! TLS for those who connect to this node: certificates and keys from files.
 
-use std::{path::PathBuf, sync::Arc};
-
-use rustls::{
-    ServerConfig,
-    crypto::ring::default_provider,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
 };
 
-/// The protocol of gRPC, as ALPN names it (RFC 9113, section 3.1).
-pub(crate) const H2: &[u8] = b"h2";
+use rustls::{
+    RootCertStore, ServerConfig,
+    crypto::ring::default_provider,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::{NoServerSessionStorage, WebPkiClientVerifier},
+};
 
-/// The files, in PEM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Settings {
-    /// The certificate, and those between it and its authority.
-    pub(crate) cert: PathBuf,
-    /// Its private key.
-    pub(crate) key: PathBuf,
-}
+use crate::config::PortTls;
+
+/// The protocols of gRPC and of HTTP, as ALPN names them (RFC 9113, section 3.1; RFC 7301, section 6).
+pub(crate) const H2: &[u8] = b"h2";
+pub(crate) const HTTP_1: &[u8] = b"http/1.1";
 
 /// What is wrong with the files.
 #[derive(Debug, thiserror::Error)]
@@ -43,22 +41,48 @@ pub enum TlsFault {
     },
 }
 
-impl Settings {
-    /// Reads the files. `protocols`: what is spoken, by their names in ALPN.
+impl PortTls {
+    /// Reads the files. `protocols`: what is spoken, by their names in ALPN. TLS 1.2 and 1.3. Nothing is resumed: who came with a certificate
+    /// shows it again.
     ///
     /// # Errors
     /// What is wrong with which.
     pub(crate) fn read(&self, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsFault> {
-        let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        let provider = Arc::new(default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|fault| self.pair(&fault))?
-            .with_no_client_auth();
+            .map_err(|fault| self.pair(&fault))?;
+        let builder = match &self.client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates(path)? {
+                    roots.add(certificate).map_err(|fault| file(path, &fault))?;
+                }
+                // Who shows none may bring a token, or ask whether the node is well.
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider)
+                    .allow_unauthenticated()
+                    .build()
+                    .map_err(|fault| file(path, &fault))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
         let key =
             PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|fault| file(&self.key, &fault))?;
         let mut config =
             builder.with_single_cert(certificates(&self.cert)?, key).map_err(|fault| self.pair(&fault))?;
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
+    }
+
+    /// The files, in the order in which they are read.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
+        [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
     }
 
     fn pair(&self, cause: &impl ToString) -> TlsFault {
@@ -66,15 +90,24 @@ impl Settings {
     }
 }
 
-fn file(path: &std::path::Path, cause: &impl ToString) -> TlsFault {
+/// The URIs and the DNS names in a certificate, as they stand there (RFC 5280, section 4.2.1.6).
+pub(crate) fn names_in(certificate: &CertificateDer<'_>) -> Vec<String> {
+    match webpki::EndEntityCert::try_from(certificate) {
+        Ok(parsed) => parsed.valid_uri_names().chain(parsed.valid_dns_names()).map(str::to_owned).collect(),
+        // It was verified, and so can be read.
+        Err(_) => Vec::new(),
+    }
+}
+
+fn file(path: &Path, cause: &impl ToString) -> TlsFault {
     TlsFault::File { path: path.to_owned(), cause: cause.to_string() }
 }
 
-fn read(path: &std::path::Path) -> Result<Vec<u8>, TlsFault> {
+fn read(path: &Path) -> Result<Vec<u8>, TlsFault> {
     std::fs::read(path).map_err(|fault| file(path, &fault))
 }
 
-fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, TlsFault> {
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFault> {
     let pem = read(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match found {

@@ -221,6 +221,11 @@ impl How {
         Self { ask, recording, waited: Duration::ZERO }
     }
 
+    /// Whether it charges for the time being.
+    pub(crate) fn reserves(&self) -> bool {
+        self.recording.is_some_and(|recording| recording.reserve.is_some())
+    }
+
     /// Whether what it lacks may be drawn of another node: not where what is charged must be known here, to be given back or spent later.
     const fn may_draw(&self) -> bool {
         self.recording.is_none() && self.ask.charge && !self.ask.holds

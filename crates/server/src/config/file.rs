@@ -8,10 +8,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ring::digest::{Context, Digest, SHA256};
+
 use super::FILE_BYTES_MAX;
 
 /// A file that was written so lately may have been written again since without another time of change.
 const SETTLES: Duration = Duration::from_secs(2);
+
+/// The most that is read of a file of certificates or tokens.
+const WATCHED_BYTES_MAX: u64 = 1 << 20;
 
 /// A config file, and what it last held.
 #[derive(Debug)]
@@ -48,6 +53,47 @@ impl Stamp {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let changed = Duration::from_secs(u64::try_from(self.changed.0).unwrap_or(0));
         (now >= changed + SETTLES).then_some(self)
+    }
+}
+
+/// What some files held when somebody last asked whether they had changed.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    looked: Vec<Looked>,
+    digest: Option<Digest>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looked {
+    Missing,
+    /// It may have changed since without looking so.
+    Lately,
+    At(Stamp),
+}
+
+impl Watched {
+    /// Whether the files hold other than at the last time. They are read only where they look other, or may have changed unseen.
+    pub(crate) fn have_changed(&mut self, files: &[&Path]) -> bool {
+        let look = |path: &&Path| match fs::metadata(path) {
+            Ok(found) => Stamp::of(&found).settled(SystemTime::now()).map_or(Looked::Lately, Looked::At),
+            Err(_) => Looked::Missing,
+        };
+        let looked: Vec<_> = files.iter().map(look).collect();
+        if looked == self.looked && !looked.contains(&Looked::Lately) {
+            return false;
+        }
+        let mut all = Context::new(&SHA256);
+        for path in files {
+            let mut bytes = Vec::new();
+            let read = File::open(path).and_then(|file| file.take(WATCHED_BYTES_MAX).read_to_end(&mut bytes));
+            // What cannot be read is not the same as what is empty.
+            all.update(&read.map_or(u64::MAX, |length| length as u64).to_be_bytes());
+            all.update(&bytes);
+        }
+        let digest = all.finish();
+        let have_changed = self.digest.is_none_or(|before| before.as_ref() != digest.as_ref());
+        *self = Self { looked, digest: Some(digest) };
+        have_changed
     }
 }
 
@@ -143,6 +189,29 @@ fn read(path: &Path) -> io::Result<(String, Option<Stamp>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn watched_files_change_when_what_they_hold_does() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
+        let mut watched = Watched::default();
+        let mut have_changed = || watched.have_changed(&[&a, &b]);
+        assert!(have_changed(), "seen for the first time");
+        assert!(!have_changed(), "both are missing");
+        fs::write(&a, "1").expect("written");
+        assert!(have_changed() && !have_changed(), "one is there");
+        fs::write(&a, "2").expect("written");
+        assert!(have_changed() && !have_changed(), "as long, and at nearly the same time");
+        let other = folder.path().join("other");
+        fs::write(&other, "2").expect("written");
+        fs::rename(&other, &a).expect("renamed");
+        assert!(!have_changed(), "another file, the same text");
+        fs::write(&b, "").expect("written");
+        assert!(have_changed(), "an empty file is no missing one");
+        std::os::unix::fs::symlink(&b, &other).expect("linked");
+        fs::rename(&other, &a).expect("renamed");
+        assert!(have_changed() && !have_changed(), "a link to another file");
+    }
 
     /// Sets when a file was last written, and so when it changed, to long ago as far as a test may.
     fn age(path: &Path, ago: Duration) {

@@ -1,26 +1,124 @@
 //! Where a node listens, and where others dial it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, value::MapAccessDeserializer},
+};
 use serde_saphyr::Spanned;
 
 use super::{
-    Listen,
+    Allowed, Listen, PortTls, Who,
+    callers::{self, WrittenAllowed, WrittenTls},
     faults::{Faults, line},
     written::unplaced,
 };
+
+/// Where a port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// An IP address and a port; port 0 takes a free one.
+    Tcp(SocketAddr),
+    /// A socket in the file system, for callers on this machine, with its mode.
+    Unix(PathBuf, u32),
+}
+
+/// A port: where it is, and who may come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortConfig {
+    /// Where.
+    pub address: Address,
+    /// Its certificates; plain where absent.
+    pub tls: Option<PortTls>,
+    /// Who may do what; everybody everything where absent.
+    pub allow: Option<Vec<Allowed>>,
+}
+
+impl Address {
+    /// Whether only this machine can connect.
+    pub(crate) fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            Self::Unix(..) => true,
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path, _) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl PortConfig {
+    /// Files that only this node should read.
+    pub(super) fn secret_files(&self) -> impl Iterator<Item = PathBuf> {
+        let tokens = self.allow.iter().flatten().filter_map(|allowed| match &allowed.who {
+            Who::Token(path) => Some(path.clone()),
+            Who::Name(_) => None,
+        });
+        self.tls.iter().map(|tls| tls.key.clone()).chain(tokens)
+    }
+}
 
 /// `listen`, as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct WrittenListen {
     #[serde(default = "grpc_default")]
-    grpc: Spanned<String>,
+    grpc: Spanned<WrittenPort>,
     #[serde(default = "http_default")]
-    http: Spanned<String>,
-    pub(super) admin: Option<Spanned<String>>,
+    http: Spanned<WrittenPort>,
+    pub(super) admin: Option<Spanned<WrittenPort>>,
     pub(super) mesh: Option<Spanned<String>>,
+}
+
+/// A port, as it is written: an address, or an address with who may come.
+pub(super) enum WrittenPort {
+    Address(String),
+    Guarded(Box<WrittenGuarded>),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenGuarded {
+    address: String,
+    /// Of a socket in the file system, in octal digits such as "0660".
+    mode: Option<String>,
+    tls: Option<WrittenTls>,
+    allow: Option<Spanned<Vec<Spanned<WrittenAllowed>>>>,
+}
+
+impl<'de> Deserialize<'de> for WrittenPort {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Port;
+
+        impl<'de> de::Visitor<'de> for Port {
+            type Value = WrittenPort;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an address such as 127.0.0.1:8081, or `address` with `tls` and `allow`")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<WrittenPort, E> {
+                Ok(WrittenPort::Address(text.to_owned()))
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<WrittenPort, A::Error> {
+                Ok(WrittenPort::Guarded(Box::deserialize(MapAccessDeserializer::new(map))?))
+            }
+        }
+
+        deserializer.deserialize_any(Port)
+    }
 }
 
 impl Default for WrittenListen {
@@ -29,55 +127,133 @@ impl Default for WrittenListen {
     }
 }
 
-fn grpc_default() -> Spanned<String> {
-    unplaced("127.0.0.1:8081")
+fn grpc_default() -> Spanned<WrittenPort> {
+    unplaced(WrittenPort::Address("127.0.0.1:8081".to_owned()))
 }
 
-fn http_default() -> Spanned<String> {
-    unplaced("127.0.0.1:8080")
+fn http_default() -> Spanned<WrittenPort> {
+    unplaced(WrittenPort::Address("127.0.0.1:8080".to_owned()))
+}
+
+/// The most bytes in the path of a socket (`sun_path`, unix(7)), with the zero behind it.
+const SOCKET_PATH_MAX: usize = 107;
+/// Who may connect to a socket in the file system: its owner and its group.
+const SOCKET_MODE: u32 = 0o660;
+
+impl WrittenPort {
+    fn address(&self) -> &str {
+        match self {
+            Self::Address(text) => text,
+            Self::Guarded(guarded) => &guarded.address,
+        }
+    }
+}
+
+/// The port, or nothing and what is wrong with it.
+fn port(name: &str, written: &Spanned<WrittenPort>, faults: &mut Faults<'_>) -> Option<PortConfig> {
+    let (mode, tls, allow) = match &written.value {
+        WrittenPort::Address(_) => (None, None, None),
+        WrittenPort::Guarded(guarded) => {
+            (guarded.mode.as_deref(), guarded.tls.as_ref(), guarded.allow.as_ref())
+        }
+    };
+    let address = faults.take(address(name, written.value.address(), mode), written);
+    let knows_names = tls.is_some_and(|tls| tls.client_ca.is_some());
+    let allow = allow.map(|allow| callers::read(name, allow, knows_names, faults));
+    let tls = tls.map(WrittenTls::read);
+    if tls.is_some() && matches!(address, Some(Address::Unix(..))) {
+        let what =
+            format!("{name} is a socket in the file system, which nobody can listen in on: leave `tls` out");
+        faults.at(written, what);
+    }
+    Some(PortConfig { address: address?, tls, allow })
 }
 
 impl WrittenListen {
-    /// The addresses. `guarded` says whether callers of the admin service need a certificate and a token.
-    pub(super) fn validate(&self, guarded: bool, faults: &mut Faults<'_>) -> Listen {
-        let mut read = |name, text: &Spanned<String>| faults.take(address(name, &text.value), text);
-        let grpc = read("listen.grpc", &self.grpc);
-        let http = read("listen.http", &self.http);
-        let admin = self.admin.as_ref().and_then(|text| read("listen.admin", text));
-        let mesh = self.mesh.as_ref().and_then(|text| read("listen.mesh", text));
-        if let (Some(text), Some(admin)) = (&self.admin, admin)
-            && !admin.ip().to_canonical().is_loopback()
-            && !guarded
-        {
-            let what = "listen.admin is beyond loopback, where anybody could change budgets: set both `tls` \
-                        and `admin_token`, or listen on an address such as 127.0.0.1:8082";
-            faults.at(text, what.to_owned());
+    /// The ports. `has_tls` and `has_token` say what there is for the admin service outside of `listen`.
+    pub(super) fn validate(&self, (has_tls, has_token): (bool, bool), faults: &mut Faults<'_>) -> Listen {
+        let grpc = port("listen.grpc", &self.grpc, faults);
+        let http = port("listen.http", &self.http, faults);
+        let admin = self.admin.as_ref().and_then(|written| port("listen.admin", written, faults));
+        let mesh = self.mesh.as_ref().and_then(|text| faults.take(dial("listen.mesh", &text.value), text));
+        if let (Some(written), Some(admin)) = (&self.admin, &admin) {
+            let is_guarded = (has_tls || admin.tls.is_some()) && (has_token || admin.allow.is_some());
+            if !admin.address.is_local() && !is_guarded {
+                let what = "listen.admin is beyond loopback, where anybody could change budgets: set both `tls` \
+                            and `admin_token`, or listen on an address such as 127.0.0.1:8082";
+                faults.at(written, what.to_owned());
+            }
+            if admin.allow.iter().flatten().any(|caller| caller.domains.is_some() || caller.may.is_some()) {
+                let what = "operators may do everything: leave `domains` and `may` out of listen.admin";
+                faults.at(written, what.to_owned());
+            }
         }
-        let tcp = [
-            ("listen.grpc", Some(&self.grpc), grpc),
-            ("listen.http", Some(&self.http), http),
-            ("listen.admin", self.admin.as_ref(), admin),
+        let ports = [
+            ("listen.grpc", Some(&self.grpc), &grpc),
+            ("listen.http", Some(&self.http), &http),
+            ("listen.admin", self.admin.as_ref(), &admin),
         ];
-        let tcp: Vec<_> =
-            tcp.into_iter().filter_map(|(name, text, address)| Some((name, line(text?), address?))).collect();
-        for (place, (name, line, address)) in tcp.iter().enumerate() {
-            for (earlier, earlier_line, _) in tcp[..place].iter().filter(|other| clash(other.2, *address)) {
+        let ports: Vec<_> = ports
+            .into_iter()
+            .filter_map(|(name, written, port)| Some((name, line(written?), &port.as_ref()?.address)))
+            .collect();
+        for (place, (name, line, address)) in ports.iter().enumerate() {
+            for (earlier, earlier_line, _) in ports[..place].iter().filter(|other| clash(other.2, address)) {
                 let what = format!("{earlier} and {name} are one address: give each its own port");
                 faults.add(*line.max(earlier_line), what);
             }
         }
-        let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Listen { grpc: grpc.unwrap_or(nowhere), http: http.unwrap_or(nowhere), admin, mesh }
+        let nowhere = PortConfig {
+            address: Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
+            tls: None,
+            allow: None,
+        };
+        Listen { grpc: grpc.unwrap_or_else(|| nowhere.clone()), http: http.unwrap_or(nowhere), admin, mesh }
     }
 }
 
 /// Whether only one of two addresses can be listened to.
-fn clash(a: SocketAddr, b: SocketAddr) -> bool {
+fn clash(a: &Address, b: &Address) -> bool {
+    let (a, b) = match (a, b) {
+        (Address::Tcp(a), Address::Tcp(b)) => (a, b),
+        (Address::Unix(a, _), Address::Unix(b, _)) => return a == b,
+        _ => return false,
+    };
     let all = |ip: IpAddr, other: IpAddr| ip.is_unspecified() && ip.is_ipv4() == other.is_ipv4();
     a.port() == b.port() && a.port() != 0 && (a.ip() == b.ip() || all(a.ip(), b.ip()) || all(b.ip(), a.ip()))
 }
 
-fn address(name: &str, text: &str) -> Result<SocketAddr, String> {
+fn address(name: &str, text: &str, mode: Option<&str>) -> Result<Address, String> {
+    let Some(path) = text.strip_prefix("unix:") else {
+        return match mode {
+            None => dial(name, text).map(Address::Tcp),
+            Some(_) => {
+                Err(format!("{name} has a `mode`, which only a socket such as unix:/run/acequia.sock has"))
+            }
+        };
+    };
+    if !path.starts_with('/') {
+        return Err(format!("{name}: the path of a socket begins with /, such as unix:/run/acequia.sock"));
+    }
+    if path.len() > SOCKET_PATH_MAX {
+        return Err(format!(
+            "{name}: the path of a socket has at most {SOCKET_PATH_MAX} bytes, not {}",
+            path.len()
+        ));
+    }
+    let mode = match mode {
+        None => SOCKET_MODE,
+        Some(digits) => {
+            let mode = u32::from_str_radix(digits, 8).ok().filter(|mode| *mode <= 0o777);
+            mode.ok_or_else(|| {
+                format!("{name}: a mode is three octal digits such as \"0660\", not {digits:?}")
+            })?
+        }
+    };
+    Ok(Address::Unix(path.into(), mode))
+}
+
+fn dial(name: &str, text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| format!("{name} is an address and a port such as 127.0.0.1:8081, not {text:?}"))
 }
 
@@ -127,7 +303,10 @@ pub(super) fn is_host_name(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use acequia_limits::selector::Condition;
+
     use super::*;
+    use crate::config::May;
     use crate::config::tests::{HEAD, accepted, refused};
 
     #[test]
@@ -157,12 +336,63 @@ mod tests {
     fn an_admin_service_is_on_loopback_or_guarded() {
         for address in ["127.0.0.1:8082", "127.9.9.9:8082", "[::1]:8082", "[::ffff:127.0.0.1]:8082"] {
             let config = accepted(&format!("{HEAD}listen: {{ admin: \"{address}\" }}\n"));
-            assert_eq!(config.listen.admin, Some(address.parse().expect(address)));
+            let port =
+                PortConfig { address: Address::Tcp(address.parse().expect(address)), tls: None, allow: None };
+            assert_eq!(config.listen.admin, Some(port));
             assert_eq!((config.tls, config.admin_token), (None, None));
         }
+        accepted(&format!(
+            "{HEAD}listen: {{ admin: {{ address: \"0.0.0.0:8082\", tls: {{ cert: c, key: k }}, allow: [{{ token_file: t }}] }} }}\n"
+        ));
+        accepted(&format!("{HEAD}listen: {{ admin: \"unix:/run/acequia/admin.sock\" }}\n"));
         let text = format!("{HEAD}listen: {{ admin: \"0.0.0.0:8082\" }}\ntls: c\nadmin_token: t\n");
         let config = accepted(&text);
         assert_eq!((config.tls, config.admin_token), (Some("c".into()), Some("t".into())));
+    }
+
+    #[test]
+    fn a_port_has_certificates_and_callers() {
+        let config = accepted(&format!(
+            "{HEAD}listen:\n  grpc:\n    address: 0.0.0.0:1\n    tls: {{ cert: tls.crt, key: tls.key, client_ca: ca.crt }}\n    \
+             allow:\n    - {{ name: spiffe://shop/envoy, domains: [shop, \"edge/*\"], may: [check, peek] }}\n    \
+             - {{ token_file: token }}\n  http: {{ address: \"unix:/run/acequia.sock\", mode: \"0666\" }}\n"
+        ));
+        let tls = PortTls { cert: "tls.crt".into(), key: "tls.key".into(), client_ca: Some("ca.crt".into()) };
+        let envoy = Allowed {
+            who: Who::Name("spiffe://shop/envoy".to_owned()),
+            domains: Some(Condition::new("domain", ["shop", "edge/*"])),
+            may: Some(vec![May::Check, May::Peek]),
+        };
+        let all = Allowed { who: Who::Token("token".into()), domains: None, may: None };
+        assert_eq!(config.listen.grpc.tls, Some(tls));
+        assert_eq!(config.listen.grpc.allow, Some(vec![envoy, all]));
+        assert_eq!(config.listen.http.address, Address::Unix("/run/acequia.sock".into(), 0o666));
+        let cases = [
+            ("{ address: \"127.0.0.1:1\", allow: [] }", "1 to 256 callers"),
+            ("{ address: \"127.0.0.1:1\", allow: [{ name: a }] }", "set tls.client_ca"),
+            ("{ address: \"127.0.0.1:1\", allow: [{ token_file: t, domains: [] }] }", "1 to 64 domains"),
+            ("{ address: \"127.0.0.1:1\", allow: [{ token_file: t, may: [] }] }", "may do nothing"),
+            ("{ address: \"127.0.0.1:1\", allow: [{ token_file: t, may: [chek] }] }", "chek"),
+            ("{ address: \"127.0.0.1:1\", allow: [{ domains: [shop] }] }", "either a `name`"),
+            ("{ address: \"127.0.0.1:1\", allow: [{ name: a, token_file: t }] }", "either a `name`"),
+            ("{ address: \"127.0.0.1:1\", tls: { cert: c } }", "key"),
+            ("{ address: \"127.0.0.1:1\", mode: \"0660\" }", "only a socket"),
+            ("{ tls: { cert: c, key: k } }", "address"),
+            ("\"unix:run/acequia.sock\"", "begins with /"),
+            ("{ address: \"unix:/run/a.sock\", mode: \"0999\" }", "octal"),
+            ("{ address: \"unix:/run/a.sock\", mode: \"1777\" }", "octal"),
+            ("{ address: \"unix:/run/a.sock\", tls: { cert: c, key: k } }", "leave `tls` out"),
+            ("7", "address"),
+        ];
+        for (port, word) in cases {
+            refused(&format!("{HEAD}listen:\n  grpc: {port}\n"), 4, word);
+        }
+        let long = format!("\"unix:/{}\"", "x".repeat(107));
+        refused(&format!("{HEAD}listen:\n  grpc: {long}\n"), 4, "at most 107 bytes");
+        let twice = "listen:\n  grpc: \"unix:/run/a.sock\"\n  http: \"unix:/run/a.sock\"\n";
+        refused(&format!("{HEAD}{twice}"), 5, "listen.grpc and listen.http are one address");
+        let admin = "{ address: \"127.0.0.1:1\", allow: [{ token_file: t, may: [check] }] }";
+        refused(&format!("{HEAD}listen:\n  admin: {admin}\n"), 4, "operators may do everything");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Every fault is named with its line and a way to mend it, all of them at once.
 
+mod callers;
 mod clock;
 mod faults;
 mod file;
@@ -19,12 +20,15 @@ use acequia_node::Keep;
 use acequia_rights::{Region, node_named};
 use serde::Deserialize;
 
-pub(crate) use self::file::ConfigFile;
 pub use self::file::read_text;
+pub(crate) use self::file::{ConfigFile, Watched};
 use self::{faults::Faults, written::Written};
+use crate::serve::Port;
 
 pub use self::{
+    callers::{Allowed, May, PortTls, Who},
     clock::ClockConfig,
+    listen::{Address, PortConfig},
     regions::{MemberConfig, RegionConfig, Regions},
     store::StoreConfig,
     webhooks::WebhookConfig,
@@ -76,15 +80,15 @@ pub struct Config {
     pub live: Live,
 }
 
-/// Where to listen. Port 0 takes a free one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where to listen, and to whom.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Listen {
     /// Envoy's RLS, acequia.v1, health and reflection.
-    pub grpc: SocketAddr,
+    pub grpc: PortConfig,
     /// Check, metrics and health over HTTP.
-    pub http: SocketAddr,
-    /// Budgets and regions; not listened to where absent. On loopback, or else with certificates and a token.
-    pub admin: Option<SocketAddr>,
+    pub http: PortConfig,
+    /// Budgets and regions; not listened to where absent. On loopback, or else with certificates and callers that are known.
+    pub admin: Option<PortConfig>,
     /// QUIC between regions; there exactly where `regions` are.
     pub mesh: Option<SocketAddr>,
 }
@@ -218,6 +222,9 @@ impl Config {
     pub(crate) fn secret_files(&self) -> Vec<(&'static str, PathBuf)> {
         let mut files = Vec::new();
         files.extend(self.admin_token.clone().map(|path| ("admin_token", path)));
+        for port in [Some(&self.listen.grpc), Some(&self.listen.http), self.listen.admin.as_ref()] {
+            files.extend(port.iter().flat_map(|port| port.secret_files()).map(|path| ("listen", path)));
+        }
         files.extend(self.tls.as_ref().map(|folder| ("tls", folder.join(format!("{}.key", self.node)))));
         if let Some(store) = &self.store {
             files.extend(store.key_file.clone().map(|path| ("store.key_file", path)));
@@ -227,20 +234,52 @@ impl Config {
         files
     }
 
+    /// A port, with what the whole config adds to it: the certificates of the `tls` folder where operators come from elsewhere, and the
+    /// `admin_token`. Nothing where it is not listened to.
+    pub(crate) fn port(&self, port: Port) -> Option<PortConfig> {
+        let mut admin = match port {
+            Port::Grpc => return Some(self.listen.grpc.clone()),
+            Port::Http => return Some(self.listen.http.clone()),
+            Port::Admin => self.listen.admin.clone()?,
+        };
+        if let (None, Some(folder), false) = (&admin.tls, &self.tls, admin.address.is_local()) {
+            let file = |ending| folder.join(format!("{}.{ending}", self.node));
+            admin.tls = Some(PortTls { cert: file("pem"), key: file("key"), client_ca: None });
+        }
+        if let Some(token) = &self.admin_token {
+            let who = Who::Token(token.clone());
+            admin.allow.get_or_insert_default().push(Allowed { who, domains: None, may: None });
+        }
+        Some(admin)
+    }
+
+    /// The callers that a new config lets in by a port. Nothing where the port itself is another: all of it waits for a restart then.
+    pub(crate) fn new_callers(&self, new: &Self, port: Port) -> Option<Option<Vec<Allowed>>> {
+        let (old, new) = (self.port(port)?, new.port(port)?);
+        ((&old.address, &old.tls) == (&new.address, &new.tls)).then_some(new.allow)
+    }
+
+    fn listens_elsewhere(&self, new: &Self) -> bool {
+        let is_same = |port: &Port| match (self.port(*port), new.port(*port)) {
+            (Some(old), Some(new)) => (old.address, old.tls) == (new.address, new.tls),
+            (old, new) => old.is_none() && new.is_none(),
+        };
+        self.listen.mesh != new.listen.mesh || !Port::ALL.iter().all(is_same)
+    }
+
     /// What of a new config needs a restart to take effect.
     pub fn needs_restart(&self, new: &Self) -> Vec<&'static str> {
         let (old, other) = (self.regions.as_ref(), new.regions.as_ref());
         let changed = [
             ("region", self.region != new.region),
             ("node", self.node != new.node),
-            ("listen", self.listen != new.listen),
+            ("listen", self.listens_elsewhere(new)),
             ("data", self.data != new.data),
             ("store", self.store != new.store),
             ("regions", old.map(|r| &r.members) != other.map(|r| &r.members)),
             ("authority", old.map(|r| &r.authority) != other.map(|r| &r.authority)),
             ("clock", old.map(|r| r.clock) != other.map(|r| r.clock)),
             ("tls", self.tls != new.tls),
-            ("admin_token", self.admin_token != new.admin_token),
             ("memory", self.memory_bytes != new.memory_bytes),
             ("workers", self.workers != new.workers),
             ("connections", self.connections_max != new.connections_max),

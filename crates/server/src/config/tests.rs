@@ -50,8 +50,8 @@ pub(super) fn with(from: &str, to: &str) -> String {
 #[test]
 fn the_least_config_works() {
     let config = Config::parse("test.yaml", HEAD).expect("a config");
-    assert_eq!(config.listen.grpc.to_string(), "127.0.0.1:8081");
-    assert_eq!((config.listen.admin, config.listen.mesh), (None, None));
+    assert_eq!(config.listen.grpc.address.to_string(), "127.0.0.1:8081");
+    assert_eq!((&config.listen.admin, config.listen.mesh), (&None, None));
     assert_eq!((config.memory_bytes, config.data), (256 << 20, None));
     assert_eq!((config.regions, config.tls, config.admin_token), (None, None, None));
     assert_eq!(config.live.headers.http, [Dialect::Draft11]);
@@ -132,7 +132,7 @@ fn what_needs_a_restart_is_named() {
     let admin =
         |token: &str| format!("region: eu\nnode: eu-1\nlisten: {{ admin: \"127.0.0.1:8082\" }}\n{token}");
     let (without, with) = (accepted(&admin("")), accepted(&admin("admin_token: ./token\n")));
-    assert_eq!(without.needs_restart(&with), ["admin_token"]);
+    assert!(without.needs_restart(&with).is_empty(), "a token is asked for at once");
     let alone = accepted("region: eu\nnode: eu-1\ndata: ./data\n");
     assert_eq!(alone.needs_restart(&old), ["listen", "regions", "authority", "clock", "tls"]);
 }

@@ -107,12 +107,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Named<T> {
 }
 
 /// A value that is not in the file.
-pub(super) fn unplaced(text: &str) -> Spanned<String> {
-    Spanned {
-        value: text.to_owned(),
-        referenced: serde_saphyr::Location::UNKNOWN,
-        defined: serde_saphyr::Location::UNKNOWN,
-    }
+pub(super) fn unplaced<T>(value: T) -> Spanned<T> {
+    Spanned { value, referenced: serde_saphyr::Location::UNKNOWN, defined: serde_saphyr::Location::UNKNOWN }
 }
 
 impl Written {
@@ -120,11 +116,11 @@ impl Written {
     pub(super) fn validate(self, faults: &mut Faults<'_>) -> Config {
         faults.name("region", &self.region);
         faults.name("node", &self.node);
-        let guarded = self.tls.is_some() && self.admin_token.is_some();
-        let listen = self.listen.validate(guarded, faults);
+        let guards = (self.tls.is_some(), self.admin_token.is_some());
+        let listen = self.listen.validate(guards, faults);
         self.check_together(faults);
         self.check_numbers(faults);
-        let memory = self.memory.clone().unwrap_or_else(|| unplaced(MEMORY_DEFAULT));
+        let memory = self.memory.clone().unwrap_or_else(|| unplaced(MEMORY_DEFAULT.to_owned()));
         let memory_bytes = faults.take(parse_bytes(&memory.value), &memory).unwrap_or_default();
         let drain = match &self.drain {
             None => DRAIN_DEFAULT,

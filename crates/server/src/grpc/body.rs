@@ -18,6 +18,7 @@ use tonic::Code;
 
 use super::stream::CheckStream;
 use crate::{
+    callers::TurnedAway,
     connections::{Hold, Life, StreamPlace, TooManyStreams, TooMuchHeld},
     question::BadRequest,
 };
@@ -138,6 +139,16 @@ impl Status {
 impl From<TooManyStreams> for Status {
     fn from(fault: TooManyStreams) -> Self {
         Self::new(Code::ResourceExhausted, fault.to_string())
+    }
+}
+
+impl From<TurnedAway> for Status {
+    fn from(fault: TurnedAway) -> Self {
+        let code = match fault {
+            TurnedAway::Unknown => Code::Unauthenticated,
+            TurnedAway::Deed | TurnedAway::Domain => Code::PermissionDenied,
+        };
+        Self::new(code, fault.to_string())
     }
 }
 

@@ -28,20 +28,35 @@ use super::{
     stream::CheckStream,
 };
 use crate::{
+    callers::{CallRights, Caller, TurnedAway, may, may_ask_for},
+    config::May,
     connections::Life,
     question::BadRequest,
+    serve::Port,
     worker::{Asked, How, Worker},
 };
 
 /// A call being answered.
 pub(super) enum Call {
     /// Its message is being read.
-    Hot { method: Method, body: Incoming, worker: Arc<Worker>, life: Arc<Life>, patience: CallerPatience },
+    Hot {
+        method: Method,
+        body: Incoming,
+        worker: Arc<Worker>,
+        life: Arc<Life>,
+        rights: CallRights,
+        patience: CallerPatience,
+    },
     /// It waits for something.
     Waiting(BoxFuture<'static, Response<GrpcBody>>),
     /// It needs no reading.
     Answered(Option<Response<GrpcBody>>),
+    /// Its caller may not ask.
+    TurnedAway(TurnedAway),
 }
+
+/// The service by which others see whether a node is well.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 
 /// The calls with one message that are answered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +78,18 @@ pub(super) enum Reply {
 impl Call {
     pub(super) fn new(
         request: http::Request<Incoming>,
-        worker: &Arc<Worker>,
-        routes: &Routes,
-        life: &Arc<Life>,
+        (worker, routes): (&Arc<Worker>, &Routes),
+        (caller, life): (&Caller, &Arc<Life>),
     ) -> Self {
+        let rights = match caller.rights(request.headers()) {
+            Ok(rights) => rights,
+            // Who looks after a node may have neither certificate nor token.
+            Err(_) if request.uri().path().starts_with(HEALTH) => None,
+            Err(fault) => {
+                worker.shared.refused.count(Port::Grpc, fault.why(), caller.from, &fault);
+                return Self::TurnedAway(fault);
+            }
+        };
         let method = match request.uri().path() {
             envoy::SHOULD_RATE_LIMIT => Some(Method::ShouldRateLimit),
             limiter::CHECK => Some(Method::Check),
@@ -89,12 +112,17 @@ impl Call {
         let patience = CallerPatience::of(request.headers());
         let (body, worker, life) = (request.into_body(), Arc::clone(worker), Arc::clone(life));
         match method {
-            Some(method) => Self::Hot { method, body, worker, life, patience },
+            Some(method) => Self::Hot { method, body, worker, life, rights, patience },
             None => {
-                let stream = CheckStream::new(worker, body, life).map(GrpcBody::stream);
+                let stream = CheckStream::new(worker, body, life, rights).map(GrpcBody::stream);
                 Self::Answered(Some(respond(stream)))
             }
         }
+    }
+
+    /// Whether its caller is known to nobody: such a call keeps no connection.
+    pub(super) const fn is_turned_away(&self) -> bool {
+        matches!(self, Self::TurnedAway(_))
     }
 }
 
@@ -105,16 +133,16 @@ impl Future for Call {
         let this = self.get_mut();
         loop {
             match this {
-                Self::Hot { method, body, worker, life, patience } => {
+                Self::Hot { method, body, worker, life, rights, patience } => {
                     let (method, patience) = (*method, *patience);
                     let first = match Pin::new(&mut *body).poll_frame(cx) {
                         Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
                         Poll::Ready(Some(Err(_)) | None) | Poll::Pending => Bytes::new(),
                     };
                     if body.is_end_stream() {
-                        match message_of(&first)
-                            .and_then(|message| answer(method, worker, &message, patience, Duration::ZERO))
-                        {
+                        match message_of(&first).and_then(|message| {
+                            answer(method, (worker, rights), &message, (patience, Duration::ZERO))
+                        }) {
                             Ok(Reply::Now(reply)) => {
                                 let reply = life.held_answer(reply);
                                 return Poll::Ready(Ok(respond(Ok(GrpcBody::unary(reply)))));
@@ -131,7 +159,7 @@ impl Future for Call {
                             Err(status) => return Poll::Ready(Ok(respond(Err(status)))),
                         }
                     } else {
-                        let Self::Hot { body, worker, life, .. } =
+                        let Self::Hot { body, worker, life, rights, .. } =
                             std::mem::replace(this, Self::Answered(None))
                         else {
                             unreachable!("matched above")
@@ -139,13 +167,14 @@ impl Future for Call {
                         *this = Self::Waiting(Box::pin(read_and_answer(
                             method,
                             (first, body),
-                            worker,
+                            (worker, rights),
                             life,
                             patience,
                         )));
                     }
                 }
                 Self::Waiting(waiting) => return waiting.as_mut().poll(cx).map(Ok),
+                Self::TurnedAway(fault) => return Poll::Ready(Ok(respond(Err((*fault).into())))),
                 Self::Answered(response) => {
                     let response = response.take().expect("a finished call is not polled again");
                     return Poll::Ready(Ok(response));
@@ -181,13 +210,13 @@ pub(super) fn by_tonic(
 async fn read_and_answer(
     method: Method,
     (first, body): (Bytes, Incoming),
-    worker: Arc<Worker>,
+    (worker, rights): (Arc<Worker>, CallRights),
     life: Arc<Life>,
     patience: CallerPatience,
 ) -> Response<GrpcBody> {
     let (begun, mut hold) = (Instant::now(), life.hold());
     let reply = match read_rest(first, body, &mut hold).await {
-        Ok(message) => answer(method, &worker, &message, patience, begun.elapsed()),
+        Ok(message) => answer(method, (&worker, &rights), &message, (patience, begun.elapsed())),
         Err(status) => Err(status),
     };
     respond(match reply {
@@ -199,10 +228,9 @@ async fn read_and_answer(
 
 fn answer(
     method: Method,
-    worker: &Arc<Worker>,
+    (worker, rights): (&Arc<Worker>, &CallRights),
     message: &Bytes,
-    patience: CallerPatience,
-    since: Duration,
+    (patience, since): (CallerPatience, Duration),
 ) -> Result<Reply, Status> {
     if patience.is_over(since) {
         worker.shared.expired.fetch_add(1, Ordering::Relaxed);
@@ -212,26 +240,62 @@ fn answer(
         ));
     }
     let longest = patience.longest;
+    let by = By { worker, rights };
     match method {
-        Method::ShouldRateLimit => envoy::should_rate_limit(worker, message, longest),
-        Method::Check => limiter::check(worker, message, longest),
-        Method::Peek => limiter::peek(worker, message).map(Reply::Now),
-        Method::Refund => limiter::refund(worker, message),
-        Method::Commit => limiter::commit(worker, message),
+        Method::ShouldRateLimit => envoy::should_rate_limit(by, message, longest),
+        Method::Check => limiter::check(by, message, longest),
+        Method::Peek => limiter::peek(by, message).map(Reply::Now),
+        Method::Refund => limiter::refund(by, message),
+        Method::Commit => limiter::commit(by, message),
+    }
+}
+
+/// Who answers, and what the caller may do.
+#[derive(Clone, Copy)]
+pub(super) struct By<'a> {
+    pub(super) worker: &'a Arc<Worker>,
+    pub(super) rights: &'a CallRights,
+}
+
+impl By<'_> {
+    /// Whether the caller may do this.
+    ///
+    /// # Errors
+    /// It may not, which is counted.
+    pub(super) fn may(self, what: May) -> Result<(), Status> {
+        self.counted(may(self.rights, what))
+    }
+
+    /// Whether the caller may ask for this domain.
+    ///
+    /// # Errors
+    /// It may not, which is counted.
+    pub(super) fn may_ask_for(self, domain: &[u8]) -> Result<(), Status> {
+        self.counted(may_ask_for(self.rights, domain))
+    }
+
+    fn counted(self, allowed: Result<(), TurnedAway>) -> Result<(), Status> {
+        allowed.map_err(|fault| {
+            self.worker.shared.refused.count_known(Port::Grpc, fault, self.rights);
+            fault.into()
+        })
     }
 }
 
 /// Answers a message: `read` makes the request of it, and what `respond` needs beside the answer. An answer that waits for
 /// something reads the message again then, since a request borrows it.
 pub(super) fn reply<P: Copy + Send + Sync + 'static>(
-    worker: &Arc<Worker>,
+    by: By<'_>,
     message: &Bytes,
     (how, longest): (impl FnOnce(&P) -> How, Duration),
     read: impl for<'a> Fn(&Worker, &'a [u8]) -> Result<(Request<'a>, P), Status> + Send + Sync + 'static,
     respond: impl Fn(&Worker, P, &Answer, &Catalogue, Now) -> Bytes + Send + Sync + 'static,
 ) -> Result<Reply, Status> {
+    let worker = by.worker;
     let (request, with) = read(worker, message)?;
     let how = how(&with);
+    by.may(if how.reserves() { May::Reserve } else { May::Check })?;
+    by.may_ask_for(request.domain)?;
     // Of a name that other nodes may know the store is asked first.
     let asked = worker.shared_name(how).is_none().then(|| {
         worker.hold().ask_patiently(&request, how, longest, |answer, catalogue, now| {

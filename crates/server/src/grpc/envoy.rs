@@ -7,7 +7,7 @@
 //! and an error would do the opposite of what the operator chose. The metadata's `reason` is `unavailable` then, by which a
 //! `local_reply_config` makes 503 of Envoy's 429.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use acequia_api::{
     envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit::Unit},
@@ -22,7 +22,7 @@ use bytes::Bytes;
 
 use super::{
     body::{Status, framed},
-    call::{Reply, reply},
+    call::{By, Reply, reply},
 };
 use crate::{
     headers::headers,
@@ -37,16 +37,12 @@ pub(super) const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimi
 /// Bytes of a response with one descriptor.
 const RESPONSE_BYTES: usize = 96;
 
-pub(super) fn should_rate_limit(
-    worker: &Arc<Worker>,
-    message: &Bytes,
-    longest: Duration,
-) -> Result<Reply, Status> {
+pub(super) fn should_rate_limit(by: By<'_>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
     let respond = |worker: &Worker, descriptors: usize, answer: &Answer, catalogue: &Catalogue, now: Now| {
         let settings = worker.shared.settings();
         framed(RESPONSE_BYTES, |out| write(out, descriptors, answer, catalogue, now, &settings))
     };
-    reply(worker, message, (|_: &usize| Ask::CHECK_NOW.into(), longest), read, respond)
+    reply(by, message, (|_: &usize| Ask::CHECK_NOW.into(), longest), read, respond)
 }
 
 /// Reads a request; says how many descriptors it has.

@@ -13,11 +13,12 @@ use prost::Message;
 
 use super::{
     body::{Status, framed},
-    call::{Reply, reply},
+    call::{By, Reply, reply},
 };
 use crate::{
     cells::{BothSides, both_sides},
     charges::{SettleFault, Settlement, settle},
+    config::May,
     question::from_check,
     respond::with_check_out,
     worker::{How, Worker},
@@ -59,18 +60,21 @@ pub(super) fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a
     Ok((request, Wanted { detail, recording }))
 }
 
-pub(super) fn check(worker: &Arc<Worker>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
+pub(super) fn check(by: By<'_>, message: &Bytes, longest: Duration) -> Result<Reply, Status> {
     let respond = |worker: &Worker, wanted: Wanted, answer: &Answer, catalogue: &Catalogue, _: Now| {
         with_check_out(answer, catalogue, (wanted.detail, &worker.shared.names), |check| {
             framed(RESPONSE_BYTES, |out| write_check_response(out, check))
         })
     };
     let how = |wanted: &Wanted| How::new(Ask::CHECK, wanted.recording);
-    reply(worker, message, (how, longest), read, respond)
+    reply(by, message, (how, longest), read, respond)
 }
 
-pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
+pub(super) fn peek(by: By<'_>, message: &[u8]) -> Result<Bytes, Status> {
+    let worker = by.worker;
     let (request, _) = read(worker, message)?;
+    by.may(May::Peek)?;
+    by.may_ask_for(request.domain)?;
     let mut held = worker.hold();
     let now = held.now;
     let ((mut response, answer, catalogue), _) = held.ask(&request, Ask::PEEK, |answer, catalogue| {
@@ -106,15 +110,17 @@ pub(super) fn peek(worker: &Worker, message: &[u8]) -> Result<Bytes, Status> {
 }
 
 /// Gives a charge back.
-pub(super) fn refund(worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
+pub(super) fn refund(by: By<'_>, message: &[u8]) -> Result<Reply, Status> {
+    by.may(May::Refund)?;
     let request = api::RefundRequest::decode(message).map_err(Status::malformed)?;
-    Ok(settle_later(worker, request.charge_id, None))
+    Ok(settle_later(by.worker, request.charge_id, None))
 }
 
 /// Settles a charge with its real cost.
-pub(super) fn commit(worker: &Arc<Worker>, message: &[u8]) -> Result<Reply, Status> {
+pub(super) fn commit(by: By<'_>, message: &[u8]) -> Result<Reply, Status> {
+    by.may(May::Commit)?;
     let request = api::CommitRequest::decode(message).map_err(Status::malformed)?;
-    Ok(settle_later(worker, request.charge_id, Some(request.cost)))
+    Ok(settle_later(by.worker, request.charge_id, Some(request.cost)))
 }
 
 fn settle_later(worker: &Arc<Worker>, charge_id: String, cost: Option<u64>) -> Reply {

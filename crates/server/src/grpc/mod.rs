@@ -33,6 +33,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 
 use self::{body::GrpcBody, call::Call};
 use crate::{
+    callers::{Caller, TurnedAway},
     connections::{Life, SMALL_BYTES, Stage},
     worker::Worker,
 };
@@ -70,9 +71,8 @@ pub(crate) fn answer_by_tonic(
 }
 
 /// Answers a call with nothing but why it is not answered.
-pub(crate) fn refuse(fault: tonic::Status) -> Answered {
-    let status = body::Status::new(fault.code(), fault.message());
-    Box::pin(std::future::ready(Ok(call::respond(Err(status)))))
+pub(crate) fn turn_away(fault: TurnedAway) -> Answered {
+    Box::pin(std::future::ready(Ok(call::respond(Err(fault.into())))))
 }
 
 /// The services that tonic answers, and the reporter of the one for health.
@@ -110,15 +110,17 @@ pub async fn report_health(reporter: HealthReporter, mut stopping: watch::Receiv
 /// then writes all the answers: a call that waits for nothing never gets a task of its own.
 pub(crate) async fn serve(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    worker: Arc<Worker>,
-    routes: Routes,
-    life: &Arc<Life>,
+    (worker, routes): (Arc<Worker>, Routes),
+    (caller, life): (Caller, &Arc<Life>),
     stopping: watch::Receiver<bool>,
 ) {
     let of_calls = Arc::clone(life);
     let answer = move |request: http::Request<Incoming>| {
-        of_calls.called();
-        Call::new(request, &worker, &routes, &of_calls)
+        let call = Call::new(request, (&worker, &routes), (&caller, &of_calls));
+        if !call.is_turned_away() {
+            of_calls.called();
+        }
+        call
     };
     serve_calls(io, answer, STREAMS_MAX, life, stopping).await;
 }

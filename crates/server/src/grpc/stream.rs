@@ -22,9 +22,12 @@ use tokio::time::{Sleep, sleep};
 
 use super::{
     body::{PREFIX, READ_MAX, Status, expect, finish, late as late_status, message_length, ok},
+    call::By,
     limiter::{self, Wanted},
 };
 use crate::{
+    callers::CallRights,
+    config::May,
     connections::{Hold, Life, SMALL_BYTES, StreamPlace},
     question::BadRequest,
     respond::with_check_out,
@@ -42,6 +45,7 @@ pub(crate) struct CheckStream {
     /// What `received` holds.
     hold: Hold,
     life: Arc<Life>,
+    rights: CallRights,
     _place: StreamPlace,
     /// When the message that has begun must have ended.
     late: Option<Pin<Box<Sleep>>>,
@@ -60,10 +64,17 @@ struct Decided {
 }
 
 impl CheckStream {
-    pub(super) fn new(worker: Arc<Worker>, incoming: Incoming, life: Arc<Life>) -> Result<Self, Status> {
+    pub(super) fn new(
+        worker: Arc<Worker>,
+        incoming: Incoming,
+        life: Arc<Life>,
+        rights: CallRights,
+    ) -> Result<Self, Status> {
+        By { worker: &worker, rights: &rights }.may(May::Check)?;
         Ok(Self {
             _place: life.stream()?,
             worker,
+            rights,
             incoming,
             received: BytesMut::new(),
             hold: life.hold(),
@@ -109,7 +120,8 @@ impl CheckStream {
                     expect(&mut self.received, &mut self.hold)?;
                     self.late = None;
                     self.life.called();
-                    let decided = decide(&self.worker, &message[PREFIX..])?;
+                    let decided =
+                        decide(By { worker: &self.worker, rights: &self.rights }, &message[PREFIX..])?;
                     if decided.unwritten.is_empty() {
                         return Poll::Ready(Ok(Some(self.life.held_answer(finish(decided.out)))));
                     }
@@ -148,7 +160,8 @@ impl CheckStream {
 
 /// Decides every check of a message at one time, under one lock. A message with a fault in it
 /// charges nothing.
-fn decide(worker: &Worker, message: &[u8]) -> Result<Decided, Status> {
+fn decide(by: By<'_>, message: &[u8]) -> Result<Decided, Status> {
+    let worker = by.worker;
     let mut checks: Vec<(Request<'_>, bool)> = Vec::new();
     for check in read_check_batch(message) {
         let check = check.inspect_err(|fault| worker.refuse(fault)).map_err(Status::malformed)?;
@@ -158,6 +171,7 @@ fn decide(worker: &Worker, message: &[u8]) -> Result<Decided, Status> {
             worker.refuse(&fault);
             return Err(fault.into());
         }
+        by.may_ask_for(request.domain)?;
         checks.push((request, detail));
     }
     let mut out = Vec::with_capacity(PREFIX + checks.len() * RESULT_BYTES);

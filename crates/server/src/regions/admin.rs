@@ -1,6 +1,6 @@
 //! `acequia.v1.Admin`: what operators ask and order, on a listener of its own.
 
-use std::{net::SocketAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use acequia_api::acequia::v1::{
     self as api,
@@ -9,15 +9,13 @@ use acequia_api::acequia::v1::{
 };
 use acequia_limits::limit::parse_instant_ns;
 use acequia_node::{Active, Catalogue, leases::NotLeftOut};
-use http::{HeaderMap, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::{mpsc, watch},
 };
-use tokio_rustls::TlsAcceptor;
 use tokio_stream::{Stream, StreamExt as _, wrappers::IntervalStream};
 use tonic::{Request, Response, Status, service::Routes, transport::server::TcpConnectInfo};
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::{
     Order, OrderFault, Outcome, Regions, alone,
@@ -26,15 +24,14 @@ use super::{
     status,
 };
 use crate::{
+    callers::Caller,
     cells::HALF_LIFE_NS,
     config::Config,
     connections::Life,
-    grpc::{Answered, answer_by_tonic, refuse, serve_calls},
-    refused::Why,
-    serve::{Connection as _, Hand, Port},
+    grpc::{Answered, answer_by_tonic, serve_calls, turn_away},
+    serve::{Connection, Hand, Port},
     sketch::{Counted, Sketch},
     tally::SAMPLE,
-    tls::{self, TlsFault},
     worker::Shared,
 };
 
@@ -49,35 +46,11 @@ const CALLS_MAX: u32 = 32;
 const CALL_MAX: Duration = Duration::from_secs(10);
 /// Watches at one time: each looks at the node as often as it asks.
 const WATCHES_MAX: usize = 64;
-/// The longest token, in bytes.
-const TOKEN_BYTES_MAX: u64 = 4_096;
 /// Cells of each kind where the caller does not say, and at most.
 const CELLS_DEFAULT: u32 = 10;
 const CELLS_MOST: u32 = 64;
 /// Entries of the audit log where the caller does not say.
 const AUDIT_DEFAULT: u32 = 100;
-
-/// Why the listener cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum AdminError {
-    /// A file that it needs cannot be read.
-    #[error("cannot read {path}: {cause}. It is needed for listen.admin", path = .path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What the system says.
-        cause: std::io::Error,
-    },
-    /// The token is none.
-    #[error("{path} holds no token: write at least 16 characters into it", path = .path.display())]
-    Token {
-        /// The file.
-        path: PathBuf,
-    },
-    /// TLS cannot be set up.
-    #[error("cannot set TLS up for listen.admin: {0}")]
-    Tls(#[from] TlsFault),
-}
 
 /// The service of one node.
 #[derive(Clone, Debug)]
@@ -89,28 +62,15 @@ struct Service {
     watches: Arc<tokio::sync::Semaphore>,
 }
 
-/// What callers must show.
-#[derive(Clone, Debug)]
-struct Token(Option<Arc<[u8]>>);
-
-/// What answers operators: who may come in, and by which way.
+/// What answers operators.
 pub(crate) struct Door {
     routes: Routes,
-    token: Token,
-    tls: Option<TlsAcceptor>,
     shared: Arc<Shared>,
 }
 
 impl Door {
     /// That of a node.
-    ///
-    /// # Errors
-    /// The token or the certificates cannot be read.
-    pub(crate) fn new(
-        config: &Config,
-        shared: &Arc<Shared>,
-        regions: Option<Arc<Regions>>,
-    ) -> Result<Self, AdminError> {
+    pub(crate) fn new(config: &Config, shared: &Arc<Shared>, regions: Option<Arc<Regions>>) -> Self {
         let service = Service {
             shared: Arc::clone(shared),
             regions,
@@ -118,46 +78,25 @@ impl Door {
             node: config.node.clone(),
             watches: Arc::new(tokio::sync::Semaphore::new(WATCHES_MAX)),
         };
-        // Callers on this machine need no certificates to be set up; any other is refused without them by the config.
-        let tls = match &config.tls {
-            Some(folder) if !is_loopback(config.listen.admin) => {
-                let file = |ending| folder.join(format!("{}.{ending}", config.node));
-                let settings = tls::Settings { cert: file("pem"), key: file("key") };
-                Some(TlsAcceptor::from(settings.read(&[tls::H2])?))
-            }
-            _ => None,
-        };
         let routes = Routes::new(AdminServer::new(service)).prepare();
-        Ok(Self { routes, token: Token::read(config)?, tls, shared: Arc::clone(shared) })
+        Self { routes, shared: Arc::clone(shared) }
     }
 
     /// Answers on the connections that are handed over. Operators share the thread that looks after the node, and take nothing from
     /// those that answer callers.
-    pub(crate) async fn open(
+    pub(crate) async fn open<C: Connection>(
         self: Arc<Self>,
-        mut hands: mpsc::Receiver<Hand<std::net::TcpStream>>,
+        mut hands: mpsc::Receiver<Hand<C>>,
         stopping: watch::Receiver<bool>,
     ) {
-        while let Some((_, connection, place)) = hands.recv().await {
-            let from = connection.peer_addr().ok();
+        while let Some((connection, place)) = hands.recv().await {
+            let from = connection.from();
             let Ok(stream) = connection.open() else { continue };
             let (door, stopping) = (Arc::clone(&self), stopping.clone());
             tokio::spawn(async move {
-                let life = Arc::clone(&place.life);
-                match &door.tls {
-                    None => door.answer(stream, from, &life, stopping).await,
-                    Some(acceptor) => {
-                        // A handshake that takes too long is cut as a connection without a call is.
-                        let handshake = tokio::select! {
-                            biased;
-                            () = life.cut() => return,
-                            handshake = acceptor.accept(stream) => handshake,
-                        };
-                        match handshake {
-                            Ok(stream) => door.answer(stream, from, &life, stopping).await,
-                            Err(fault) => debug!(?from, %fault, "no TLS on the admin port"),
-                        }
-                    }
+                let (gate, life) = (place.gate(), &place.life);
+                if let Some((stream, caller)) = gate.admit(stream, from, life, &door.shared.refused).await {
+                    door.answer(stream, caller, life, stopping).await;
                 }
                 drop(place);
             });
@@ -167,56 +106,22 @@ impl Door {
     async fn answer(
         self: &Arc<Self>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        from: Option<SocketAddr>,
+        caller: Caller,
         life: &Arc<Life>,
         stopping: watch::Receiver<bool>,
     ) {
         let (door, of_calls) = (Arc::clone(self), Arc::clone(life));
         let answer = move |mut request: http::Request<hyper::body::Incoming>| -> Answered {
-            if let Err(fault) = door.token.check(request.headers()) {
-                door.shared.refused.count(Port::Admin, Why::Unknown, from);
-                return refuse(fault);
+            if let Err(fault) = caller.rights(request.headers()) {
+                door.shared.refused.count(Port::Admin, fault.why(), caller.from, &fault);
+                return turn_away(fault);
             }
             of_calls.called();
-            request.extensions_mut().insert(TcpConnectInfo { local_addr: None, remote_addr: from });
+            request.extensions_mut().insert(TcpConnectInfo { local_addr: None, remote_addr: caller.from });
             answer_by_tonic(request, door.routes.clone(), &of_calls, CALL_MAX)
         };
         serve_calls(stream, answer, CALLS_MAX, life, stopping).await;
     }
-}
-
-fn is_loopback(address: Option<SocketAddr>) -> bool {
-    address.is_none_or(|address| address.ip().is_loopback())
-}
-
-impl Token {
-    fn read(config: &Config) -> Result<Self, AdminError> {
-        let Some(path) = &config.admin_token else { return Ok(Self(None)) };
-        let file = |cause| AdminError::File { path: path.clone(), cause };
-        let length = std::fs::metadata(path).map_err(file)?.len();
-        let text = std::fs::read_to_string(path).map_err(file)?;
-        let token = text.trim();
-        if token.len() < 16 || length > TOKEN_BYTES_MAX {
-            return Err(AdminError::Token { path: path.clone() });
-        }
-        Ok(Self(Some(token.as_bytes().into())))
-    }
-
-    fn check(&self, headers: &HeaderMap) -> Result<(), Status> {
-        let Some(token) = &self.0 else { return Ok(()) };
-        let shown = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
-        let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
-        if shown.is_some_and(|shown| is_same(shown, token)) {
-            return Ok(());
-        }
-        Err(Status::unauthenticated("the admin token is wrong or missing: --token-file FILE"))
-    }
-}
-
-/// Takes the same time wherever two tokens differ.
-fn is_same(shown: &[u8], token: &[u8]) -> bool {
-    let differ = shown.iter().zip(token).fold(0, |differ, (a, b)| differ | (a ^ b));
-    shown.len() == token.len() && differ == 0
 }
 
 impl Service {
@@ -549,25 +454,5 @@ impl Admin for Service {
             warn!(node, author, reason, "waited for again");
         }
         Ok(Response::new(siblings.status(&self.shared.node, now)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_token_itself_opens() {
-        let token = Token(Some(b"0123456789abcdef"[..].into()));
-        let shown = |text: Option<&str>| {
-            let value = text.map(|text| (header::AUTHORIZATION, text.parse().expect("ascii")));
-            token.check(&HeaderMap::from_iter(value)).is_ok()
-        };
-        assert!(shown(Some("Bearer 0123456789abcdef")));
-        for wrong in ["Bearer 0123456789abcde", "Bearer 0123456789abcdeg", "0123456789abcdef", "Bearer "] {
-            assert!(!shown(Some(wrong)), "{wrong}");
-        }
-        assert!(!shown(None));
-        assert!(Token(None).check(&HeaderMap::new()).is_ok());
     }
 }
