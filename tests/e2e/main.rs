@@ -17,6 +17,7 @@ mod envoy;
 mod grpc;
 mod hostile;
 mod http;
+mod moving;
 mod operators;
 mod pages;
 mod recipes;

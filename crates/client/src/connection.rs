@@ -12,7 +12,10 @@ use std::{
 
 use acequia_api::acequia::v1::limiter_client::LimiterClient;
 use arc_swap::ArcSwap;
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
 use tonic::{
     service::interceptor::InterceptedService,
     transport::{Channel, Error},
@@ -27,7 +30,8 @@ const RETRY_SHARE: u32 = 10;
 
 type Dialling = Pin<Box<dyn Future<Output = Result<Channel, Error>> + Send>>;
 /// What calls go through.
-pub(crate) type Limiter = LimiterClient<InterceptedService<Channel, Bearer>>;
+pub(crate) type Way = InterceptedService<Channel, Bearer>;
+pub(crate) type Limiter = LimiterClient<Way>;
 type Dial = Arc<dyn Fn() -> Dialling + Send + Sync>;
 
 /// A connection that is replaced when it is old. A call that finds it so goes on with it, and has the successor made
@@ -38,10 +42,14 @@ pub(crate) struct Connection {
     bearer: Bearer,
     age: Duration,
     current: ArcSwap<Current>,
+    /// Held by whoever makes a successor that others wait for.
+    leaving: Mutex<()>,
 }
 
-struct Current {
-    limiter: Limiter,
+/// A connection at one time.
+#[derive(Debug)]
+pub(crate) struct Current {
+    way: Way,
     due: Instant,
     /// Whether a successor is being made.
     is_leaving: AtomicBool,
@@ -60,23 +68,40 @@ impl Connection {
 
     pub(crate) fn new((first, bearer): (Channel, Bearer), dial: Dial, age: Duration) -> Self {
         let current = ArcSwap::from_pointee(Current::of(first, bearer.clone(), age));
-        Self { dial, bearer, age, current }
+        Self { dial, bearer, age, current, leaving: Mutex::default() }
     }
 
     /// The same connection, with another age for it and its successors.
     pub(crate) fn with_age(&self, age: Duration) -> Self {
-        let current = Current::until(self.current.load().limiter.clone(), jittered(age));
+        let current = Current::until(self.current.load().way.clone(), jittered(age));
         let (dial, bearer) = (Arc::clone(&self.dial), self.bearer.clone());
-        Self { dial, bearer, age, current: ArcSwap::from_pointee(current) }
+        Self { dial, bearer, age, current: ArcSwap::from_pointee(current), leaving: Mutex::default() }
     }
 
     /// Where to send the next call.
     pub(crate) fn limiter(self: &Arc<Self>) -> Limiter {
-        let current = self.current.load();
+        LimiterClient::new(self.current().way())
+    }
+
+    /// The connection that the next call goes to.
+    pub(crate) fn current(self: &Arc<Self>) -> Arc<Current> {
+        let current = self.current.load_full();
         if Instant::now() >= current.due && !current.is_leaving.swap(true, Ordering::Relaxed) {
             tokio::spawn(Arc::clone(self).replace());
         }
-        current.limiter.clone()
+        current
+    }
+
+    /// The successor of a connection that the node wants to end; made now, unless somebody made it meanwhile.
+    pub(crate) async fn after(self: &Arc<Self>, ended: &Arc<Current>) -> Result<Arc<Current>, Error> {
+        let _leaving = self.leaving.lock().await;
+        let current = self.current.load_full();
+        if !Arc::ptr_eq(&current, ended) {
+            return Ok(current);
+        }
+        let successor = Arc::new(Current::of((self.dial)().await?, self.bearer.clone(), self.age));
+        self.current.store(Arc::clone(&successor));
+        Ok(successor)
     }
 
     async fn replace(self: Arc<Self>) {
@@ -84,8 +109,8 @@ impl Connection {
             Ok(Ok(channel)) => Current::of(channel, self.bearer.clone(), self.age),
             // An old connection is better than none.
             Ok(Err(_)) | Err(_) => {
-                let limiter = self.current.load().limiter.clone();
-                Current::until(limiter, jittered(self.age / RETRY_SHARE))
+                let way = self.current.load().way.clone();
+                Current::until(way, jittered(self.age / RETRY_SHARE))
             }
         };
         self.current.store(Arc::new(successor));
@@ -94,11 +119,16 @@ impl Connection {
 
 impl Current {
     fn of(channel: Channel, bearer: Bearer, age: Duration) -> Self {
-        Self::until(LimiterClient::with_interceptor(channel, bearer), jittered(age))
+        Self::until(InterceptedService::new(channel, bearer), jittered(age))
     }
 
-    fn until(limiter: Limiter, age: Duration) -> Self {
-        Self { limiter, due: Instant::now() + age, is_leaving: AtomicBool::new(false) }
+    /// What goes over it.
+    pub(crate) fn way(&self) -> Way {
+        self.way.clone()
+    }
+
+    fn until(way: Way, age: Duration) -> Self {
+        Self { way, due: Instant::now() + age, is_leaving: AtomicBool::new(false) }
     }
 }
 

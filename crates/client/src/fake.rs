@@ -45,6 +45,8 @@ pub(crate) enum Mode {
     LosesCommits,
     /// That the question is wrong.
     Refuses,
+    /// Ends each stream after so many batches, as a node does that stops.
+    EndsStreams(usize),
 }
 
 /// What the node's books say.
@@ -279,7 +281,11 @@ impl Limiter for Node {
         request: Request<Streaming<CheckBatch>>,
     ) -> Result<Response<Self::CheckStreamStream>, Status> {
         let node = self.clone();
-        let answers = request.into_inner().map(move |batch| {
+        let most = match self.books().mode {
+            Mode::EndsStreams(batches) => batches,
+            _ => usize::MAX,
+        };
+        let answers = request.into_inner().take(most).map(move |batch| {
             let mut books = node.books();
             let results = batch?.checks.into_iter().map(|check| books.check(check));
             Ok(CheckBatchResult { results: results.collect::<Result<_, _>>()? })

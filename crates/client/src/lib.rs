@@ -189,16 +189,13 @@ impl Client {
         self.peer.wait(limiter.commit(self.peer.request(request))).await
     }
 
-    /// Opens a stream for many questions at once: the cheapest way to ask, by far, for who has more than a
-    /// few thousand a second. It stays on its connection, however old that becomes: open another one now and then.
+    /// Opens a stream for many questions at once: the cheapest way to ask, by far, for who has more than a few thousand a second. It moves to
+    /// another connection when the node wants the one that it is on to end.
     ///
     /// # Errors
     /// Nobody answered: see [`ClientError`].
     pub async fn check_stream(&self) -> Result<CheckStream, ClientError> {
-        let mut limiter = self.connection.limiter();
-        let (questions, batches) = stream::batches();
-        let answers = self.peer.wait(limiter.check_stream(batches)).await?;
-        Ok(CheckStream::new(questions, answers, self.peer.clone()))
+        CheckStream::open(Arc::clone(&self.connection), self.peer.clone()).await
     }
 }
 

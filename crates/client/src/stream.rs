@@ -1,30 +1,48 @@
 //! Many questions in flight on one stream.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use acequia_api::{
     acequia::v1::{CheckBatch, CheckBatchResult, CheckRequest, CheckResponse},
     wire::MAX_CHECKS,
 };
+use bytes::{BufMut as _, Bytes};
+use http::uri::PathAndQuery;
+use prost::Message as _;
 use tokio::{
     sync::mpsc,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
+use tonic::{
+    Request, Response, Status, Streaming,
+    client::Grpc,
+    codec::{Codec, EncodeBuf, Encoder},
+};
+use tonic_prost::ProstCodec;
 
-use crate::{ClientError, Peer, Question};
+use crate::{
+    ClientError, Peer, Question,
+    connection::{Connection, Current},
+};
 
 /// Batches that may be unanswered on a stream: enough to fill a link of 100 ms with a batch every 2 ms. More
 /// would only wait in queues.
 pub const BATCHES_IN_FLIGHT_MAX: usize = 64;
 /// Questions in one batch: a node refuses more.
 pub const QUESTIONS_IN_BATCH_MAX: usize = MAX_CHECKS;
+/// So many connections in a row may be ended by nodes without an answer. Nodes that stop are passed by; one that always does so is given up.
+const MOVES_MAX: u32 = 4;
+/// How long to wait before another move without an answer.
+const MOVE_AGAIN: Duration = Duration::from_millis(10);
 
 /// A stream of batches of questions, answered in their order.
 ///
 /// Neither half waits for the other: send while there is room, read while something is in flight. Dropping the
 /// stream closes it; what was sent may still be charged.
+///
+/// A node that stops, or whose connection is old, ends the stream when it has sent the answer to all that it decided. What is unanswered then is
+/// asked again on another connection, and nobody notices.
 ///
 /// ```no_run
 /// # use acequia_client::{CheckStream, ClientError, Question};
@@ -43,34 +61,63 @@ pub const QUESTIONS_IN_BATCH_MAX: usize = MAX_CHECKS;
 /// ```
 #[derive(Debug)]
 pub struct CheckStream {
-    batches: mpsc::Sender<CheckBatch>,
+    connection: Arc<Connection>,
+    /// What the stream is on.
+    current: Arc<Current>,
+    batches: mpsc::Sender<Bytes>,
     answers: Streaming<CheckBatchResult>,
     /// What is unanswered, the oldest first.
     in_flight: VecDeque<InFlight>,
+    /// How often in a row the stream has moved without an answer.
+    moves: u32,
     peer: Peer,
     is_ended: bool,
 }
 
 /// A batch that is not answered yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct InFlight {
     questions: usize,
+    /// As it goes out.
+    batch: Bytes,
     due: Instant,
 }
 
-/// Both ends of what a stream sends. There is always room in it for a batch that may be in flight.
-pub(crate) fn batches() -> (mpsc::Sender<CheckBatch>, ReceiverStream<CheckBatch>) {
-    let (sender, receiver) = mpsc::channel(BATCHES_IN_FLIGHT_MAX);
-    (sender, ReceiverStream::new(receiver))
+/// Batches that are encoded already, so that they can be sent again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Encoded;
+
+impl Codec for Encoded {
+    type Encode = Bytes;
+    type Decode = CheckBatchResult;
+    type Encoder = Self;
+    type Decoder = <ProstCodec<CheckBatch, CheckBatchResult> as Codec>::Decoder;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstCodec::<CheckBatch, CheckBatchResult>::default().decoder()
+    }
+}
+
+impl Encoder for Encoded {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, batch: Bytes, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        out.put(batch);
+        Ok(())
+    }
 }
 
 impl CheckStream {
-    pub(crate) fn new(
-        batches: mpsc::Sender<CheckBatch>,
-        answers: Streaming<CheckBatchResult>,
-        peer: Peer,
-    ) -> Self {
-        Self { batches, answers, in_flight: VecDeque::new(), peer, is_ended: false }
+    pub(crate) async fn open(connection: Arc<Connection>, peer: Peer) -> Result<Self, ClientError> {
+        let current = connection.current();
+        let (batches, answers) = peer.wait(begin(&current)).await?;
+        let in_flight = VecDeque::new();
+        Ok(Self { connection, current, batches, answers, in_flight, moves: 0, peer, is_ended: false })
     }
 
     /// Asks at most [`QUESTIONS_IN_BATCH_MAX`] questions, which the node decides in one go, in their order.
@@ -78,7 +125,7 @@ impl CheckStream {
     ///
     /// # Errors
     /// [`ClientError::Refused`] if there are too many questions, or [`BATCHES_IN_FLIGHT_MAX`] batches are
-    /// unanswered. [`ClientError::Unreachable`] if the stream has ended: [`CheckStream::next`] says why. In
+    /// unanswered. [`ClientError::Unreachable`] if the stream has ended: [`CheckStream::next`] has said why. In
     /// either case nothing was sent.
     pub fn send(&mut self, questions: impl IntoIterator<Item = Question>) -> Result<(), ClientError> {
         if self.is_full() {
@@ -94,11 +141,14 @@ impl CheckStream {
             let what = format!("a batch holds at most {QUESTIONS_IN_BATCH_MAX} questions: send several");
             return Err(ClientError::Refused { what });
         }
-        let sent = InFlight { questions: checks.len(), due: Instant::now() + self.peer.deadline };
-        if self.is_ended || self.batches.try_send(CheckBatch { checks }).is_err() {
+        if self.is_ended {
             return Err(self.peer.unreachable("the stream has ended: open another"));
         }
-        self.in_flight.push_back(sent);
+        let (questions, due) = (checks.len(), Instant::now() + self.peer.deadline);
+        let batch = Bytes::from(CheckBatch { checks }.encode_to_vec());
+        // There is room for it. Where nobody takes it any more, the next look for an answer finds out why.
+        let _ = self.batches.try_send(batch.clone());
+        self.in_flight.push_back(InFlight { questions, batch, due });
         Ok(())
     }
 
@@ -110,26 +160,55 @@ impl CheckStream {
     /// After [`ClientError::Deadline`] the answer is still owed, and the next call waits for it again, for as
     /// long. Any other error ends the stream, and whatever was in flight with it.
     pub async fn next(&mut self) -> Option<Result<Vec<CheckResponse>, ClientError>> {
-        let InFlight { questions, due } = *self.in_flight.front()?;
-        let Ok(message) = timeout_at(due, self.answers.message()).await else {
-            self.in_flight[0].due = Instant::now() + self.peer.deadline;
-            return Some(Err(self.peer.late()));
-        };
-        let error = match message {
-            Ok(Some(CheckBatchResult { results })) if results.len() == questions => {
-                self.in_flight.pop_front();
-                return Some(Ok(results));
-            }
-            Ok(Some(CheckBatchResult { results })) => {
-                let answers = results.len();
-                self.peer.unreachable(format!("it gave {answers} answers to {questions} questions"))
-            }
-            Ok(None) => self.peer.unreachable("it closed the stream"),
-            Err(status) => self.peer.failed(&status),
-        };
-        self.is_ended = true;
-        self.in_flight.clear();
-        Some(Err(error))
+        loop {
+            let InFlight { questions, due, .. } = *self.in_flight.front()?;
+            let answered = timeout_at(due, async {
+                match self.answers.message().await {
+                    Ok(None) if self.moves < MOVES_MAX => self.move_on().await.map(|()| None),
+                    Ok(None) => Err(self.peer.unreachable("it closed the stream")),
+                    Ok(Some(message)) => Ok(Some(message)),
+                    Err(status) => Err(self.peer.failed(&status)),
+                }
+            });
+            let error = match answered.await {
+                Err(_) => {
+                    self.in_flight[0].due = Instant::now() + self.peer.deadline;
+                    return Some(Err(self.peer.late()));
+                }
+                Ok(Ok(None)) => continue,
+                Ok(Ok(Some(CheckBatchResult { results }))) if results.len() == questions => {
+                    self.moves = 0;
+                    self.in_flight.pop_front();
+                    return Some(Ok(results));
+                }
+                Ok(Ok(Some(CheckBatchResult { results }))) => {
+                    let answers = results.len();
+                    self.peer.unreachable(format!("it gave {answers} answers to {questions} questions"))
+                }
+                Ok(Err(error)) => error,
+            };
+            self.is_ended = true;
+            self.in_flight.clear();
+            return Some(Err(error));
+        }
+    }
+
+    /// Goes to another connection, and asks there what is unanswered: the node decided nothing of it. Nothing is lost when this is given up.
+    async fn move_on(&mut self) -> Result<(), ClientError> {
+        if self.moves > 0 {
+            sleep(MOVE_AGAIN).await;
+        }
+        let successor = self.connection.after(&self.current).await;
+        let successor = successor.map_err(|fault| self.peer.failed(&Status::from_error(fault.into())))?;
+        let begun = begin(&successor).await.map_err(|status| self.peer.failed(&status))?;
+        (self.batches, self.answers) = begun.into_inner();
+        self.current = successor;
+        self.moves += 1;
+        for InFlight { batch, .. } in &self.in_flight {
+            // There is room for all that may be in flight.
+            let _ = self.batches.try_send(batch.clone());
+        }
+        Ok(())
     }
 
     /// How many batches are unanswered.
@@ -140,5 +219,80 @@ impl CheckStream {
     /// Whether an answer must be read before another batch can be sent.
     pub fn is_full(&self) -> bool {
         self.in_flight.len() >= BATCHES_IN_FLIGHT_MAX
+    }
+}
+
+/// Begins a stream: there is always room in it for a batch that may be in flight.
+async fn begin(
+    current: &Current,
+) -> Result<Response<(mpsc::Sender<Bytes>, Streaming<CheckBatchResult>)>, Status> {
+    const PATH: PathAndQuery = PathAndQuery::from_static("/acequia.v1.Limiter/CheckStream");
+    let (sender, receiver) = mpsc::channel(BATCHES_IN_FLIGHT_MAX);
+    let mut way = Grpc::new(current.way());
+    way.ready().await.map_err(|fault| Status::from_error(Box::new(fault)))?;
+    let answers = way.streaming(Request::new(ReceiverStream::new(receiver)), PATH, Encoded).await?;
+    Ok(answers.map(|answers| (sender, answers)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Options,
+        fake::{Mode, Node},
+    };
+
+    const DEADLINE: Options = Options { deadline: Duration::from_secs(5) };
+
+    fn question() -> [Question; 2] {
+        [Question::new("shop", [("key", "k1")]), Question::new("shop", [("key", "k2")])]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_the_node_ends_goes_on_and_nothing_is_asked_twice() {
+        let node = Node::of(1_000_000);
+        node.set(Mode::EndsStreams(3));
+        let mut stream = node.client(DEADLINE).check_stream().await.expect("a stream");
+        for in_flight in [1, 2, 7, BATCHES_IN_FLIGHT_MAX] {
+            for _ in 0..in_flight {
+                stream.send(question()).expect("room");
+            }
+            for _ in 0..in_flight {
+                assert_eq!(stream.next().await.expect("owed").expect("an answer").len(), 2);
+            }
+        }
+        assert!(stream.next().await.is_none());
+        let checks = node.books().checks;
+        assert_eq!((checks, node.charged()), (148, 148));
+        let streams = 74_usize.div_ceil(3);
+        assert!((streams..streams + 2).contains(&node.connections()), "{} connections", node.connections());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_ends_every_stream_is_given_up() {
+        let node = Node::of(1_000_000);
+        let mut stream = node.client(DEADLINE).check_stream().await.expect("a stream");
+        stream.send(question()).expect("room");
+        stream.next().await.expect("owed").expect("an answer");
+        node.set(Mode::EndsStreams(0));
+        let mut stream = node.client(DEADLINE).check_stream().await.expect("a stream");
+        stream.send(question()).expect("room");
+        let error = stream.next().await.expect("owed").expect_err("no answer");
+        assert!(error.to_string().contains("closed the stream"), "{error}");
+        assert!(stream.next().await.is_none());
+        stream.send(question()).expect_err("it has ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_no_connection_can_be_made_the_stream_ends_and_says_why() {
+        let node = Node::of(1_000_000);
+        node.set(Mode::EndsStreams(1));
+        let mut stream = node.client(DEADLINE).check_stream().await.expect("a stream");
+        stream.send(question()).expect("room");
+        stream.next().await.expect("owed").expect("an answer");
+        node.refuse_connections(true);
+        stream.send(question()).expect("room");
+        let error = stream.next().await.expect("owed").expect_err("no connection");
+        assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
     }
 }

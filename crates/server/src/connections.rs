@@ -19,7 +19,10 @@ use bytes::Bytes;
 use futures::task::AtomicWaker;
 use hyper::rt::{Sleep, Timer};
 use hyper_util::rt::TokioTimer;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, futures::OwnedNotified},
+    time::Instant,
+};
 use tracing::warn;
 
 use crate::{gate::Gate, serve::Port};
@@ -46,8 +49,6 @@ const STREAMS_MAX: usize = 64;
 /// How long a connection may be without a call, where no call is under way. Longer spares callers a handshake after a quiet time;
 /// shorter gives places back sooner. HTTP/1 ends earlier: hyper waits for the next head no longer than for the first.
 const IDLE_MAX: Duration = Duration::from_secs(300);
-/// How long a connection lasts, give or take a tenth: then its caller connects anew, and so finds new nodes behind a balancer.
-const AGE_MAX: Duration = Duration::from_secs(3_600);
 /// How long a connection that was told to end may go on with calls that have begun.
 const GRACE: Duration = Duration::from_secs(300);
 /// How long a connection without a call under way may take to end, once it was told to.
@@ -70,6 +71,8 @@ pub(crate) struct Life {
     /// [`OPEN`], [`ENDING`] or [`CUT`].
     stage: AtomicU8,
     task: AtomicWaker,
+    /// Told when it is to end.
+    ends: Arc<Notify>,
     /// Calls under way that were not answered at once.
     busy: AtomicUsize,
     /// Bytes that it makes the node hold, by [`Kind`]; and those of messages above [`SMALL_BYTES`].
@@ -184,6 +187,8 @@ impl Timer for PingTimer {
 pub(crate) struct Connections {
     gate: Arc<Gate>,
     max: usize,
+    /// How long one lasts, give or take a tenth: then its caller connects anew, and so finds new nodes behind a balancer.
+    max_age: Duration,
     open: Mutex<Open>,
     freed: Notify,
     node: Arc<AllConnections>,
@@ -245,6 +250,7 @@ impl Life {
             calls: AtomicU64::new(0),
             stage: AtomicU8::new(OPEN),
             task: AtomicWaker::new(),
+            ends: Arc::default(),
             busy: AtomicUsize::new(0),
             held: Default::default(),
             large: AtomicUsize::new(0),
@@ -293,9 +299,25 @@ impl Life {
         .await;
     }
 
+    /// Tells it to end, when calls that have begun are answered.
+    pub(crate) fn end(&self) {
+        self.go_to(ENDING);
+    }
+
+    /// Whether it was told to.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.stage.load(Ordering::Acquire) != OPEN
+    }
+
+    /// Completes when it is told to.
+    pub(crate) fn ends(&self) -> OwnedNotified {
+        Arc::clone(&self.ends).notified_owned()
+    }
+
     fn go_to(&self, stage: u8) {
         if self.stage.fetch_max(stage, Ordering::AcqRel) < stage {
             self.task.wake();
+            self.ends.notify_waiters();
         }
     }
 
@@ -443,11 +465,16 @@ impl AllConnections {
 }
 
 impl Connections {
-    /// Those of a port; at most `max` at one time.
-    pub(crate) fn new(gate: Arc<Gate>, max: usize, node: &Arc<AllConnections>) -> Arc<Self> {
+    /// Those of a port; at most `max` at one time, each for about `max_age`.
+    pub(crate) fn new(
+        gate: Arc<Gate>,
+        (max, max_age): (usize, Duration),
+        node: &Arc<AllConnections>,
+    ) -> Arc<Self> {
         let connections = Arc::new(Self {
             gate,
             max,
+            max_age,
             open: Mutex::default(),
             freed: Notify::new(),
             node: Arc::clone(node),
@@ -536,7 +563,7 @@ impl Connections {
             } else if now - entry.active >= IDLE_MAX && entry.life.busy.load(Ordering::Relaxed) == 0 {
                 self.ended.idle.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, IDLE_GRACE);
-            } else if self.port().ages() && now - entry.opened >= age_max(*number) {
+            } else if self.port().ages() && now - entry.opened >= spread(self.max_age, *number) {
                 self.ended.old.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, GRACE);
             }
@@ -560,11 +587,11 @@ impl Entry {
     }
 }
 
-/// How long the connection with a number lasts: [`AGE_MAX`], give or take a tenth, so that what began together does not end together.
-fn age_max(number: u64) -> Duration {
+/// How long the connection with a number lasts: give or take a tenth, so that what began together does not end together.
+fn spread(age: Duration, number: u64) -> Duration {
     // The golden ratio spreads consecutive numbers evenly (Knuth, The Art of Computer Programming 3, section 6.4).
     let spread = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-    AGE_MAX * 9 / 10 + AGE_MAX / 5 * u32::try_from(spread >> 16).unwrap_or(0) / (1 << 16)
+    age / 10 * 9 + age / 5 * u32::try_from(spread >> 16).unwrap_or(0) / (1 << 16)
 }
 
 impl Place {
@@ -585,8 +612,10 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
+    const HOUR: Duration = Duration::from_secs(3_600);
+
     fn port(max: usize) -> Arc<Connections> {
-        Connections::new(Gate::open(Port::Http), max, &Arc::default())
+        Connections::new(Gate::open(Port::Http), (max, HOUR), &Arc::default())
     }
 
     fn stage(place: &Place) -> u8 {
@@ -708,7 +737,7 @@ mod tests {
         let [old, silent] = [0; 2].map(|_| connections.place(begun).expect("a place"));
         old.life.called();
         silent.life.called();
-        let later = begun + AGE_MAX * 2;
+        let later = begun + HOUR * 2;
         connections.lock().entries.get_mut(&0).expect("there").end(later, GRACE);
         connections.sweep(later);
         assert!(connections.place(later + SILENT).is_none());

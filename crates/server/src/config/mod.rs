@@ -69,6 +69,8 @@ pub struct Config {
     /// Connections at one time on each port; more wait to be accepted. Bounds what idle clients
     /// can hold.
     pub connections_max: usize,
+    /// How long a connection lasts on the ports for callers, give or take a tenth. Shorter spreads callers over new nodes sooner.
+    pub max_age: Duration,
     /// How long a stopping node lets requests in flight end.
     pub drain: Duration,
     /// How long charges with names are remembered, and how many.
@@ -283,6 +285,7 @@ impl Config {
             ("memory", self.memory_bytes != new.memory_bytes),
             ("workers", self.workers != new.workers),
             ("connections", self.connections_max != new.connections_max),
+            ("max_age", self.max_age != new.max_age),
             ("charges", self.charges != new.charges),
         ];
         changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()

@@ -28,6 +28,9 @@ const KEEP_NS_MAX: u64 = 7 * 86_400 * 1_000_000_000;
 /// How many: a few hundred bytes each, up to some gigabytes.
 const RECORDS_MIN: usize = 16;
 const RECORDS_MAX: usize = 10_000_000;
+/// How long connections last where the file does not say, and at least: each costs a handshake.
+const MAX_AGE_DEFAULT: Duration = Duration::from_secs(3_600);
+const MAX_AGE_MIN: Duration = Duration::from_secs(1);
 /// How long to drain where the file does not say.
 const DRAIN_DEFAULT: Duration = Duration::from_secs(10);
 
@@ -49,6 +52,7 @@ pub(super) struct Written {
     memory: Option<Spanned<String>>,
     workers: Option<Spanned<usize>>,
     connections: Option<Spanned<usize>>,
+    max_age: Option<Spanned<String>>,
     drain: Option<Spanned<String>>,
     headers: Option<WrittenHeaders>,
     charges: Option<Spanned<WrittenCharges>>,
@@ -122,12 +126,19 @@ impl Written {
         self.check_numbers(faults);
         let memory = self.memory.clone().unwrap_or_else(|| unplaced(MEMORY_DEFAULT.to_owned()));
         let memory_bytes = faults.take(parse_bytes(&memory.value), &memory).unwrap_or_default();
-        let drain = match &self.drain {
-            None => DRAIN_DEFAULT,
+        let mut time = |text: &Option<Spanned<String>>, default: Duration, least: Duration| match text {
+            None => default,
             Some(text) => {
-                Duration::from_nanos(faults.take(parse_duration_ns(&text.value), text).unwrap_or_default())
+                let time = parse_duration_ns(&text.value).map(Duration::from_nanos);
+                let time = time.and_then(|time| match time < least {
+                    true => Err(format!("{} is too short: write {}s or more", text.value, least.as_secs())),
+                    false => Ok(time),
+                });
+                faults.take(time, text).unwrap_or_default()
             }
         };
+        let drain = time(&self.drain, DRAIN_DEFAULT, Duration::ZERO);
+        let max_age = time(&self.max_age, MAX_AGE_DEFAULT, MAX_AGE_MIN);
         let charges = self.charges(faults);
         let clock = self.clock.as_ref().map(|clock| clock.value.validate(faults)).unwrap_or_default();
         let regions = self.regions(clock, faults);
@@ -154,6 +165,7 @@ impl Written {
             charges,
             incarnation: None,
             connections_max: self.connections.map_or(CONNECTIONS_DEFAULT, |c| c.value),
+            max_age,
             drain,
             live: Live { limits, headers, trace_key: self.trace_key, webhooks: webhooks.unwrap_or_default() },
         }

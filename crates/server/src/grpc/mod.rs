@@ -173,6 +173,7 @@ pub(crate) async fn serve_calls<F, B>(
                 return Poll::Ready(());
             }
             draining = true;
+            life.end();
             connection.as_mut().graceful_shutdown();
         }
     })

@@ -2,6 +2,8 @@
 //!
 //! The response is pulled: a message is read and decided when there is room for its answer, so a
 //! caller that does not read is not read from either, and memory has a bound.
+//!
+//! Where the connection is to end, the stream ends when all that was decided is answered: its caller asks the rest elsewhere.
 
 use std::{
     future::Future as _,
@@ -18,7 +20,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::future::BoxFuture;
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
-use tokio::time::{Sleep, sleep};
+use tokio::{
+    sync::futures::OwnedNotified,
+    time::{Sleep, sleep},
+};
 
 use super::{
     body::{PREFIX, READ_MAX, Status, expect, finish, late as late_status, message_length, ok},
@@ -46,6 +51,7 @@ pub(crate) struct CheckStream {
     hold: Hold,
     life: Arc<Life>,
     rights: CallRights,
+    ends: Pin<Box<OwnedNotified>>,
     _place: StreamPlace,
     /// When the message that has begun must have ended.
     late: Option<Pin<Box<Sleep>>>,
@@ -73,6 +79,7 @@ impl CheckStream {
         By { worker: &worker, rights: &rights }.may(May::Check)?;
         Ok(Self {
             _place: life.stream()?,
+            ends: Box::pin(life.ends()),
             worker,
             rights,
             incoming,
@@ -128,6 +135,10 @@ impl CheckStream {
                     self.settling = Some(Box::pin(settle(Arc::clone(&self.worker), decided)));
                 }
                 _ if self.is_ended && self.received.is_empty() => return Poll::Ready(Ok(None)),
+                // All that was decided is answered. What has no answer may be asked again elsewhere.
+                _ if self.ends.as_mut().poll(cx).is_ready() || self.life.is_ending() => {
+                    return Poll::Ready(Ok(None));
+                }
                 _ if self.is_ended => {
                     return Poll::Ready(Err(Status::malformed("the stream ends within a message")));
                 }
