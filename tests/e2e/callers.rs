@@ -256,7 +256,7 @@ fn callers_may_do_what_they_are_allowed() {
             && said.contains("from=\"127.0.0.1:")
             && said.contains("who=\"spiffe://shop/envoy\"")
     );
-    assert!(!said.contains("neither encrypted nor known"), "{said}");
+    assert!(!said.contains("not encrypted") && !said.contains("whoever reaches"), "{said}");
 }
 
 #[test]
@@ -443,7 +443,8 @@ fn operators_come_by_a_certificate_of_the_ports_own() {
     let node = Node::start_whole(&format!(
         "region: eu\nnode: eu-1\nlisten: {{ grpc: \"0.0.0.0:0\", http: \"127.0.0.1:0\", admin: {admin} }}\n{LIMITS}"
     ));
-    node.until_it_says("callers from elsewhere are neither encrypted nor known");
+    node.until_it_says("callers from elsewhere are not encrypted");
+    node.until_it_says("whoever reaches this port may ask");
     assert!(!node.stderr().contains("port=\"http\""), "{}", node.stderr());
     let ca = authority.path("ca.crt");
     let address = format!("https://localhost:{}", node.admin().port());

@@ -30,6 +30,15 @@ pub enum ClientError {
         /// The time that it had: [`Options::deadline`](crate::Options::deadline).
         deadline: Duration,
     },
+    /// The node does not know this client, or does not let it ask this. Nothing was charged. Its operator mends it, or whoever gives this
+    /// client its [`Credentials`](crate::Credentials).
+    #[error("{address} does not let this client ask: {what}")]
+    NotAllowed {
+        /// The address as it was given to [`Client::connect`](crate::Client::connect).
+        address: String,
+        /// What it says.
+        what: String,
+    },
     /// The question itself is wrong, and will be as wrong the next time. Nothing was charged.
     #[error("refused: {what}")]
     Refused {
@@ -49,9 +58,8 @@ impl ClientError {
             | Code::OutOfRange
             | Code::ResourceExhausted => Self::Refused { what: status.message().to_owned() },
             Code::DeadlineExceeded => peer.late(),
-            // Who is not known, or may not ask this, is told so each time.
             Code::Unauthenticated | Code::PermissionDenied => {
-                Self::Refused { what: status.message().to_owned() }
+                Self::NotAllowed { address: peer.address.clone(), what: status.message().to_owned() }
             }
             _ => peer.unreachable(why(status)),
         }
@@ -91,8 +99,8 @@ mod tests {
             (Code::FailedPrecondition, true),
             (Code::OutOfRange, true),
             (Code::ResourceExhausted, true),
-            (Code::Unauthenticated, true),
-            (Code::PermissionDenied, true),
+            (Code::Unauthenticated, false),
+            (Code::PermissionDenied, false),
             (Code::Unavailable, false),
             (Code::Internal, false),
             (Code::Unimplemented, false),

@@ -110,10 +110,8 @@ impl Decider {
         let units = question.units();
         match self.client.check(question).await {
             Ok(answer) => Ok(Decision::Answered(answer)),
-            Err(ClientError::Unreachable { .. } | ClientError::Deadline { .. }) => {
-                Ok(self.local.decide(units))
-            }
             Err(refused @ ClientError::Refused { .. }) => Err(refused),
+            Err(_) => Ok(self.local.decide(units)),
         }
     }
 

@@ -4,13 +4,13 @@ use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use arc_swap::ArcSwapOption;
 use http::Uri;
-use hyper_util::rt::TokioIo;
+use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring::default_provider,
@@ -18,7 +18,8 @@ use rustls::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream},
+    net::UnixStream,
+    time::Instant,
 };
 use tokio_rustls::TlsConnector;
 use tonic::{
@@ -28,6 +29,8 @@ use tonic::{
     transport::{Channel, Endpoint, Error},
 };
 
+use tower::ServiceExt as _;
+
 use crate::ClientError;
 
 /// The longest file of certificates, a key or a token, in bytes: what is longer is some other file.
@@ -35,8 +38,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The protocol of gRPC, as ALPN names it (RFC 9113, section 3.1).
 const H2: &[u8] = b"h2";
 
-/// How a client knows the node, and shows who it is itself. Files are in PEM, and are read again for every new connection, so that
-/// certificates and tokens can be replaced while a client runs.
+/// How a client knows the node, and shows who it is itself. Files are in PEM. Certificates are read again for every new connection, and the
+/// token every second: both can be replaced while a client runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// The certificates of the authorities that sign those of nodes. Where absent, the system's.
@@ -70,6 +73,8 @@ struct Inner {
     uri: Uri,
     credentials: Credentials,
     token: ArcSwapOption<MetadataValue<Ascii>>,
+    /// When the token is to be read again.
+    read_again: Mutex<Instant>,
 }
 
 #[derive(Debug)]
@@ -92,6 +97,7 @@ pub struct Bearer(Target);
 
 impl Interceptor for Bearer {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        self.0.look_at_token();
         if let Some(token) = &*self.0.0.token.load() {
             request.metadata_mut().insert("authorization", MetadataValue::clone(token));
         }
@@ -110,6 +116,7 @@ impl From<SocketAddr> for Target {
             uri: uri.expect("an address and a port are an authority"),
             credentials: Credentials::default(),
             token: ArcSwapOption::empty(),
+            read_again: Mutex::new(Instant::now()),
         }))
     }
 }
@@ -138,9 +145,14 @@ impl Target {
                  node's certificate"
             )));
         }
-        let inner =
-            Inner { address: address.to_owned(), place, uri, credentials, token: ArcSwapOption::empty() };
-        let target = Self(Arc::new(inner));
+        let target = Self(Arc::new(Inner {
+            address: address.to_owned(),
+            place,
+            uri,
+            credentials,
+            token: ArcSwapOption::empty(),
+            read_again: Mutex::new(Instant::now() + LOOK_AT_TOKEN),
+        }));
         target.read_token().map_err(refused)?;
         if target.is_tls() {
             target.tls().map_err(refused)?;
@@ -183,9 +195,14 @@ impl Target {
         match &self.0.place {
             Place::Unix(path) => Ok(Box::new(UnixStream::connect(path).await?)),
             Place::Tcp { host, port, tls } => {
-                let host = host.trim_start_matches('[').trim_end_matches(']');
-                let stream = TcpStream::connect((host, *port)).await?;
-                stream.set_nodelay(true)?;
+                // Of several addresses it tries the next when one takes its time (RFC 8305).
+                let mut tcp = HttpConnector::new();
+                tcp.set_nodelay(true);
+                tcp.set_connect_timeout(Some(CONNECT_TIME_MAX));
+                let uri =
+                    Uri::builder().scheme("http").authority(format!("{host}:{port}")).path_and_query("/");
+                let uri = uri.build().map_err(io::Error::other)?;
+                let stream = tcp.oneshot(uri).await.map_err(connecting)?.into_inner();
                 let Some(name) = tls else { return Ok(Box::new(stream)) };
                 let connector = TlsConnector::from(self.tls().map_err(io::Error::other)?);
                 Ok(Box::new(connector.connect(name.clone(), stream).await?))
@@ -220,6 +237,19 @@ impl Target {
             let target = target.clone();
             async move { target.connect().await.map(TokioIo::new) }
         })
+    }
+
+    /// Reads the token again now and then, since its file may be replaced while a connection lasts. What cannot be read changes nothing.
+    fn look_at_token(&self) {
+        if self.0.credentials.token_file.is_none() {
+            return;
+        }
+        let Ok(mut read_again) = self.0.read_again.try_lock() else { return };
+        let now = Instant::now();
+        if now >= *read_again {
+            *read_again = now + LOOK_AT_TOKEN;
+            let _ = self.read_token();
+        }
     }
 
     fn read_token(&self) -> Result<(), String> {
@@ -281,11 +311,26 @@ impl Target {
     }
 }
 
+/// The system's own words for why there is no connection.
+fn connecting(fault: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    let mut cause = fault.source();
+    while let Some(error) = cause {
+        if let Some(system) = error.downcast_ref::<io::Error>() {
+            return io::Error::new(system.kind(), system.to_string());
+        }
+        cause = error.source();
+    }
+    io::Error::other(fault)
+}
+
+/// How long a connection may take to be made. Longer than any round trip on this planet, with one packet lost; a caller rarely waits
+/// for it, because the deadline is shorter.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
+/// How often the file of a token is looked at.
+const LOOK_AT_TOKEN: Duration = Duration::from_secs(1);
+
 /// The settings that connections of callers have.
 pub(crate) fn settings(endpoint: Endpoint) -> Endpoint {
-    /// How long a connection may take to be made. Longer than any round trip on this planet, with one packet lost; a caller rarely waits
-    /// for it, because the deadline is shorter.
-    const CONNECT_TIME_MAX: Duration = Duration::from_secs(1);
     /// How long a connection may be quiet before the node is asked whether it is still there. Also without calls, so that the first call
     /// after a quiet hour does not find out that a firewall has forgotten the connection.
     const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);

@@ -13,6 +13,7 @@ use acequia_limits::selector::Condition;
 use arc_swap::ArcSwap;
 use http::{HeaderMap, header};
 use ring::digest::{SHA256, digest};
+use tracing::error;
 
 use crate::{
     config::{Allowed, May, Who},
@@ -71,14 +72,23 @@ pub enum TokenFault {
     },
 }
 
+impl TokenFault {
+    /// Whether there is no such file.
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::File { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound)
+    }
+}
+
 /// The callers that a port knows, as its files were when they were read. A token is known by its SHA-256: how long a comparison takes
 /// tells nothing of it.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Known {
     /// Who is not named below.
     others: Others,
     names: BTreeMap<String, Arc<Rights>>,
     tokens: BTreeMap<[u8; 32], Arc<Rights>>,
+    /// What the files of tokens held.
+    files: BTreeMap<PathBuf, [u8; 32]>,
 }
 
 /// What callers may do that are not named.
@@ -94,8 +104,10 @@ enum Others {
 }
 
 /// What a caller may do.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Rights {
+    /// Its place in the config: of several names in a certificate the first there counts.
+    place: usize,
     /// Its name, or the file of its token.
     who: String,
     domains: Option<Condition>,
@@ -135,13 +147,15 @@ impl KnownCaller {
 
 impl Known {
     /// Whom `allow` names, from the files that it names; or everybody where there is none, and where
-    /// `asks_for_certificates`, everybody who has one.
+    /// `asks_for_certificates`, everybody who has one. A token whose file has gone since `before` opens nothing; one whose file cannot be
+    /// used now is what it was.
     ///
     /// # Errors
-    /// A file of a token cannot be read, or holds none.
+    /// A file of a token that was not known before cannot be read, or holds none.
     pub(crate) fn read(
         allow: Option<&[Allowed]>,
         asks_for_certificates: bool,
+        before: &Self,
     ) -> Result<Arc<Self>, TokenFault> {
         let others = match allow {
             Some(_) => Others::Nothing,
@@ -149,22 +163,42 @@ impl Known {
             None => Others::Everything,
         };
         let mut known = Self { others, ..Self::default() };
-        for Allowed { who, domains, may } in allow.unwrap_or_default() {
+        for (place, Allowed { who, domains, may }) in allow.unwrap_or_default().iter().enumerate() {
             let may = may.as_deref().unwrap_or(&May::ALL).iter().fold(0, |bits, may| bits | may.bit());
-            let rights = |who| Arc::new(Rights { who, domains: domains.clone(), may });
+            let rights = |who| Arc::new(Rights { place, who, domains: domains.clone(), may });
             match who {
-                Who::Name(name) => known.names.insert(name.clone(), rights(name.clone())),
-                Who::Token(path) => {
-                    let token = fingerprint(&read_token(path)?);
-                    known.tokens.insert(token, rights(path.display().to_string()))
+                Who::Name(name) => {
+                    known.names.insert(name.clone(), rights(name.clone()));
                 }
-            };
+                Who::Token(path) => {
+                    let token = match (read_token(path), before.files.get(path)) {
+                        (Ok(token), _) => fingerprint(&token),
+                        (Err(fault), Some(_)) if fault.is_gone() => {
+                            error!(%fault, "this token lets nobody in any more");
+                            continue;
+                        }
+                        (Err(fault), Some(token)) => {
+                            error!(%fault, "this token stays what it was");
+                            *token
+                        }
+                        (Err(fault), None) => return Err(fault),
+                    };
+                    known.files.insert(path.clone(), token);
+                    // Of two files with one token the first counts.
+                    known.tokens.entry(token).or_insert_with(|| rights(path.display().to_string()));
+                }
+            }
         }
         Ok(Arc::new(known))
     }
 }
 
 impl Callers {
+    /// Who is let in now.
+    pub(crate) fn known(&self) -> Arc<Known> {
+        self.0.load_full()
+    }
+
     /// Lets in others from now on.
     pub(crate) fn replace(&self, known: Arc<Known>) {
         self.0.store(known);
@@ -191,8 +225,10 @@ impl Caller {
         }
         let token = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
         let by_token = || known.tokens.get(&fingerprint(token?));
-        let by_name =
-            || self.names.iter().flat_map(|names| names.iter()).find_map(|name| known.names.get(name));
+        let by_name = || {
+            let named = self.names.iter().flat_map(|names| names.iter());
+            named.filter_map(|name| known.names.get(name)).min_by_key(|rights| rights.place)
+        };
         let rights = by_token().or_else(by_name).ok_or(TurnedAway::Unknown)?;
         Ok(Some(Arc::new(KnownCaller { rights: Arc::clone(rights), from: self.from })))
     }
@@ -264,7 +300,7 @@ mod tests {
 
     fn callers(allow: &[Allowed]) -> Arc<Callers> {
         let callers = Callers::default();
-        callers.replace(Known::read(Some(allow), true).expect("sound"));
+        callers.replace(Known::read(Some(allow), true, &Known::default()).expect("sound"));
         Arc::new(callers)
     }
 
@@ -317,12 +353,17 @@ mod tests {
         assert!(!with("Basic 0123456789abcdef") && !with("0123456789abcdef") && !with("Bearer"));
         let write = |text: &str| std::fs::write(folder.path().join("token"), text).expect("written");
         write("fedcba9876543210");
-        callers.replace(Known::read(Some(&allow), true).expect("sound"));
+        callers.replace(Known::read(Some(&allow), true, &callers.known()).expect("sound"));
         assert!(opens("fedcba9876543210") && !opens("0123456789abcdef"));
         for none in ["short", "", "two words of sixteen", &"x".repeat(4_097)] {
             write(none);
-            Known::read(Some(&allow), true).expect_err("no token");
+            Known::read(Some(&allow), true, &Known::default()).expect_err("no token");
+            callers.replace(Known::read(Some(&allow), true, &callers.known()).expect("the old one"));
+            assert!(opens("fedcba9876543210"), "the old one stays");
         }
+        std::fs::remove_file(folder.path().join("token")).expect("removed");
+        callers.replace(Known::read(Some(&allow), true, &callers.known()).expect("without it"));
+        assert!(!opens("fedcba9876543210"), "whose file is gone is let in no more");
     }
 
     #[test]
@@ -332,7 +373,7 @@ mod tests {
             Caller::new(Arc::clone(&callers), None, None).rights(&HeaderMap::new()).expect("anybody");
         May::ALL.into_iter().for_each(|what| may(&rights, what).expect("everything"));
         may_ask_for(&rights, b"any").expect("every domain");
-        callers.replace(Known::read(None, true).expect("no file"));
+        callers.replace(Known::read(None, true, &Known::default()).expect("no file"));
         Caller::new(Arc::clone(&callers), None, None).rights(&HeaderMap::new()).expect_err("no certificate");
         named(&callers, &[]).rights(&HeaderMap::new()).expect("a certificate without names");
     }

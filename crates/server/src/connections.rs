@@ -5,11 +5,11 @@
 //! that sends its messages whole does not pay for one that does not.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -36,6 +36,8 @@ const LARGE_BYTES_MAX: usize = 3 * ((1 << 20) + 5);
 const ALL_BYTES_MAX: usize = 64 << 20;
 /// Where that is too much, connections are cut until so much is left.
 const LEFT_BYTES: usize = ALL_BYTES_MAX / 8 * 7;
+/// Handshakes at one time, of all ports: each may hold 64 KiB of a message that does not end.
+const GREETING_MAX: usize = 256;
 /// The time between two warnings of connections that are cut for it.
 const WARN_EVERY: Duration = Duration::from_secs(1);
 /// An answer up to this size is not counted: it is about what its call takes.
@@ -71,6 +73,7 @@ pub(crate) struct Life {
     /// [`OPEN`], [`ENDING`] or [`CUT`].
     stage: AtomicU8,
     task: AtomicWaker,
+    is_greeting: AtomicBool,
     /// Told when it is to end.
     ends: Arc<Notify>,
     /// Calls under way that were not answered at once.
@@ -86,6 +89,16 @@ pub(crate) struct Life {
 /// The right to a stream, or to a call that tonic answers, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamPlace(Arc<Life>);
+
+/// A handshake that is under way.
+#[derive(Debug)]
+pub(crate) struct Greeting(Arc<Life>);
+
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        self.0.is_greeting.store(false, Ordering::Relaxed);
+    }
+}
 
 /// There are too many streams on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,6 +152,8 @@ impl AsRef<[u8]> for HeldAnswer {
 /// All connections of a node.
 #[derive(Debug)]
 pub(crate) struct AllConnections {
+    /// Connections in a handshake, the oldest first.
+    greeting: Mutex<VecDeque<Weak<Life>>>,
     ports: Mutex<Vec<Weak<Connections>>>,
     held: [AtomicUsize; 2],
     /// When it was last warned of.
@@ -151,6 +166,7 @@ pub(crate) struct AllConnections {
 impl Default for AllConnections {
     fn default() -> Self {
         Self {
+            greeting: Mutex::default(),
             ports: Mutex::default(),
             held: Default::default(),
             warned: Mutex::default(),
@@ -208,13 +224,22 @@ pub(crate) struct Ended {
     pub(crate) old: AtomicU64,
     /// They held most when all together held too much.
     pub(crate) held: AtomicU64,
+    /// Others may come in than when they did.
+    pub(crate) changed: AtomicU64,
 }
 
 impl Ended {
     /// By reason, with the port's name.
-    pub(crate) fn counts(&self, port: &'static str) -> [([(&'static str, &'static str); 2], u64); 5] {
-        let Self { silent, idle, crowded, old, held } = self;
-        let all = [("silent", silent), ("idle", idle), ("crowded", crowded), ("old", old), ("held", held)];
+    pub(crate) fn counts(&self, port: &'static str) -> [([(&'static str, &'static str); 2], u64); 6] {
+        let Self { silent, idle, crowded, old, held, changed } = self;
+        let all = [
+            ("silent", silent),
+            ("idle", idle),
+            ("crowded", crowded),
+            ("old", old),
+            ("held", held),
+            ("changed", changed),
+        ];
         all.map(|(why, count)| ([("port", port), ("why", why)], count.load(Ordering::Relaxed)))
     }
 }
@@ -250,6 +275,7 @@ impl Life {
             calls: AtomicU64::new(0),
             stage: AtomicU8::new(OPEN),
             task: AtomicWaker::new(),
+            is_greeting: AtomicBool::new(false),
             ends: Arc::default(),
             busy: AtomicUsize::new(0),
             held: Default::default(),
@@ -267,6 +293,13 @@ impl Life {
         } else {
             Err(TooManyStreams)
         }
+    }
+
+    /// It is in a handshake until what this gives is dropped.
+    pub(crate) fn greets(self: &Arc<Self>) -> Greeting {
+        self.is_greeting.store(true, Ordering::Relaxed);
+        self.node.greets(self);
+        Greeting(Arc::clone(self))
     }
 
     /// A call began, or went on. Only the connection's own task says so.
@@ -414,6 +447,18 @@ impl AllConnections {
         self.held.iter().map(|held| held.load(Ordering::Relaxed)).sum()
     }
 
+    /// A connection begins a handshake. Where there are too many, the oldest is cut: strangers may leave them unfinished.
+    fn greets(&self, life: &Arc<Life>) {
+        let mut greeting = self.greeting.lock().unwrap_or_else(PoisonError::into_inner);
+        greeting.retain(|life| life.upgrade().is_some_and(|life| life.is_greeting.load(Ordering::Relaxed)));
+        if greeting.len() >= GREETING_MAX
+            && let Some(oldest) = greeting.pop_front().and_then(|life| life.upgrade())
+        {
+            oldest.go_to(CUT);
+        }
+        greeting.push_back(Arc::downgrade(life));
+    }
+
     /// The ports that are listened to, in the order in which they were opened.
     pub(crate) fn ports(&self) -> Vec<Arc<Connections>> {
         self.lock().iter().filter_map(Weak::upgrade).collect()
@@ -536,10 +581,11 @@ impl Connections {
             .filter(|entry| entry.cut_at.is_none())
             .filter_map(|entry| {
                 entry.look(now);
-                (now - entry.active >= SILENT).then_some(entry)
+                (entry.calls_seen == 0 || now - entry.active >= SILENT).then_some(entry)
             })
             .collect();
-        silent.sort_by_key(|entry| entry.active);
+        // First those that have made no call: anybody can connect.
+        silent.sort_by_key(|entry| (entry.calls_seen > 0, entry.active));
         for entry in silent.into_iter().take(wanted - going) {
             self.ended.crowded.fetch_add(1, Ordering::Relaxed);
             // Who never called has nothing under way.
@@ -548,8 +594,9 @@ impl Connections {
         }
     }
 
-    /// Ends what was silent for too long, and what is old.
+    /// Ends what was silent for too long, what is old, and where others may come in than before, all.
     pub(crate) fn sweep(&self, now: Instant) {
+        let all_end = self.gate.has_changed_callers();
         self.node.seconds.store((now - self.node.begun).as_secs(), Ordering::Relaxed);
         for (number, entry) in &mut self.lock().entries {
             entry.look(now);
@@ -557,13 +604,16 @@ impl Connections {
                 if now >= cut_at {
                     entry.life.go_to(CUT);
                 }
+            } else if all_end {
+                self.ended.changed.fetch_add(1, Ordering::Relaxed);
+                entry.end(now, GRACE);
             } else if entry.calls_seen == 0 && now - entry.opened >= self.port().first_call() {
                 self.ended.silent.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, Duration::ZERO);
             } else if now - entry.active >= IDLE_MAX && entry.life.busy.load(Ordering::Relaxed) == 0 {
                 self.ended.idle.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, IDLE_GRACE);
-            } else if self.port().ages() && now - entry.opened >= spread(self.max_age, *number) {
+            } else if self.gate.ages() && now - entry.opened >= spread(self.max_age, *number) {
                 self.ended.old.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, GRACE);
             }
@@ -729,6 +779,52 @@ mod tests {
         assert_eq!(connections.node.held(), answer.len());
         drop(answer);
         assert_eq!(connections.node.held(), 0);
+    }
+
+    #[test]
+    fn who_has_made_no_call_makes_room_before_a_caller() {
+        let (connections, begun) = (port(2), Instant::now());
+        let caller = connections.place(begun).expect("a place");
+        caller.life.called();
+        connections.sweep(begun);
+        let later = begun + Duration::from_secs(5);
+        let stranger = connections.place(later).expect("a place");
+        assert!(connections.place(later).is_none());
+        assert_eq!((stage(&caller), stage(&stranger)), (OPEN, CUT), "though it came but now");
+    }
+
+    #[test]
+    fn of_too_many_handshakes_the_oldest_is_cut() {
+        let connections = port(2 * GREETING_MAX);
+        let place = || connections.place(Instant::now()).expect("a place");
+        let done = place();
+        drop(done.life.greets());
+        let under_way: Vec<_> = (0..=GREETING_MAX).map(|_| place()).collect();
+        let greetings: Vec<_> = under_way.iter().map(|place| place.life.greets()).collect();
+        assert_eq!((stage(&done), stage(&under_way[0]), stage(&under_way[1])), (OPEN, CUT, OPEN));
+        drop(greetings);
+        let _greeting = place().life.greets();
+        assert_eq!(stage(&under_way[1]), OPEN, "those that have ended count no more");
+    }
+
+    #[test]
+    fn where_others_may_come_in_all_connections_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let token = folder.path().join("token");
+        std::fs::write(&token, "0123456789abcdef").expect("written");
+        let gate = Gate::open(Port::Http);
+        let connections = Connections::new(Arc::clone(&gate), (4, HOUR), &Arc::default());
+        let now = Instant::now();
+        let place = connections.place(now).expect("a place");
+        connections.sweep(now);
+        assert_eq!(stage(&place), OPEN);
+        let who = crate::config::Who::Token(token);
+        gate.allow(Some(vec![crate::config::Allowed { who, domains: None, may: None }])).expect("a token");
+        connections.sweep(now);
+        assert_eq!(stage(&place), ENDING);
+        let new = connections.place(now).expect("a place");
+        connections.sweep(now);
+        assert_eq!((stage(&new), connections.ended().changed.load(Ordering::Relaxed)), (OPEN, 1));
     }
 
     #[test]

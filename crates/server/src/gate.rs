@@ -1,28 +1,34 @@
 //! The way in by a port: its certificates, and the callers that it knows. Both are read again when their files change.
 
 use std::{
-    io,
+    io::{self, ErrorKind},
     net::SocketAddr,
     path::Path,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
 };
 
 use arc_swap::ArcSwapOption;
-use rustls::ServerConfig;
+use rustls::{ServerConfig, ServerConnection};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::{
     callers::{Caller, Callers, Known, TokenFault},
-    config::{Allowed, PortTls, Watched, Who},
+    config::{Address, Allowed, PortTls, Watched, Who},
     connections::Life,
     refused::{Refused, Why},
     serve::Port,
     tls::{self, TlsFault},
 };
+
+/// Encrypted bytes that may wait on a connection for a slow reader.
+const SEND_BYTES_MAX: usize = 32 << 10;
 
 /// Why a port cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +55,13 @@ pub enum GateFault {
 #[derive(Debug)]
 pub(crate) struct Gate {
     pub(crate) port: Port,
+    /// Whether only this machine can connect.
+    is_local: bool,
     tls: ArcSwapOption<ServerConfig>,
     callers: Arc<Callers>,
     rules: Mutex<Rules>,
+    /// Others may come in than before, which the open connections do not know yet.
+    has_changed: AtomicBool,
 }
 
 /// What the config says of a port.
@@ -60,6 +70,8 @@ struct Rules {
     tls: Option<PortTls>,
     allow: Option<Vec<Allowed>>,
     watched: Watched,
+    /// Why they could not be read the last time.
+    fault: String,
 }
 
 /// What a gate is to go by, read.
@@ -80,7 +92,18 @@ pub(crate) enum MaybeTls<S> {
 impl Gate {
     /// One that lets everybody in.
     pub(crate) fn open(port: Port) -> Arc<Self> {
-        Arc::new(Self { port, tls: ArcSwapOption::empty(), callers: Arc::default(), rules: Mutex::default() })
+        Arc::new(Self::of(port))
+    }
+
+    fn of(port: Port) -> Self {
+        Self {
+            port,
+            is_local: true,
+            tls: ArcSwapOption::empty(),
+            callers: Arc::default(),
+            rules: Mutex::default(),
+            has_changed: AtomicBool::new(false),
+        }
     }
 
     /// One that goes by the config.
@@ -89,50 +112,74 @@ impl Gate {
     /// A file cannot be used.
     pub(crate) fn new(
         port: Port,
+        address: &Address,
         tls: Option<PortTls>,
         allow: Option<Vec<Allowed>>,
     ) -> Result<Arc<Self>, GateFault> {
-        let gate = Self::open(port);
+        let gate = Arc::new(Self { is_local: address.is_local(), ..Self::of(port) });
         gate.put(gate.prepare(tls, allow)?);
         Ok(gate)
     }
 
     fn prepare(&self, tls: Option<PortTls>, allow: Option<Vec<Allowed>>) -> Result<Prepared, GateFault> {
-        let mut rules = Rules { tls, allow, watched: Watched::default() };
+        let mut rules = Rules { tls, allow, ..Rules::default() };
         // Looked at before they are read: what changes meanwhile is read again.
         rules.have_changed();
-        let (tls, known) = self.read(&rules)?;
+        let (tls, known) = (self.read_tls(&rules)?, self.read_callers(&rules)?);
         Ok(Prepared { rules, tls, known })
     }
 
-    /// Makes ready to let others in.
+    /// Lets others in from now on, and ends the connections of those that came in before.
     ///
     /// # Errors
-    /// A file cannot be used.
-    pub(crate) fn prepare_to_allow(&self, allow: Option<Vec<Allowed>>) -> Result<Prepared, GateFault> {
-        let tls = self.lock().tls.clone();
-        self.prepare(tls, allow)
+    /// A file cannot be used: nothing is changed then.
+    pub(crate) fn allow(&self, allow: Option<Vec<Allowed>>) -> Result<(), GateFault> {
+        let mut rules = self.lock();
+        if rules.allow == allow {
+            return Ok(());
+        }
+        let mut new = Rules { tls: rules.tls.clone(), allow, ..Rules::default() };
+        self.callers.replace(self.read_callers(&new)?);
+        // What changed meanwhile is read again soon.
+        new.have_changed();
+        *rules = new;
+        self.has_changed.store(true, Ordering::Relaxed);
+        info!(port = self.port.name(), "other callers may ask from now on");
+        Ok(())
     }
 
-    /// Goes by what was made ready, from now on.
-    pub(crate) fn put(&self, prepared: Prepared) {
+    fn put(&self, prepared: Prepared) {
         let Prepared { rules, tls, known } = prepared;
         *self.lock() = rules;
         self.tls.store(tls);
         self.callers.replace(known);
     }
 
-    fn read(&self, rules: &Rules) -> Result<(Option<Arc<ServerConfig>>, Arc<Known>), GateFault> {
+    /// Whether others may come in since this was last asked.
+    pub(crate) fn has_changed_callers(&self) -> bool {
+        self.has_changed.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether connections end when they are old. Operators watch for longer and are not spread over nodes, but a certificate counts for as
+    /// long as its connection.
+    pub(crate) fn ages(&self) -> bool {
+        self.port != Port::Admin || self.lock().tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
+    }
+
+    fn read_tls(&self, rules: &Rules) -> Result<Option<Arc<ServerConfig>>, GateFault> {
         let port = self.port.name();
         let protocols: &[&[u8]] = match self.port {
             Port::Grpc | Port::Admin => &[tls::H2],
             Port::Http => &[tls::H2, tls::HTTP_1],
         };
         let tls = rules.tls.as_ref().map(|tls| tls.read(protocols)).transpose();
-        let tls = tls.map_err(|cause| GateFault::Tls { port, cause })?;
+        tls.map_err(|cause| GateFault::Tls { port, cause })
+    }
+
+    fn read_callers(&self, rules: &Rules) -> Result<Arc<Known>, GateFault> {
         let asks = rules.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-        let known = Known::read(rules.allow.as_deref(), asks);
-        Ok((tls, known.map_err(|cause| GateFault::Token { port, cause })?))
+        let known = Known::read(rules.allow.as_deref(), asks, &self.callers.known());
+        known.map_err(|cause| GateFault::Token { port: self.port.name(), cause })
     }
 
     /// Reads the files again if they have changed. What cannot be read changes nothing.
@@ -141,14 +188,32 @@ impl Gate {
         if !rules.have_changed() {
             return;
         }
-        match self.read(&rules) {
-            Ok((tls, known)) => {
-                self.tls.store(tls);
-                self.callers.replace(known);
-                info!(port = self.port.name(), "certificates and tokens read again");
-            }
-            Err(fault) => error!(%fault, "certificates and tokens not read again: the old ones stay"),
+        let (tls, known) = (self.read_tls(&rules), self.read_callers(&rules));
+        let mut faults = Vec::new();
+        match tls {
+            Ok(tls) => self.tls.store(tls),
+            Err(fault) => faults.push(fault.to_string()),
         }
+        match known {
+            Ok(known) => {
+                if *known != *self.callers.known() {
+                    self.has_changed.store(true, Ordering::Relaxed);
+                }
+                self.callers.replace(known);
+            }
+            Err(fault) => faults.push(fault.to_string()),
+        }
+        if faults.is_empty() {
+            info!(port = self.port.name(), "certificates and tokens read again");
+        } else {
+            // Looked at again, and told once.
+            rules.watched = Watched::default();
+        }
+        let fault = faults.join("; ");
+        if !fault.is_empty() && fault != rules.fault {
+            error!(fault, "certificates and tokens not read again: the old ones stay");
+        }
+        rules.fault = fault;
     }
 
     fn lock(&self) -> MutexGuard<'_, Rules> {
@@ -160,27 +225,54 @@ impl Gate {
         &self,
         stream: S,
         from: Option<SocketAddr>,
-        life: &Life,
+        life: &Arc<Life>,
         refused: &Refused,
     ) -> Option<(MaybeTls<S>, Caller)> {
         let caller = |names| Caller::new(Arc::clone(&self.callers), names, from);
         let Some(tls) = self.tls.load_full() else { return Some((MaybeTls::Plain(stream), caller(None))) };
+        let greeting = life.greets();
+        let bounded = |connection: &mut ServerConnection| connection.set_buffer_limit(Some(SEND_BYTES_MAX));
         // A handshake that takes too long is cut as a connection without a call is.
         let handshake = tokio::select! {
             biased;
             () = life.cut() => return None,
-            handshake = TlsAcceptor::from(tls).accept(stream) => handshake,
+            handshake = TlsAcceptor::from(tls).accept_with(stream, bounded) => handshake,
         };
+        drop(greeting);
         match handshake {
             Ok(stream) => {
                 let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
                 let names = shown.map(tls::names_in);
                 Some((MaybeTls::Tls(Box::new(stream)), caller(names)))
             }
+            // Who connects and leaves looks whether somebody is there.
+            Err(fault) if matches!(fault.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
+                None
+            }
             Err(fault) => {
                 refused.count(self.port, Why::Handshake, from, &fault);
                 None
             }
+        }
+    }
+}
+
+/// Warns of ports for callers that others than this machine reach, and that are in the clear, or let in everybody.
+pub(crate) fn warn_of_open_ports(gates: &[Arc<Gate>]) {
+    for gate in gates.iter().filter(|gate| !gate.is_local && gate.port != Port::Admin) {
+        let rules = gate.lock();
+        let port = gate.port.name();
+        if rules.tls.is_none() {
+            warn!(
+                port,
+                "callers from elsewhere are not encrypted: set `tls` of this port in `listen`, or keep others from reaching it"
+            );
+        }
+        if rules.allow.is_none() && rules.tls.as_ref().is_none_or(|tls| tls.client_ca.is_none()) {
+            warn!(
+                port,
+                "whoever reaches this port may ask: set `allow` of it in `listen`, or keep others from reaching it"
+            );
         }
     }
 }

@@ -4,7 +4,6 @@
 use std::{
     convert::Infallible,
     fmt,
-    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -106,18 +105,21 @@ pub(crate) async fn serve(
     let calls = Arc::clone(life);
     let service = TowerToHyperService::new(router);
     let service = hyper::service::service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
-        let is_open = OPEN_PATHS.contains(&request.uri().path());
         let rights = match caller.rights(request.headers()) {
-            Err(fault) if !is_open => {
-                let (worker, life, from) = (Arc::clone(&worker), Arc::clone(&calls), caller.from);
+            Ok(rights) => {
+                calls.called();
+                rights
+            }
+            // Such a call keeps no connection.
+            Err(_) if OPEN_PATHS.contains(&request.uri().path()) => None,
+            Err(fault) => {
+                worker.shared.refused.count(Port::Http, fault.why(), caller.from, &fault);
                 return Either::Left(async move {
-                    read_small(request.into_body(), &life).await;
-                    Ok(turn_away(&worker, fault, from))
+                    read_small(request.into_body()).await;
+                    Ok(turned_away(fault))
                 });
             }
-            rights => rights.unwrap_or_default(),
         };
-        calls.called();
         request.extensions_mut().insert(Arc::clone(&calls));
         request.extensions_mut().insert(rights);
         Either::Right(hyper::service::Service::call(&service, request))
@@ -145,13 +147,12 @@ pub(crate) async fn serve(
 }
 
 /// Reads what little there is of a body: a caller of HTTP/2 that is answered before it has sent everything may take that for a fault.
-async fn read_small(mut body: hyper::body::Incoming, life: &Arc<Life>) {
-    let mut hold = life.hold();
+async fn read_small(mut body: hyper::body::Incoming) {
     let read = async {
         let mut left = SMALL_BYTES;
         while let Some(Ok(frame)) = body.frame().await {
             left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
-            if left == 0 || hold.holds(SMALL_BYTES - left, SMALL_BYTES).is_err() {
+            if left == 0 {
                 return;
             }
         }
@@ -160,12 +161,7 @@ async fn read_small(mut body: hyper::body::Incoming, life: &Arc<Life>) {
     let _ = tokio::time::timeout(READ_MAX, read).await;
 }
 
-/// Answers a caller that nobody knows.
-fn turn_away(worker: &Worker, fault: TurnedAway, from: Option<SocketAddr>) -> Response {
-    worker.shared.refused.count(Port::Http, fault.why(), from, &fault);
-    turned_away(fault)
-}
-
+/// Answers a caller that may not ask.
 fn turned_away(fault: TurnedAway) -> Response {
     let json = Json(serde_json::json!({ "error": fault.to_string() }));
     match fault {

@@ -26,7 +26,7 @@ pub use crate::service::{Service, StartError};
 use crate::{
     config::{Address, Config, ConfigFile, PortConfig},
     connections::Connections,
-    gate::Gate,
+    gate::{Gate, warn_of_open_ports},
     regions::{Audit, Joining, admin},
     serve::{HANDOVER_MAX, Hand, Port, Rounds, accept, work},
     siblings,
@@ -215,7 +215,7 @@ async fn serve(
         tokio::spawn(door.open(hands, stopping.clone()))
     });
     let writing = service.shared.writer.clone().map(|writer| std::thread::spawn(move || writer.run()));
-    warn_of_open_ports(&service);
+    warn_of_open_ports(&service.gates);
     ready(addresses.clone());
     info!(%addresses, workers = workers.threads.len(), "listening");
 
@@ -334,25 +334,10 @@ fn warn_of_open_secrets(config: &Config) {
     }
 }
 
-/// Warns of ports for callers that others than this machine reach, and can listen in on.
-fn warn_of_open_ports(service: &Service) {
-    for port in [Port::Grpc, Port::Http] {
-        let Some(PortConfig { address, tls: None, .. }) = service.config.port(port) else { continue };
-        if !address.is_local() {
-            warn!(
-                port = port.name(),
-                %address,
-                "callers from elsewhere are neither encrypted nor known: set `tls` and `allow` in `listen`, or see to it that only those \
-                 reach this port who may"
-            );
-        }
-    }
-}
-
 /// Listens, for those whom the config lets in.
 fn listen(port: Port, config: PortConfig) -> Result<WayIn, StartError> {
     let PortConfig { address, tls, allow } = config;
-    let gate = Gate::new(port, tls, allow)?;
+    let gate = Gate::new(port, &address, tls, allow)?;
     let socket = Socket::listen(&address).map_err(|cause| StartError::Listen { address, cause })?;
     Ok((socket, gate))
 }

@@ -88,11 +88,6 @@ impl Port {
             Self::Http | Self::Admin => Duration::from_secs(10),
         }
     }
-
-    /// Whether connections end when they are old. Operators watch for longer, and are not spread over nodes.
-    pub(crate) fn ages(self) -> bool {
-        self != Self::Admin
-    }
 }
 
 /// A connection on its way to a worker, and its place among those of its port.
@@ -122,7 +117,13 @@ pub(crate) async fn work<C: Connection>(
         let (worker, router, routes) = (Arc::clone(&worker), router.clone(), routes.clone());
         connections.spawn(async move {
             let (gate, life) = (place.gate(), &place.life);
-            if let Some((stream, caller)) = gate.admit(stream, from, life, &worker.shared.refused).await {
+            let mut stopping_now = stopping.clone();
+            let admitted = tokio::select! {
+                biased;
+                () = stopped(&mut stopping_now) => None,
+                admitted = gate.admit(stream, from, life, &worker.shared.refused) => admitted,
+            };
+            if let Some((stream, caller)) = admitted {
                 match gate.port {
                     Port::Http => http::serve(stream, (worker, router), (caller, life), stopping).await,
                     // Operators have a thread of their own: see `regions::admin`.

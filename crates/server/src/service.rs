@@ -25,7 +25,7 @@ use crate::{
     charges::Names,
     clock::{Clock, ClockFault, SystemClock},
     config::{Address, Config, ConfigError, Live, StoreConfig, Watched, WebhookConfig},
-    gate::{Gate, GateFault},
+    gate::{Gate, GateFault, warn_of_open_ports},
     names,
     regions::{self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError},
     siblings::{self, SiblingsError, Way},
@@ -486,14 +486,10 @@ impl Service {
         for name in self.config.needs_restart(&new) {
             warn!(setting = name, "changed in the file, and needs a restart to take effect");
         }
+        let let_in = self.let_in(&new);
         // What can be wrong with them is known before anything counts.
         let shared = Arc::clone(&self.shared);
         let webhooks = prepare_webhooks(&shared, &new.live.webhooks)?;
-        let allowed = self.gates.iter().filter_map(|gate| {
-            let allow = self.config.new_callers(&new, gate.port)?;
-            Some(gate.prepare_to_allow(allow).map(|prepared| (Arc::clone(gate), prepared)))
-        });
-        let allowed = allowed.collect::<Result<Vec<_>, _>>()?;
         if let Some(regions) = self.shared.regions.get() {
             // The catalogue rules: on the authority what changed in the file is an order, elsewhere it is compared.
             regions.take_file(&new.live.limits)?;
@@ -504,11 +500,21 @@ impl Service {
         if let Some((webhooks, hooks)) = webhooks {
             webhooks.replace(hooks);
         }
-        for (gate, prepared) in allowed {
-            gate.put(prepared);
-        }
         self.config.live = new.live;
-        Ok(())
+        Ok(let_in?)
+    }
+
+    /// Lets in by each port whom a new config names, where the port itself is the same. Apart from all else: whoever is to be kept out is
+    /// so whatever else the config has.
+    fn let_in(&self, new: &Config) -> Result<(), GateFault> {
+        let mut done = Ok(());
+        for gate in &self.gates {
+            if let Some(allow) = self.config.new_callers(new, gate.port) {
+                done = done.and(gate.allow(allow));
+            }
+        }
+        warn_of_open_ports(&self.gates);
+        done
     }
 
     fn put_limits_in_force(&self, live: &Live) -> Result<(), StartError> {

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{self, ErrorKind},
     net::SocketAddr,
-    os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
@@ -29,13 +29,16 @@ const BACKLOG: i32 = 1_024;
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpListener),
-    /// It is removed with this.
-    Unix(UnixListener, SocketFile),
+    /// It is removed with this, before anybody can think that nobody listens there.
+    Unix(SocketFile, UnixListener),
 }
 
 /// A socket's place in the file system.
 #[derive(Debug)]
-pub(crate) struct SocketFile(PathBuf);
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
 
 /// A connection that was accepted.
 #[derive(Debug)]
@@ -73,12 +76,12 @@ impl Socket {
                 // What is bound has no more than these rights from the start on (Linux, unix(7)).
                 rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(*mode))?;
                 socket.bind(&socket2::SockAddr::unix(path)?)?;
-                let file = SocketFile(path.clone());
+                let file = SocketFile { path: path.clone(), inode: inode(path)? };
                 // The umask may have taken some of them.
                 fs::set_permissions(path, fs::Permissions::from_mode(*mode))?;
                 socket.listen(BACKLOG)?;
                 socket.set_nonblocking(true)?;
-                Ok(Self::Unix(UnixListener::from_std(socket.into())?, file))
+                Ok(Self::Unix(file, UnixListener::from_std(socket.into())?))
             }
         }
     }
@@ -90,7 +93,7 @@ impl Socket {
     pub(crate) fn address(&self) -> io::Result<Address> {
         Ok(match self {
             Self::Tcp(listener) => Address::Tcp(listener.local_addr()?),
-            Self::Unix(_, SocketFile(path)) => Address::Unix(path.clone(), 0),
+            Self::Unix(SocketFile { path, .. }, _) => Address::Unix(path.clone(), 0),
         })
     }
 }
@@ -105,17 +108,28 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if !found.file_type().is_socket() {
         return Err(io::Error::new(ErrorKind::AlreadyExists, "there is a file that is no socket"));
     }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(io::Error::new(ErrorKind::AddrInUse, "another process listens there")),
+    let probe = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    probe.set_nonblocking(true)?;
+    match probe.connect(&socket2::SockAddr::unix(path)?) {
         Err(fault) if fault.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
-        Err(fault) => Err(fault),
+        // It would block where so many wait that there is no room for another.
+        Err(fault) if fault.kind() != ErrorKind::WouldBlock => Err(fault),
+        Ok(()) | Err(_) => Err(io::Error::new(ErrorKind::AddrInUse, "another process listens there")),
     }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Whoever starts next removes it otherwise.
-        let _ = fs::remove_file(&self.0);
+        // Another process may have another one there.
+        if inode(&self.path).is_ok_and(|inode| inode == self.inode) {
+            // Whoever starts next removes it otherwise.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -125,7 +139,7 @@ impl Listener for Socket {
     async fn accept(&self) -> io::Result<Accepted> {
         match self {
             Self::Tcp(listener) => Ok(Accepted::Tcp(listener.accept().await?.0.into_std()?)),
-            Self::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0.into_std()?)),
+            Self::Unix(_, listener) => Ok(Accepted::Unix(listener.accept().await?.0.into_std()?)),
         }
     }
 }

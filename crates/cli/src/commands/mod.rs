@@ -198,6 +198,11 @@ fn mend(error: &ClientError) -> String {
             format!("{error}\n{ANOTHER_NODE}")
         }
         ClientError::Deadline { .. } => format!("{error} (--deadline)."),
+        ClientError::NotAllowed { .. } => {
+            format!(
+                "{error}\nWho you are is shown with --token-file FILE, or with --cert FILE and --key FILE."
+            )
+        }
         ClientError::Refused { what } => what.clone(),
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct Credentials {
     #[arg(long, global = true, env = "ACEQUIA_ADMIN_KEY", value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
 
-    /// The name in the node's certificate, where it is neither acequia.internal nor the host of the address.
+    /// The name in the node's certificate: with --ca acequia.internal, else the host of the address, unless you give another.
     #[arg(long, global = true, env = "ACEQUIA_ADMIN_SERVER_NAME", value_name = "NAME")]
     server_name: Option<String>,
 

@@ -167,8 +167,7 @@ impl Keeper {
         let question = self.question.clone().at_most(pending.units, self.options.ttl).id(&pending.id);
         let answer = self.client.check(question).await;
         let now = Instant::now();
-        let is_unanswered =
-            matches!(answer, Err(ClientError::Unreachable { .. } | ClientError::Deadline { .. }));
+        let is_unanswered = !matches!(answer, Ok(_) | Err(ClientError::Refused { .. }));
         self.shared.is_unanswered.store(is_unanswered, Ordering::Relaxed);
         if is_unanswered {
             // It may have been charged: who asks again learns it, and can give it back. So it is still wanted.

@@ -111,6 +111,14 @@ pub(super) fn read(
         let what = format!("{port}.allow names 1 to {CALLERS_MAX} callers: leave it out to let everybody in");
         faults.at(written, what);
     }
+    for (place, caller) in callers.iter().enumerate() {
+        let is_same = |other: &Spanned<WrittenAllowed>| {
+            other.value.name == caller.value.name && other.value.token_file == caller.value.token_file
+        };
+        if callers[..place].iter().any(is_same) {
+            faults.at(caller, format!("{port}.allow names this caller twice: write all that it may do once"));
+        }
+    }
     callers
         .iter()
         .filter_map(|caller| faults.take(allowed(port, &caller.value, knows_names), caller))

@@ -376,6 +376,10 @@ mod tests {
             ("{ address: \"127.0.0.1:1\", allow: [{ domains: [shop] }] }", "either a `name`"),
             ("{ address: \"127.0.0.1:1\", allow: [{ name: a, token_file: t }] }", "either a `name`"),
             ("{ address: \"127.0.0.1:1\", tls: { cert: c } }", "key"),
+            (
+                "{ address: \"127.0.0.1:1\", allow: [{ token_file: a }, { token_file: a }] }",
+                "this caller twice",
+            ),
             ("{ address: \"127.0.0.1:1\", mode: \"0660\" }", "only a socket"),
             ("{ tls: { cert: c, key: k } }", "address"),
             ("\"unix:run/acequia.sock\"", "begins with /"),

@@ -49,14 +49,16 @@ pub(super) enum Call {
     },
     /// It waits for something.
     Waiting(BoxFuture<'static, Response<GrpcBody>>),
+    /// The same, of a caller that nobody knows.
+    OfStranger(BoxFuture<'static, Response<GrpcBody>>),
     /// It needs no reading.
     Answered(Option<Response<GrpcBody>>),
     /// Its caller may not ask.
     TurnedAway(TurnedAway),
 }
 
-/// The service by which others see whether a node is well.
-const HEALTH: &str = "/grpc.health.v1.Health/";
+/// The call by which others see whether a node is well.
+const HEALTH: &str = "/grpc.health.v1.Health/Check";
 
 /// The calls with one message that are answered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +85,13 @@ impl Call {
     ) -> Self {
         let rights = match caller.rights(request.headers()) {
             Ok(rights) => rights,
-            // Who looks after a node may have neither certificate nor token.
-            Err(_) if request.uri().path().starts_with(HEALTH) => None,
+            // Who looks after a node may have neither certificate nor token, and keeps no connection by it.
+            Err(_) if request.uri().path() == HEALTH => {
+                let answered = answer_by_tonic(request, routes.clone(), life, READ_MAX);
+                return Self::OfStranger(Box::pin(async move {
+                    answered.await.unwrap_or_else(|never| match never {})
+                }));
+            }
             Err(fault) => {
                 worker.shared.refused.count(Port::Grpc, fault.why(), caller.from, &fault);
                 return Self::TurnedAway(fault);
@@ -121,8 +128,8 @@ impl Call {
     }
 
     /// Whether its caller is known to nobody: such a call keeps no connection.
-    pub(super) const fn is_turned_away(&self) -> bool {
-        matches!(self, Self::TurnedAway(_))
+    pub(super) const fn is_of_stranger(&self) -> bool {
+        matches!(self, Self::TurnedAway(_) | Self::OfStranger(_))
     }
 }
 
@@ -173,7 +180,9 @@ impl Future for Call {
                         )));
                     }
                 }
-                Self::Waiting(waiting) => return waiting.as_mut().poll(cx).map(Ok),
+                Self::Waiting(waiting) | Self::OfStranger(waiting) => {
+                    return waiting.as_mut().poll(cx).map(Ok);
+                }
                 Self::TurnedAway(fault) => return Poll::Ready(Ok(respond(Err((*fault).into())))),
                 Self::Answered(response) => {
                     let response = response.take().expect("a finished call is not polled again");

@@ -117,7 +117,7 @@ pub(crate) async fn serve(
     let of_calls = Arc::clone(life);
     let answer = move |request: http::Request<Incoming>| {
         let call = Call::new(request, (&worker, &routes), (&caller, &of_calls));
-        if !call.is_turned_away() {
+        if !call.is_of_stranger() {
             of_calls.called();
         }
         call
