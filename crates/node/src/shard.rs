@@ -273,6 +273,10 @@ impl Cells {
                 at
             }
             None => {
+                // By an eighth and not twofold: what is held and not used is nobody's.
+                if self.heap.len() == self.heap.capacity() {
+                    self.heap.reserve_exact(self.heap.len() / 8 + 4);
+                }
                 self.heap.push(state);
                 self.heap.len() - 1
             }

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -17,6 +17,7 @@ use tracing::error;
 
 use crate::{
     config::{Allowed, May, Who},
+    connections::Life,
     refused::Why,
 };
 
@@ -143,6 +144,12 @@ impl KnownCaller {
     pub(crate) fn from(&self) -> (Option<SocketAddr>, &str) {
         (self.from, &self.rights.who)
     }
+
+    /// By what its records are told apart from those of others.
+    fn owner(&self) -> u32 {
+        // Above any address that is asked from.
+        u32::MAX - u32::try_from(self.rights.place).unwrap_or(0)
+    }
 }
 
 impl Known {
@@ -211,6 +218,20 @@ impl Caller {
         Self { callers, names: names.map(Arc::from), from }
     }
 
+    /// Whose connection it is, as far as others can be told apart from him: by his address (of IPv6, the /64 that a site has), or as one of
+    /// this machine. Never 0.
+    pub(crate) fn owner(&self) -> u32 {
+        let of_64 = |ip: Ipv6Addr| {
+            let [a, b, c, d, ..] = ip.segments().map(u32::from);
+            ((a << 16 | b).rotate_left(7) ^ (c << 16 | d)) | 1
+        };
+        match self.from.map(|from| from.ip().to_canonical()) {
+            Some(IpAddr::V4(ip)) => u32::from(ip).max(1),
+            Some(IpAddr::V6(ip)) => of_64(ip),
+            None => 1,
+        }
+    }
+
     /// What a call may do that came with these headers. A token that is known counts before a certificate.
     ///
     /// # Errors
@@ -238,6 +259,11 @@ impl Caller {
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(b"Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
+}
+
+/// Whose call it is: the known caller's, or else whoever's connection it is.
+pub(crate) fn owner(rights: &CallRights, life: &Life) -> u32 {
+    rights.as_ref().map_or_else(|| life.owner(), |known| known.owner())
 }
 
 /// Whether a call may do this.

@@ -120,7 +120,7 @@ impl Names {
         };
         let fingerprint = self.fingerprint(request, reserve);
         let is_repeatable = !id.is_empty();
-        Ok(Some(Recording { id: ChargeId(name.0), fingerprint, is_repeatable, reserve }))
+        Ok(Some(Recording { id: ChargeId(name.0), fingerprint, is_repeatable, reserve, owner: 0 }))
     }
 
     /// A hash of the whole question.

@@ -9,7 +9,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -74,6 +74,8 @@ pub(crate) struct Life {
     stage: AtomicU8,
     task: AtomicWaker,
     is_greeting: AtomicBool,
+    /// Whose it is, by any number; 0 where that is not known.
+    owner: AtomicU32,
     /// Told when it is to end.
     ends: Arc<Notify>,
     /// Calls under way that were not answered at once.
@@ -276,6 +278,7 @@ impl Life {
             stage: AtomicU8::new(OPEN),
             task: AtomicWaker::new(),
             is_greeting: AtomicBool::new(false),
+            owner: AtomicU32::new(0),
             ends: Arc::default(),
             busy: AtomicUsize::new(0),
             held: Default::default(),
@@ -352,6 +355,16 @@ impl Life {
             self.task.wake();
             self.ends.notify_waiters();
         }
+    }
+
+    /// Somebody came by it.
+    pub(crate) fn belongs_to(&self, owner: u32) {
+        self.owner.store(owner, Ordering::Relaxed);
+    }
+
+    /// Whose it is.
+    pub(crate) fn owner(&self) -> u32 {
+        self.owner.load(Ordering::Relaxed)
     }
 
     /// How many calls began on it.

@@ -228,7 +228,11 @@ impl Gate {
         life: &Arc<Life>,
         refused: &Refused,
     ) -> Option<(MaybeTls<S>, Caller)> {
-        let caller = |names| Caller::new(Arc::clone(&self.callers), names, from);
+        let caller = |names| {
+            let caller = Caller::new(Arc::clone(&self.callers), names, from);
+            life.belongs_to(caller.owner());
+            caller
+        };
         let Some(tls) = self.tls.load_full() else { return Some((MaybeTls::Plain(stream), caller(None))) };
         let greeting = life.greets();
         let bounded = |connection: &mut ServerConnection| connection.set_buffer_limit(Some(SEND_BYTES_MAX));

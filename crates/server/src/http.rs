@@ -39,7 +39,7 @@ use tokio::{
 };
 
 use crate::{
-    callers::{CallRights, Caller, TurnedAway, may, may_ask_for},
+    callers::{CallRights, Caller, TurnedAway, may, may_ask_for, owner},
     charges::{Names, SettleFault, Settlement, WrittenReserve, settle, settled_word},
     config::May,
     connections::{Hold, Life, SMALL_BYTES, Stage, TooMuchHeld},
@@ -334,7 +334,7 @@ async fn check(
         return refuse(&worker, &fault.to_string());
     }
     let recording = match recording(&worker, &request, &body) {
-        Ok(recording) => recording,
+        Ok(recording) => recording.map(|one| Recording { owner: owner(&rights, &life), ..one }),
         Err(fault) => return refuse(&worker, &fault),
     };
     let settings = worker.shared.settings();

@@ -170,7 +170,7 @@ impl Service {
     /// Whatever keeps the node from answering.
     pub fn start(config: Config) -> Result<Self, StartError> {
         let store: Option<Arc<dyn Store>> = match &config.data {
-            Some(folder) => Some(Arc::new(Journal::open(folder)?)),
+            Some(folder) => Some(Arc::new(Journal::open_within(folder, config.memory().journal)?)),
             None => None,
         };
         Self::start_with(config, store, Arc::new(SystemClock::start()?), Chance::System)
@@ -223,7 +223,7 @@ impl Service {
         let empty_handed = (served && !stopped).then_some(now);
         let node_config = NodeConfig {
             key,
-            memory_bytes: config.memory_bytes,
+            memory_bytes: config.memory().cells,
             durable: store.is_some(),
             empty_handed,
             home: home.map(|(home, _)| home),
@@ -364,7 +364,7 @@ impl Service {
         };
         let node_config = NodeConfig {
             key,
-            memory_bytes: config.memory_bytes,
+            memory_bytes: config.memory().cells,
             durable: false,
             empty_handed: crashed,
             home: member.map(|(home, _)| home),

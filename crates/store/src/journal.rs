@@ -22,6 +22,8 @@ use crate::{Store, StoreError, file::Watched, private};
 
 /// The file in the `data` folder.
 const FILE: &str = "journal.redb";
+/// Memory for parts of the file where nothing else is said.
+const CACHE_BYTES: usize = 16 << 20;
 /// Its name until it is one.
 const UNFINISHED: &str = "journal.redb.unfinished";
 /// Bytes by which redb knows its files.
@@ -41,6 +43,7 @@ type Reach = dyn Fn() -> Result<Box<dyn StorageBackend>, DatabaseError> + Send +
 /// A file in a node's `data` folder.
 pub struct Journal {
     reach: Box<Reach>,
+    cache_bytes: usize,
     /// Nothing after a fault.
     database: Mutex<Option<Database>>,
     is_doubtful: Arc<AtomicBool>,
@@ -74,6 +77,15 @@ impl Journal {
     /// The folder cannot be written, another process has the journal open, or the file is not one
     /// that this version reads.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
+        Self::open_within(folder, CACHE_BYTES)
+    }
+
+    /// The same with so many bytes of memory for parts of the file, those that wait to be written among them. More: a large journal is
+    /// written with fewer reads.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn open_within(folder: &Path, cache_bytes: usize) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
         let fault = |cause: String, mend| StoreError::Open { path: path.display().to_string(), cause, mend };
         let open = |path: &Path| {
@@ -84,16 +96,16 @@ impl Journal {
         };
         private::create_folder(folder).map_err(unwritable)?;
         if path.exists() {
-            return Self::over(reach_file(open(&path).map_err(unwritable)?))
+            return Self::over(reach_file(open(&path).map_err(unwritable)?), cache_bytes)
                 .first_opened(&path.display().to_string());
         }
         // It is made under another name, so that what is cut short is not taken for a journal that was damaged.
         let unfinished = folder.join(UNFINISHED);
         let file = open(&unfinished).map_err(unwritable)?;
-        let journal = Self::over(reach_file(file.try_clone().map_err(unwritable)?));
+        let journal = Self::over(reach_file(file.try_clone().map_err(unwritable)?), cache_bytes);
         if path.exists() {
             // Another process has just made it.
-            return Self::open(folder);
+            return Self::open_within(folder, cache_bytes);
         }
         journal
             .begin_anew(|_| true)
@@ -114,7 +126,7 @@ impl Journal {
     pub fn open_on(
         reach: impl Fn() -> io::Result<Box<dyn StorageBackend>> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
-        let journal = Self::over(Box::new(move || Ok(reach()?)));
+        let journal = Self::over(Box::new(move || Ok(reach()?)), CACHE_BYTES);
         journal.begin_anew(|magic| magic.iter().all(|byte| *byte == 0))?;
         journal.first_opened("given by the caller")
     }
@@ -155,14 +167,14 @@ impl Journal {
         Ok(self)
     }
 
-    fn over(reach: Box<Reach>) -> Self {
-        Self { reach, database: Mutex::default(), is_doubtful: Arc::default() }
+    fn over(reach: Box<Reach>, cache_bytes: usize) -> Self {
+        Self { reach, cache_bytes, database: Mutex::default(), is_doubtful: Arc::default() }
     }
 
     fn opened(&self) -> Result<Database, DatabaseError> {
         let file = Watched::new((self.reach)()?, &self.is_doubtful);
         file.settle()?;
-        Database::builder().create_with_backend(file)
+        Database::builder().set_cache_size(self.cache_bytes).create_with_backend(file)
     }
 
     /// The database again after a fault. A file that has been emptied meanwhile would open as a new one: it lacks what
@@ -361,7 +373,7 @@ mod tests {
 
         fn journal(&self) -> Journal {
             let handle = self.clone();
-            let journal = Journal::over(Box::new(move || Ok(Box::new(handle.clone()))));
+            let journal = Journal::over(Box::new(move || Ok(Box::new(handle.clone()))), CACHE_BYTES);
             let database = journal.opened().expect("a disk that is sound");
             commit(&database, &[], &[(FORMAT_NAME, Some(FORMAT))]).expect("a commit");
             *journal.database() = Some(database);

@@ -111,7 +111,8 @@ impl World {
         let at = &mut self.places[place];
         let writer = at.writer;
         let Some(process) = &mut at.process else { return false };
-        let recording = Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve };
+        let recording =
+            Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve, owner: 0 };
         let Ok(answer) = process.asker.check_recorded(&request, now, Ask::CHECK, &recording) else {
             if before.is_none_or(|before| must_know && !before.is_lowered && before.until_ns.is_none()) {
                 let what = format!("a question was refused, as if its name were another's: {before:?}");

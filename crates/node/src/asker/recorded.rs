@@ -57,8 +57,8 @@ impl Asker {
         let is_lease = recording.reserve.is_some_and(|reserve| reserve.at_most);
         // The record is all that a restart knows of a lease.
         let has_disk = node.config.durable && !node.is_journal_down();
-        let is_full =
-            recording.reserve.is_some() && records.is_full_of_reservations(node.charges.records_max());
+        let is_full = recording.reserve.is_some()
+            && records.is_full_of_reservations(recording.owner, node.charges.records_max());
         // Of nodes that share a store none writes records: what a client had leased would be given again after a restart.
         let forgets = node.leases.is_some() || (node.config.durable && !has_disk);
         if is_full || (is_lease && forgets) {
@@ -102,6 +102,9 @@ impl Asker {
                 if is_kept {
                     self.answer.after_batch = self.answer.after_batch.max(batch);
                 }
+            }
+            for row in records.make_room((node.charges.keep(), node.charges.records_max()), now) {
+                node.push_charge(row);
             }
             self.answer.charge = Some(charged);
         }

@@ -65,11 +65,22 @@ pub(crate) struct Charges {
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     all: BTreeMap<u128, Record>,
-    /// Those that may be the oldest in front, with when they were made.
-    by_age: VecDeque<(u64, u128)>,
+    owners: BTreeMap<u32, Owned>,
     /// Reservations by when they lapse: steady clock.
     lapses: BTreeSet<(u64, u128)>,
 }
+
+/// The records of one owner.
+#[derive(Debug, Default)]
+struct Owned {
+    /// Those that may be the oldest in front, with when they were made.
+    by_age: VecDeque<(u64, u128)>,
+    /// How many are reservations that nobody settled.
+    reserved: usize,
+}
+
+/// The part of all records that may be reservations of one owner, in eighths: these cannot be dropped.
+const RESERVED_EIGHTHS: usize = 7;
 
 /// What a node remembers of charges, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,15 +133,37 @@ impl Records {
     /// Adds a record, or replaces it, and gives what must be written.
     pub(crate) fn put(&mut self, id: ChargeId, record: Record) -> Row {
         let row = row_of(id, &record);
-        if let Some(until_ns) = record.lapses_ns() {
-            self.lapses.insert((until_ns, id.0));
+        let (made_ns, owner) = (record.made_ns(), record.owner);
+        let old = self.all.insert(id.0, record);
+        let is_listed = old.as_ref().is_some_and(|old| (old.made_ns(), old.owner) == (made_ns, owner));
+        if let Some(old) = old {
+            self.closed(id.0, &old);
         }
-        let made_ns = record.made_ns();
-        match self.all.insert(id.0, record) {
-            Some(old) if old.made_ns() == made_ns => {}
-            _ => self.by_age.push_back((made_ns, id.0)),
+        self.opened(id.0);
+        if !is_listed {
+            self.owners.entry(owner).or_default().by_age.push_back((made_ns, id.0));
         }
         row
+    }
+
+    /// Notes that a record may be a reservation that nobody settled.
+    fn opened(&mut self, id: u128) {
+        let Some(record) = self.all.get(&id) else { return };
+        if let Some(until_ns) = record.lapses_ns()
+            && self.lapses.insert((until_ns, id))
+        {
+            self.owners.entry(record.owner).or_default().reserved += 1;
+        }
+    }
+
+    /// Notes that it is none any more, as it was.
+    fn closed(&mut self, id: u128, was: &Record) {
+        if let Some(until_ns) = was.lapses_ns()
+            && self.lapses.remove(&(until_ns, id))
+            && let Some(owned) = self.owners.get_mut(&was.owner)
+        {
+            owned.reserved -= 1;
+        }
     }
 
     /// Whether a name is that of a reservation which nobody settled, though its time is over.
@@ -138,9 +171,10 @@ impl Records {
         self.all.get(&id.0).is_some_and(|record| record.lapses_ns().is_some())
     }
 
-    /// Whether no more reservations can be remembered.
-    pub(crate) fn is_full_of_reservations(&self, records_max: usize) -> bool {
-        self.lapses.len() >= records_max
+    /// Whether no more reservations of an owner can be remembered.
+    pub(crate) fn is_full_of_reservations(&self, owner: u32, records_max: usize) -> bool {
+        let own = self.owners.get(&owner).map_or(0, |owned| owned.reserved);
+        self.lapses.len() >= records_max || own >= (records_max * RESERVED_EIGHTHS / 8).max(1)
     }
 
     /// The batch that a record goes to the disk in.
@@ -152,47 +186,99 @@ impl Records {
 
     /// Changes a record, and gives what must be written.
     fn change(&mut self, id: ChargeId, change: impl FnOnce(&mut Record)) -> Option<Row> {
-        let record = self.all.get_mut(&id.0)?;
-        if let Some(until_ns) = record.lapses_ns() {
-            self.lapses.remove(&(until_ns, id.0));
-        }
-        change(record);
-        if let Some(until_ns) = record.lapses_ns() {
-            self.lapses.insert((until_ns, id.0));
-        }
-        Some(row_of(id, record))
+        let mut record = self.all.remove(&id.0)?;
+        self.closed(id.0, &record);
+        change(&mut record);
+        let row = row_of(id, &record);
+        self.all.insert(id.0, record);
+        self.opened(id.0);
+        Some(row)
     }
 
-    /// Drops what is over, and the oldest where there are too many; gives the rows that must go.
+    /// Makes room once there are an eighth too many, not to look for each one who has most.
+    pub(crate) fn make_room(&mut self, (keep, records_max): (Keep, usize), now: Now) -> Vec<Row> {
+        let mut rows = Vec::new();
+        if self.all.len() > records_max + records_max / 8 {
+            self.drop_old((keep, records_max), now, &mut rows);
+        }
+        rows
+    }
+
+    /// Drops what is over, and where there are too many the oldest of those who have most; gives the rows that must go.
     fn drop_old(&mut self, (keep, records_max): (Keep, usize), now: Now, rows: &mut Vec<Row>) {
-        let mut later = Vec::new();
-        while let Some((made_ns, id)) = self.by_age.front().copied() {
-            let record = self.all.get(&id).filter(|record| record.made_ns() == made_ns);
-            let is_old = made_ns.saturating_add(keep.keep_ns) <= now.steady_ns || made_ns > now.steady_ns;
-            let is_over = record.is_none_or(|record| record.is_over(keep, now));
-            // One that waits for its real cost is not dropped: its units would never come back.
-            let is_open = record.is_some_and(|record| record.lapses_ns().is_some());
-            let is_crowded = self.all.len() > records_max && !is_open;
-            if !is_over && !is_old && self.all.len() <= records_max {
-                break;
+        let mut owners = std::mem::take(&mut self.owners);
+        for owned in owners.values_mut() {
+            let mut later = Vec::new();
+            while let Some((made_ns, id)) = owned.by_age.front().copied() {
+                let record = self.all.get(&id).filter(|record| record.made_ns() == made_ns);
+                let is_old = made_ns.saturating_add(keep.keep_ns) <= now.steady_ns || made_ns > now.steady_ns;
+                let is_over = record.is_none_or(|record| record.is_over(keep, now));
+                if !is_over && !is_old {
+                    break;
+                }
+                owned.by_age.pop_front();
+                if is_over && record.is_some() {
+                    self.remove(id, owned, rows);
+                } else if !is_over {
+                    // A long reservation: it is over later than others that are as old.
+                    later.push((made_ns, id));
+                }
             }
-            self.by_age.pop_front();
-            if record.is_some() && (is_over || is_crowded) {
-                self.remove(id, rows);
-            } else if record.is_some() {
-                // A long reservation: it is over later than others that are as old.
-                later.push((made_ns, id));
+            owned.by_age.extend(later);
+        }
+        if self.all.len() > records_max {
+            let most = most_of_one(owners.values().map(|owned| owned.by_age.len()), records_max);
+            for owned in owners.values_mut() {
+                self.crowd_out(owned, most, rows);
             }
         }
-        later.into_iter().for_each(|one| self.by_age.push_back(one));
+        owners.retain(|_, owned| !owned.by_age.is_empty());
+        self.owners = owners;
     }
 
-    fn remove(&mut self, id: u128, rows: &mut Vec<Row>) {
-        if let Some(until_ns) = self.all.remove(&id).and_then(|record| record.lapses_ns()) {
-            self.lapses.remove(&(until_ns, id));
+    /// Drops the oldest records of one owner down to so many.
+    fn crowd_out(&mut self, owned: &mut Owned, most: usize, rows: &mut Vec<Row>) {
+        // Each is looked at once.
+        for _ in 0..owned.by_age.len() {
+            if owned.by_age.len() <= most {
+                return;
+            }
+            let Some((made_ns, id)) = owned.by_age.pop_front() else { return };
+            match self.all.get(&id).filter(|record| record.made_ns() == made_ns) {
+                // One that waits for its real cost is not dropped: its units would never come back.
+                Some(record) if record.lapses_ns().is_some() => owned.by_age.push_back((made_ns, id)),
+                Some(_) => self.remove(id, owned, rows),
+                None => {}
+            }
+        }
+    }
+
+    fn remove(&mut self, id: u128, owned: &mut Owned, rows: &mut Vec<Row>) {
+        let record = self.all.remove(&id);
+        if let Some(until_ns) = record.and_then(|record| record.lapses_ns())
+            && self.lapses.remove(&(until_ns, id))
+        {
+            owned.reserved -= 1;
         }
         rows.push(Row { limit: CHARGES, tag: CellTag(id), state: None });
     }
+}
+
+/// How many one owner may have, so that all together have at most so many: those who have less are left alone (max-min fairness, Bertsekas and
+/// Gallager, Data Networks, section 6.5.2).
+fn most_of_one(owned: impl Iterator<Item = usize>, all_max: usize) -> usize {
+    let mut owned: Vec<usize> = owned.collect();
+    owned.sort_unstable();
+    let (mut left, mut owners) = (all_max, owned.len());
+    for count in owned {
+        let fair = left / owners;
+        if count > fair {
+            return fair.max(1);
+        }
+        left -= count;
+        owners -= 1;
+    }
+    usize::MAX
 }
 
 impl Node {
@@ -241,7 +327,7 @@ impl Node {
     }
 
     /// Queues a record for the journal, where there is one; gives the batch, or 0.
-    fn push_charge(&self, row: Row) -> u64 {
+    pub(crate) fn push_charge(&self, row: Row) -> u64 {
         if self.config.durable { self.push_row(row) } else { 0 }
     }
 

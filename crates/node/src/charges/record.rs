@@ -22,6 +22,8 @@ pub struct Recording {
     pub is_repeatable: bool,
     /// Whether it is charged for the time being.
     pub reserve: Option<Reserve>,
+    /// Whose it is, by any number; 0 of nobody in particular. Where there are too many records, the owner of most loses his oldest.
+    pub owner: u32,
 }
 
 /// How units are charged for the time being.
@@ -45,6 +47,9 @@ pub(crate) struct Record {
     /// The request's cost.
     cost: u64,
     pub(super) state: State,
+    /// Whose it is; nobody's in particular after a restart.
+    #[serde(skip)]
+    pub(super) owner: u32,
     /// The batch that it went to the disk in, in this process; 0 where that is done.
     #[serde(skip)]
     pub(crate) batch: u64,
@@ -152,6 +157,7 @@ impl Record {
             wall_ns: now.wall_ns,
             cost,
             state,
+            owner: recording.owner,
             batch: 0,
             is_restored: false,
             shared: None,

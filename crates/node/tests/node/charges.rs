@@ -11,7 +11,7 @@ use acequia_node::{
 use proptest::{collection::vec, prelude::*, sample::select};
 
 fn named(id: u128) -> Recording {
-    Recording { id: ChargeId(id), fingerprint: 7, is_repeatable: true, reserve: None }
+    Recording { id: ChargeId(id), fingerprint: 7, is_repeatable: true, reserve: None, owner: 0 }
 }
 
 fn reserved(id: u128, ttl_ns: u64, keeps: bool) -> Recording {
@@ -284,6 +284,52 @@ fn past_the_bound_the_oldest_are_forgotten() {
     }
     assert_eq!(node.settle(ChargeId(0), None, START.later(S)), Settled::Unknown);
     assert_eq!(back(node.settle(ChargeId(999), None, START.later(S))), 1);
+}
+
+#[test]
+fn nobody_alone_drives_out_the_records_of_others() {
+    // Ten under each lock, of which there are sixteen: all of these are under one.
+    let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
+    apply(&node, &[scene::window("w", 100_000, "1h")], START);
+    let mut asker = node.asker();
+    let mut ask_as = |owner: u32, id: u128, reserve: Option<Reserve>, at: u64| {
+        ask(&mut asker, &Recording { owner, reserve, ..named(16 * id) }, 1, START.later(at)).0
+    };
+    for id in 0..3 {
+        ask_as(1, id, None, id as u64);
+    }
+    for id in 3..6 {
+        ask_as(2, id, None, id as u64);
+    }
+    for id in 100..1_000 {
+        ask_as(3, id, None, id as u64);
+        assert!(node.charges().records <= 12, "without anybody sweeping");
+    }
+    node.sweep(0, START.later(1_000));
+    assert_eq!(node.charges().records, 10);
+    let now = START.later(S);
+    for id in (0..6).chain(996..1_000) {
+        assert_eq!(back(node.settle(ChargeId(16 * id), None, now)), 1, "{id}");
+    }
+    assert_eq!(node.settle(ChargeId(16 * 995), None, now), Settled::Unknown);
+}
+
+#[test]
+fn nobody_alone_takes_all_places_of_reservations() {
+    let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 128 }));
+    apply(&node, &[scene::window("w", 100_000, "1h")], START);
+    let mut asker = node.asker();
+    let reserve = Some(Reserve { ttl_ns: MINUTE, keeps: false, at_most: false });
+    let mut reserves = |owner: u32, ids: std::ops::Range<u128>| {
+        let asked = |id: &u128| ask(&mut asker, &Recording { owner, reserve, ..named(16 * id) }, 1, START).0;
+        ids.filter(asked).count()
+    };
+    assert_eq!(reserves(1, 0..20), 7);
+    assert_eq!(reserves(2, 20..40), 1, "one place is left for others");
+    for id in 0..3 {
+        assert_eq!(back(node.settle(ChargeId(16 * id), Some(0), START)), 1);
+    }
+    assert_eq!(reserves(2, 40..60), 3);
 }
 
 #[test]

@@ -53,7 +53,8 @@ fn each_threshold_is_told_once_a_window() {
 fn what_comes_back_and_is_spent_again_is_not_told_again() {
     let node = node(&[warned(window("w", 10, "1h"), &[50])], START);
     let mut asker = node.asker();
-    let recording = Recording { id: ChargeId(1), fingerprint: 1, is_repeatable: false, reserve: None };
+    let recording =
+        Recording { id: ChargeId(1), fingerprint: 1, is_repeatable: false, reserve: None, owner: 0 };
     let mut request = Request::new("shop", &[("key", "a")]);
     request.cost = 6;
     asker.check_recorded(&request, START, Ask::CHECK, &recording).expect("a new name");

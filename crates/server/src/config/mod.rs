@@ -132,6 +132,18 @@ pub enum Dialect {
     XRatelimitEpoch,
 }
 
+/// What memory is for, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// Cells.
+    pub(crate) cells: usize,
+    /// Parts of the journal's file.
+    pub(crate) journal: usize,
+}
+
+/// The journal gains nothing by more.
+const JOURNAL_BYTES_MAX: usize = 64 << 20;
+
 /// Everything that is wrong with a config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
@@ -267,6 +279,15 @@ impl Config {
             (old, new) => old.is_none() && new.is_none(),
         };
         self.listen.mesh != new.listen.mesh || !Port::ALL.iter().all(is_same)
+    }
+
+    /// How its memory is divided.
+    pub(crate) fn memory(&self) -> Memory {
+        let journal = match self.data {
+            Some(_) => (self.memory_bytes / 8).min(JOURNAL_BYTES_MAX),
+            None => 0,
+        };
+        Memory { cells: self.memory_bytes - journal, journal }
     }
 
     /// What of a new config needs a restart to take effect.

@@ -28,7 +28,7 @@ use super::{
     stream::CheckStream,
 };
 use crate::{
-    callers::{CallRights, Caller, TurnedAway, may, may_ask_for},
+    callers::{CallRights, Caller, TurnedAway, may, may_ask_for, owner},
     config::May,
     connections::Life,
     question::BadRequest,
@@ -148,7 +148,7 @@ impl Future for Call {
                     };
                     if body.is_end_stream() {
                         match message_of(&first).and_then(|message| {
-                            answer(method, (worker, rights), &message, (patience, Duration::ZERO))
+                            answer(method, (worker, rights, life), &message, (patience, Duration::ZERO))
                         }) {
                             Ok(Reply::Now(reply)) => {
                                 let reply = life.held_answer(reply);
@@ -225,7 +225,7 @@ async fn read_and_answer(
 ) -> Response<GrpcBody> {
     let (begun, mut hold) = (Instant::now(), life.hold());
     let reply = match read_rest(first, body, &mut hold).await {
-        Ok(message) => answer(method, (&worker, &rights), &message, (patience, begun.elapsed())),
+        Ok(message) => answer(method, (&worker, &rights, &life), &message, (patience, begun.elapsed())),
         Err(status) => Err(status),
     };
     respond(match reply {
@@ -237,7 +237,7 @@ async fn read_and_answer(
 
 fn answer(
     method: Method,
-    (worker, rights): (&Arc<Worker>, &CallRights),
+    (worker, rights, life): (&Arc<Worker>, &CallRights, &Life),
     message: &Bytes,
     (patience, since): (CallerPatience, Duration),
 ) -> Result<Reply, Status> {
@@ -249,7 +249,7 @@ fn answer(
         ));
     }
     let longest = patience.longest;
-    let by = By { worker, rights };
+    let by = By { worker, rights, life };
     match method {
         Method::ShouldRateLimit => envoy::should_rate_limit(by, message, longest),
         Method::Check => limiter::check(by, message, longest),
@@ -264,6 +264,7 @@ fn answer(
 pub(super) struct By<'a> {
     pub(super) worker: &'a Arc<Worker>,
     pub(super) rights: &'a CallRights,
+    pub(super) life: &'a Life,
 }
 
 impl By<'_> {
@@ -302,7 +303,10 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
 ) -> Result<Reply, Status> {
     let worker = by.worker;
     let (request, with) = read(worker, message)?;
-    let how = how(&with);
+    let mut how = how(&with);
+    if let Some(recording) = &mut how.recording {
+        recording.owner = owner(by.rights, by.life);
+    }
     by.may(if how.reserves() { May::Reserve } else { May::Check })?;
     by.may_ask_for(request.domain)?;
     // Of a name that other nodes may know the store is asked first.

@@ -76,7 +76,7 @@ impl CheckStream {
         life: Arc<Life>,
         rights: CallRights,
     ) -> Result<Self, Status> {
-        By { worker: &worker, rights: &rights }.may(May::Check)?;
+        By { worker: &worker, rights: &rights, life: &life }.may(May::Check)?;
         Ok(Self {
             _place: life.stream()?,
             ends: Box::pin(life.ends()),
@@ -127,8 +127,10 @@ impl CheckStream {
                     expect(&mut self.received, &mut self.hold)?;
                     self.late = None;
                     self.life.called();
-                    let decided =
-                        decide(By { worker: &self.worker, rights: &self.rights }, &message[PREFIX..])?;
+                    let decided = decide(
+                        By { worker: &self.worker, rights: &self.rights, life: &self.life },
+                        &message[PREFIX..],
+                    )?;
                     if decided.unwritten.is_empty() {
                         return Poll::Ready(Ok(Some(self.life.held_answer(finish(decided.out)))));
                     }

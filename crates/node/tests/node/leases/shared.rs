@@ -13,8 +13,13 @@ use crate::scene::{self, MS, S, window};
 pub(super) fn refunded() {
     let mut world = settled(2, window("w", 100, "600s"));
     world.pass(600 * S);
-    let recording =
-        |fingerprint| Recording { id: ChargeId(7), fingerprint, is_repeatable: true, reserve: None };
+    let recording = |fingerprint| Recording {
+        id: ChargeId(7),
+        fingerprint,
+        is_repeatable: true,
+        reserve: None,
+        owner: 0,
+    };
     let now = world.now(0);
     let mut request = Request::new("shop", &[("key", "k")]);
     request.cost = 2;
@@ -65,7 +70,8 @@ fn a_reservation_is_known_to_others_for_less_long_than_it_lasts() {
     let now = world.now(0);
     for (id, ttl_ns, stands_us) in [(1, 60 * S, Some(60_000_000)), (2, 20 * MS, None)] {
         let reserve = Some(Reserve { ttl_ns, keeps: false, at_most: false });
-        let recording = Recording { id: ChargeId(id), fingerprint: 1, is_repeatable: true, reserve };
+        let recording =
+            Recording { id: ChargeId(id), fingerprint: 1, is_repeatable: true, reserve, owner: 0 };
         let request = Request::new("shop", &[("key", "k")]);
         let reserved = world.nodes[0].asker.check_recorded(&request, now, Ask::CHECK, &recording);
         assert!(reserved.is_ok_and(|answer| answer.charge.is_some()));
@@ -94,7 +100,8 @@ fn what_was_said_of_a_reservation_counts_when_it_lapses() {
     let reserve = Some(Reserve { ttl_ns: 60 * S, keeps: false, at_most: false });
     for (id, said) in [(1, Some(1)), (2, None)] {
         let now = world.now(0);
-        let recording = Recording { id: ChargeId(id), fingerprint: 1, is_repeatable: true, reserve };
+        let recording =
+            Recording { id: ChargeId(id), fingerprint: 1, is_repeatable: true, reserve, owner: 0 };
         let mut request = Request::new("shop", &[("key", "k")]);
         request.cost = 2;
         let asker = &mut world.nodes[0].asker;
