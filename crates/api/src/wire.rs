@@ -19,8 +19,8 @@ mod response;
 
 pub use reader::{Field, Malformed, Reader, WireType};
 pub use request::{
-    Checks, Entry, LimitOverride, MAX_CHECKS, MAX_DESCRIPTORS, MAX_ENTRIES, WireDescriptor, WireRecord,
-    WireRequest, WireReserve, read_check_batch, read_check_request, read_rate_limit_request,
+    Checks, Entry, LimitOverride, MAX_CHECKS, MAX_DESCRIPTORS, MAX_ENTRIES, REST_UNDECIDED, WireDescriptor,
+    WireRecord, WireRequest, WireReserve, read_check_batch, read_check_request, read_rate_limit_request,
 };
 pub use response::{
     ChargeOut, CheckOut, CurrentLimitOut, HeaderOut, LimitOut, MetadataOut, MetadataValue,

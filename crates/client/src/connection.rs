@@ -99,9 +99,15 @@ impl Connection {
         if !Arc::ptr_eq(&current, ended) {
             return Ok(current);
         }
-        let successor = Arc::new(Current::of((self.dial)().await?, self.bearer.clone(), self.age));
-        self.current.store(Arc::clone(&successor));
-        Ok(successor)
+        // By a task of its own: whoever waits may give up before it is made, and ask again.
+        let connection = Arc::clone(self);
+        let made = tokio::spawn(async move {
+            let channel = (connection.dial)().await?;
+            let successor = Arc::new(Current::of(channel, connection.bearer.clone(), connection.age));
+            connection.current.store(Arc::clone(&successor));
+            Ok(successor)
+        });
+        made.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
     async fn replace(self: Arc<Self>) {

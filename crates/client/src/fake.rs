@@ -14,6 +14,7 @@ use acequia_api::acequia::v1::{
     RefundRequest, SettleResponse, Settled,
     limiter_server::{Limiter, LimiterServer},
 };
+use acequia_api::wire::REST_UNDECIDED;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::DuplexStream,
@@ -23,6 +24,7 @@ use tokio::{
 use tokio_stream::{Stream, StreamExt as _, wrappers::UnboundedReceiverStream};
 use tonic::{
     Request, Response, Status, Streaming,
+    metadata::MetadataValue,
     transport::{Channel, Endpoint, Error, Server, Uri},
 };
 
@@ -285,12 +287,17 @@ impl Limiter for Node {
             Mode::EndsStreams(batches) => batches,
             _ => usize::MAX,
         };
+        let ends = (most < usize::MAX).then(|| {
+            let mut ends = Status::unavailable("the rest was not decided");
+            ends.metadata_mut().insert(REST_UNDECIDED, MetadataValue::from_static("1"));
+            Err(ends)
+        });
         let answers = request.into_inner().take(most).map(move |batch| {
             let mut books = node.books();
             let results = batch?.checks.into_iter().map(|check| books.check(check));
             Ok(CheckBatchResult { results: results.collect::<Result<_, _>>()? })
         });
-        Ok(Response::new(Box::pin(answers)))
+        Ok(Response::new(Box::pin(answers.chain(tokio_stream::iter(ends)))))
     }
 
     async fn refund(&self, request: Request<RefundRequest>) -> Result<Response<SettleResponse>, Status> {

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use acequia_api::{
     acequia::v1::{CheckBatch, CheckBatchResult, CheckRequest, CheckResponse},
-    wire::MAX_CHECKS,
+    wire::{MAX_CHECKS, REST_UNDECIDED},
 };
 use bytes::{BufMut as _, Bytes};
 use http::uri::PathAndQuery;
@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Request, Response, Status, Streaming,
+    Code, Request, Response, Status, Streaming,
     client::Grpc,
     codec::{Codec, EncodeBuf, Encoder},
 };
@@ -70,6 +70,8 @@ pub struct CheckStream {
     in_flight: VecDeque<InFlight>,
     /// How often in a row the stream has moved without an answer.
     moves: u32,
+    /// The node has ended it, and decided nothing of what is unanswered.
+    has_rest_undecided: bool,
     peer: Peer,
     is_ended: bool,
 }
@@ -117,7 +119,17 @@ impl CheckStream {
         let current = connection.current();
         let (batches, answers) = peer.wait(begin(&current)).await?;
         let in_flight = VecDeque::new();
-        Ok(Self { connection, current, batches, answers, in_flight, moves: 0, peer, is_ended: false })
+        Ok(Self {
+            connection,
+            current,
+            batches,
+            answers,
+            in_flight,
+            moves: 0,
+            has_rest_undecided: false,
+            peer,
+            is_ended: false,
+        })
     }
 
     /// Asks at most [`QUESTIONS_IN_BATCH_MAX`] questions, which the node decides in one go, in their order.
@@ -163,11 +175,18 @@ impl CheckStream {
         loop {
             let InFlight { questions, due, .. } = *self.in_flight.front()?;
             let answered = timeout_at(due, async {
+                if self.has_rest_undecided {
+                    return self.move_on().await.map(|()| None);
+                }
                 match self.answers.message().await {
-                    Ok(None) if self.moves < MOVES_MAX => self.move_on().await.map(|()| None),
-                    Ok(None) => Err(self.peer.unreachable("it closed the stream")),
                     Ok(Some(message)) => Ok(Some(message)),
-                    Err(status) => Err(self.peer.failed(&status)),
+                    Ok(None) => Err(self.peer.unreachable("it closed the stream")),
+                    Err(status) if !is_rest_undecided(&status) => Err(self.peer.failed(&status)),
+                    Err(status) if self.moves >= MOVES_MAX => Err(self.peer.failed(&status)),
+                    Err(_) => {
+                        self.has_rest_undecided = true;
+                        self.move_on().await.map(|()| None)
+                    }
                 }
             });
             let error = match answered.await {
@@ -203,6 +222,7 @@ impl CheckStream {
         let begun = begin(&successor).await.map_err(|status| self.peer.failed(&status))?;
         (self.batches, self.answers) = begun.into_inner();
         self.current = successor;
+        self.has_rest_undecided = false;
         self.moves += 1;
         for InFlight { batch, .. } in &self.in_flight {
             // There is room for all that may be in flight.
@@ -220,6 +240,11 @@ impl CheckStream {
     pub fn is_full(&self) -> bool {
         self.in_flight.len() >= BATCHES_IN_FLIGHT_MAX
     }
+}
+
+/// Whether a node has ended a stream of its own accord, and answered all that it decided.
+fn is_rest_undecided(status: &Status) -> bool {
+    status.code() == Code::Unavailable && status.metadata().contains_key(REST_UNDECIDED)
 }
 
 /// Begins a stream: there is always room in it for a batch that may be in flight.
@@ -278,7 +303,7 @@ mod tests {
         let mut stream = node.client(DEADLINE).check_stream().await.expect("a stream");
         stream.send(question()).expect("room");
         let error = stream.next().await.expect("owed").expect_err("no answer");
-        assert!(error.to_string().contains("closed the stream"), "{error}");
+        assert!(error.to_string().contains("not decided"), "{error}");
         assert!(stream.next().await.is_none());
         stream.send(question()).expect_err("it has ended");
     }

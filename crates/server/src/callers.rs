@@ -80,6 +80,9 @@ impl TokenFault {
     }
 }
 
+/// What the certificates of an authority hash to.
+pub(crate) type Authority = [u8; 32];
+
 /// The callers that a port knows, as its files were when they were read. A token is known by its SHA-256: how long a comparison takes
 /// tells nothing of it.
 #[derive(Debug, Default, PartialEq)]
@@ -88,8 +91,10 @@ pub(crate) struct Known {
     others: Others,
     names: BTreeMap<String, Arc<Rights>>,
     tokens: BTreeMap<[u8; 32], Arc<Rights>>,
-    /// What the files of tokens held.
-    files: BTreeMap<PathBuf, [u8; 32]>,
+    /// What the files of tokens held; nothing of one that is gone.
+    files: BTreeMap<PathBuf, Option<[u8; 32]>>,
+    /// What the certificates of their authority were, where there is one: who came by another comes anew.
+    pub(crate) authority: Option<Authority>,
 }
 
 /// What callers may do that are not named.
@@ -154,22 +159,22 @@ impl KnownCaller {
 
 impl Known {
     /// Whom `allow` names, from the files that it names; or everybody where there is none, and where
-    /// `asks_for_certificates`, everybody who has one. A token whose file has gone since `before` opens nothing; one whose file cannot be
+    /// there is the `authority` of callers' certificates, everybody who has one. A token whose file has gone since `before` opens nothing; one whose file cannot be
     /// used now is what it was.
     ///
     /// # Errors
     /// A file of a token that was not known before cannot be read, or holds none.
     pub(crate) fn read(
         allow: Option<&[Allowed]>,
-        asks_for_certificates: bool,
+        authority: Option<Authority>,
         before: &Self,
     ) -> Result<Arc<Self>, TokenFault> {
-        let others = match allow {
-            Some(_) => Others::Nothing,
-            None if asks_for_certificates => Others::WithCertificate,
-            None => Others::Everything,
+        let others = match (allow, authority) {
+            (Some(_), _) => Others::Nothing,
+            (None, Some(_)) => Others::WithCertificate,
+            (None, None) => Others::Everything,
         };
-        let mut known = Self { others, ..Self::default() };
+        let mut known = Self { others, authority, ..Self::default() };
         for (place, Allowed { who, domains, may }) in allow.unwrap_or_default().iter().enumerate() {
             let may = may.as_deref().unwrap_or(&May::ALL).iter().fold(0, |bits, may| bits | may.bit());
             let rights = |who| Arc::new(Rights { place, who, domains: domains.clone(), may });
@@ -180,17 +185,18 @@ impl Known {
                 Who::Token(path) => {
                     let token = match (read_token(path), before.files.get(path)) {
                         (Ok(token), _) => fingerprint(&token),
-                        (Err(fault), Some(_)) if fault.is_gone() => {
-                            error!(%fault, "this token lets nobody in any more");
-                            continue;
-                        }
-                        (Err(fault), Some(token)) => {
+                        (Err(fault), None) => return Err(fault),
+                        (Err(fault), Some(Some(token))) if !fault.is_gone() => {
                             error!(%fault, "this token stays what it was");
                             *token
                         }
-                        (Err(fault), None) => return Err(fault),
+                        (Err(fault), Some(_)) => {
+                            error!(%fault, "this token lets nobody in any more");
+                            known.files.insert(path.clone(), None);
+                            continue;
+                        }
                     };
-                    known.files.insert(path.clone(), token);
+                    known.files.insert(path.clone(), Some(token));
                     // Of two files with one token the first counts.
                     known.tokens.entry(token).or_insert_with(|| rights(path.display().to_string()));
                 }
@@ -288,7 +294,7 @@ pub(crate) fn may_ask_for(rights: &CallRights, domain: &[u8]) -> Result<(), Turn
     }
 }
 
-fn fingerprint(token: &[u8]) -> [u8; 32] {
+pub(crate) fn fingerprint(token: &[u8]) -> [u8; 32] {
     digest(&SHA256, token).as_ref().try_into().expect("a digest of SHA-256 has 32 bytes")
 }
 
@@ -326,7 +332,7 @@ mod tests {
 
     fn callers(allow: &[Allowed]) -> Arc<Callers> {
         let callers = Callers::default();
-        callers.replace(Known::read(Some(allow), true, &Known::default()).expect("sound"));
+        callers.replace(Known::read(Some(allow), Some([7; 32]), &Known::default()).expect("sound"));
         Arc::new(callers)
     }
 
@@ -379,17 +385,21 @@ mod tests {
         assert!(!with("Basic 0123456789abcdef") && !with("0123456789abcdef") && !with("Bearer"));
         let write = |text: &str| std::fs::write(folder.path().join("token"), text).expect("written");
         write("fedcba9876543210");
-        callers.replace(Known::read(Some(&allow), true, &callers.known()).expect("sound"));
+        callers.replace(Known::read(Some(&allow), Some([7; 32]), &callers.known()).expect("sound"));
         assert!(opens("fedcba9876543210") && !opens("0123456789abcdef"));
         for none in ["short", "", "two words of sixteen", &"x".repeat(4_097)] {
             write(none);
-            Known::read(Some(&allow), true, &Known::default()).expect_err("no token");
-            callers.replace(Known::read(Some(&allow), true, &callers.known()).expect("the old one"));
+            Known::read(Some(&allow), Some([7; 32]), &Known::default()).expect_err("no token");
+            callers.replace(Known::read(Some(&allow), Some([7; 32]), &callers.known()).expect("the old one"));
             assert!(opens("fedcba9876543210"), "the old one stays");
         }
         std::fs::remove_file(folder.path().join("token")).expect("removed");
-        callers.replace(Known::read(Some(&allow), true, &callers.known()).expect("without it"));
+        callers.replace(Known::read(Some(&allow), Some([7; 32]), &callers.known()).expect("without it"));
         assert!(!opens("fedcba9876543210"), "whose file is gone is let in no more");
+        callers.replace(Known::read(Some(&allow), Some([7; 32]), &callers.known()).expect("as before"));
+        write("0123456789abcdef");
+        callers.replace(Known::read(Some(&allow), Some([7; 32]), &callers.known()).expect("it is back"));
+        assert!(opens("0123456789abcdef"));
     }
 
     #[test]
@@ -399,7 +409,7 @@ mod tests {
             Caller::new(Arc::clone(&callers), None, None).rights(&HeaderMap::new()).expect("anybody");
         May::ALL.into_iter().for_each(|what| may(&rights, what).expect("everything"));
         may_ask_for(&rights, b"any").expect("every domain");
-        callers.replace(Known::read(None, true, &Known::default()).expect("no file"));
+        callers.replace(Known::read(None, Some([7; 32]), &Known::default()).expect("no file"));
         Caller::new(Arc::clone(&callers), None, None).rights(&HeaderMap::new()).expect_err("no certificate");
         named(&callers, &[]).rights(&HeaderMap::new()).expect("a certificate without names");
     }

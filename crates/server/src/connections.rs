@@ -36,7 +36,7 @@ const LARGE_BYTES_MAX: usize = 3 * ((1 << 20) + 5);
 const ALL_BYTES_MAX: usize = 64 << 20;
 /// Where that is too much, connections are cut until so much is left.
 const LEFT_BYTES: usize = ALL_BYTES_MAX / 8 * 7;
-/// Handshakes at one time, of all ports: each may hold 64 KiB of a message that does not end.
+/// Handshakes at one time on a port: each may hold 64 KiB of a message that does not end.
 const GREETING_MAX: usize = 256;
 /// The time between two warnings of connections that are cut for it.
 const WARN_EVERY: Duration = Duration::from_secs(1);
@@ -154,8 +154,6 @@ impl AsRef<[u8]> for HeldAnswer {
 /// All connections of a node.
 #[derive(Debug)]
 pub(crate) struct AllConnections {
-    /// Connections in a handshake, the oldest first.
-    greeting: Mutex<VecDeque<Weak<Life>>>,
     ports: Mutex<Vec<Weak<Connections>>>,
     held: [AtomicUsize; 2],
     /// When it was last warned of.
@@ -168,7 +166,6 @@ pub(crate) struct AllConnections {
 impl Default for AllConnections {
     fn default() -> Self {
         Self {
-            greeting: Mutex::default(),
             ports: Mutex::default(),
             held: Default::default(),
             warned: Mutex::default(),
@@ -208,6 +205,8 @@ pub(crate) struct Connections {
     /// How long one lasts, give or take a tenth: then its caller connects anew, and so finds new nodes behind a balancer.
     max_age: Duration,
     open: Mutex<Open>,
+    /// Those in a handshake, the oldest first.
+    greeting: Mutex<VecDeque<Weak<Life>>>,
     freed: Notify,
     node: Arc<AllConnections>,
     ended: Ended,
@@ -296,13 +295,6 @@ impl Life {
         } else {
             Err(TooManyStreams)
         }
-    }
-
-    /// It is in a handshake until what this gives is dropped.
-    pub(crate) fn greets(self: &Arc<Self>) -> Greeting {
-        self.is_greeting.store(true, Ordering::Relaxed);
-        self.node.greets(self);
-        Greeting(Arc::clone(self))
     }
 
     /// A call began, or went on. Only the connection's own task says so.
@@ -460,18 +452,6 @@ impl AllConnections {
         self.held.iter().map(|held| held.load(Ordering::Relaxed)).sum()
     }
 
-    /// A connection begins a handshake. Where there are too many, the oldest is cut: strangers may leave them unfinished.
-    fn greets(&self, life: &Arc<Life>) {
-        let mut greeting = self.greeting.lock().unwrap_or_else(PoisonError::into_inner);
-        greeting.retain(|life| life.upgrade().is_some_and(|life| life.is_greeting.load(Ordering::Relaxed)));
-        if greeting.len() >= GREETING_MAX
-            && let Some(oldest) = greeting.pop_front().and_then(|life| life.upgrade())
-        {
-            oldest.go_to(CUT);
-        }
-        greeting.push_back(Arc::downgrade(life));
-    }
-
     /// The ports that are listened to, in the order in which they were opened.
     pub(crate) fn ports(&self) -> Vec<Arc<Connections>> {
         self.lock().iter().filter_map(Weak::upgrade).collect()
@@ -534,6 +514,7 @@ impl Connections {
             max,
             max_age,
             open: Mutex::default(),
+            greeting: Mutex::default(),
             freed: Notify::new(),
             node: Arc::clone(node),
             ended: Ended::default(),
@@ -658,6 +639,27 @@ fn spread(age: Duration, number: u64) -> Duration {
 }
 
 impl Place {
+    /// It is in a handshake until what this gives is dropped. Where there are too many on its port, the oldest of whoever has most is cut: strangers may
+    /// leave them unfinished.
+    pub(crate) fn greets(&self) -> Greeting {
+        let life = &self.life;
+        let mut greeting = self.connections.greeting.lock().unwrap_or_else(PoisonError::into_inner);
+        greeting.retain(|life| life.upgrade().is_some_and(|life| life.is_greeting.load(Ordering::Relaxed)));
+        life.is_greeting.store(true, Ordering::Relaxed);
+        greeting.push_back(Arc::downgrade(life));
+        if greeting.len() > GREETING_MAX {
+            let all: Vec<_> = greeting.iter().filter_map(Weak::upgrade).collect();
+            let mut owners = BTreeMap::<u32, usize>::new();
+            all.iter().for_each(|life| *owners.entry(life.owner()).or_default() += 1);
+            let most = owners.into_iter().max_by_key(|(_, count)| *count).map(|(owner, _)| owner);
+            if let Some(oldest) = all.iter().find(|life| Some(life.owner()) == most) {
+                oldest.is_greeting.store(false, Ordering::Relaxed);
+                oldest.go_to(CUT);
+            }
+        }
+        Greeting(Arc::clone(life))
+    }
+
     /// The way in that it came by.
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.connections.gate
@@ -811,13 +813,30 @@ mod tests {
         let connections = port(2 * GREETING_MAX);
         let place = || connections.place(Instant::now()).expect("a place");
         let done = place();
-        drop(done.life.greets());
+        drop(done.greets());
         let under_way: Vec<_> = (0..=GREETING_MAX).map(|_| place()).collect();
-        let greetings: Vec<_> = under_way.iter().map(|place| place.life.greets()).collect();
+        let greetings: Vec<_> = under_way.iter().map(Place::greets).collect();
         assert_eq!((stage(&done), stage(&under_way[0]), stage(&under_way[1])), (OPEN, CUT, OPEN));
         drop(greetings);
-        let _greeting = place().life.greets();
+        let new = place();
+        let _greeting = new.greets();
         assert_eq!(stage(&under_way[1]), OPEN, "those that have ended count no more");
+    }
+
+    #[test]
+    fn who_leaves_most_handshakes_unfinished_loses_his() {
+        let connections = port(2 * GREETING_MAX);
+        let of = |owner: u32| {
+            let place = connections.place(Instant::now()).expect("a place");
+            place.life.belongs_to(owner);
+            place
+        };
+        let honest = of(1);
+        let _greeting = honest.greets();
+        let hostile: Vec<_> = (0..GREETING_MAX + 100).map(|_| of(2)).collect();
+        let _greetings: Vec<_> = hostile.iter().map(Place::greets).collect();
+        assert_eq!(stage(&honest), OPEN);
+        assert_eq!(hostile.iter().filter(|place| stage(place) == CUT).count(), 101);
     }
 
     #[test]

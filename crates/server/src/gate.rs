@@ -19,9 +19,9 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::{error, info, warn};
 
 use crate::{
-    callers::{Caller, Callers, Known, TokenFault},
+    callers::{Caller, Callers, Known, TokenFault, fingerprint},
     config::{Address, Allowed, PortTls, Watched, Who},
-    connections::Life,
+    connections::Place,
     refused::{Refused, Why},
     serve::Port,
     tls::{self, TlsFault},
@@ -177,8 +177,14 @@ impl Gate {
     }
 
     fn read_callers(&self, rules: &Rules) -> Result<Arc<Known>, GateFault> {
-        let asks = rules.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-        let known = Known::read(rules.allow.as_deref(), asks, &self.callers.known());
+        let before = self.callers.known();
+        let client_ca = rules.tls.as_ref().and_then(|tls| tls.client_ca.as_ref());
+        let authority = client_ca.map(|path| match std::fs::read(path) {
+            Ok(pem) => fingerprint(&pem),
+            // Which is said of the certificates, and they stay what they were.
+            Err(_) => before.authority.unwrap_or_default(),
+        });
+        let known = Known::read(rules.allow.as_deref(), authority, &before);
         known.map_err(|cause| GateFault::Token { port: self.port.name(), cause })
     }
 
@@ -225,16 +231,14 @@ impl Gate {
         &self,
         stream: S,
         from: Option<SocketAddr>,
-        life: &Arc<Life>,
+        place: &Place,
         refused: &Refused,
     ) -> Option<(MaybeTls<S>, Caller)> {
-        let caller = |names| {
-            let caller = Caller::new(Arc::clone(&self.callers), names, from);
-            life.belongs_to(caller.owner());
-            caller
-        };
+        let life = &place.life;
+        let caller = |names| Caller::new(Arc::clone(&self.callers), names, from);
+        life.belongs_to(caller(None).owner());
         let Some(tls) = self.tls.load_full() else { return Some((MaybeTls::Plain(stream), caller(None))) };
-        let greeting = life.greets();
+        let greeting = place.greets();
         let bounded = |connection: &mut ServerConnection| connection.set_buffer_limit(Some(SEND_BYTES_MAX));
         // A handshake that takes too long is cut as a connection without a call is.
         let handshake = tokio::select! {

@@ -18,6 +18,7 @@ mod gate;
 pub mod grpc;
 pub mod headers;
 pub mod http;
+mod linger;
 pub mod metrics;
 mod names;
 mod patience;

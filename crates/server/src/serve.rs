@@ -121,7 +121,7 @@ pub(crate) async fn work<C: Connection>(
             let admitted = tokio::select! {
                 biased;
                 () = stopped(&mut stopping_now) => None,
-                admitted = gate.admit(stream, from, life, &worker.shared.refused) => admitted,
+                admitted = gate.admit(stream, from, &place, &worker.shared.refused) => admitted,
             };
             if let Some((stream, caller)) = admitted {
                 match gate.port {

@@ -2446,6 +2446,9 @@ pub mod limiter_client {
         }
         /// Many checks in flight on one stream: each message is answered by one message with as many
         /// results, in the order of the requests.
+        ///
+        /// A node that stops, or whose connection is old, ends the stream with UNAVAILABLE and the trailer
+        /// acequia-rest-undecided: what has no answer then was not decided, so ask it on another stream.
         pub async fn check_stream(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::CheckBatch>,
@@ -2560,6 +2563,9 @@ pub mod limiter_server {
             + 'static;
         /// Many checks in flight on one stream: each message is answered by one message with as many
         /// results, in the order of the requests.
+        ///
+        /// A node that stops, or whose connection is old, ends the stream with UNAVAILABLE and the trailer
+        /// acequia-rest-undecided: what has no answer then was not decided, so ask it on another stream.
         async fn check_stream(
             &self,
             request: tonic::Request<tonic::Streaming<super::CheckBatch>>,

@@ -12,6 +12,10 @@ pub const MAX_ENTRIES: usize = 64;
 /// How many checks a batch may have; the number that `limiter.proto` promises.
 pub const MAX_CHECKS: usize = 1000;
 
+/// The trailer by which a node says that it ends a stream of checks, and has decided nothing that it did not answer; the name that `limiter.proto`
+/// promises.
+pub const REST_UNDECIDED: &str = "acequia-rest-undecided";
+
 /// A key and its value, neither of them checked to be UTF-8.
 pub type Entry<'a> = (&'a [u8], &'a [u8]);
 

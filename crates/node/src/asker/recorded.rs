@@ -103,7 +103,7 @@ impl Asker {
                     self.answer.after_batch = self.answer.after_batch.max(batch);
                 }
             }
-            for row in records.make_room((node.charges.keep(), node.charges.records_max()), now) {
+            for row in records.make_room(node.charges.records_max()) {
                 node.push_charge(row);
             }
             self.answer.charge = Some(charged);

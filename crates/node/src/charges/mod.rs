@@ -13,7 +13,10 @@ mod shared;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Mutex, MutexGuard},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use acequia_limits::{CellTag, LimitId, Now};
@@ -42,7 +45,8 @@ pub struct Keep {
     /// Nanoseconds from the charge; of a reservation, from its end. Longer: a caller may try again later, and more memory is
     /// used.
     pub keep_ns: u64,
-    /// At most so many, at least 16; past them the oldest are dropped, which then can neither be repeated nor refunded.
+    /// At most so many, at least 16, and as many reservations that nobody settled. Past them whoever has most loses his oldest, which then can neither
+    /// be repeated nor refunded.
     pub records: usize,
 }
 
@@ -57,6 +61,8 @@ impl Default for Keep {
 pub(crate) struct Charges {
     keep: Keep,
     shards: Box<[Mutex<Records>]>,
+    /// Whose old ones are dropped next.
+    turn: AtomicUsize,
     /// Settlements that wait until no other node answers by the charge.
     later: Mutex<VecDeque<(ChargeId, Option<u64>)>>,
 }
@@ -73,14 +79,17 @@ pub(crate) struct Records {
 /// The records of one owner.
 #[derive(Debug, Default)]
 struct Owned {
-    /// Those that may be the oldest in front, with when they were made.
+    /// Those that may be dropped, by since when nothing is to happen to them, the oldest in front. Some are gone, or have changed since.
     by_age: VecDeque<(u64, u128)>,
-    /// How many are reservations that nobody settled.
+    /// How many may be dropped.
+    kept: usize,
+    /// How many are reservations that nobody settled. They wait for their real cost, and are not dropped: their units would never come back.
     reserved: usize,
 }
 
-/// The part of all records that may be reservations of one owner, in eighths: these cannot be dropped.
-const RESERVED_EIGHTHS: usize = 7;
+/// Of the places that are free for reservations one owner may take so many parts, with one left for others (dynamic thresholds, Choudhury and Hahne,
+/// IEEE/ACM Transactions on Networking 6(2), 1998).
+const RESERVED_PARTS: usize = 7;
 
 /// What a node remembers of charges, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +103,7 @@ pub struct ChargesView {
 impl Charges {
     pub(crate) fn new(keep: Keep) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { keep, shards, later: Mutex::default() }
+        Self { keep, shards, turn: AtomicUsize::new(0), later: Mutex::default() }
     }
 
     /// The records among which one with this name is. Locked before any shard of cells.
@@ -133,36 +142,38 @@ impl Records {
     /// Adds a record, or replaces it, and gives what must be written.
     pub(crate) fn put(&mut self, id: ChargeId, record: Record) -> Row {
         let row = row_of(id, &record);
-        let (made_ns, owner) = (record.made_ns(), record.owner);
-        let old = self.all.insert(id.0, record);
-        let is_listed = old.as_ref().is_some_and(|old| (old.made_ns(), old.owner) == (made_ns, owner));
-        if let Some(old) = old {
-            self.closed(id.0, &old);
+        if let Some(old) = self.all.remove(&id.0) {
+            self.leaves(id.0, &old);
         }
-        self.opened(id.0);
-        if !is_listed {
-            self.owners.entry(owner).or_default().by_age.push_back((made_ns, id.0));
-        }
+        self.enters(id.0, record);
         row
     }
 
-    /// Notes that a record may be a reservation that nobody settled.
-    fn opened(&mut self, id: u128) {
-        let Some(record) = self.all.get(&id) else { return };
-        if let Some(until_ns) = record.lapses_ns()
-            && self.lapses.insert((until_ns, id))
-        {
-            self.owners.entry(record.owner).or_default().reserved += 1;
+    /// Adds a record, where its owner's are counted.
+    fn enters(&mut self, id: u128, record: Record) {
+        let owned = self.owners.entry(record.owner).or_default();
+        match record.lapses_ns() {
+            Some(until_ns) => {
+                self.lapses.insert((until_ns, id));
+                owned.reserved += 1;
+            }
+            None => {
+                owned.by_age.push_back((record.rests_since_ns(), id));
+                owned.kept += 1;
+            }
         }
+        self.all.insert(id, record);
     }
 
-    /// Notes that it is none any more, as it was.
-    fn closed(&mut self, id: u128, was: &Record) {
-        if let Some(until_ns) = was.lapses_ns()
-            && self.lapses.remove(&(until_ns, id))
-            && let Some(owned) = self.owners.get_mut(&was.owner)
-        {
-            owned.reserved -= 1;
+    /// Notes that a record is gone, or changes.
+    fn leaves(&mut self, id: u128, record: &Record) {
+        let Some(owned) = self.owners.get_mut(&record.owner) else { return };
+        match record.lapses_ns() {
+            Some(until_ns) => {
+                self.lapses.remove(&(until_ns, id));
+                owned.reserved -= 1;
+            }
+            None => owned.kept -= 1,
         }
     }
 
@@ -174,7 +185,7 @@ impl Records {
     /// Whether no more reservations of an owner can be remembered.
     pub(crate) fn is_full_of_reservations(&self, owner: u32, records_max: usize) -> bool {
         let own = self.owners.get(&owner).map_or(0, |owned| owned.reserved);
-        self.lapses.len() >= records_max || own >= (records_max * RESERVED_EIGHTHS / 8).max(1)
+        own >= RESERVED_PARTS * records_max.saturating_sub(self.lapses.len())
     }
 
     /// The batch that a record goes to the disk in.
@@ -187,87 +198,93 @@ impl Records {
     /// Changes a record, and gives what must be written.
     fn change(&mut self, id: ChargeId, change: impl FnOnce(&mut Record)) -> Option<Row> {
         let mut record = self.all.remove(&id.0)?;
-        self.closed(id.0, &record);
+        let before = (record.lapses_ns(), record.rests_since_ns());
+        let was = record.clone();
         change(&mut record);
         let row = row_of(id, &record);
-        self.all.insert(id.0, record);
-        self.opened(id.0);
+        if (record.lapses_ns(), record.rests_since_ns()) == before {
+            self.all.insert(id.0, record);
+        } else {
+            self.leaves(id.0, &was);
+            self.enters(id.0, record);
+        }
         Some(row)
     }
 
     /// Makes room once there are an eighth too many, not to look for each one who has most.
-    pub(crate) fn make_room(&mut self, (keep, records_max): (Keep, usize), now: Now) -> Vec<Row> {
+    pub(crate) fn make_room(&mut self, records_max: usize) -> Vec<Row> {
         let mut rows = Vec::new();
-        if self.all.len() > records_max + records_max / 8 {
-            self.drop_old((keep, records_max), now, &mut rows);
+        if self.all.len() - self.lapses.len() > records_max + records_max / 8 {
+            self.crowd_out(records_max, &mut rows);
         }
         rows
     }
 
-    /// Drops what is over, and where there are too many the oldest of those who have most; gives the rows that must go.
+    /// Drops what is over, and what there are too many of; gives the rows that must go.
     fn drop_old(&mut self, (keep, records_max): (Keep, usize), now: Now, rows: &mut Vec<Row>) {
         let mut owners = std::mem::take(&mut self.owners);
         for owned in owners.values_mut() {
-            let mut later = Vec::new();
-            while let Some((made_ns, id)) = owned.by_age.front().copied() {
-                let record = self.all.get(&id).filter(|record| record.made_ns() == made_ns);
-                let is_old = made_ns.saturating_add(keep.keep_ns) <= now.steady_ns || made_ns > now.steady_ns;
-                let is_over = record.is_none_or(|record| record.is_over(keep, now));
-                if !is_over && !is_old {
-                    break;
-                }
-                owned.by_age.pop_front();
-                if is_over && record.is_some() {
-                    self.remove(id, owned, rows);
-                } else if !is_over {
-                    // A long reservation: it is over later than others that are as old.
-                    later.push((made_ns, id));
+            while let Some((since_ns, id)) = owned.by_age.front().copied() {
+                match self.all.get(&id).filter(|record| record.rests_since(since_ns)) {
+                    Some(record) if !record.is_over(keep, now) => break,
+                    Some(_) => self.drop_oldest(owned, rows),
+                    None => {
+                        owned.by_age.pop_front();
+                    }
                 }
             }
-            owned.by_age.extend(later);
         }
-        if self.all.len() > records_max {
-            let most = most_of_one(owners.values().map(|owned| owned.by_age.len()), records_max);
-            for owned in owners.values_mut() {
-                self.crowd_out(owned, most, rows);
+        owners.retain(|_, owned| owned.kept + owned.reserved > 0);
+        self.owners = owners;
+        if self.all.len() - self.lapses.len() > records_max {
+            self.crowd_out(records_max, rows);
+        }
+    }
+
+    /// Drops the oldest records of those who have most, down to so many in all.
+    fn crowd_out(&mut self, records_max: usize, rows: &mut Vec<Row>) {
+        let mut owners = std::mem::take(&mut self.owners);
+        let most = most_of_one(owners.values().map(|owned| owned.kept), records_max);
+        for owned in owners.values_mut() {
+            while owned.kept > most {
+                self.drop_oldest(owned, rows);
             }
         }
-        owners.retain(|_, owned| !owned.by_age.is_empty());
+        // Where there are more owners than places, those go that have rested longest.
+        let too_many = (self.all.len() - self.lapses.len()).saturating_sub(records_max);
+        if too_many > 0 {
+            let mut fronts: Vec<_> =
+                owners.iter().filter_map(|(owner, owned)| Some((*owned.by_age.front()?, *owner))).collect();
+            fronts.sort_unstable();
+            for (_, owner) in fronts.into_iter().take(too_many) {
+                if let Some(owned) = owners.get_mut(&owner).filter(|owned| owned.kept > 0) {
+                    self.drop_oldest(owned, rows);
+                }
+            }
+        }
+        owners.retain(|_, owned| owned.kept + owned.reserved > 0);
         self.owners = owners;
     }
 
-    /// Drops the oldest records of one owner down to so many.
-    fn crowd_out(&mut self, owned: &mut Owned, most: usize, rows: &mut Vec<Row>) {
-        // Each is looked at once.
-        for _ in 0..owned.by_age.len() {
-            if owned.by_age.len() <= most {
+    /// Drops one owner's oldest record, if he has any.
+    fn drop_oldest(&mut self, owned: &mut Owned, rows: &mut Vec<Row>) {
+        while let Some((since_ns, id)) = owned.by_age.pop_front() {
+            if self.all.get(&id).is_some_and(|record| record.rests_since(since_ns)) {
+                self.all.remove(&id);
+                owned.kept -= 1;
+                rows.push(Row { limit: CHARGES, tag: CellTag(id), state: None });
                 return;
             }
-            let Some((made_ns, id)) = owned.by_age.pop_front() else { return };
-            match self.all.get(&id).filter(|record| record.made_ns() == made_ns) {
-                // One that waits for its real cost is not dropped: its units would never come back.
-                Some(record) if record.lapses_ns().is_some() => owned.by_age.push_back((made_ns, id)),
-                Some(_) => self.remove(id, owned, rows),
-                None => {}
-            }
         }
-    }
-
-    fn remove(&mut self, id: u128, owned: &mut Owned, rows: &mut Vec<Row>) {
-        let record = self.all.remove(&id);
-        if let Some(until_ns) = record.and_then(|record| record.lapses_ns())
-            && self.lapses.remove(&(until_ns, id))
-        {
-            owned.reserved -= 1;
-        }
-        rows.push(Row { limit: CHARGES, tag: CellTag(id), state: None });
+        debug_assert_eq!(owned.kept, 0, "whoever has records has them in his list");
+        owned.kept = 0;
     }
 }
 
-/// How many one owner may have, so that all together have at most so many: those who have less are left alone (max-min fairness, Bertsekas and
-/// Gallager, Data Networks, section 6.5.2).
+/// How many one owner may have, so that all together have at most so many, but one each: those who have less are left alone (max-min fairness,
+/// Bertsekas and Gallager, Data Networks, section 6.5.2).
 fn most_of_one(owned: impl Iterator<Item = usize>, all_max: usize) -> usize {
-    let mut owned: Vec<usize> = owned.collect();
+    let mut owned: Vec<usize> = owned.filter(|count| *count > 0).collect();
     owned.sort_unstable();
     let (mut left, mut owners) = (all_max, owned.len());
     for count in owned {
@@ -318,11 +335,14 @@ impl Node {
                 self.lapse(&mut records, ChargeId(id), now);
                 records.lapses.remove(&(until_ns, id));
             }
-            let mut gone = Vec::new();
-            records.drop_old((self.charges.keep, self.charges.records_max()), now, &mut gone);
-            for row in gone {
-                self.push_charge(row);
-            }
+        }
+        // One lock after the other: each has all its owners looked at.
+        let turn = self.charges.turn.fetch_add(1, Ordering::Relaxed);
+        let mut records = lock(&self.charges.shards[turn % SHARDS]);
+        let mut gone = Vec::new();
+        records.drop_old((self.charges.keep, self.charges.records_max()), now, &mut gone);
+        for row in gone {
+            self.push_charge(row);
         }
     }
 

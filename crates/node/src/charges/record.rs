@@ -265,9 +265,19 @@ impl Record {
         self.cost
     }
 
+    /// Since when nothing is to happen to it: steady clock. Of a reservation that nobody settled, when that lapses.
+    pub(super) fn rests_since_ns(&self) -> u64 {
+        self.lapses_ns().unwrap_or(self.steady_ns.max(self.ended_ns))
+    }
+
+    /// Whether it may be dropped, and rests since then.
+    pub(super) fn rests_since(&self, since_ns: u64) -> bool {
+        self.lapses_ns().is_none() && self.rests_since_ns() == since_ns
+    }
+
     /// Whether it need not be remembered any more. A clock that was set back does not keep it for ever.
     pub(super) fn is_over(&self, keep: Keep, now: Now) -> bool {
-        let from_ns = self.lapses_ns().unwrap_or(self.steady_ns.max(self.ended_ns));
+        let from_ns = self.rests_since_ns();
         now.steady_ns >= from_ns.saturating_add(keep.keep_ns)
             || self.steady_ns > now.steady_ns.saturating_add(keep.keep_ns)
     }

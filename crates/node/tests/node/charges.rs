@@ -303,15 +303,65 @@ fn nobody_alone_drives_out_the_records_of_others() {
     }
     for id in 100..1_000 {
         ask_as(3, id, None, id as u64);
-        assert!(node.charges().records <= 12, "without anybody sweeping");
+        assert!(node.charges().records <= 11, "without anybody sweeping");
     }
-    node.sweep(0, START.later(1_000));
+    for _ in 0..16 {
+        node.sweep(0, START.later(1_000));
+    }
     assert_eq!(node.charges().records, 10);
     let now = START.later(S);
     for id in (0..6).chain(996..1_000) {
         assert_eq!(back(node.settle(ChargeId(16 * id), None, now)), 1, "{id}");
     }
     assert_eq!(node.settle(ChargeId(16 * 995), None, now), Settled::Unknown);
+}
+
+#[test]
+fn of_more_owners_than_places_those_stay_that_came_last() {
+    let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
+    apply(&node, &[scene::window("w", 100_000, "1h")], START);
+    let mut asker = node.asker();
+    for id in 0..500_u32 {
+        let recording = Recording { owner: id, ..named(16 * u128::from(id)) };
+        ask(&mut asker, &recording, 1, START.later(u64::from(id)));
+        assert!(node.charges().records <= 11);
+    }
+    assert_eq!(back(node.settle(ChargeId(16 * 499), None, START.later(S))), 1);
+    assert_eq!(node.settle(ChargeId(16 * 400), None, START.later(S)), Settled::Unknown);
+}
+
+#[test]
+fn reservations_and_records_do_not_drive_out_each_other() {
+    let node = Arc::new(Node::keeping(config(false, None), Keep { keep_ns: HOUR, records: 160 }));
+    apply(&node, &[scene::window("w", 100_000, "1h")], START);
+    let mut asker = node.asker();
+    let reserve = Some(Reserve { ttl_ns: MINUTE, keeps: false, at_most: false });
+    for id in 0..8 {
+        ask(&mut asker, &Recording { owner: 1, reserve, ..named(16 * id) }, 1, START);
+    }
+    for id in 8..18 {
+        ask(&mut asker, &Recording { owner: 1, ..named(16 * id) }, 1, START.later(id as u64));
+    }
+    assert_eq!(node.charges().records, 18);
+    // Those that are settled may be dropped from then on, and not before others.
+    for id in 0..4 {
+        assert_eq!(back(node.settle(ChargeId(16 * id), Some(0), START.later(S))), 1);
+    }
+    for _ in 0..16 {
+        node.sweep(0, START.later(S));
+    }
+    assert_eq!((node.charges().records, node.charges().reserved), (14, 4));
+    assert_eq!(node.settle(ChargeId(16 * 11), None, START.later(S)), Settled::Unknown);
+    assert_eq!(back(node.settle(ChargeId(16 * 12), None, START.later(S))), 1);
+    assert_eq!(back(node.settle(ChargeId(16 * 7), Some(0), START.later(S))), 1);
+    // What nobody settles lapses, rests, and is forgotten in its time.
+    for at in [2 * MINUTE, 2 * MINUTE + 2 * HOUR] {
+        for _ in 0..16 {
+            node.sweep(0, START.later(at));
+        }
+        assert_eq!(node.charges().reserved, 0);
+    }
+    assert_eq!(node.charges().records, 0);
 }
 
 #[test]
@@ -326,10 +376,11 @@ fn nobody_alone_takes_all_places_of_reservations() {
     };
     assert_eq!(reserves(1, 0..20), 7);
     assert_eq!(reserves(2, 20..40), 1, "one place is left for others");
+    assert_eq!(reserves(3, 60..80), 0);
     for id in 0..3 {
         assert_eq!(back(node.settle(ChargeId(16 * id), Some(0), START)), 1);
     }
-    assert_eq!(reserves(2, 40..60), 3);
+    assert_eq!(reserves(2, 80..100), 3);
 }
 
 #[test]

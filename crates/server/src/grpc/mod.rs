@@ -35,6 +35,7 @@ use self::{body::GrpcBody, call::Call};
 use crate::{
     callers::{Caller, TurnedAway},
     connections::{Life, SMALL_BYTES, Stage},
+    linger::{self, Borrowed},
     worker::Worker,
 };
 
@@ -150,27 +151,28 @@ pub(crate) async fn serve_calls<F, B>(
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .auto_date_header(false);
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
+    let (io, left) = Borrowed::new(io);
+    let mut connection = Box::pin(builder.serve_connection(TokioIo::new(io), service));
     let mut stop = std::pin::pin!(stopping.changed());
     let mut draining = false;
-    std::future::poll_fn(move |cx| {
+    let is_told_to_end = std::future::poll_fn(|cx| {
         loop {
             if connection.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(());
+                return Poll::Ready(draining);
             }
             if arrived.answer() {
                 continue;
             }
             let stage = life.poll(cx);
             if stage == Stage::Cut {
-                return Poll::Ready(());
+                return Poll::Ready(false);
             }
             if draining || stage == Stage::Open && stop.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
             if life.calls() == 0 {
                 // It may not even speak HTTP/2, and has nothing to be answered.
-                return Poll::Ready(());
+                return Poll::Ready(false);
             }
             draining = true;
             life.end();
@@ -178,6 +180,10 @@ pub(crate) async fn serve_calls<F, B>(
         }
     })
     .await;
+    drop(connection);
+    if is_told_to_end {
+        linger::close(left).await;
+    }
 }
 
 /// The calls of a connection that nobody has looked at yet: at most [`STREAMS_MAX`].

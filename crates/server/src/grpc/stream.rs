@@ -13,11 +13,12 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use acequia_api::wire::{read_check_batch, write_check_result};
+use acequia_api::wire::{REST_UNDECIDED, read_check_batch, write_check_result};
 use acequia_limits::Request;
 use acequia_node::Ask;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::future::BoxFuture;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use tokio::{
@@ -63,6 +64,38 @@ pub(crate) struct CheckStream {
     is_done: bool,
 }
 
+/// How a stream ends.
+enum End {
+    /// Its caller asks no more, and all is answered.
+    Answered,
+    /// All that was decided is answered. What has no answer may be asked again elsewhere.
+    RestUndecided,
+    Fault(Status),
+}
+
+impl From<Status> for End {
+    fn from(fault: Status) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl End {
+    fn trailers(&self) -> HeaderMap {
+        match self {
+            Self::Answered => ok(),
+            Self::RestUndecided => {
+                let what =
+                    "this node ends its streams: ask what has no answer on another, it was not decided";
+                let mut trailers = Status::new(tonic::Code::Unavailable, what).trailers();
+                let name = HeaderName::from_static(REST_UNDECIDED);
+                trailers.insert(name, HeaderValue::from_static("1"));
+                trailers
+            }
+            Self::Fault(status) => status.trailers(),
+        }
+    }
+}
+
 /// An answer to a message, and the results in it that may not leave yet.
 struct Decided {
     out: Vec<u8>,
@@ -98,24 +131,20 @@ impl CheckStream {
             return Poll::Ready(None);
         }
         match ready!(self.poll_message(cx)) {
-            Ok(Some(message)) => Poll::Ready(Some(Frame::data(message))),
-            Ok(None) => {
+            Ok(message) => Poll::Ready(Some(Frame::data(message))),
+            Err(end) => {
                 self.is_done = true;
-                Poll::Ready(Some(Frame::trailers(ok())))
-            }
-            Err(status) => {
-                self.is_done = true;
-                Poll::Ready(Some(Frame::trailers(status.trailers())))
+                Poll::Ready(Some(Frame::trailers(end.trailers())))
             }
         }
     }
 
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, End>> {
         loop {
             if let Some(settling) = &mut self.settling {
                 let message = ready!(settling.as_mut().poll(cx));
                 self.settling = None;
-                return Poll::Ready(Ok(Some(self.life.held_answer(message))));
+                return Poll::Ready(Ok(self.life.held_answer(message)));
             }
             match message_length(&self.received)? {
                 Some(length) if self.received.len() >= PREFIX + length => {
@@ -132,17 +161,17 @@ impl CheckStream {
                         &message[PREFIX..],
                     )?;
                     if decided.unwritten.is_empty() {
-                        return Poll::Ready(Ok(Some(self.life.held_answer(finish(decided.out)))));
+                        return Poll::Ready(Ok(self.life.held_answer(finish(decided.out))));
                     }
                     self.settling = Some(Box::pin(settle(Arc::clone(&self.worker), decided)));
                 }
-                _ if self.is_ended && self.received.is_empty() => return Poll::Ready(Ok(None)),
-                // All that was decided is answered. What has no answer may be asked again elsewhere.
-                _ if self.ends.as_mut().poll(cx).is_ready() || self.life.is_ending() => {
-                    return Poll::Ready(Ok(None));
-                }
+                _ if self.is_ended && self.received.is_empty() => return Poll::Ready(Err(End::Answered)),
                 _ if self.is_ended => {
-                    return Poll::Ready(Err(Status::malformed("the stream ends within a message")));
+                    let fault = Status::malformed("the stream ends within a message");
+                    return Poll::Ready(Err(fault.into()));
+                }
+                _ if self.ends.as_mut().poll(cx).is_ready() || self.life.is_ending() => {
+                    return Poll::Ready(Err(End::RestUndecided));
                 }
                 _ => match Pin::new(&mut self.incoming).poll_frame(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
@@ -152,7 +181,8 @@ impl CheckStream {
                         }
                     }
                     Poll::Ready(Some(Err(e))) => {
-                        return Poll::Ready(Err(Status::new(tonic::Code::Cancelled, e.to_string())));
+                        let fault = Status::new(tonic::Code::Cancelled, e.to_string());
+                        return Poll::Ready(Err(fault.into()));
                     }
                     Poll::Ready(None) => self.is_ended = true,
                     Poll::Pending if self.received.is_empty() => {
@@ -163,7 +193,7 @@ impl CheckStream {
                     Poll::Pending => {
                         let late = self.late.get_or_insert_with(|| Box::pin(sleep(READ_MAX)));
                         ready!(late.as_mut().poll(cx));
-                        return Poll::Ready(Err(late_status()));
+                        return Poll::Ready(Err(late_status().into()));
                     }
                 },
             }

@@ -95,7 +95,7 @@ impl Door {
             let (door, stopping) = (Arc::clone(&self), stopping.clone());
             tokio::spawn(async move {
                 let (gate, life) = (place.gate(), &place.life);
-                let admitted = gate.admit(stream, from, life, &door.shared.refused).await;
+                let admitted = gate.admit(stream, from, &place, &door.shared.refused).await;
                 if let Some((stream, caller)) = admitted {
                     door.answer(stream, caller, life, stopping).await;
                 }

@@ -1,0 +1,119 @@
+//! The end of a connection: what was sent last must arrive.
+//!
+//! A socket that is closed while bytes of the other side are unread makes the system reset the connection, and then what the other side has
+//! not read yet may be lost to it (RFC 1122, section 4.2.2.13). So who ends a connection says that nothing more comes, and goes on reading
+//! for a while.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+
+/// How long the other side may take to close. Longer loses less over slow links; shorter ends a stopping node sooner.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A stream that is left for somebody when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Borrowed<S> {
+    stream: Option<S>,
+    left: Left<S>,
+}
+
+/// Where a stream is left.
+pub(crate) type Left<S> = Arc<Mutex<Option<S>>>;
+
+impl<S> Borrowed<S> {
+    /// A stream, and where it will be.
+    pub(crate) fn new(stream: S) -> (Self, Left<S>) {
+        let left = Left::default();
+        (Self { stream: Some(stream), left: Arc::clone(&left) }, left)
+    }
+}
+
+impl<S> Drop for Borrowed<S> {
+    fn drop(&mut self) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = self.stream.take();
+    }
+}
+
+/// Ends what was left of a connection.
+pub(crate) async fn close<S: AsyncRead + AsyncWrite + Unpin>(left: Left<S>) {
+    let stream = left.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(mut stream) = stream else { return };
+    let until_closed = async {
+        let mut unread = [0; 4_096];
+        if stream.shutdown().await.is_ok() {
+            while matches!(stream.read(&mut unread).await, Ok(1..)) {}
+        }
+    };
+    // Whoever does not close is not waited for.
+    let _ = tokio::time::timeout(LINGER, until_closed).await;
+}
+
+impl<S: Unpin> Borrowed<S> {
+    fn stream(&mut self) -> Pin<&mut S> {
+        Pin::new(self.stream.as_mut().expect("it is there until this is dropped"))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Borrowed<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream().poll_read(cx, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Borrowed<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().stream().poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().stream().poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream().poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_sent_last_arrives_though_not_all_was_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let mut caller =
+            TcpStream::connect(listener.local_addr().expect("an address")).await.expect("connected");
+        let (stream, _) = listener.accept().await.expect("accepted");
+        caller.write_all(&[7; 100_000]).await.expect("sent");
+        let (mut borrowed, left) = Borrowed::new(stream);
+        borrowed.write_all(b"the last answer").await.expect("sent");
+        drop(borrowed);
+        let closing = tokio::spawn(close(left));
+        let mut answer = Vec::new();
+        caller.read_to_end(&mut answer).await.expect("no reset");
+        assert_eq!(answer, b"the last answer");
+        drop(caller);
+        tokio::time::timeout(LINGER / 2, closing).await.expect("at once").expect("no panic");
+    }
+}
