@@ -16,7 +16,11 @@ use acequia_tests::{Node, PATIENCE, acequia, eventually};
 use rcgen::{CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType, string::Ia5String};
 use tempfile::TempDir;
 
-use crate::{client::metric, openmetrics};
+use crate::{
+    client::metric,
+    openmetrics,
+    pages::{blocks, page},
+};
 
 const CHECK: &str = r#"{"domain":"shop","descriptors":[{"k":"v"}]}"#;
 const LIMITS: &str = "limits:\n- { name: all, domain: shop, token_bucket: { rate: 1000/s, burst: 1000 } }\n\
@@ -257,6 +261,30 @@ fn callers_may_do_what_they_are_allowed() {
             && said.contains("who=\"spiffe://shop/envoy\"")
     );
     assert!(!said.contains("not encrypted") && !said.contains("whoever reaches"), "{said}");
+}
+
+#[test]
+fn the_example_of_the_page_does_what_the_page_says() {
+    let authority = Authority::new();
+    authority.sign("certs", &["localhost"], |_| {});
+    let certs = authority.path("certs");
+    std::fs::copy(authority.path("ca.crt"), authority.path("certs/ca.crt")).expect("copied");
+    let token = authority.token("token", "a-token-of-more-than-sixteen");
+    let socket = authority.path("http.sock");
+    let listen = &blocks(&page("SECURITY.md"), "yaml")[0].text;
+    let listen = listen.replace("0.0.0.0:8081", "\"127.0.0.1:0\"").replace("certs/", &format!("{certs}/"));
+    let listen = listen.replace("./token", &token).replace("/run/acequia/http.sock", &socket);
+    let node = Node::start_whole(&format!("region: eu\nnode: eu-1\n{listen}{LIMITS}"));
+    let ca = authority.path("ca.crt");
+    let [cert, key] = authority.sign("envoy", &["spiffe://shop/envoy"], |_| {});
+    let envoy = ["--ca", &ca, "--cert", &cert, "--key", &key];
+    passes(&check(&node, "shop", &envoy));
+    passes(&check(&node, "edge/eu", &envoy));
+    fails(&check(&node, "books", &envoy), "may not ask for this domain");
+    fails(&check(&node, "shop", &[&envoy[..], &["--reserve", "1s"]].concat()), "may not do this");
+    passes(&check(&node, "books", &["--ca", &ca, "--token-file", &token, "--reserve", "1s"]));
+    fails(&check(&node, "shop", &["--ca", &ca]), "knows its callers");
+    assert_eq!(curl(&["--unix-socket", &socket, "--data", CHECK, "http://node/v1/check"]).0, "200");
 }
 
 #[test]

@@ -28,11 +28,11 @@ trap 'status=$?; kill $(jobs -p) 2>/dev/null || true; wait; exit $status' EXIT
 curl() { for _ in $(seq 200); do command curl -fsS "$@" && return; sleep 0.1; done; return 1; }
 "#;
 
-fn page(name: &str) -> Page {
+pub(crate) fn page(name: &str) -> Page {
     Page::read(&fs::read_to_string(Path::new(ROOT).join(name)).expect("a page"))
 }
 
-fn blocks(page: &Page, kind: &str) -> Vec<Block> {
+pub(crate) fn blocks(page: &Page, kind: &str) -> Vec<Block> {
     page.blocks.iter().filter(|block| block.kind == kind).cloned().collect()
 }
 
