@@ -134,6 +134,15 @@ fn fails(output: &Output, why: &str) {
     assert!(output.status.code() == Some(2) && said.contains(why), "{why}: {output:?}");
 }
 
+/// A caller that may check in `shop` and in what begins with `edge/`, and nothing else.
+#[track_caller]
+fn may_check_in_two_domains(node: &Node, credentials: &[&str]) {
+    passes(&check(node, "shop", credentials));
+    passes(&check(node, "edge/eu", credentials));
+    fails(&check(node, "books", credentials), "may not ask for this domain");
+    fails(&check(node, "shop", &[credentials, &["--reserve", "1s"]].concat()), "may not do this");
+}
+
 /// How many callers a port has turned away for a reason, by what `/metrics` says.
 fn refused(port: &str, why: &str, metrics: &str) -> f64 {
     let found = openmetrics::parse(metrics).unwrap_or_else(|fault| panic!("{fault}\n{metrics}"));
@@ -191,10 +200,7 @@ fn callers_may_do_what_they_are_allowed() {
     let ca = authority.path("ca.crt");
     let [cert, key] = authority.sign("envoy", &["spiffe://shop/envoy"], |_| {});
     let envoy = ["--ca", &ca, "--cert", &cert, "--key", &key];
-    passes(&check(&node, "shop", &envoy));
-    passes(&check(&node, "edge/eu", &envoy));
-    fails(&check(&node, "books", &envoy), "may not ask for this domain");
-    fails(&check(&node, "shop", &[&envoy[..], &["--reserve", "1s"]].concat()), "may not do this");
+    may_check_in_two_domains(&node, &envoy);
     let address = format!("https://localhost:{}", node.grpc().port());
     let words = [&["explain", "--address", &address, "--domain", "shop", "k=v"], &envoy[..]].concat();
     fails(&acequia(&words), "may not do this");
@@ -278,10 +284,7 @@ fn the_example_of_the_page_does_what_the_page_says() {
     let ca = authority.path("ca.crt");
     let [cert, key] = authority.sign("envoy", &["spiffe://shop/envoy"], |_| {});
     let envoy = ["--ca", &ca, "--cert", &cert, "--key", &key];
-    passes(&check(&node, "shop", &envoy));
-    passes(&check(&node, "edge/eu", &envoy));
-    fails(&check(&node, "books", &envoy), "may not ask for this domain");
-    fails(&check(&node, "shop", &[&envoy[..], &["--reserve", "1s"]].concat()), "may not do this");
+    may_check_in_two_domains(&node, &envoy);
     passes(&check(&node, "books", &["--ca", &ca, "--token-file", &token, "--reserve", "1s"]));
     fails(&check(&node, "shop", &["--ca", &ca]), "knows its callers");
     assert_eq!(curl(&["--unix-socket", &socket, "--data", CHECK, "http://node/v1/check"]).0, "200");

@@ -30,8 +30,8 @@ const RETRY_SHARE: u32 = 10;
 
 type Dialling = Pin<Box<dyn Future<Output = Result<Channel, Error>> + Send>>;
 /// What calls go through.
-pub(crate) type Way = InterceptedService<Channel, Bearer>;
-pub(crate) type Limiter = LimiterClient<Way>;
+pub(crate) type AuthorizedChannel = InterceptedService<Channel, Bearer>;
+pub(crate) type Limiter = LimiterClient<AuthorizedChannel>;
 type Dial = Arc<dyn Fn() -> Dialling + Send + Sync>;
 
 /// A connection that is replaced when it is old. A call that finds it so goes on with it, and has the successor made
@@ -49,7 +49,7 @@ pub(crate) struct Connection {
 /// A connection at one time.
 #[derive(Debug)]
 pub(crate) struct Current {
-    way: Way,
+    channel: AuthorizedChannel,
     due: Instant,
     /// Whether a successor is being made.
     is_leaving: AtomicBool,
@@ -63,24 +63,24 @@ impl Connection {
             let target = target.clone();
             Box::pin(async move { target.connected(settings).await })
         };
-        Self::new((first, bearer), Arc::new(dial), age)
+        Self::new(first, bearer, Arc::new(dial), age)
     }
 
-    pub(crate) fn new((first, bearer): (Channel, Bearer), dial: Dial, age: Duration) -> Self {
+    pub(crate) fn new(first: Channel, bearer: Bearer, dial: Dial, age: Duration) -> Self {
         let current = ArcSwap::from_pointee(Current::of(first, bearer.clone(), age));
         Self { dial, bearer, age, current, leaving: Mutex::default() }
     }
 
     /// The same connection, with another age for it and its successors.
     pub(crate) fn with_age(&self, age: Duration) -> Self {
-        let current = Current::until(self.current.load().way.clone(), jittered(age));
+        let current = Current::until(self.current.load().channel.clone(), jittered(age));
         let (dial, bearer) = (Arc::clone(&self.dial), self.bearer.clone());
         Self { dial, bearer, age, current: ArcSwap::from_pointee(current), leaving: Mutex::default() }
     }
 
     /// Where to send the next call.
     pub(crate) fn limiter(self: &Arc<Self>) -> Limiter {
-        LimiterClient::new(self.current().way())
+        LimiterClient::new(self.current().channel())
     }
 
     /// The connection that the next call goes to.
@@ -115,8 +115,8 @@ impl Connection {
             Ok(Ok(channel)) => Current::of(channel, self.bearer.clone(), self.age),
             // An old connection is better than none.
             Ok(Err(_)) | Err(_) => {
-                let way = self.current.load().way.clone();
-                Current::until(way, jittered(self.age / RETRY_SHARE))
+                let channel = self.current.load().channel.clone();
+                Current::until(channel, jittered(self.age / RETRY_SHARE))
             }
         };
         self.current.store(Arc::new(successor));
@@ -129,12 +129,12 @@ impl Current {
     }
 
     /// What goes over it.
-    pub(crate) fn way(&self) -> Way {
-        self.way.clone()
+    pub(crate) fn channel(&self) -> AuthorizedChannel {
+        self.channel.clone()
     }
 
-    fn until(way: Way, age: Duration) -> Self {
-        Self { way, due: Instant::now() + age, is_leaving: AtomicBool::new(false) }
+    fn until(channel: AuthorizedChannel, age: Duration) -> Self {
+        Self { channel, due: Instant::now() + age, is_leaving: AtomicBool::new(false) }
     }
 }
 

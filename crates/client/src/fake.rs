@@ -142,7 +142,8 @@ impl Node {
         let anybody = crate::Target::from(std::net::SocketAddr::from(([127, 0, 0, 1], 8081)));
         Client {
             connection: Arc::new(Connection::new(
-                (first, anybody.bearer()),
+                first,
+                anybody.bearer(),
                 Arc::new(dial),
                 crate::CONNECTION_AGE,
             )),

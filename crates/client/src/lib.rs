@@ -119,7 +119,7 @@ impl Client {
         Self::connect_as(address, options, Credentials::default())
     }
 
-    /// The same, with what shows who this client is, and by what it knows the node.
+    /// A client that knows the node by its certificate, and shows who it is itself.
     ///
     /// # Errors
     /// [`ClientError::Refused`] if the address is none, or a file cannot be used: see [`Target::new`].

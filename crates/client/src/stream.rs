@@ -253,9 +253,9 @@ async fn begin(
 ) -> Result<Response<(mpsc::Sender<Bytes>, Streaming<CheckBatchResult>)>, Status> {
     const PATH: PathAndQuery = PathAndQuery::from_static("/acequia.v1.Limiter/CheckStream");
     let (sender, receiver) = mpsc::channel(BATCHES_IN_FLIGHT_MAX);
-    let mut way = Grpc::new(current.way());
-    way.ready().await.map_err(|fault| Status::from_error(Box::new(fault)))?;
-    let answers = way.streaming(Request::new(ReceiverStream::new(receiver)), PATH, Encoded).await?;
+    let mut client = Grpc::new(current.channel());
+    client.ready().await.map_err(|fault| Status::from_error(Box::new(fault)))?;
+    let answers = client.streaming(Request::new(ReceiverStream::new(receiver)), PATH, Encoded).await?;
     Ok(answers.map(|answers| (sender, answers)))
 }
 

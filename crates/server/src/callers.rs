@@ -35,7 +35,7 @@ pub(crate) enum TurnedAway {
     Unknown,
     /// The caller is known, and may not do this.
     #[error("this caller may not do this: see `may` in `allow` of the node's config")]
-    Deed,
+    Action,
     /// Nor ask about this.
     #[error("this caller may not ask for this domain: see `domains` in `allow` of the node's config")]
     Domain,
@@ -46,7 +46,7 @@ impl TurnedAway {
     pub(crate) const fn why(self) -> Why {
         match self {
             Self::Unknown => Why::Unknown,
-            Self::Deed | Self::Domain => Why::Forbidden,
+            Self::Action | Self::Domain => Why::Forbidden,
         }
     }
 }
@@ -80,8 +80,8 @@ impl TokenFault {
     }
 }
 
-/// What the certificates of an authority hash to.
-pub(crate) type Authority = [u8; 32];
+/// The hash of the file that `client_ca` names.
+pub(crate) type CaDigest = [u8; 32];
 
 /// The callers that a port knows, as its files were when they were read. A token is known by its SHA-256: how long a comparison takes
 /// tells nothing of it.
@@ -93,8 +93,8 @@ pub(crate) struct Known {
     tokens: BTreeMap<[u8; 32], Arc<Rights>>,
     /// What the files of tokens held; nothing of one that is gone.
     files: BTreeMap<PathBuf, Option<[u8; 32]>>,
-    /// What the certificates of their authority were, where there is one: who came by another comes anew.
-    pub(crate) authority: Option<Authority>,
+    /// The certificates of their CA, where there is one: callers of another CA connect anew.
+    pub(crate) client_ca: Option<CaDigest>,
 }
 
 /// What callers may do that are not named.
@@ -159,22 +159,22 @@ impl KnownCaller {
 
 impl Known {
     /// Whom `allow` names, from the files that it names; or everybody where there is none, and where
-    /// there is the `authority` of callers' certificates, everybody who has one. A token whose file has gone since `before` opens nothing; one whose file cannot be
+    /// there is a `client_ca`, everybody who has a certificate of it. A token whose file has gone since `before` opens nothing; one whose file cannot be
     /// used now is what it was.
     ///
     /// # Errors
     /// A file of a token that was not known before cannot be read, or holds none.
     pub(crate) fn read(
         allow: Option<&[Allowed]>,
-        authority: Option<Authority>,
+        client_ca: Option<CaDigest>,
         before: &Self,
     ) -> Result<Arc<Self>, TokenFault> {
-        let others = match (allow, authority) {
+        let others = match (allow, client_ca) {
             (Some(_), _) => Others::Nothing,
             (None, Some(_)) => Others::WithCertificate,
             (None, None) => Others::Everything,
         };
-        let mut known = Self { others, authority, ..Self::default() };
+        let mut known = Self { others, client_ca, ..Self::default() };
         for (place, Allowed { who, domains, may }) in allow.unwrap_or_default().iter().enumerate() {
             let may = may.as_deref().unwrap_or(&May::ALL).iter().fold(0, |bits, may| bits | may.bit());
             let rights = |who| Arc::new(Rights { place, who, domains: domains.clone(), may });
@@ -278,7 +278,7 @@ pub(crate) fn owner(rights: &CallRights, life: &Life) -> u32 {
 /// It may not.
 pub(crate) fn may(rights: &CallRights, what: May) -> Result<(), TurnedAway> {
     match rights {
-        Some(known) if known.rights.may & what.bit() == 0 => Err(TurnedAway::Deed),
+        Some(known) if known.rights.may & what.bit() == 0 => Err(TurnedAway::Action),
         _ => Ok(()),
     }
 }
@@ -355,7 +355,7 @@ mod tests {
         }
         assert_eq!(known(&[]).expect_err("nobody"), TurnedAway::Unknown);
         may(&rights, May::Check).expect("allowed");
-        assert_eq!(may(&rights, May::Metrics), Err(TurnedAway::Deed));
+        assert_eq!(may(&rights, May::Metrics), Err(TurnedAway::Action));
         for (domain, is_allowed) in [("shop", true), ("edge/eu", true), ("edge", false), ("shop2", false)] {
             assert_eq!(may_ask_for(&rights, domain.as_bytes()).is_ok(), is_allowed, "{domain}");
         }

@@ -37,7 +37,7 @@ const ALL_BYTES_MAX: usize = 64 << 20;
 /// Where that is too much, connections are cut until so much is left.
 const LEFT_BYTES: usize = ALL_BYTES_MAX / 8 * 7;
 /// Handshakes at one time on a port: each may hold 64 KiB of a message that does not end.
-const GREETING_MAX: usize = 256;
+const HANDSHAKES_MAX: usize = 256;
 /// The time between two warnings of connections that are cut for it.
 const WARN_EVERY: Duration = Duration::from_secs(1);
 /// An answer up to this size is not counted: it is about what its call takes.
@@ -73,7 +73,7 @@ pub(crate) struct Life {
     /// [`OPEN`], [`ENDING`] or [`CUT`].
     stage: AtomicU8,
     task: AtomicWaker,
-    is_greeting: AtomicBool,
+    is_in_handshake: AtomicBool,
     /// Whose it is, by any number; 0 where that is not known.
     owner: AtomicU32,
     /// Told when it is to end.
@@ -94,11 +94,11 @@ pub(crate) struct StreamPlace(Arc<Life>);
 
 /// A handshake that is under way.
 #[derive(Debug)]
-pub(crate) struct Greeting(Arc<Life>);
+pub(crate) struct Handshake(Arc<Life>);
 
-impl Drop for Greeting {
+impl Drop for Handshake {
     fn drop(&mut self) {
-        self.0.is_greeting.store(false, Ordering::Relaxed);
+        self.0.is_in_handshake.store(false, Ordering::Relaxed);
     }
 }
 
@@ -206,7 +206,7 @@ pub(crate) struct Connections {
     max_age: Duration,
     open: Mutex<Open>,
     /// Those in a handshake, the oldest first.
-    greeting: Mutex<VecDeque<Weak<Life>>>,
+    handshakes: Mutex<VecDeque<Weak<Life>>>,
     freed: Notify,
     node: Arc<AllConnections>,
     ended: Ended,
@@ -276,7 +276,7 @@ impl Life {
             calls: AtomicU64::new(0),
             stage: AtomicU8::new(OPEN),
             task: AtomicWaker::new(),
-            is_greeting: AtomicBool::new(false),
+            is_in_handshake: AtomicBool::new(false),
             owner: AtomicU32::new(0),
             ends: Arc::default(),
             busy: AtomicUsize::new(0),
@@ -506,7 +506,8 @@ impl Connections {
     /// Those of a port; at most `max` at one time, each for about `max_age`.
     pub(crate) fn new(
         gate: Arc<Gate>,
-        (max, max_age): (usize, Duration),
+        max: usize,
+        max_age: Duration,
         node: &Arc<AllConnections>,
     ) -> Arc<Self> {
         let connections = Arc::new(Self {
@@ -514,7 +515,7 @@ impl Connections {
             max,
             max_age,
             open: Mutex::default(),
-            greeting: Mutex::default(),
+            handshakes: Mutex::default(),
             freed: Notify::new(),
             node: Arc::clone(node),
             ended: Ended::default(),
@@ -590,7 +591,7 @@ impl Connections {
 
     /// Ends what was silent for too long, what is old, and where others may come in than before, all.
     pub(crate) fn sweep(&self, now: Instant) {
-        let all_end = self.gate.has_changed_callers();
+        let (all_end, ages) = (self.gate.has_changed_callers(), self.gate.ages());
         self.node.seconds.store((now - self.node.begun).as_secs(), Ordering::Relaxed);
         for (number, entry) in &mut self.lock().entries {
             entry.look(now);
@@ -607,7 +608,7 @@ impl Connections {
             } else if now - entry.active >= IDLE_MAX && entry.life.busy.load(Ordering::Relaxed) == 0 {
                 self.ended.idle.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, IDLE_GRACE);
-            } else if self.gate.ages() && now - entry.opened >= spread(self.max_age, *number) {
+            } else if ages && now - entry.opened >= spread(self.max_age, *number) {
                 self.ended.old.fetch_add(1, Ordering::Relaxed);
                 entry.end(now, GRACE);
             }
@@ -641,23 +642,24 @@ fn spread(age: Duration, number: u64) -> Duration {
 impl Place {
     /// It is in a handshake until what this gives is dropped. Where there are too many on its port, the oldest of whoever has most is cut: strangers may
     /// leave them unfinished.
-    pub(crate) fn greets(&self) -> Greeting {
+    pub(crate) fn begin_handshake(&self) -> Handshake {
         let life = &self.life;
-        let mut greeting = self.connections.greeting.lock().unwrap_or_else(PoisonError::into_inner);
-        greeting.retain(|life| life.upgrade().is_some_and(|life| life.is_greeting.load(Ordering::Relaxed)));
-        life.is_greeting.store(true, Ordering::Relaxed);
-        greeting.push_back(Arc::downgrade(life));
-        if greeting.len() > GREETING_MAX {
-            let all: Vec<_> = greeting.iter().filter_map(Weak::upgrade).collect();
+        let mut handshakes = self.connections.handshakes.lock().unwrap_or_else(PoisonError::into_inner);
+        handshakes
+            .retain(|life| life.upgrade().is_some_and(|life| life.is_in_handshake.load(Ordering::Relaxed)));
+        life.is_in_handshake.store(true, Ordering::Relaxed);
+        handshakes.push_back(Arc::downgrade(life));
+        if handshakes.len() > HANDSHAKES_MAX {
+            let all: Vec<_> = handshakes.iter().filter_map(Weak::upgrade).collect();
             let mut owners = BTreeMap::<u32, usize>::new();
             all.iter().for_each(|life| *owners.entry(life.owner()).or_default() += 1);
             let most = owners.into_iter().max_by_key(|(_, count)| *count).map(|(owner, _)| owner);
             if let Some(oldest) = all.iter().find(|life| Some(life.owner()) == most) {
-                oldest.is_greeting.store(false, Ordering::Relaxed);
+                oldest.is_in_handshake.store(false, Ordering::Relaxed);
                 oldest.go_to(CUT);
             }
         }
-        Greeting(Arc::clone(life))
+        Handshake(Arc::clone(life))
     }
 
     /// The way in that it came by.
@@ -680,7 +682,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3_600);
 
     fn port(max: usize) -> Arc<Connections> {
-        Connections::new(Gate::open(Port::Http), (max, HOUR), &Arc::default())
+        Connections::new(Gate::open(Port::Http), max, HOUR, &Arc::default())
     }
 
     fn stage(place: &Place) -> u8 {
@@ -810,31 +812,31 @@ mod tests {
 
     #[test]
     fn of_too_many_handshakes_the_oldest_is_cut() {
-        let connections = port(2 * GREETING_MAX);
+        let connections = port(2 * HANDSHAKES_MAX);
         let place = || connections.place(Instant::now()).expect("a place");
         let done = place();
-        drop(done.greets());
-        let under_way: Vec<_> = (0..=GREETING_MAX).map(|_| place()).collect();
-        let greetings: Vec<_> = under_way.iter().map(Place::greets).collect();
+        drop(done.begin_handshake());
+        let under_way: Vec<_> = (0..=HANDSHAKES_MAX).map(|_| place()).collect();
+        let handshakes: Vec<_> = under_way.iter().map(Place::begin_handshake).collect();
         assert_eq!((stage(&done), stage(&under_way[0]), stage(&under_way[1])), (OPEN, CUT, OPEN));
-        drop(greetings);
+        drop(handshakes);
         let new = place();
-        let _greeting = new.greets();
+        let _handshake = new.begin_handshake();
         assert_eq!(stage(&under_way[1]), OPEN, "those that have ended count no more");
     }
 
     #[test]
     fn who_leaves_most_handshakes_unfinished_loses_his() {
-        let connections = port(2 * GREETING_MAX);
+        let connections = port(2 * HANDSHAKES_MAX);
         let of = |owner: u32| {
             let place = connections.place(Instant::now()).expect("a place");
             place.life.belongs_to(owner);
             place
         };
         let honest = of(1);
-        let _greeting = honest.greets();
-        let hostile: Vec<_> = (0..GREETING_MAX + 100).map(|_| of(2)).collect();
-        let _greetings: Vec<_> = hostile.iter().map(Place::greets).collect();
+        let _handshake = honest.begin_handshake();
+        let hostile: Vec<_> = (0..HANDSHAKES_MAX + 100).map(|_| of(2)).collect();
+        let _handshakes: Vec<_> = hostile.iter().map(Place::begin_handshake).collect();
         assert_eq!(stage(&honest), OPEN);
         assert_eq!(hostile.iter().filter(|place| stage(place) == CUT).count(), 101);
     }
@@ -845,7 +847,7 @@ mod tests {
         let token = folder.path().join("token");
         std::fs::write(&token, "0123456789abcdef").expect("written");
         let gate = Gate::open(Port::Http);
-        let connections = Connections::new(Arc::clone(&gate), (4, HOUR), &Arc::default());
+        let connections = Connections::new(Arc::clone(&gate), 4, HOUR, &Arc::default());
         let now = Instant::now();
         let place = connections.place(now).expect("a place");
         connections.sweep(now);

@@ -1,21 +1,20 @@
 //! The way in by a port: its certificates, and the callers that it knows. Both are read again when their files change.
 
 use std::{
-    io::{self, ErrorKind},
+    io::ErrorKind,
     net::SocketAddr,
     path::Path,
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
 };
 
 use arc_swap::ArcSwapOption;
 use rustls::{ServerConfig, ServerConnection};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::either::Either;
 use tracing::{error, info, warn};
 
 use crate::{
@@ -82,12 +81,8 @@ pub(crate) struct Prepared {
     known: Arc<Known>,
 }
 
-/// What is read and written, in the clear or not.
-#[derive(Debug)]
-pub(crate) enum MaybeTls<S> {
-    Plain(S),
-    Tls(Box<TlsStream<S>>),
-}
+/// What is read and written: in the clear, or encrypted.
+pub(crate) type MaybeTls<S> = Either<S, Box<TlsStream<S>>>;
 
 impl Gate {
     /// One that lets everybody in.
@@ -179,12 +174,12 @@ impl Gate {
     fn read_callers(&self, rules: &Rules) -> Result<Arc<Known>, GateFault> {
         let before = self.callers.known();
         let client_ca = rules.tls.as_ref().and_then(|tls| tls.client_ca.as_ref());
-        let authority = client_ca.map(|path| match std::fs::read(path) {
+        let client_ca = client_ca.map(|path| match std::fs::read(path) {
             Ok(pem) => fingerprint(&pem),
             // Which is said of the certificates, and they stay what they were.
-            Err(_) => before.authority.unwrap_or_default(),
+            Err(_) => before.client_ca.unwrap_or_default(),
         });
-        let known = Known::read(rules.allow.as_deref(), authority, &before);
+        let known = Known::read(rules.allow.as_deref(), client_ca, &before);
         known.map_err(|cause| GateFault::Token { port: self.port.name(), cause })
     }
 
@@ -237,8 +232,8 @@ impl Gate {
         let life = &place.life;
         let caller = |names| Caller::new(Arc::clone(&self.callers), names, from);
         life.belongs_to(caller(None).owner());
-        let Some(tls) = self.tls.load_full() else { return Some((MaybeTls::Plain(stream), caller(None))) };
-        let greeting = place.greets();
+        let Some(tls) = self.tls.load_full() else { return Some((Either::Left(stream), caller(None))) };
+        let under_way = place.begin_handshake();
         let bounded = |connection: &mut ServerConnection| connection.set_buffer_limit(Some(SEND_BYTES_MAX));
         // A handshake that takes too long is cut as a connection without a call is.
         let handshake = tokio::select! {
@@ -246,12 +241,12 @@ impl Gate {
             () = life.cut() => return None,
             handshake = TlsAcceptor::from(tls).accept_with(stream, bounded) => handshake,
         };
-        drop(greeting);
+        drop(under_way);
         match handshake {
             Ok(stream) => {
                 let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
                 let names = shown.map(tls::names_in);
-                Some((MaybeTls::Tls(Box::new(stream)), caller(names)))
+                Some((Either::Right(Box::new(stream)), caller(names)))
             }
             // Who connects and leaves looks whether somebody is there.
             Err(fault) if matches!(fault.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
@@ -293,55 +288,5 @@ impl Rules {
         });
         let files: Vec<&Path> = self.tls.iter().flat_map(PortTls::files).chain(tokens).collect();
         self.watched.have_changed(&files)
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for MaybeTls<S> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, into),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, into),
-        }
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for MaybeTls<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
     }
 }

@@ -169,7 +169,7 @@ fn turned_away(fault: TurnedAway) -> Response {
             let how = [(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))];
             (StatusCode::UNAUTHORIZED, how, json).into_response()
         }
-        TurnedAway::Deed | TurnedAway::Domain => (StatusCode::FORBIDDEN, json).into_response(),
+        TurnedAway::Action | TurnedAway::Domain => (StatusCode::FORBIDDEN, json).into_response(),
     }
 }
 

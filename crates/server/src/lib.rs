@@ -3,7 +3,7 @@
 //!
 //! [`Service`] is the whole server: [`run`] runs it on this machine, [`Service::serve_in`] within a runtime of the caller's,
 //! on the sockets, the disk, the clock and the [`chance`] of a simulation; [`serve`] is what both share. Where a request goes:
-//! `grpc` or `http` reads it, [`question`] refuses what no caller should send, [`worker`] asks (`patience` keeps those that may
+//! `connections` has a place for it, `gate` lets it in, `callers` say what it may do, `grpc` or `http` reads it, [`question`] refuses what no caller should send, [`worker`] asks (`patience` keeps those that may
 //! wait), `respond` and `headers` write. [`regions`] connects the node to other regions, [`webhooks`] tells operators.
 
 mod boots;

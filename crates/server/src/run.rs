@@ -203,7 +203,7 @@ async fn serve(
     let stopping = stop.subscribe();
     let max_age = service.config.max_age;
     let accept = |(socket, gate): WayIn, hands, max| {
-        let connections = Connections::new(gate, (max, max_age), &service.shared.connections);
+        let connections = Connections::new(gate, max, max_age, &service.shared.connections);
         tokio::spawn(accept(socket, hands, connections, stopping.clone()))
     };
     let max = connections_max(&service.config);

@@ -6,16 +6,12 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
-    pin::Pin,
-    task::{Context, Poll},
     time::Duration,
 };
 
 use socket2::{Domain, Type};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
-};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_util::either::Either;
 
 use crate::{
     config::Address,
@@ -48,11 +44,7 @@ pub(crate) enum Accepted {
 }
 
 /// A connection.
-#[derive(Debug)]
-pub(crate) enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
+pub(crate) type Stream = Either<TcpStream, UnixStream>;
 
 impl Socket {
     /// Listens. A socket in the file system that nobody listens to any more is replaced.
@@ -156,11 +148,11 @@ impl Connection for Accepted {
                 // peer that is gone without a request having to pay for it.
                 let _ = stream.set_nodelay(true);
                 let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keep_alive());
-                Ok(Stream::Tcp(stream))
+                Ok(Stream::Left(stream))
             }
             Self::Unix(stream) => {
                 stream.set_nonblocking(true)?;
-                Ok(Stream::Unix(UnixStream::from_std(stream)?))
+                Ok(Stream::Right(UnixStream::from_std(stream)?))
             }
         }
     }
@@ -177,54 +169,4 @@ impl Connection for Accepted {
 fn keep_alive() -> socket2::TcpKeepalive {
     let (quiet, between) = (Duration::from_secs(10), Duration::from_secs(5));
     socket2::TcpKeepalive::new().with_time(quiet).with_interval(between).with_retries(3)
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, into),
-            Self::Unix(stream) => Pin::new(stream).poll_read(cx, into),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
-            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bytes),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Tcp(stream) => stream.is_write_vectored(),
-            Self::Unix(stream) => stream.is_write_vectored(),
-        }
-    }
 }

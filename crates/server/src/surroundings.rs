@@ -85,8 +85,8 @@ impl Service {
         let _end = End(Arc::clone(&shared));
         let (hand, hands) = mpsc::channel(HANDOVER_MAX);
         let working = tokio::spawn(work(Arc::clone(&shared), hands, Arc::default(), stopping.clone()));
-        let bounds = (self.config.connections_max, self.config.max_age);
-        let connections = |port: Port| Connections::new(Gate::open(port), bounds, &shared.connections);
+        let (max, max_age) = (self.config.connections_max, self.config.max_age);
+        let connections = |port: Port| Connections::new(Gate::open(port), max, max_age, &shared.connections);
         let [of_grpc, of_http] = [Port::Grpc, Port::Http].map(connections);
         let accepting = [
             tokio::spawn(accept(grpc, vec![hand.clone()], of_grpc, stopping.clone())),

@@ -80,8 +80,8 @@ impl Journal {
         Self::open_within(folder, CACHE_BYTES)
     }
 
-    /// The same with so many bytes of memory for parts of the file, those that wait to be written among them. More: a large journal is
-    /// written with fewer reads.
+    /// Opens the journal with so many bytes of memory for parts of the file, those that wait to be written among them. With more, a large
+    /// journal is written with fewer reads.
     ///
     /// # Errors
     /// As [`Journal::open`].

@@ -253,11 +253,12 @@ impl Records {
         // Where there are more owners than places, those go that have rested longest.
         let too_many = (self.all.len() - self.lapses.len()).saturating_sub(records_max);
         if too_many > 0 {
+            let have_some = owners.iter().filter(|(_, owned)| owned.kept > 0);
             let mut fronts: Vec<_> =
-                owners.iter().filter_map(|(owner, owned)| Some((*owned.by_age.front()?, *owner))).collect();
+                have_some.filter_map(|(owner, owned)| Some((*owned.by_age.front()?, *owner))).collect();
             fronts.sort_unstable();
             for (_, owner) in fronts.into_iter().take(too_many) {
-                if let Some(owned) = owners.get_mut(&owner).filter(|owned| owned.kept > 0) {
+                if let Some(owned) = owners.get_mut(&owner) {
                     self.drop_oldest(owned, rows);
                 }
             }

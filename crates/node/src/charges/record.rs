@@ -265,7 +265,7 @@ impl Record {
         self.cost
     }
 
-    /// Since when nothing is to happen to it: steady clock. Of a reservation that nobody settled, when that lapses.
+    /// The time from which on nothing is to happen to it: steady clock. An open reservation rests when it lapses.
     pub(super) fn rests_since_ns(&self) -> u64 {
         self.lapses_ns().unwrap_or(self.steady_ns.max(self.ended_ns))
     }

@@ -69,6 +69,15 @@ impl PortConfig {
     }
 }
 
+/// What guards the admin service beside what its port says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdminGuards {
+    /// The folder `tls`.
+    pub(super) has_tls: bool,
+    /// The `admin_token`.
+    pub(super) has_token: bool,
+}
+
 /// `listen`, as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -170,14 +179,15 @@ fn port(name: &str, written: &Spanned<WrittenPort>, faults: &mut Faults<'_>) -> 
 }
 
 impl WrittenListen {
-    /// The ports. `has_tls` and `has_token` say what there is for the admin service outside of `listen`.
-    pub(super) fn validate(&self, (has_tls, has_token): (bool, bool), faults: &mut Faults<'_>) -> Listen {
+    /// The ports. `beside` says what there is for the admin service outside of `listen`.
+    pub(super) fn validate(&self, beside: AdminGuards, faults: &mut Faults<'_>) -> Listen {
         let grpc = port("listen.grpc", &self.grpc, faults);
         let http = port("listen.http", &self.http, faults);
         let admin = self.admin.as_ref().and_then(|written| port("listen.admin", written, faults));
         let mesh = self.mesh.as_ref().and_then(|text| faults.take(dial("listen.mesh", &text.value), text));
         if let (Some(written), Some(admin)) = (&self.admin, &admin) {
-            let is_guarded = (has_tls || admin.tls.is_some()) && (has_token || admin.allow.is_some());
+            let is_guarded =
+                (beside.has_tls || admin.tls.is_some()) && (beside.has_token || admin.allow.is_some());
             if !admin.address.is_local() && !is_guarded {
                 let what = "listen.admin is beyond loopback, where anybody could change budgets: set both `tls` \
                             and `admin_token`, or listen on an address such as 127.0.0.1:8082";

@@ -12,7 +12,7 @@ use super::{
     clock::WrittenClock,
     faults::{Faults, line},
     limits,
-    listen::WrittenListen,
+    listen::{AdminGuards, WrittenListen},
     regions::{WrittenRegion, WrittenSharing},
     store::{StoreScene, WrittenStore},
     webhooks::{self, WrittenWebhook},
@@ -120,8 +120,8 @@ impl Written {
     pub(super) fn validate(self, faults: &mut Faults<'_>) -> Config {
         faults.name("region", &self.region);
         faults.name("node", &self.node);
-        let guards = (self.tls.is_some(), self.admin_token.is_some());
-        let listen = self.listen.validate(guards, faults);
+        let beside = AdminGuards { has_tls: self.tls.is_some(), has_token: self.admin_token.is_some() };
+        let listen = self.listen.validate(beside, faults);
         self.check_together(faults);
         self.check_numbers(faults);
         let memory = self.memory.clone().unwrap_or_else(|| unplaced(MEMORY_DEFAULT.to_owned()));

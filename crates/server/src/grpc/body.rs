@@ -146,7 +146,7 @@ impl From<TurnedAway> for Status {
     fn from(fault: TurnedAway) -> Self {
         let code = match fault {
             TurnedAway::Unknown => Code::Unauthenticated,
-            TurnedAway::Deed | TurnedAway::Domain => Code::PermissionDenied,
+            TurnedAway::Action | TurnedAway::Domain => Code::PermissionDenied,
         };
         Self::new(code, fault.to_string())
     }

@@ -49,7 +49,7 @@ pub(super) enum Call {
     },
     /// It waits for something.
     Waiting(BoxFuture<'static, Response<GrpcBody>>),
-    /// The same, of a caller that nobody knows.
+    /// A call of a caller that nobody knows: it waits, and keeps no connection.
     OfStranger(BoxFuture<'static, Response<GrpcBody>>),
     /// It needs no reading.
     Answered(Option<Response<GrpcBody>>),
@@ -148,7 +148,8 @@ impl Future for Call {
                     };
                     if body.is_end_stream() {
                         match message_of(&first).and_then(|message| {
-                            answer(method, (worker, rights, life), &message, (patience, Duration::ZERO))
+                            let by = By { worker, rights, life };
+                            answer(method, by, &message, patience, Duration::ZERO)
                         }) {
                             Ok(Reply::Now(reply)) => {
                                 let reply = life.held_answer(reply);
@@ -225,7 +226,10 @@ async fn read_and_answer(
 ) -> Response<GrpcBody> {
     let (begun, mut hold) = (Instant::now(), life.hold());
     let reply = match read_rest(first, body, &mut hold).await {
-        Ok(message) => answer(method, (&worker, &rights, &life), &message, (patience, begun.elapsed())),
+        Ok(message) => {
+            let by = By { worker: &worker, rights: &rights, life: &life };
+            answer(method, by, &message, patience, begun.elapsed())
+        }
         Err(status) => Err(status),
     };
     respond(match reply {
@@ -237,19 +241,19 @@ async fn read_and_answer(
 
 fn answer(
     method: Method,
-    (worker, rights, life): (&Arc<Worker>, &CallRights, &Life),
+    by: By<'_>,
     message: &Bytes,
-    (patience, since): (CallerPatience, Duration),
+    patience: CallerPatience,
+    since: Duration,
 ) -> Result<Reply, Status> {
     if patience.is_over(since) {
-        worker.shared.expired.fetch_add(1, Ordering::Relaxed);
+        by.worker.shared.expired.fetch_add(1, Ordering::Relaxed);
         return Err(Status::new(
             Code::DeadlineExceeded,
             "nobody waits for this any more: nothing was charged",
         ));
     }
     let longest = patience.longest;
-    let by = By { worker, rights, life };
     match method {
         Method::ShouldRateLimit => envoy::should_rate_limit(by, message, longest),
         Method::Check => limiter::check(by, message, longest),
