@@ -444,7 +444,7 @@ async fn a_flood_of_keys_takes_no_more_memory_than_allowed() {
     }
     assert_eq!(allowed + overflowed, 40_000);
     assert!(overflowed > 0 && allowed > 10_000, "{allowed} allowed, {overflowed} shared one cell");
-    assert!(metric(&node, "acequia_cells_bytes", &[]) <= MEGABYTE as f64);
+    assert!(metric(&node, "acequia_memory_bytes", &[]) <= MEGABYTE as f64);
     assert_eq!(metric(&node, "acequia_limits_overflowing", &[]), 1.0);
     // Who was known before is counted as before.
     assert_eq!(check(&node, &[("api_key", "known")])["reason"], "over-limit");

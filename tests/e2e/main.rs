@@ -17,6 +17,7 @@ mod envoy;
 mod grpc;
 mod hostile;
 mod http;
+mod memory;
 mod moving;
 mod operators;
 mod pages;

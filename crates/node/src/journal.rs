@@ -22,6 +22,9 @@ pub struct Row {
     pub state: Option<Kept>,
 }
 
+/// About what a row takes that waits for the disk, in bytes.
+pub(crate) const ROW_BYTES: usize = size_of::<Row>() + 64;
+
 /// The limit, which cannot be, under which the journal keeps a time: the latest wall clock at which a
 /// row was forgotten.
 pub const WALL: LimitId = LimitId(0);
@@ -89,6 +92,11 @@ pub(crate) struct HeapCell {
     leased: u64,
 }
 
+/// Bytes that so many words take, as allocators give them.
+const fn allocated(words: usize) -> usize {
+    (words * size_of::<u64>()).next_multiple_of(16)
+}
+
 /// What the journal is doing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
@@ -107,7 +115,7 @@ impl HeapCell {
     /// it takes as much again, twice.
     pub(crate) fn sized(words: Vec<u64>, algorithm: &Algorithm, durable: bool) -> Self {
         let states = if durable { 3 } else { 1 };
-        let bytes_max = size_of::<Self>() + states * algorithm.words_max() * 8;
+        let bytes_max = size_of::<Self>() + states * allocated(algorithm.words_max());
         Self { words, bytes_max, ..Self::default() }
     }
 
@@ -132,9 +140,10 @@ impl HeapCell {
 
     /// Bytes it takes, its vectors included.
     pub(crate) fn bytes(&self) -> usize {
-        let words = self.words.capacity() + self.held.capacity() + self.asked.capacity();
+        let states = [&self.words, &self.held, &self.asked];
+        let words: usize = states.iter().map(|state| allocated(state.capacity())).sum();
         let account = self.account.as_ref().map_or(0, |account| account.bytes());
-        (size_of::<Self>() + words * 8).max(self.bytes_max) + account
+        (size_of::<Self>() + words).max(self.bytes_max) + account
     }
 
     /// What the disk holds was written under other numbers: the next charge writes anew.

@@ -34,6 +34,7 @@ pub mod leases;
 mod left;
 mod local;
 mod overflow;
+mod pages;
 mod patience;
 mod preference;
 mod region;
@@ -46,7 +47,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -103,8 +104,8 @@ pub const MEMORY_BYTES_MIN: usize = 1 << 20;
 pub struct Config {
     /// The secret that cells are hashed with. With a journal, the same after every restart.
     pub key: HashKey,
-    /// Memory for cells, in bytes: at least [`MEMORY_BYTES_MIN`]. Past it, new cells of a limit
-    /// share one. A plain cell takes 43 to 64 bytes.
+    /// Memory for cells, charges and rows that wait for the disk, in bytes: at least [`MEMORY_BYTES_MIN`]. Past it, new
+    /// cells of a limit share one. A plain cell takes 43 to 64 bytes.
     pub memory_bytes: usize,
     /// Whether there is a journal: cells that need a minute or more to be idle are kept in it.
     pub durable: bool,
@@ -152,6 +153,10 @@ pub struct Node {
     /// The same by the steady clock: threads read it one after the other, and act in another order.
     forgotten_steady_ns: AtomicU64,
     open_batch: AtomicU64,
+    /// Rows of the batch that is on its way to the disk.
+    rows_in_hand: AtomicUsize,
+    /// Bytes that charges and waiting rows take of the memory for cells, as last counted.
+    beside_bytes: AtomicUsize,
     committed_batch: AtomicU64,
     journal_down: AtomicBool,
     /// The dealings with other regions. Locked before everything else.
@@ -237,6 +242,8 @@ pub struct Usage {
     pub cells: u64,
     /// Bytes they take.
     pub bytes: u64,
+    /// Bytes that charges and waiting rows take, as last counted.
+    pub bytes_beside: u64,
     /// Idle cells forgotten since the start.
     pub evicted: u64,
     /// Limits whose new cells share one now.
@@ -273,6 +280,8 @@ impl Node {
             start_corrected_ns: AtomicI64::new(0),
             forgotten_steady_ns: AtomicU64::new(0),
             open_batch: AtomicU64::new(1),
+            rows_in_hand: AtomicUsize::new(0),
+            beside_bytes: AtomicUsize::new(0),
             committed_batch: AtomicU64::new(0),
             journal_down: AtomicBool::new(false),
             sharing: sharing.map(Mutex::new),
@@ -289,7 +298,7 @@ impl Node {
             guard: None,
             losses: Losses::default(),
             places: Places::default(),
-            charges: Charges::new(keep),
+            charges: Charges::new(keep, config.memory_bytes),
             warnings: Mutex::default(),
             config,
         }
@@ -390,6 +399,7 @@ impl Node {
             return None;
         }
         let batch = self.open_batch.fetch_add(1, Ordering::AcqRel);
+        self.rows_in_hand.store(rows.len(), Ordering::Relaxed);
         Some((batch, std::mem::take(&mut *rows)))
     }
 
@@ -410,6 +420,7 @@ impl Node {
     /// Every batch up to this one is on disk, and stays there.
     pub fn committed(&self, batch: u64) {
         self.committed_batch.fetch_max(batch, Ordering::AcqRel);
+        self.rows_in_hand.store(0, Ordering::Relaxed);
         self.journal_down.store(false, Ordering::Release);
     }
 
@@ -485,7 +496,11 @@ impl Node {
 
     /// What the cells take.
     pub fn usage(&self) -> Usage {
-        let mut usage = Usage { overflowing: lock(&self.overflow).len() as u64, ..Usage::default() };
+        let mut usage = Usage {
+            overflowing: lock(&self.overflow).len() as u64,
+            bytes_beside: self.beside_bytes.load(Ordering::Relaxed) as u64,
+            ..Usage::default()
+        };
         for shard in &self.shards {
             let cells = shard.lock();
             usage.cells += cells.table.len() as u64;
@@ -597,7 +612,10 @@ impl Node {
     }
 
     fn shard_bytes_max(&self) -> usize {
-        self.config.memory_bytes.max(MEMORY_BYTES_MIN) / SHARDS
+        let memory = self.config.memory_bytes.max(MEMORY_BYTES_MIN);
+        // A disk that is behind shall not take all places from new cells.
+        let beside = self.beside_bytes.load(Ordering::Relaxed).min(memory / 2);
+        (memory - beside) / SHARDS
     }
 
     /// Puts journalled cells back in memory. They are real debts, so the memory cap does not stop
@@ -710,7 +728,7 @@ impl Node {
             return is_overdrawn;
         }
         while !cells.table.has_room(1) {
-            cells.table.grow();
+            cells.table.grow(usize::MAX);
         }
         let (numbers, cell) = if !kept.pledge().is_empty() {
             // Which override's numbers it had is known when it is next hit: the least, until then.

@@ -528,7 +528,7 @@ impl Node {
 
     pub(crate) fn has_room_for_accounts(&self, cells: &mut Cells, now: Now) -> bool {
         let (catalogue, evicted) = (self.catalogue(), cells.evicted);
-        let has_room = cells.make_room(1, self.shard_bytes_max(), now.steady_ns, |cell, heap| {
+        let has_room = cells.make_room(1, (self.shard_bytes_max(), false), now.steady_ns, |cell, heap| {
             let idle = || catalogue.is_idle(cell.limit, cell.numbers(), cell.salt(), heap.words(cell), now);
             heap.is_unwritten(cell) && !heap.is_shared(cell) && idle() && self.is_wall_believed()
         });

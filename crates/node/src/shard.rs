@@ -13,6 +13,7 @@ use acequia_limits::{Algorithm, CellTag, Now, algorithm::State};
 use crate::{
     account::Account,
     journal::HeapCell,
+    pages::Pages,
     table::{Cell, Table},
 };
 
@@ -21,6 +22,9 @@ const SWEEP_WORTH: usize = 8;
 /// Nanoseconds until a sweep that freed too little is tried again. A flood of new keys would
 /// otherwise pay for one sweep a key.
 const SWEEP_AGAIN_NS: u64 = 100_000_000;
+
+/// States a page: 4 KiB.
+const HEAP_PAGE: usize = 32;
 
 /// One lock's worth of cells.
 #[derive(Debug, Default)]
@@ -34,7 +38,7 @@ pub(crate) struct Shard {
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     pub(crate) table: Table,
-    heap: Vec<HeapCell>,
+    heap: Pages<HeapCell, HEAP_PAGE>,
     free: Vec<usize>,
     heap_bytes: usize,
     sweep_again_ns: u64,
@@ -273,26 +277,22 @@ impl Cells {
                 at
             }
             None => {
-                // By an eighth and not twofold: what is held and not used is nobody's.
-                if self.heap.len() == self.heap.capacity() {
-                    self.heap.reserve_exact(self.heap.len() / 8 + 4);
-                }
                 self.heap.push(state);
                 self.heap.len() - 1
             }
         }
     }
 
-    /// Makes room for `more` cells within `bytes_max`, forgetting idle cells before it grows.
+    /// Makes room for `more` cells within `bytes_max`, forgetting idle cells before it grows, or if it is crowded.
     /// Cells may change places. Says whether there is room.
     pub(crate) fn make_room(
         &mut self,
         more: usize,
-        bytes_max: usize,
+        (bytes_max, is_crowded): (usize, bool),
         now_ns: u64,
         gone: impl FnMut(&Cell, &HeapCells<'_>) -> bool,
     ) -> bool {
-        if self.table.has_room(more) && self.bytes() <= bytes_max {
+        if !is_crowded && self.table.has_room(more) && self.bytes() <= bytes_max {
             return true;
         }
         if now_ns >= self.sweep_again_ns {
@@ -303,10 +303,9 @@ impl Cells {
             }
         }
         while !self.table.has_room(more) {
-            if self.table.bytes_grown() + self.heap_bytes > bytes_max {
+            if !self.table.grow(bytes_max.saturating_sub(self.bytes_on_heap())) {
                 return false;
             }
-            self.table.grow();
         }
         self.bytes() <= bytes_max
     }
@@ -328,12 +327,53 @@ impl Cells {
             self.heap[at] = HeapCell::default();
             self.free.push(at);
         }
+        if self.free.len() * 2 > self.heap.len() {
+            self.compact();
+        }
         self.evicted += (before - self.table.len()) as u64;
+    }
+
+    /// Gives back the memory of states that are gone.
+    fn compact(&mut self) {
+        let mut old = std::mem::take(&mut self.heap);
+        self.free = Vec::new();
+        for cell in self.table.iter_mut() {
+            if let Some(at) = cell.heap_place() {
+                cell.set_heap_place(self.heap.len());
+                self.heap.push(std::mem::take(&mut old[at]));
+            }
+        }
     }
 
     /// Bytes that the cells take.
     pub(crate) fn bytes(&self) -> usize {
-        self.table.bytes() + self.heap_bytes
+        self.table.bytes() + self.bytes_on_heap()
+    }
+
+    /// Bytes of the states on the heap, with the places that wait for one.
+    fn bytes_on_heap(&self) -> usize {
+        let taken = (self.heap.len() - self.free.len()) * size_of::<HeapCell>();
+        self.heap_bytes + self.heap.bytes() - taken + self.free.capacity() * size_of::<usize>()
+    }
+
+    /// Whether so large a part of the cells is `is_wanted` that no more of them may come: more than `parts` times what is still
+    /// free (dynamic thresholds, Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). One kind alone then stops at
+    /// `parts` of `parts + 1` parts, and several still leave some. `around`: any tag.
+    pub(crate) fn has_its_part(
+        &self,
+        parts: usize,
+        bytes_max: usize,
+        around: CellTag,
+        is_wanted: impl FnMut(&Cell) -> bool,
+    ) -> bool {
+        let used = self.table.bytes_needed() + self.bytes_on_heap();
+        let free = bytes_max.saturating_sub(used);
+        // Nearly always there is room even if all were of one kind.
+        if used <= parts * free {
+            return false;
+        }
+        let (wanted, all) = self.table.sample(around, is_wanted);
+        used * wanted > parts * free * all
     }
 }
 
@@ -352,7 +392,7 @@ fn take(counts: &mut [u64]) -> impl Iterator<Item = (u16, u64)> + '_ {
 }
 
 /// The states on the heap, for those who look at cells.
-pub(crate) struct HeapCells<'a>(&'a [HeapCell]);
+pub(crate) struct HeapCells<'a>(&'a Pages<HeapCell, HEAP_PAGE>);
 
 impl HeapCells<'_> {
     /// Whether other regions have to do with a cell, or callers hold leases of it: then it is not forgotten.

@@ -1,13 +1,19 @@
-//! Cells by tag: open addressing with linear probing, one allocation, 32 bytes a place.
+//! Cells by tag: open addressing with linear probing, 32 bytes a place.
 //!
 //! A check on a random cell costs about one cache miss here, because the tag, the limit and the
-//! state lie in one half of a cache line; every pointer on the way would cost another. Places are
+//! state lie in one half of a cache line, and the list of pages stays in the cache. Places are
 //! in the order of the tags' low halves, so growing copies front to back.
 
 use acequia_limits::{CellTag, algorithm::Inline};
 
+use crate::pages::Pages;
+
 /// Places of an empty table that has had its first cell.
 const PLACES_MIN: usize = 16;
+/// Places a page: 4 KiB.
+const PAGE: usize = 128;
+/// Places that are looked at to learn whose cells a table has.
+const SAMPLE: usize = 128;
 
 /// What a place holds. `limit` is 0 in an empty one.
 #[derive(Clone, Copy, Debug)]
@@ -89,8 +95,12 @@ impl Cell {
 
     /// What the place in the table is made from.
     fn order(&self) -> u64 {
-        u64::from(self.tag[0]) | u64::from(self.tag[1]) << 32
+        order_of(self.tag)
     }
+}
+
+fn order_of(tag: [u32; 3]) -> u64 {
+    u64::from(tag[0]) | u64::from(tag[1]) << 32
 }
 
 fn short(tag: CellTag) -> [u32; 3] {
@@ -100,7 +110,7 @@ fn short(tag: CellTag) -> [u32; 3] {
 /// The cells of a shard.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    places: Vec<Cell>,
+    places: Pages<Cell, PAGE>,
     len: usize,
 }
 
@@ -114,9 +124,9 @@ impl Table {
         bytes_of(self.places.len())
     }
 
-    /// Bytes that would be allocated after one more [`Table::grow`].
-    pub(crate) fn bytes_grown(&self) -> usize {
-        bytes_of(self.places_grown())
+    /// Bytes of places that its cells need: those that stay empty between them are counted too.
+    pub(crate) fn bytes_needed(&self) -> usize {
+        bytes_of(self.len * 4 / 3)
     }
 
     /// Whether `more` cells fit without growing: three quarters of the places, beyond which probes
@@ -128,11 +138,11 @@ impl Table {
     /// The place of a cell.
     #[inline]
     pub(crate) fn find(&self, tag: CellTag, limit: u16) -> Option<usize> {
-        if self.places.is_empty() {
+        if self.places.len() == 0 {
             return None;
         }
         let tag = short(tag);
-        let mut at = self.home(u64::from(tag[0]) | u64::from(tag[1]) << 32);
+        let mut at = self.home(order_of(tag));
         loop {
             let cell = &self.places[at];
             if cell.tag == tag && cell.limit == limit {
@@ -167,37 +177,59 @@ impl Table {
         at
     }
 
-    /// Half as many places again.
-    pub(crate) fn grow(&mut self) {
-        let old = std::mem::take(&mut self.places);
-        self.places = vec![EMPTY; old.len().max(PLACES_MIN * 2 / 3) * 3 / 2];
+    /// Half as many places again, or as many as `bytes_max` have room for. Says whether that is an eighth more at least: less is
+    /// not worth the copying.
+    pub(crate) fn grow(&mut self, bytes_max: usize) -> bool {
+        let old = self.places.len();
+        let wanted =
+            (old * 3 / 2).max(PLACES_MIN).next_multiple_of(if old < PAGE { PLACES_MIN } else { PAGE });
+        let places = Pages::<Cell, PAGE>::whole(wanted.min(bytes_max / size_of::<Cell>()));
+        let is_worth = places > old + old / 8;
+        if is_worth {
+            self.rebuild(places, |_| true);
+        }
+        is_worth
+    }
+
+    /// So many places, for the cells that are to be kept.
+    fn rebuild(&mut self, places: usize, mut keeps: impl FnMut(&Cell) -> bool) {
+        let old = std::mem::replace(&mut self.places, Pages::filled(EMPTY, places));
         self.len = 0;
-        for cell in old.into_iter().filter(|cell| !cell.is_empty()) {
+        for cell in old.into_iter().filter(|cell| !cell.is_empty() && keeps(cell)) {
             self.insert(cell);
         }
     }
 
     /// Removes the cells that `gone` chooses, and hands each to `gone` once.
     pub(crate) fn remove_if(&mut self, mut gone: impl FnMut(&Cell) -> bool) {
-        if self.places.is_empty() {
-            return;
-        }
-        // Rebuilding in place would meet cells twice where probes wrap; a copy is simple, and as
+        // Most often there is none.
+        let Some(first) = self.iter().position(&mut gone) else { return };
+        // Removing in place would meet cells twice where probes wrap; a copy is simple, and as
         // quick as the removals it replaces.
-        let mut kept = Vec::with_capacity(self.len);
-        for cell in self.places.iter().filter(|cell| !cell.is_empty()) {
-            if !gone(cell) {
-                kept.push(*cell);
+        let mut at = 0;
+        self.rebuild(self.places.len(), |cell| {
+            at += 1;
+            at <= first || at > first + 1 && !gone(cell)
+        });
+        if self.len * 8 < self.places.len() {
+            self.rebuild(Pages::<Cell, PAGE>::whole(self.len * 3).max(PLACES_MIN), |_| true);
+        }
+    }
+
+    /// Of the cells around one's place, how many `is_wanted` chooses, and how many there are. Places follow the hash, so these are a
+    /// random sample of all cells: of 96, mostly, with a standard error of 5 % at most.
+    pub(crate) fn sample(&self, around: CellTag, mut is_wanted: impl FnMut(&Cell) -> bool) -> (usize, usize) {
+        let (mut wanted, mut all) = (0, 0);
+        let mut at = if self.places.len() == 0 { 0 } else { self.home(order_of(short(around))) };
+        for _ in 0..self.places.len().min(SAMPLE) {
+            let cell = &self.places[at];
+            if !cell.is_empty() {
+                all += 1;
+                wanted += usize::from(is_wanted(cell));
             }
+            at = self.after(at);
         }
-        if kept.len() == self.len {
-            return;
-        }
-        self.places.fill(EMPTY);
-        self.len = 0;
-        for cell in kept {
-            self.insert(cell);
-        }
+        (wanted, all)
     }
 
     /// The places of the cells of these limits, which are sorted.
@@ -213,13 +245,14 @@ impl Table {
         cells.filter(|(_, cell)| !cell.is_empty()).map(|(at, _)| at).collect()
     }
 
+    /// Every cell, to be moved on the heap.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Cell> {
+        self.places.iter_mut().filter(|cell| !cell.is_empty())
+    }
+
     /// Every cell, in the order of their places.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Cell> {
         self.places.iter().filter(|cell| !cell.is_empty())
-    }
-
-    fn places_grown(&self) -> usize {
-        self.places.len().max(PLACES_MIN * 2 / 3) * 3 / 2
     }
 
     /// Where a cell's search begins: the order scaled to the number of places.
@@ -258,7 +291,7 @@ mod tests {
                 match step {
                     0 | 1 => {
                         if !table.has_room(1) {
-                            table.grow();
+                            assert!(table.grow(usize::MAX));
                         }
                         match table.find(tag(n), 1) {
                             Some(place) => table.at_mut(place).words[1] += 1,

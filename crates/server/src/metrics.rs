@@ -132,7 +132,16 @@ impl Collector for Counts {
         out.of_charges(shared, &tally, &catalogue)?;
         let usage = shared.node.usage();
         out.gauge("acequia_cells", "Cells in memory.", &one(usage.cells))?;
-        out.gauge("acequia_cells_bytes", "Bytes that cells take.", &one(usage.bytes))?;
+        let journal = shared.writer.as_ref().map_or(0, |writer| writer.store().cache_bytes() as u64);
+        out.gauge(
+            "acequia_memory_bytes",
+            "What is used of `memory`: by cells; by charges and what waits for the disk; by parts of the journal's file, at most.",
+            &[
+                (&[("of", "cells")], usage.bytes),
+                (&[("of", "charges")], usage.bytes_beside),
+                (&[("of", "journal")], journal),
+            ],
+        )?;
         out.counter("acequia_cells_evicted", "Idle cells forgotten.", &one(usage.evicted))?;
         out.gauge(
             "acequia_limits_overflowing",

@@ -211,6 +211,10 @@ impl Journal {
 }
 
 impl Store for Journal {
+    fn cache_bytes(&self) -> usize {
+        self.cache_bytes
+    }
+
     fn commit(&self, rows: &[Row], values: &[(&str, Option<&[u8]>)]) -> Result<(), StoreError> {
         self.with(StoreError::Write, |database| commit(database, rows, values))
     }

@@ -43,6 +43,11 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// The store cannot be read.
     fn value(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// The most bytes of memory that it keeps parts of its file in; 0 where it has none.
+    fn cache_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// What a store could not do, and what to do about it.

@@ -42,6 +42,12 @@ const HITS_INLINE: usize = 4;
 /// The most descriptors in a request: their set is kept in one word.
 pub const DESCRIPTORS_MAX: usize = 64;
 
+/// Of the memory that is free one limit may take so many parts for new cells, with one left for other limits: 7/8 of all if it is
+/// alone. See [`Cells::has_its_part`].
+const PARTS_OF_LIMIT: usize = 7;
+/// As many limits of one domain together, with one left for other domains.
+const PARTS_OF_DOMAIN: usize = 15;
+
 /// How a question is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
@@ -302,7 +308,10 @@ impl<'a> Check<'a, '_> {
             Some(place) => place,
             // Denied before it was ever charged: there is room, or it would be in a shared cell.
             // Unless others are in one: what it owes there it owes.
-            None if cells.table.has_room(1) && !self.node.overflowing.load(Ordering::Acquire) => {
+            None if hit.place == Place::Absent
+                && cells.table.has_room(1)
+                && !self.node.overflowing.load(Ordering::Acquire) =>
+            {
                 let active = self.limit(hit);
                 let algorithm = self.algorithm(hit);
                 let cell = NewCell::new(self.initial(hit), algorithm, active.durable);
@@ -467,8 +476,10 @@ impl<'a> Check<'a, '_> {
     /// forget idle ones, so the places of the shard's hits are found anew.
     fn make_room(&self, hits: &mut [Hit], shard: usize, more: usize, cells: &mut Cells) {
         let (bytes_max, evicted) = (self.node.shard_bytes_max(), cells.evicted);
+        let is_here = |hit: &&mut Hit| !hit.exempt && shard_of(hit.tag) == shard;
+        let is_crowded = hits.iter_mut().filter(is_here).any(|hit| self.has_its_part(hit, cells, bytes_max));
         // A cell in the journal is forgotten by `Node::sweep` alone, which writes that down.
-        let roomy = cells.make_room(more, bytes_max, self.now.steady_ns, |cell, heap| {
+        let roomy = cells.make_room(more, (bytes_max, is_crowded), self.now.steady_ns, |cell, heap| {
             let idle =
                 |salt| self.catalogue.is_idle(cell.limit, cell.numbers(), salt, heap.words(cell), self.now);
             let is_over = heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt());
@@ -477,13 +488,23 @@ impl<'a> Check<'a, '_> {
         if cells.evicted > evicted {
             self.node.leave_behind(self.now);
         }
-        for hit in hits.iter_mut().filter(|hit| !hit.exempt && shard_of(hit.tag) == shard) {
+        for hit in hits.iter_mut().filter(is_here) {
             hit.place = match cells.table.find(hit.tag, self.limit(hit).slot) {
                 Some(place) => Place::At(place),
-                None if roomy => Place::Absent,
+                None if roomy && !self.has_its_part(hit, cells, bytes_max) => Place::Absent,
                 None => Place::Shared,
             };
         }
+    }
+
+    /// Whether the hit's limit, or its domain, has so many cells that a new one shares one: others get the rest.
+    fn has_its_part(&self, hit: &Hit, cells: &Cells, bytes_max: usize) -> bool {
+        let of = |slot: u16| Some(&self.catalogue.active_of(slot)?.limit.spec.domain);
+        let own = self.limit(hit);
+        cells.has_its_part(PARTS_OF_LIMIT, bytes_max, hit.tag, |cell| cell.limit == own.slot)
+            || cells.has_its_part(PARTS_OF_DOMAIN, bytes_max, hit.tag, |cell| {
+                cell.limit == own.slot || of(cell.limit) == Some(&own.limit.spec.domain)
+            })
     }
 
     /// Brings a cell to the numbers and the place that its limit has today.

@@ -58,7 +58,7 @@ impl Asker {
         // The record is all that a restart knows of a lease.
         let has_disk = node.config.durable && !node.is_journal_down();
         let is_full = recording.reserve.is_some()
-            && records.is_full_of_reservations(recording.owner, node.charges.records_max());
+            && records.is_full_of_reservations(recording.owner, node.charges.records_max(&records));
         // Of nodes that share a store none writes records: what a client had leased would be given again after a restart.
         let forgets = node.leases.is_some() || (node.config.durable && !has_disk);
         if is_full || (is_lease && forgets) {
@@ -103,7 +103,8 @@ impl Asker {
                     self.answer.after_batch = self.answer.after_batch.max(batch);
                 }
             }
-            for row in records.make_room(node.charges.records_max()) {
+            let records_max = node.charges.records_max(&records);
+            for row in records.make_room(records_max) {
                 node.push_charge(row);
             }
             self.answer.charge = Some(charged);

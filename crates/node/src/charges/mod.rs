@@ -28,10 +28,16 @@ pub use self::{
     settle::{Refunded, Settled},
     shared::{KeptAt, SharedAnswer},
 };
-use crate::{Kept, Node, Row, journal::CHARGES, lock};
+use crate::{
+    Kept, Node, Row,
+    journal::{CHARGES, ROW_BYTES},
+    lock,
+};
 
 /// Locks over the records: requests with names rarely meet.
 const SHARDS: usize = 16;
+/// Records may take one in so many bytes of the memory for cells, and open reservations as many.
+const MEMORY_PART: usize = 8;
 /// How long a record is kept where nothing else is said: longer than any caller tries again, in nanoseconds.
 pub const KEEP_NS: u64 = 600 * 1_000_000_000;
 /// Records that are kept where nothing else is said: a few hundred bytes each.
@@ -60,6 +66,8 @@ impl Default for Keep {
 #[derive(Debug)]
 pub(crate) struct Charges {
     keep: Keep,
+    /// What records may take under one lock, and open reservations again as much.
+    bytes_max: usize,
     shards: Box<[Mutex<Records>]>,
     /// Whose old ones are dropped next.
     turn: AtomicUsize,
@@ -71,6 +79,8 @@ pub(crate) struct Charges {
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     all: BTreeMap<u128, Record>,
+    /// What they take, in bytes.
+    bytes: usize,
     owners: BTreeMap<u32, Owned>,
     /// Reservations by when they lapse: steady clock.
     lapses: BTreeSet<(u64, u128)>,
@@ -98,12 +108,16 @@ pub struct ChargesView {
     pub records: u64,
     /// Those of them that are reservations which are not settled.
     pub reserved: u64,
+    /// Bytes that records take.
+    pub bytes: u64,
 }
 
 impl Charges {
-    pub(crate) fn new(keep: Keep) -> Self {
+    /// `memory_bytes`: the memory that they have together with the cells.
+    pub(crate) fn new(keep: Keep, memory_bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { keep, shards, turn: AtomicUsize::new(0), later: Mutex::default() }
+        let bytes_max = memory_bytes / MEMORY_PART / SHARDS;
+        Self { keep, bytes_max, shards, turn: AtomicUsize::new(0), later: Mutex::default() }
     }
 
     /// The records among which one with this name is. Locked before any shard of cells.
@@ -117,9 +131,12 @@ impl Charges {
         self.keep
     }
 
-    /// The most records under one lock.
-    pub(crate) fn records_max(&self) -> usize {
-        (self.keep.records / SHARDS).max(1)
+    /// The most of these records, which are under one lock: fewer than [`Keep::records`] where they are large.
+    pub(crate) fn records_max(&self, records: &Records) -> usize {
+        let fit = self.bytes_max * records.all.len() / records.bytes.max(1);
+        let max = self.keep.records / SHARDS;
+        // Of a few the size says little.
+        if records.bytes > self.bytes_max { max.min(fit).max(1) } else { max.max(1) }
     }
 
     pub(crate) fn view(&self) -> ChargesView {
@@ -128,6 +145,7 @@ impl Charges {
             let records = lock(records);
             view.records += records.all.len() as u64;
             view.reserved += records.lapses.len() as u64;
+            view.bytes += records.bytes as u64;
         }
         view
     }
@@ -151,6 +169,7 @@ impl Records {
 
     /// Adds a record, where its owner's are counted.
     fn enters(&mut self, id: u128, record: Record) {
+        self.bytes += record.bytes();
         let owned = self.owners.entry(record.owner).or_default();
         match record.lapses_ns() {
             Some(until_ns) => {
@@ -167,6 +186,7 @@ impl Records {
 
     /// Notes that a record is gone, or changes.
     fn leaves(&mut self, id: u128, record: &Record) {
+        self.bytes -= record.bytes();
         let Some(owned) = self.owners.get_mut(&record.owner) else { return };
         match record.lapses_ns() {
             Some(until_ns) => {
@@ -271,7 +291,8 @@ impl Records {
     fn drop_oldest(&mut self, owned: &mut Owned, rows: &mut Vec<Row>) {
         while let Some((since_ns, id)) = owned.by_age.pop_front() {
             if self.all.get(&id).is_some_and(|record| record.rests_since(since_ns)) {
-                self.all.remove(&id);
+                let record = self.all.remove(&id);
+                self.bytes -= record.map_or(0, |record| record.bytes());
                 owned.kept -= 1;
                 rows.push(Row { limit: CHARGES, tag: CellTag(id), state: None });
                 return;
@@ -327,8 +348,10 @@ impl Node {
 
     /// Ends reservations that nobody settled in time, and forgets records that are old.
     pub(crate) fn tidy_charges(&self, now: Now) {
+        let mut bytes = 0;
         for shard in &self.charges.shards {
             let mut records = lock(shard);
+            bytes += records.bytes;
             while let Some((until_ns, id)) = records.lapses.first().copied() {
                 if until_ns > now.steady_ns {
                     break;
@@ -337,11 +360,14 @@ impl Node {
                 records.lapses.remove(&(until_ns, id));
             }
         }
+        let waiting = lock(&self.rows).len() + self.rows_in_hand.load(Ordering::Relaxed);
+        self.beside_bytes.store(bytes + waiting * ROW_BYTES, Ordering::Relaxed);
         // One lock after the other: each has all its owners looked at.
         let turn = self.charges.turn.fetch_add(1, Ordering::Relaxed);
         let mut records = lock(&self.charges.shards[turn % SHARDS]);
         let mut gone = Vec::new();
-        records.drop_old((self.charges.keep, self.charges.records_max()), now, &mut gone);
+        let records_max = self.charges.records_max(&records);
+        records.drop_old((self.charges.keep, records_max), now, &mut gone);
         for row in gone {
             self.push_charge(row);
         }

@@ -174,6 +174,12 @@ impl Record {
         }
     }
 
+    /// Bytes that it takes with its places in the lists. Nodes of a B-tree are two thirds full, as a rule.
+    pub(super) fn bytes(&self) -> usize {
+        const IN_LISTS: usize = size_of::<(u128, Record)>() * 3 / 2 + 2 * size_of::<(u64, u128)>();
+        IN_LISTS + self.limits.len() * size_of::<Limit>()
+    }
+
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         // Numbers and lists of them: nothing that cannot be encoded.
         postcard::to_allocvec(self).unwrap_or_default()

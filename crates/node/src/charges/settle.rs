@@ -213,7 +213,7 @@ impl Node {
                     let algorithm = local.at(salt);
                     let state = self.initial(&catalogue, (slot, numbers), algorithm, salt, now);
                     while !cells.table.has_room(1) {
-                        cells.table.grow();
+                        cells.table.grow(usize::MAX);
                     }
                     let new = NewCell::new(state, algorithm, catalogue.is_durable(slot));
                     let place = cells.insert(tag, slot, numbers, new);
