@@ -299,6 +299,71 @@ fn fewer_units_deny_at_once_and_none_are_minted_by_going_back() {
     assert_eq!(check(&node, key)["allowed"], false);
 }
 
+/// Limits of one node, and the domains that they are spread over.
+const MANY: usize = 100_000;
+const DOMAINS: usize = 1_000;
+/// The most limits of a config, as `validate` says.
+const MOST: usize = 131_071;
+
+/// So many small limits. The last one has `last` units.
+fn many_limits(count: usize, last: u64) -> String {
+    let window = windows::long();
+    let limit = |n: usize| {
+        let (domain, units) = (n * DOMAINS / count, if n + 1 == count { last } else { 10 });
+        format!(
+            "- {{ name: n{n}, domain: d{domain}, by: [k], fixed_window: {{ limit: {units}, window: {window} }} }}\n"
+        )
+    };
+    format!("data: DATA\nlimits:\n{}", (0..count).map(limit).collect::<String>())
+}
+
+#[test]
+fn a_hundred_thousand_limits_are_served_and_one_of_them_is_changed() {
+    let mut node = Node::start(&many_limits(MANY, 10));
+    let ends = [("d0", "n0", 0), ("d999", "n99999", 99)];
+    let ask = |node: &Node, domain: &str| {
+        let question = json!({ "domain": domain, "descriptors": [{ "k": "v" }] });
+        Http::connect(node).check(&question.to_string()).json()["limits"].clone()
+    };
+    for (domain, name, place) in ends {
+        let limits = ask(&node, domain);
+        assert_eq!(limits.as_array().map(Vec::len), Some(MANY / DOMAINS), "{domain} has its own limits");
+        assert_eq!((&limits[place]["name"], &limits[place]["remaining"]), (&json!(name), &json!(9)));
+    }
+    let metrics = Http::connect(&node).get("/metrics").body;
+    let last = r#"acequia_decisions_total{limit="d999/n99999",decision="allow"} 1"#;
+    assert!(metrics.lines().any(|line| line == last), "{} bytes without {last}", metrics.len());
+
+    node.write_config(&many_limits(MANY, 20));
+    node.until_it_says("config read again");
+    node.until_it_says("limit changed, its cells kept");
+    node.restart();
+    for (domain, _, place) in ends {
+        let units = if domain == "d999" { 20 } else { 10 };
+        let limit = &ask(&node, domain)[place];
+        assert_eq!((&limit["budget"], &limit["remaining"]), (&json!(units), &json!(units - 2)), "{limit}");
+    }
+}
+
+#[test]
+fn more_limits_than_a_node_can_count_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("acequia.yaml");
+    let path_text = path.to_str().expect("text");
+    let validate = |count| {
+        std::fs::write(&path, whole_config(&many_limits(count, 10), folder.path())).expect("a file");
+        acequia(&["validate", path_text])
+    };
+    let ran = validate(MOST);
+    assert!(String::from_utf8_lossy(&ran.stdout).contains(&format!("{MOST} limits")), "{ran:?}");
+    let refused = validate(MOST + 1);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    let begin = format!("{path_text}:{}: ", head_lines() + 2);
+    assert!(said.starts_with(&begin) && said.contains(&format!("at most {MOST}")), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
 #[test]
 fn another_shape_waits_for_the_window_to_end() {
     const WINDOW: &str = "3s";

@@ -29,9 +29,9 @@ impl Node {
             let all: Vec<Cell> = cells.table.iter().copied().collect();
             for cell in all {
                 let tag = whole_tag(at, &cell);
-                let numbers = (cell.limit, cell.numbers());
+                let numbers = (cell.slot(), cell.numbers());
                 let local = catalogue.local(numbers.0, numbers.1);
-                let (Some(limit), Some(local)) = (catalogue.id(cell.limit), local) else { continue };
+                let (Some(limit), Some(local)) = (catalogue.id(cell.slot()), local) else { continue };
                 let words = cells.words(&cell);
                 let state = match cells.account_of(&cell) {
                     Some(_) if self.leases.is_some() => {
@@ -91,7 +91,7 @@ impl Node {
         (cell, salt): (&Cell, u32),
         now: Now,
     ) -> Option<Kept> {
-        let (slot, numbers) = (cell.limit, cell.numbers());
+        let (slot, numbers) = (cell.slot(), cell.numbers());
         let (global, local) = catalogue.global(slot, numbers).zip(catalogue.local(slot, numbers))?;
         let ground = Ground { global, local, salt, which: None, in_force: catalogue.is_active(slot) };
         let sessions = self.sessions();

@@ -90,7 +90,7 @@ pub(crate) const DRAWN_NS_MAX: u64 = 600_000_000_000;
 /// Draws that one process may ask for: each begins after those of all before it.
 const NUMBERS: u64 = 1 << 40;
 /// The cell that nothing is asked for of.
-const NO_CELL: CellKey = (u16::MAX, CellTag(0));
+const NO_CELL: CellKey = (u32::MAX, CellTag(0));
 /// Cells that are remembered because their speaker had nothing, and of those that have none.
 const VAIN_MAX: usize = 16_384;
 /// Of a cell whose speaker says that it cannot come by units, or that had none for so long, this node has to do with other regions

@@ -47,13 +47,14 @@ impl Index {
                 *needed.entry(key).or_default() += 1;
             }
         }
-        let mut index = Self::default();
+        let mut always = Vec::new();
+        let mut keys: BTreeMap<&[u8], ByKey> = BTreeMap::new();
         for (number, limit) in limits {
             match place(limit, &needed) {
-                Place::Always => index.always.push(number),
-                Place::Key(key) => index.key(key).any.push(number),
+                Place::Always => always.push(number),
+                Place::Key(key) => keys.entry(key.as_bytes()).or_default().any.push(number),
                 Place::Values(condition) => {
-                    let by_key = index.key(&condition.key);
+                    let by_key = keys.entry(condition.key.as_bytes()).or_default();
                     if condition.any.iter().all(|pattern| matches!(pattern, Pattern::Literal(_))) {
                         for pattern in &condition.any {
                             file(&mut by_key.literals, pattern.prefix(), number);
@@ -66,7 +67,7 @@ impl Index {
                 }
             }
         }
-        index
+        Self { always, keys: keys.into_iter().map(|(key, by_key)| (key.into(), by_key)).collect() }
     }
 
     /// Visits each limit that the descriptor may match, once.
@@ -98,15 +99,6 @@ impl Index {
         }
         let place = self.keys.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
         Some(&self.keys[place].1)
-    }
-
-    fn key(&mut self, key: &str) -> &mut ByKey {
-        let key = key.as_bytes();
-        let place = self.keys.binary_search_by(|(known, _)| (**known).cmp(key)).unwrap_or_else(|place| {
-            self.keys.insert(place, (key.into(), ByKey::default()));
-            place
-        });
-        &mut self.keys[place].1
     }
 }
 

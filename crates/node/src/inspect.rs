@@ -2,8 +2,6 @@
 
 use acequia_limits::{Algorithm, CellTag, Descriptor, LimitId, Now, Override, Part};
 
-use std::collections::BTreeMap;
-
 use acequia_rights::{Held, Lent, Mark, Region, Sessions, Writer};
 
 use crate::{
@@ -144,7 +142,7 @@ impl Node {
     pub fn is_due(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> bool {
         let catalogue = self.catalogue();
         let now = self.not_before(now);
-        let active = catalogue.limits.iter().find(|active| active.limit.id == limit);
+        let active = catalogue.active_named(limit);
         let Some((slot, tag)) = active.and_then(|it| Some((it.slot, it.cell_of(values, now)?.0))) else {
             return false;
         };
@@ -174,7 +172,7 @@ impl Node {
     ) -> Option<Holding> {
         let (slot, now) = (self.slot_of(limit)?, self.not_before(now));
         let catalogue = self.catalogue();
-        let active = catalogue.limits.iter().find(|active| active.slot == slot)?;
+        let active = catalogue.active_of(slot)?;
         let numbers = active.numbers_of(active.limit.override_for(values, now.wall_ns), role);
         self.holding_of((slot, tag), Some(numbers), now)
     }
@@ -184,7 +182,7 @@ impl Node {
     pub fn holding_named(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> Option<Holding> {
         let catalogue = self.catalogue();
         let now = self.not_before(now);
-        let active = catalogue.limits.iter().find(|active| active.limit.id == limit)?;
+        let active = catalogue.active_named(limit)?;
         let (tag, numbers) = active.cell_of(values, now)?;
         self.holding_of((active.slot, tag), Some(numbers), now)
     }
@@ -199,7 +197,7 @@ impl Node {
     /// What a region has of a cell by this wall, whether or not anybody has agreed with that.
     fn holding_by_wall(&self, (slot, tag): CellKey, absent: Option<u16>, now: Now) -> Option<Holding> {
         let catalogue = self.catalogue();
-        catalogue.limits.iter().find(|active| active.slot == slot)?;
+        catalogue.active_of(slot)?;
         let now = self.not_before(now);
         let cells = self.shards[shard_of(tag)].lock();
         let salt = tag.salt();
@@ -332,8 +330,7 @@ impl Node {
     pub fn cell_named(&self, limit: LimitId, values: &Descriptor<'_>, now: Now) -> Option<NamedCell> {
         let catalogue = self.catalogue();
         let now = self.not_before(now);
-        let is_it = |active: &&Active| active.limit.id == limit && active.is_in_force(now.wall_ns);
-        let active = catalogue.limits.iter().find(is_it)?;
+        let active = catalogue.active_named(limit).filter(|active| active.is_in_force(now.wall_ns))?;
         let (tag, numbers) = active.cell_of(values, now)?;
         let view = self.view_of((active.slot, tag), numbers, &catalogue, now)?;
         let window_ends_ns = match &view.algorithm {
@@ -388,10 +385,9 @@ impl Node {
         drop(sharing);
         let view = |limit| LimitView { limit, cells: 0, total: Holding::default(), demand_milli: 0 };
         let mut limits: Vec<LimitView> = (0..catalogue.limits.len()).map(view).collect();
-        let places: BTreeMap<u16, usize> =
-            catalogue.limits.iter().enumerate().map(|(at, active)| (active.slot, at)).collect();
         for (key, demand_milli) in &cells {
-            let Some(view) = places.get(&key.0).map(|at| &mut limits[*at]) else { continue };
+            let place = catalogue.id(key.0).and_then(|id| catalogue.place_of(id));
+            let Some(view) = place.map(|at| &mut limits[at as usize]) else { continue };
             self.add_cell(view, &catalogue, *key, now);
             view.demand_milli = view.demand_milli.saturating_add(*demand_milli);
             self.count_loans(&mut peers, *key);

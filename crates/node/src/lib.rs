@@ -79,7 +79,7 @@ use crate::{
 };
 pub use crate::{
     asker::{Answer, Ask, Asker, Charged, DESCRIPTORS_MAX, Drawing, IdReused, LimitAnswer, Outcome, Warning},
-    catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, Scheduled},
+    catalogue::{Active, Catalogue, CatalogueFault, Change, ChangeKind, LIMITS_MAX, NUMBERS_MAX, Scheduled},
     charges::{
         ChargeId, ChargesView, KEEP_NS, Keep, KeptAt, RECORDS, RESERVE_NS_MAX, Recording, Refunded, Reserve,
         Settled, SharedAnswer,
@@ -205,7 +205,7 @@ const WARNINGS_WAITING_MAX: usize = 4_096;
 /// A limit whose cells are read from the journal.
 #[derive(Clone, Copy, Debug)]
 struct Restored<'a> {
-    slot: u16,
+    slot: u32,
     /// Its algorithm.
     like: &'a Algorithm,
     /// Whether its cells are kept in the journal.
@@ -453,7 +453,7 @@ impl Node {
             let gone = !heap.is_shared(cell) && is_idle(&catalogue, cell, whole_tag(at, cell), heap, now);
             forgotten |= gone;
             if gone && !heap.is_unwritten(cell) {
-                rows.extend(catalogue.id(cell.limit).map(|limit| Row {
+                rows.extend(catalogue.id(cell.slot()).map(|limit| Row {
                     limit,
                     tag: whole_tag(at, cell),
                     state: None,
@@ -519,7 +519,7 @@ impl Node {
     /// there is, and loans move as much debt as room.
     fn write_cells(&self, unwritten: Unwritten, now: Now) {
         let Unwritten { kept, mut overdrawn, mut forgotten, slowed } = unwritten;
-        self.strip_charges(&slowed);
+        self.strip_charges(&slowed.into_iter().collect());
         overdrawn.sort_unstable();
         forgotten.retain(|_| !broken(Broken::ForgottenUnwritten));
         if kept.is_empty() && overdrawn.is_empty() && forgotten.is_empty() {
@@ -552,19 +552,19 @@ impl Node {
         catalogue: &Catalogue,
         cells: &mut Cells,
         (shard, place): (usize, usize),
-        overdrawn: &[u16],
+        overdrawn: &[u32],
         now: Now,
     ) {
         let tag = whole_tag(shard, cells.table.at(place));
         renumber_bucket(catalogue, cells, (place, tag.salt()), now);
         let cell = *cells.table.at(place);
-        let Some(local) = catalogue.local(cell.limit, cell.numbers()) else { return };
-        let Some(limit) = catalogue.id(cell.limit) else { return };
+        let Some(local) = catalogue.local(cell.slot(), cell.numbers()) else { return };
+        let Some(limit) = catalogue.id(cell.slot()) else { return };
         let algorithm = local.at(tag.salt());
         if algorithm.has_rate() {
             let account = cells.account_of(&cell).map(|account| &account.algorithm);
             let owed = account.unwrap_or(algorithm).owed(cells.words(&cell), now);
-            if owed <= presumed(catalogue, overdrawn, cell.limit, tag.salt()) {
+            if owed <= presumed(catalogue, overdrawn, cell.slot(), tag.salt()) {
                 return;
             }
         }
@@ -636,9 +636,10 @@ impl Node {
     ) -> Vec<Row> {
         let mut taken = Vec::new();
         let error_ns = registry.clock_error_ns();
+        let places: BTreeMap<LimitId, usize> =
+            registry.active().iter().enumerate().map(|(place, active)| (active.limit.id, place)).collect();
         for id in ids {
-            let found = registry.active().iter().find(|active| active.limit.id == *id);
-            let Some(active) = found else { continue };
+            let Some(active) = places.get(id).map(|place| &registry.active()[*place]) else { continue };
             let (slot, like, durable) = (active.slot, active.limit.algorithm.clone(), active.durable);
             let all = registry.numbers_of(active);
             // Charged since a row was written, perhaps: the limit starts empty-handed instead, also where it comes back
@@ -794,7 +795,7 @@ impl Node {
     fn restore_forgotten(
         &self,
         registry: &mut Registry,
-        (slot, like): (u16, &Algorithm),
+        (slot, like): (u32, &Algorithm),
         row: Row,
         (error_ns, now): (Option<u64>, Now),
     ) {
@@ -813,13 +814,13 @@ impl Node {
 /// Whether a cell says no more than an absent one. Cells written under numbers that this snapshot
 /// does not know yet are kept.
 fn is_idle(catalogue: &Catalogue, cell: &Cell, tag: CellTag, heap: &HeapCells<'_>, now: Now) -> bool {
-    catalogue.is_idle(cell.limit, cell.numbers(), tag.salt(), heap.words(cell), now)
+    catalogue.is_idle(cell.slot(), cell.numbers(), tag.salt(), heap.words(cell), now)
 }
 
 /// Brings a bucket that lends and holds nothing to the numbers that its limit has now, when they begin: its row shall
 /// say what they make of it. Where nothing is owed, nothing is to be carried over.
 fn renumber_bucket(catalogue: &Catalogue, cells: &mut Cells, (place, salt): (usize, u32), now: Now) {
-    let (slot, numbers) = (cells.table.at(place).limit, cells.table.at(place).numbers());
+    let (slot, numbers) = (cells.table.at(place).slot(), cells.table.at(place).numbers());
     let heir = catalogue.heir(slot, cells.table.at(place), salt, now);
     let Some((heir, is_guess)) = heir.filter(|(heir, _)| *heir != numbers) else { return };
     let (Some(old), Some(new)) = (catalogue.local(slot, numbers), catalogue.local(slot, heir)) else {
@@ -838,7 +839,7 @@ fn renumber_bucket(catalogue: &Catalogue, cells: &mut Cells, (place, salt): (usi
 }
 
 /// What a crash presumes that a cell of a bucket owes: nothing, where its limit is kept in the journal.
-fn presumed(catalogue: &Catalogue, overdrawn: &[u16], slot: u16, salt: u32) -> u64 {
+fn presumed(catalogue: &Catalogue, overdrawn: &[u32], slot: u32, salt: u32) -> u64 {
     if overdrawn.binary_search(&slot).is_ok() { catalogue.least_units(slot, salt) } else { 0 }
 }
 
@@ -846,7 +847,7 @@ fn presumed(catalogue: &Catalogue, overdrawn: &[u16], slot: u16, salt: u32) -> u
 /// than is presumed of every such cell, and else what is presumed.
 fn more_than_forgotten(
     registry: &Registry,
-    (slot, numbers): (u16, u16),
+    (slot, numbers): (u32, u16),
     state: State,
     now: Now,
 ) -> Result<State, State> {

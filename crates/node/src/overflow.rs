@@ -26,7 +26,7 @@ use crate::{
 /// Whose new cells share one: those of a limit under one set of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OverflowKey {
-    pub(crate) slot: u16,
+    pub(crate) slot: u32,
     pub(crate) numbers: u16,
 }
 
@@ -60,33 +60,36 @@ impl Node {
 
     /// Where overrides of a limit have ended, their keys are other cells' from now on.
     #[cold]
-    pub(crate) fn end_overrides(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: u16, now: Now) {
+    pub(crate) fn end_overrides(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: u32, now: Now) {
         // For other threads too, which may have looked at the clock before.
         self.leave_behind(now);
         self.carry_shared(catalogue, shared, Some(slot), now);
     }
 
-    /// Carries the shared cells of numbers that are over to all that there were next, those of one slot or of any: the earliest first.
-    fn carry_shared(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: Option<u16>, now: Now) {
-        let over_at = |key: &OverflowKey| {
-            let is_its = slot.is_none_or(|slot| key.slot == slot);
-            catalogue.over_at(key.slot, key.numbers, now).filter(|_| is_its)
-        };
+    /// Carries the shared cells of numbers that are over to all that there were next, those of one slot or of all: of each slot the earliest first.
+    fn carry_shared(&self, catalogue: &Catalogue, shared: &mut Overflow, slot: Option<u32>, now: Now) {
+        let over_at = |key: &OverflowKey| catalogue.over_at(key.slot, key.numbers, now);
         let (mut written, mut gone) = (BTreeSet::new(), Vec::new());
-        loop {
-            let all = shared.keys().filter_map(|key| Some((over_at(key)?, key.slot)));
-            let Some((then, slot)) = all.min_by_key(|(then, slot)| (then.wall_ns, *slot)) else { break };
+        let slots: BTreeSet<u32> = match slot {
+            Some(slot) => [slot].into(),
+            None => shared.keys().map(|key| key.slot).collect(),
+        };
+        for slot in slots {
             let of_slot = OverflowKey { slot, numbers: 0 }..=OverflowKey { slot, numbers: u16::MAX };
-            let olds: Vec<OverflowKey> = shared.range(of_slot).map(|(key, _)| *key).collect();
-            let mut cells = Vec::new();
-            for old in olds.into_iter().filter(|old| over_at(old) == Some(then)) {
-                let Some(cell) = shared.remove(&old) else { continue };
-                if !cell.is_unwritten() {
-                    gone.extend(old.row(catalogue, None));
+            loop {
+                let all: Vec<OverflowKey> = shared.range(of_slot.clone()).map(|(key, _)| *key).collect();
+                let ended = all.iter().filter_map(over_at);
+                let Some(then) = ended.min_by_key(|then| then.wall_ns) else { break };
+                let mut cells = Vec::new();
+                for old in all.iter().filter(|old| over_at(old) == Some(then)) {
+                    let Some(cell) = shared.remove(old) else { continue };
+                    if !cell.is_unwritten() {
+                        gone.extend(old.row(catalogue, None));
+                    }
+                    cells.push((old.numbers, cell));
                 }
-                cells.push((old.numbers, cell));
+                self.carry_all(catalogue, shared, (slot, cells), (then, now), &mut written);
             }
-            self.carry_all(catalogue, shared, (slot, cells), (then, now), &mut written);
         }
         for key in written {
             if let (Some(cell), Some(local)) = (shared.get_mut(&key), catalogue.local(key.slot, key.numbers))
@@ -103,7 +106,7 @@ impl Node {
         &self,
         catalogue: &Catalogue,
         shared: &mut Overflow,
-        (slot, cells): (u16, Vec<(u16, HeapCell)>),
+        (slot, cells): (u32, Vec<(u16, HeapCell)>),
         (then, now): (Now, Now),
         written: &mut BTreeSet<OverflowKey>,
     ) {
@@ -169,7 +172,7 @@ impl Node {
     /// Where the disk goes on having them (`is_kept`) each has a row of its own from now on, since numbers are counted anew by each process.
     pub(crate) fn restore_shared(
         &self,
-        (limit, slot): (LimitId, u16),
+        (limit, slot): (LimitId, u32),
         all: &[(u16, Algorithm)],
         shared: &[(CellTag, Kept)],
         (presumed, is_kept): (Option<&Registry>, bool),
@@ -210,10 +213,10 @@ impl Node {
         }
     }
 
-    /// Queues the shared cells of these slots for the journal, unless a crash presumes as much: see `Node::write_cells`.
-    pub(crate) fn write_shared(&self, catalogue: &Catalogue, slots: &[u16], overdrawn: &[u16], now: Now) {
+    /// Queues the shared cells of these slots, which are sorted, for the journal, unless a crash presumes as much: see `Node::write_cells`.
+    pub(crate) fn write_shared(&self, catalogue: &Catalogue, slots: &[u32], overdrawn: &[u32], now: Now) {
         let mut shared = lock(&self.overflow);
-        for (key, cell) in shared.iter_mut().filter(|(key, _)| slots.contains(&key.slot)) {
+        for (key, cell) in shared.iter_mut().filter(|(key, _)| slots.binary_search(&key.slot).is_ok()) {
             let Some(local) = catalogue.local(key.slot, key.numbers) else { continue };
             let algorithm = local.least();
             let is_presumed = algorithm.has_rate()

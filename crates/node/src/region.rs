@@ -351,18 +351,21 @@ impl Node {
     }
 
     /// Shares as the terms say from now on; says whether that changed any limit's numbers.
-    pub(crate) fn reshare(&self, terms: Terms, now: Now) -> bool {
+    ///
+    /// # Errors
+    /// A limit has had too many numbers. With the shares of before the node would spend what others count on.
+    pub(crate) fn reshare(&self, terms: Terms, now: Now) -> Result<bool, CatalogueFault> {
         // Whoever looks at cells of pools goes by one catalogue all the while.
         let _held = self.leases.as_ref().map(lock);
         let mut registry = lock(&self.registry);
-        let changed = registry.share(terms, now).unwrap_or(false);
+        let changed = registry.share(terms, now)?;
         if changed {
             self.publish(&registry, now);
         }
         let unwritten = registry.take_unwritten();
         drop(registry);
         self.write_cells(unwritten, now);
-        changed
+        Ok(changed)
     }
 
     /// How long what was spent under any numbers of a limit so far may count.
@@ -375,7 +378,7 @@ impl Node {
         lock(&self.registry).knows(limit)
     }
 
-    pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u16> {
+    pub(crate) fn slot_of(&self, limit: LimitId) -> Option<u32> {
         lock(&self.registry).slot_of(limit)
     }
 
@@ -417,14 +420,14 @@ impl Node {
             for place in cells.table.places() {
                 let cell = *cells.table.at(place);
                 let salt = crate::whole_tag(at, &cell).salt();
-                let Some(local) = catalogue.local(cell.limit, cell.numbers()) else { continue };
+                let Some(local) = catalogue.local(cell.slot(), cell.numbers()) else { continue };
                 let algorithm = cells.account(place).map_or(local.at(salt), |account| &account.algorithm);
                 let mut state = later(algorithm, cells.words(&cell), Some(salt));
                 // What a crash forgot was spent in the windows that were open then, and by no wrong wall.
                 if is_wrong && !algorithm.has_rate() {
                     let words = state.as_ref().map_or(cells.words(&cell), State::words);
                     state = self
-                        .spent_before_start(&catalogue, cell.limit, algorithm, now)
+                        .spent_before_start(&catalogue, cell.slot(), algorithm, now)
                         .map(|then| self.spent(algorithm, then, Some(salt)))
                         .map(|spent| algorithm.join(spent.words(), words, now))
                         .or(state);
@@ -529,7 +532,7 @@ impl Node {
     pub(crate) fn has_room_for_accounts(&self, cells: &mut Cells, now: Now) -> bool {
         let (catalogue, evicted) = (self.catalogue(), cells.evicted);
         let has_room = cells.make_room(1, (self.shard_bytes_max(), false), now.steady_ns, |cell, heap| {
-            let idle = || catalogue.is_idle(cell.limit, cell.numbers(), cell.salt(), heap.words(cell), now);
+            let idle = || catalogue.is_idle(cell.slot(), cell.numbers(), cell.salt(), heap.words(cell), now);
             heap.is_unwritten(cell) && !heap.is_shared(cell) && idle() && self.is_wall_believed()
         });
         if cells.evicted > evicted {
@@ -542,7 +545,7 @@ impl Node {
     pub(crate) fn initial(
         &self,
         catalogue: &Catalogue,
-        (slot, numbers): (u16, u16),
+        (slot, numbers): (u32, u16),
         algorithm: &Algorithm,
         salt: u32,
         now: Now,
@@ -594,7 +597,7 @@ impl Node {
     pub(crate) fn not_less_than_forgotten(
         &self,
         catalogue: &Catalogue,
-        (slot, numbers): (u16, u16),
+        (slot, numbers): (u32, u16),
         (algorithm, salt): (&Algorithm, u32),
         now: Now,
         state: State,
@@ -620,7 +623,7 @@ impl Node {
     pub(crate) fn is_forgotten(
         &self,
         catalogue: &Catalogue,
-        (slot, numbers): (u16, u16),
+        (slot, numbers): (u32, u16),
         algorithm: &Algorithm,
         now: Now,
     ) -> bool {
@@ -635,7 +638,7 @@ impl Node {
     pub(crate) fn spent_before_start(
         &self,
         catalogue: &Catalogue,
-        slot: u16,
+        slot: u32,
         algorithm: &Algorithm,
         now: Now,
     ) -> Option<Now> {
@@ -648,7 +651,7 @@ impl Node {
     }
 
     /// A cell was lent of before this start: the sharing keeps an eye on it.
-    pub(crate) fn lent_before(&self, slot: u16, tag: CellTag) {
+    pub(crate) fn lent_before(&self, slot: u32, tag: CellTag) {
         lock(&self.found).push((slot, tag));
     }
 
@@ -671,8 +674,8 @@ impl Node {
 
     /// Units charged since the last time this was asked, by the slot of the limit.
     /// And what was given back.
-    pub(crate) fn take_spent(&self) -> Vec<(u16, u64, u64)> {
-        let mut all: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
+    pub(crate) fn take_spent(&self) -> Vec<(u32, u64, u64)> {
+        let mut all: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
         for shard in &self.shards {
             let mut cells = shard.lock();
             cells.take_spent().for_each(|(slot, units)| all.entry(slot).or_default().0 += units);
@@ -703,6 +706,12 @@ impl Node {
         ASK_AGAIN_NS
     }
 
+    /// Whether others are told what is charged here and given back: nobody takes those sums otherwise.
+    #[inline]
+    pub(crate) const fn counts_usage(&self) -> bool {
+        self.sharing.is_some()
+    }
+
     /// Whether limits are shared with other regions, or other nodes of this one.
     #[inline]
     pub(crate) const fn is_shared(&self) -> bool {
@@ -713,7 +722,7 @@ impl Node {
 /// What a cell of a bucket owes of which nothing is known, if a crash forgot it and it is not idle by now.
 fn forgotten(
     catalogue: &Catalogue,
-    (slot, numbers): (u16, u16),
+    (slot, numbers): (u32, u16),
     algorithm: &Algorithm,
     now: Now,
 ) -> Option<State> {

@@ -43,12 +43,12 @@ pub(crate) struct Cells {
     heap_bytes: usize,
     sweep_again_ns: u64,
     /// Shared cells that the sharing with other regions shall look at.
-    attention: Vec<(u16, CellTag)>,
-    /// Units charged, and units given back, by the slot of the limit, since they were last counted up.
-    spent: Vec<u64>,
-    refunded: Vec<u64>,
+    attention: Vec<(u32, CellTag)>,
+    /// Units charged, and units given back, since they were last taken.
+    spent: Sums,
+    refunded: Sums,
     /// Cells of soft limits that are nearly used up.
-    soft: BTreeMap<(u16, CellTag), SoftState>,
+    soft: BTreeMap<(u32, CellTag), SoftState>,
     /// Idle cells forgotten since the start.
     pub(crate) evicted: u64,
 }
@@ -169,17 +169,17 @@ impl Cells {
 
     /// The sharing with other regions shall look at a cell soon. At most once in the list for each
     /// cell that has an account: the account remembers.
-    pub(crate) fn attend(&mut self, limit: u16, tag: CellTag) {
-        self.attention.push((limit, tag));
+    pub(crate) fn attend(&mut self, slot: u32, tag: CellTag) {
+        self.attention.push((slot, tag));
     }
 
     /// What is kept of a cell of a soft limit.
-    pub(crate) fn soft(&self, key: (u16, CellTag)) -> Option<&SoftState> {
+    pub(crate) fn soft(&self, key: (u32, CellTag)) -> Option<&SoftState> {
         self.soft.get(&key)
     }
 
     /// Keeps it; says whether there is room.
-    pub(crate) fn keep_soft(&mut self, key: (u16, CellTag), state: SoftState, now: Now) -> bool {
+    pub(crate) fn keep_soft(&mut self, key: (u32, CellTag), state: SoftState, now: Now) -> bool {
         if self.soft.len() >= SOFT_MAX && !self.soft.contains_key(&key) {
             self.soft.retain(|_, state| now.steady_ns < state.ends_ns);
         }
@@ -190,25 +190,25 @@ impl Cells {
         has_room
     }
 
-    /// Counts what was charged under a limit.
+    /// Counts what was charged under the limit of a slot.
     #[inline]
-    pub(crate) fn count_spent(&mut self, limit: u16, units: u64) {
-        count(&mut self.spent, limit, units);
+    pub(crate) fn count_spent(&mut self, slot: u32, units: u64) {
+        self.spent.add(slot, units);
     }
 
-    /// Counts what was given back under a limit.
-    pub(crate) fn count_refunded(&mut self, limit: u16, units: u64) {
-        count(&mut self.refunded, limit, units);
+    /// Counts what was given back under the limit of a slot.
+    pub(crate) fn count_refunded(&mut self, slot: u32, units: u64) {
+        self.refunded.add(slot, units);
     }
 
     /// What was charged since the last time.
-    pub(crate) fn take_spent(&mut self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        take(&mut self.spent)
+    pub(crate) fn take_spent(&mut self) -> impl Iterator<Item = (u32, u64)> + use<> {
+        self.spent.take()
     }
 
     /// What was given back since the last time.
-    pub(crate) fn take_refunded(&mut self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        take(&mut self.refunded)
+    pub(crate) fn take_refunded(&mut self) -> impl Iterator<Item = (u32, u64)> + use<> {
+        self.refunded.take()
     }
 
     /// What other regions have to do with a cell that was found.
@@ -217,7 +217,7 @@ impl Cells {
     }
 
     /// The cells to look at.
-    pub(crate) fn take_attention(&mut self) -> Vec<(u16, CellTag)> {
+    pub(crate) fn take_attention(&mut self) -> Vec<(u32, CellTag)> {
         std::mem::take(&mut self.attention)
     }
 
@@ -260,10 +260,10 @@ impl Cells {
     }
 
     /// Adds a cell for which room was made.
-    pub(crate) fn insert(&mut self, tag: CellTag, limit: u16, numbers: u16, state: NewCell) -> usize {
+    pub(crate) fn insert(&mut self, tag: CellTag, slot: u32, numbers: u16, state: NewCell) -> usize {
         let cell = match state {
-            NewCell::Inline(words) => Cell::inline(tag, limit, numbers, words),
-            NewCell::Heap(state) => Cell::heap(tag, limit, numbers, self.add_to_heap(state)),
+            NewCell::Inline(words) => Cell::inline(tag, slot, numbers, words),
+            NewCell::Heap(state) => Cell::heap(tag, slot, numbers, self.add_to_heap(state)),
         };
         self.table.insert(cell)
     }
@@ -377,18 +377,47 @@ impl Cells {
     }
 }
 
-#[inline]
-fn count(counts: &mut Vec<u64>, limit: u16, units: u64) {
-    let at = usize::from(limit);
-    if counts.len() <= at {
-        counts.resize(at + 1, 0);
-    }
-    counts[at] = counts[at].saturating_add(units);
+/// Units by the slot of their limit, of those limits alone that were counted since the last [`Sums::take`].
+///
+/// There may be a hundred thousand limits, and there are hundreds of shards. A few limits at a time cost no search.
+#[derive(Debug, Default)]
+struct Sums {
+    /// The slot that was counted last of all with one remainder, and its units. Slot 0 is none.
+    latest: [(u32, u64); LATEST],
+    /// The slots that others have displaced there. A slot may be in both.
+    others: BTreeMap<u32, u64>,
 }
 
-fn take(counts: &mut [u64]) -> impl Iterator<Item = (u16, u64)> + '_ {
-    let all = (0..).zip(counts.iter_mut()).filter(|(_, units)| **units > 0);
-    all.map(|(slot, units)| (slot, std::mem::take(units)))
+/// Limits that are counted without a search, if their slots are next to each other.
+const LATEST: usize = 8;
+
+impl Sums {
+    #[inline]
+    fn add(&mut self, slot: u32, units: u64) {
+        let latest = &mut self.latest[slot as usize % LATEST];
+        if latest.0 == slot {
+            latest.1 = latest.1.saturating_add(units);
+        } else {
+            let displaced = std::mem::replace(latest, (slot, units));
+            self.set_aside(displaced);
+        }
+    }
+
+    #[cold]
+    fn set_aside(&mut self, (slot, units): (u32, u64)) {
+        if units > 0 {
+            let sum = self.others.entry(slot).or_default();
+            *sum = sum.saturating_add(units);
+        }
+    }
+
+    /// All that was counted, in the order of the slots.
+    fn take(&mut self) -> impl Iterator<Item = (u32, u64)> + use<> {
+        for latest in std::mem::take(&mut self.latest) {
+            self.set_aside(latest);
+        }
+        std::mem::take(&mut self.others).into_iter()
+    }
 }
 
 /// The states on the heap, for those who look at cells.
@@ -431,6 +460,29 @@ impl NewCell {
             State::Inline(words) if durable => Self::Heap(HeapCell::sized(words.to_vec(), algorithm, true)),
             State::Inline(words) => Self::Inline(words),
             State::Heap(words) => Self::Heap(HeapCell::sized(words, algorithm, durable)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn sums_are_a_map(counts in proptest::collection::vec((1..40_u32, 0..9_u64, proptest::bool::weighted(0.05)), 0..300)) {
+            let (mut sums, mut map) = (Sums::default(), BTreeMap::new());
+            for (slot, units, is_taken) in counts {
+                sums.add(slot, units);
+                *map.entry(slot).or_insert(0) += units;
+                if is_taken {
+                    map.retain(|_, units| *units > 0);
+                    proptest::prop_assert_eq!(sums.take().collect::<BTreeMap<_, _>>(), std::mem::take(&mut map));
+                }
+            }
+            map.retain(|_, units| *units > 0);
+            proptest::prop_assert_eq!(sums.take().collect::<BTreeMap<_, _>>(), map);
+            proptest::prop_assert_eq!(sums.take().count(), 0);
         }
     }
 }

@@ -15,66 +15,79 @@ const PAGE: usize = 128;
 /// Places that are looked at to learn whose cells a table has.
 const SAMPLE: usize = 128;
 
-/// What a place holds. `limit` is 0 in an empty one.
+/// The highest slot of a limit: the bits that a cell has for one.
+pub(crate) const SLOT_MAX: u32 = (1 << 17) - 1;
+/// So many sets of numbers of one limit can be told apart: the bits that a cell has for them.
+pub const NUMBERS_MAX: usize = 1 << (SLOT_SHIFT - 2);
+
+/// What a place holds.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(32))]
 pub(crate) struct Cell {
     /// The tag's low 96 bits; the shard accounts for the rest.
     tag: [u32; 3],
-    /// The limit's slot in the catalogue, from 1.
-    pub(crate) limit: u16,
-    /// Which numbers of the limit `words` were written under, whether those are a guess, and whether the words lie on the heap.
-    numbers: u16,
+    /// From the highest bit on: the limit's slot in the catalogue, whether `words` lie on the heap, whether the numbers
+    /// are a guess, and which numbers of the limit `words` were written under. All bits are 0 in an empty place.
+    packed: u32,
     /// The state itself, or in the first word its place on the heap.
     pub(crate) words: Inline,
 }
 
-const HEAP: u16 = 1 << 15;
-const GUESS: u16 = 1 << 14;
-const EMPTY: Cell = Cell { tag: [0; 3], limit: 0, numbers: 0, words: [0; 2] };
+/// Below the slot: two flags and the numbers.
+const SLOT_SHIFT: u32 = SLOT_MAX.leading_zeros();
+const HEAP: u32 = 1 << (SLOT_SHIFT - 1);
+const GUESS: u32 = 1 << (SLOT_SHIFT - 2);
+const NUMBERS: u32 = GUESS - 1;
+const EMPTY: Cell = Cell { tag: [0; 3], packed: 0, words: [0; 2] };
 
 impl Cell {
     /// A cell whose state is in the cell itself.
-    pub(crate) fn inline(tag: CellTag, limit: u16, numbers: u16, words: Inline) -> Self {
-        Self { tag: short(tag), limit, numbers, words }
+    pub(crate) fn inline(tag: CellTag, slot: u32, numbers: u16, words: Inline) -> Self {
+        Self { tag: short(tag), packed: pack(slot, numbers), words }
     }
 
     /// A cell whose state is at a place on the heap.
-    pub(crate) fn heap(tag: CellTag, limit: u16, numbers: u16, place: usize) -> Self {
-        Self { tag: short(tag), limit, numbers: numbers | HEAP, words: [place as u64, 0] }
+    pub(crate) fn heap(tag: CellTag, slot: u32, numbers: u16, place: usize) -> Self {
+        Self { tag: short(tag), packed: pack(slot, numbers) | HEAP, words: [place as u64, 0] }
     }
 
-    pub(crate) fn numbers(&self) -> u16 {
-        self.numbers & !(HEAP | GUESS)
+    /// The limit's slot in the catalogue, from 1.
+    #[inline]
+    pub(crate) const fn slot(&self) -> u32 {
+        self.packed >> SLOT_SHIFT
+    }
+
+    pub(crate) const fn numbers(&self) -> u16 {
+        (self.packed & NUMBERS) as u16
     }
 
     /// Whether the cell is known to have these numbers.
     #[inline]
     pub(crate) fn is_under(&self, numbers: u16) -> bool {
-        self.numbers & !HEAP == numbers
+        self.packed & (GUESS | NUMBERS) == u32::from(numbers)
     }
 
     /// Whether nobody knows if these are its numbers.
     pub(crate) fn is_guess(&self) -> bool {
-        self.numbers & GUESS != 0
+        self.packed & GUESS != 0
     }
 
     pub(crate) fn set_numbers(&mut self, numbers: u16) {
-        self.numbers = numbers | (self.numbers & HEAP);
+        self.packed = pack(self.slot(), numbers) | self.packed & HEAP;
     }
 
     /// Its numbers are a guess from now on, until a request or a peer says which they are.
     pub(crate) fn guess(&mut self) {
-        self.numbers |= GUESS;
+        self.packed |= GUESS;
     }
 
     /// The state's place on the heap, if it is there.
     pub(crate) fn heap_place(&self) -> Option<usize> {
-        (self.numbers & HEAP != 0).then_some(self.words[0] as usize)
+        (self.packed & HEAP != 0).then_some(self.words[0] as usize)
     }
 
     pub(crate) fn set_heap_place(&mut self, place: usize) {
-        self.numbers |= HEAP;
+        self.packed |= HEAP;
         self.words = [place as u64, 0];
     }
 
@@ -90,7 +103,7 @@ impl Cell {
     }
 
     fn is_empty(&self) -> bool {
-        self.limit == 0
+        self.packed == 0
     }
 
     /// What the place in the table is made from.
@@ -101,6 +114,12 @@ impl Cell {
 
 fn order_of(tag: [u32; 3]) -> u64 {
     u64::from(tag[0]) | u64::from(tag[1]) << 32
+}
+
+/// A slot and numbers in the bits that a cell has for them: neither is larger (`Registry` sees to it).
+fn pack(slot: u32, numbers: u16) -> u32 {
+    debug_assert!(slot <= SLOT_MAX && usize::from(numbers) < NUMBERS_MAX, "slot {slot}, numbers {numbers}");
+    slot << SLOT_SHIFT | u32::from(numbers)
 }
 
 fn short(tag: CellTag) -> [u32; 3] {
@@ -137,7 +156,7 @@ impl Table {
 
     /// The place of a cell.
     #[inline]
-    pub(crate) fn find(&self, tag: CellTag, limit: u16) -> Option<usize> {
+    pub(crate) fn find(&self, tag: CellTag, slot: u32) -> Option<usize> {
         if self.places.len() == 0 {
             return None;
         }
@@ -145,7 +164,7 @@ impl Table {
         let mut at = self.home(order_of(tag));
         loop {
             let cell = &self.places[at];
-            if cell.tag == tag && cell.limit == limit {
+            if cell.tag == tag && cell.slot() == slot {
                 return Some(at);
             }
             if cell.is_empty() {
@@ -232,10 +251,10 @@ impl Table {
         (wanted, all)
     }
 
-    /// The places of the cells of these limits, which are sorted.
-    pub(crate) fn places_of(&self, limits: &[u16]) -> Vec<usize> {
+    /// The places of the cells of the limits of these slots, which are sorted.
+    pub(crate) fn places_of(&self, slots: &[u32]) -> Vec<usize> {
         let cells = self.places.iter().enumerate();
-        let is_of = |cell: &Cell| !cell.is_empty() && limits.binary_search(&cell.limit).is_ok();
+        let is_of = |cell: &Cell| !cell.is_empty() && slots.binary_search(&cell.slot()).is_ok();
         cells.filter(|(_, cell)| is_of(cell)).map(|(at, _)| at).collect()
     }
 
@@ -319,6 +338,21 @@ mod tests {
                 prop_assert_eq!(table.at(place).numbers(), 3);
             }
         }
+    }
+
+    #[test]
+    fn the_largest_slot_and_numbers_fit_in_a_cell_beside_the_flags() {
+        let numbers = (NUMBERS_MAX - 1) as u16;
+        let mut cell = Cell::inline(tag(1), SLOT_MAX, numbers, [3, 4]);
+        assert!(!cell.is_guess() && cell.is_under(numbers));
+        cell.guess();
+        cell.set_heap_place(7);
+        assert!(cell.is_guess() && !cell.is_under(numbers));
+        assert_eq!((cell.slot(), cell.numbers(), cell.heap_place()), (SLOT_MAX, numbers, Some(7)));
+        cell.set_numbers(0);
+        assert!(!cell.is_guess() && cell.is_under(0));
+        assert_eq!((cell.slot(), cell.numbers(), cell.heap_place()), (SLOT_MAX, 0, Some(7)));
+        assert!(!Cell::inline(tag(1), 1, 0, [0; 2]).is_empty());
     }
 
     #[test]

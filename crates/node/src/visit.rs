@@ -160,7 +160,7 @@ impl Visit<'_> {
 
     fn not_less_than_forgotten(
         &self,
-        numbers: (u16, u16),
+        numbers: (u32, u16),
         algorithm: &Algorithm,
         salt: u32,
         state: State,

@@ -87,8 +87,8 @@ impl Cells {
         }
     }
 
-    fn of_slot(&mut self, slot: u16) -> &mut LimitCells {
-        let slot = usize::from(slot);
+    fn of_slot(&mut self, slot: u32) -> &mut LimitCells {
+        let slot = slot as usize;
         if self.limits.len() <= slot {
             self.limits.resize_with(slot + 1, LimitCells::default);
         }
@@ -139,9 +139,9 @@ impl Cells {
     }
 
     /// The cells of one limit, by its slot, as they are now.
-    pub(crate) fn of(&mut self, slot: u16, now: Now) -> LimitCells {
+    pub(crate) fn of(&mut self, slot: u32, now: Now) -> LimitCells {
         self.cool(now);
-        self.limits.get(usize::from(slot)).cloned().unwrap_or_default()
+        self.limits.get(slot as usize).cloned().unwrap_or_default()
     }
 
     /// Adds what the hottest cells of every limit have left, by its slot.

@@ -218,7 +218,7 @@ impl Out<'_> {
         let help = "What limits said of the requests they matched.";
         let mut metric = self.0.encode_descriptor("acequia_decisions", help, None, MetricType::Counter)?;
         for active in &catalogue.limits {
-            let Some(counts) = tally.limits.get(usize::from(active.slot())) else { continue };
+            let Some(counts) = tally.limits.get(active.slot() as usize) else { continue };
             let path = active.limit.path();
             for (word, count) in OUTCOMES.iter().zip(counts.outcomes) {
                 let labels = [("limit", path.as_str()), ("decision", word)];
@@ -229,7 +229,7 @@ impl Out<'_> {
         let name = "acequia_hottest_cell_remaining";
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for active in &catalogue.limits {
-            let Some(hot) = hottest.get(usize::from(active.slot())) else { continue };
+            let Some(hot) = hottest.get(active.slot() as usize) else { continue };
             let path = active.limit.path();
             let mut hot = hot.clone();
             hot.sort_by_key(|cell| (std::cmp::Reverse(cell.count), cell.tag));
@@ -323,7 +323,7 @@ impl Out<'_> {
         let mut metric =
             self.0.encode_descriptor("acequia_refunded_units", help, None, MetricType::Counter)?;
         for active in &catalogue.limits {
-            let Some(counts) = tally.limits.get(usize::from(active.slot())) else { continue };
+            let Some(counts) = tally.limits.get(active.slot() as usize) else { continue };
             let path = active.limit.path();
             let labels = [("limit", path.as_str())];
             metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&counts.refunded, None)?;
@@ -511,7 +511,7 @@ impl Out<'_> {
     }
 
     /// What this node holds of pools, by the limit's slot.
-    fn of_held(&mut self, units: &BTreeMap<u16, u64>, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
+    fn of_held(&mut self, units: &BTreeMap<u32, u64>, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
         // A limit and the one that succeeds it have one name.
         let mut by_limit: BTreeMap<String, u64> = BTreeMap::new();
         for active in &catalogue.limits {

@@ -381,12 +381,7 @@ impl Service {
             node.resume_home(schedule, now, |id| reading.rows(&*store, id))?;
         } else if !is_new {
             let mut both = schedule.unwrap_or_default();
-            let is_known = |both: &[Scheduled], limit: &Limit| both.iter().any(|s| s.limit.id == limit.id);
-            for limit in &config.live.limits {
-                if !is_known(&both, limit) {
-                    both.push(Scheduled { limit: limit.clone(), from_ns: None, until_ns: None });
-                }
-            }
+            both.extend(unknown(&both, &config.live.limits));
             node.resume(both, now)?;
             node.restore_all(now, |id| reading.rows(&*store, id));
         }
@@ -541,10 +536,7 @@ impl Service {
         if let Some(writer) = &self.shared.writer {
             // A crash must find what is about to be served, so it is written down beforehand too.
             let mut both = node.schedule();
-            let known = |limit: &Limit| both.iter().any(|s| s.limit.id == limit.id);
-            let new = live.limits.iter().filter(|limit| !known(limit)).cloned();
-            let new: Vec<Scheduled> =
-                new.map(|limit| Scheduled { limit, from_ns: None, until_ns: None }).collect();
+            let new = unknown(&both, &live.limits);
             if !new.is_empty() {
                 both.extend(new);
                 writer.write(&[], &[(SCHEDULE, Some(&schedule_bytes(&both)?))])?;
@@ -658,6 +650,13 @@ impl Service {
             error!(%fault, "stopped without writing the journal: the next start is as after a crash");
         }
     }
+}
+
+/// Of these limits, those that a schedule does not have: as if they were in force for good.
+fn unknown(schedule: &[Scheduled], limits: &[Limit]) -> Vec<Scheduled> {
+    let known: BTreeSet<LimitId> = schedule.iter().map(|scheduled| scheduled.limit.id).collect();
+    let new = limits.iter().filter(|limit| !known.contains(&limit.id)).cloned();
+    new.map(|limit| Scheduled { limit, from_ns: None, until_ns: None }).collect()
 }
 
 /// What webhooks need to be put in force; nothing where there are none and never were.

@@ -118,7 +118,7 @@ impl Tally {
         }
         self.unmatched += u64::from(answer.unmatched.count_ones());
         for limit in &answer.limits {
-            let slot = usize::from(catalogue.limits[limit.limit as usize].slot());
+            let slot = catalogue.limits[limit.limit as usize].slot() as usize;
             if self.limits.len() <= slot {
                 self.limits.resize_with(slot + 1, LimitTally::default);
             }
@@ -136,7 +136,7 @@ impl Tally {
             self.settled[place] += 1;
         }
         for Refunded { slot, units, .. } in refunded {
-            let slot = usize::from(*slot);
+            let slot = *slot as usize;
             if self.limits.len() <= slot {
                 self.limits.resize_with(slot + 1, LimitTally::default);
             }

@@ -158,7 +158,7 @@ impl Shared {
     }
 
     /// The cells of one limit, by its slot, over all workers.
-    pub(crate) fn cells_of(&self, slot: u16) -> LimitCells {
+    pub(crate) fn cells_of(&self, slot: u32) -> LimitCells {
         let (mut cells, now) = (LimitCells::default(), self.clock.now());
         for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
             cells.merge(&worker.cells_of(slot, now));
@@ -380,7 +380,7 @@ impl Worker {
     }
 
     /// The cells of one limit, by its slot, as they were counted so far.
-    fn cells_of(&self, slot: u16, now: Now) -> LimitCells {
+    fn cells_of(&self, slot: u32, now: Now) -> LimitCells {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).cells.of(slot, now)
     }
 

@@ -50,7 +50,7 @@ impl Check<'_, '_> {
             self.lease(hit, state, cells);
             return 0;
         }
-        if self.node.is_shared() {
+        if self.node.counts_usage() {
             cells.count_spent(active.slot, hit.units);
         }
         let on_heap = |cell: &mut HeapCell, tag: CellTag| {

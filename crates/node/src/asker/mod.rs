@@ -481,7 +481,7 @@ impl<'a> Check<'a, '_> {
         // A cell in the journal is forgotten by `Node::sweep` alone, which writes that down.
         let roomy = cells.make_room(more, (bytes_max, is_crowded), self.now.steady_ns, |cell, heap| {
             let idle =
-                |salt| self.catalogue.is_idle(cell.limit, cell.numbers(), salt, heap.words(cell), self.now);
+                |salt| self.catalogue.is_idle(cell.slot(), cell.numbers(), salt, heap.words(cell), self.now);
             let is_over = heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt());
             is_over && self.node.is_wall_believed()
         });
@@ -499,11 +499,11 @@ impl<'a> Check<'a, '_> {
 
     /// Whether the hit's limit, or its domain, has so many cells that a new one shares one: others get the rest.
     fn has_its_part(&self, hit: &Hit, cells: &Cells, bytes_max: usize) -> bool {
-        let of = |slot: u16| Some(&self.catalogue.active_of(slot)?.limit.spec.domain);
+        let of = |slot: u32| Some(&self.catalogue.active_of(slot)?.limit.spec.domain);
         let own = self.limit(hit);
-        cells.has_its_part(PARTS_OF_LIMIT, bytes_max, hit.tag, |cell| cell.limit == own.slot)
+        cells.has_its_part(PARTS_OF_LIMIT, bytes_max, hit.tag, |cell| cell.slot() == own.slot)
             || cells.has_its_part(PARTS_OF_DOMAIN, bytes_max, hit.tag, |cell| {
-                cell.limit == own.slot || of(cell.limit) == Some(&own.limit.spec.domain)
+                cell.slot() == own.slot || of(cell.slot()) == Some(&own.limit.spec.domain)
             })
     }
 

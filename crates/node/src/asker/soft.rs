@@ -161,7 +161,7 @@ impl Check<'_, '_> {
         }
     }
 
-    fn key(&self, hit: &Hit) -> (u16, acequia_limits::CellTag) {
+    fn key(&self, hit: &Hit) -> (u32, acequia_limits::CellTag) {
         (self.limit(hit).slot, hit.tag)
     }
 

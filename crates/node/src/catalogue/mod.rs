@@ -28,12 +28,16 @@ pub(crate) use self::{
     registry::{Live, Registry, Unwritten},
     terms::{Term, Terms},
 };
-use crate::{index::Index, local::Local, preference::Preference, table::Cell};
+pub use crate::table::NUMBERS_MAX;
+use crate::{
+    index::Index,
+    local::Local,
+    preference::Preference,
+    table::{Cell, SLOT_MAX},
+};
 
-/// The most limits, counting every one since the start: slots are 16 bits in a cell.
-const LIMITS_MAX: usize = u16::MAX as usize - 1;
-/// The most sets of numbers that one limit may have had since the start: 14 bits in a cell.
-const NUMBERS_MAX: usize = 1 << 14;
+/// The most limits, counting every one since the start: a cell has 17 bits for the slot of its own.
+pub const LIMITS_MAX: usize = SLOT_MAX as usize;
 
 /// The limits in force.
 #[derive(Debug, Default)]
@@ -48,7 +52,9 @@ pub struct Catalogue {
     /// By slot; slot 0 is none.
     slots: Vec<Slot>,
     /// The limits that there are now, by their slots: their places in `limits`.
-    active: BTreeMap<u16, u32>,
+    active: BTreeMap<u32, u32>,
+    /// The same by their ids.
+    by_id: BTreeMap<LimitId, u32>,
 }
 
 /// The limits of one domain.
@@ -73,7 +79,7 @@ pub struct Active {
     pub durable: bool,
     /// Of a candidate, the limit that it may replace: its place in [`Catalogue::limits`], where that is enforced now.
     pub live: Option<u32>,
-    pub(crate) slot: u16,
+    pub(crate) slot: u32,
     pub(crate) tagger: Tagger,
     pub(crate) numbers: u16,
     /// Those that follow in the order of [`Limit::number_sets`].
@@ -90,7 +96,7 @@ pub struct Active {
 
 impl Active {
     /// A number that this limit keeps as long as the node runs, through every reload: from 1.
-    pub const fn slot(&self) -> u16 {
+    pub const fn slot(&self) -> u32 {
         self.slot
     }
 
@@ -127,11 +133,6 @@ impl Active {
 
     fn scheduled(&self) -> Scheduled {
         Scheduled { limit: self.limit.clone(), from_ns: self.from_ns, until_ns: self.until_ns }
-    }
-
-    /// Limits of one name are told apart by when they are in force.
-    fn is_named_as(&self, limit: &Limit) -> bool {
-        self.limit.spec.domain == limit.spec.domain && self.limit.spec.name == limit.spec.name
     }
 }
 
@@ -253,8 +254,17 @@ pub enum CatalogueFault {
     #[error("two limits are named {0}: names are unique in a domain, rename one")]
     Twice(String),
     /// Too many limits since the start.
-    #[error("more than {LIMITS_MAX} different limits since the start: restart the node")]
+    #[error(
+        "more than {LIMITS_MAX} different limits since the start, with those that the journal still has: change fewer of \
+         them at a time, and restart the node in between"
+    )]
     TooManyLimits,
+    /// Too many overrides and classes of one limit.
+    #[error(
+        "{0} has more than {NUMBERS_MAX} sets of numbers, one for each class of each override: leave some out, or split \
+         the limit"
+    )]
+    TooManySets(String),
     /// Too many changes of one limit since the start.
     #[error("{0} has had more than {NUMBERS_MAX} sets of numbers since the start: restart the node")]
     TooManyNumbers(String),
@@ -281,41 +291,40 @@ impl Catalogue {
     }
 
     /// The whole limit's algorithm, of all regions together, under a set of numbers.
-    pub(crate) fn global(&self, slot: u16, numbers: u16) -> Option<&Algorithm> {
-        Some(&self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.algorithm)
+    pub(crate) fn global(&self, slot: u32, numbers: u16) -> Option<&Algorithm> {
+        Some(&self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.algorithm)
     }
 
     /// The numbers that cells were written under, as this region enforces them.
     #[inline]
-    pub(crate) fn local(&self, slot: u16, numbers: u16) -> Option<&Local> {
-        Some(&self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.local)
+    pub(crate) fn local(&self, slot: u32, numbers: u16) -> Option<&Local> {
+        Some(&self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.local)
     }
 
     /// The least numbers that a cell may have of which nothing else is known. Every region's are then no more than its part of those that
     /// the cell really has, so together they are no more than all of it.
-    pub(crate) fn newest_numbers(&self, slot: u16, salt: u32) -> Option<u16> {
+    pub(crate) fn newest_numbers(&self, slot: u32, salt: u32) -> Option<u16> {
         self.least_of_today(slot, salt, None)
     }
 
     /// When numbers were replaced, or those of an override ended, if they were.
-    pub(crate) fn over_at(&self, slot: u16, numbers: u16, now: Now) -> Option<Now> {
-        let own = self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?;
+    pub(crate) fn over_at(&self, slot: u32, numbers: u16, now: Now) -> Option<Now> {
+        let own = self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?;
         let over = own.ended.into_iter().chain(own.expired(now));
         over.min_by_key(|then| then.wall_ns).map(|then| then.min(now))
     }
 
     /// Whether two sets of numbers are of the same cells, where classes have their own.
-    pub(crate) fn is_of_one_role(&self, slot: u16, one: u16, other: u16) -> bool {
-        let role = |numbers: u16| {
-            self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.role.as_deref()
-        };
+    pub(crate) fn is_of_one_role(&self, slot: u32, one: u16, other: u16) -> bool {
+        let role =
+            |numbers: u16| self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.role.as_deref();
         role(one) == role(other)
     }
 
     /// The numbers that keys may have had at a time, of which nothing is known but that they had these before, which were over then:
     /// those of the same role, where there are any.
-    pub(crate) fn heirs(&self, slot: u16, numbers: u16, then: Now) -> Vec<u16> {
-        let Some(list) = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers) else {
+    pub(crate) fn heirs(&self, slot: u32, numbers: u16, then: Now) -> Vec<u16> {
+        let Some(list) = self.slots.get(slot as usize).map(|slot| &slot.numbers) else {
             return Vec::new();
         };
         let live = (0..list.len() as u16).filter(|n| !self.is_over(slot, *n, then));
@@ -326,12 +335,12 @@ impl Catalogue {
     /// The numbers that a cell has today, as far as can be said without its descriptor, and whether that is a guess: those of the
     /// same override where the overrides are the same, and else the least of all. What was a guess stays one: the least of
     /// yesterday need not be the least of today.
-    pub(crate) fn heir(&self, slot: u16, cell: &Cell, salt: u32, now: Now) -> Option<(u16, bool)> {
+    pub(crate) fn heir(&self, slot: u32, cell: &Cell, salt: u32, now: Now) -> Option<(u16, bool)> {
         if cell.is_guess() && !broken(Broken::GuessTakenForKnown) {
             return Some((self.least_of_today(slot, salt, None)?, true));
         }
         let numbers = cell.numbers();
-        let list = &self.slots.get(usize::from(slot))?.numbers;
+        let list = &self.slots.get(slot as usize)?.numbers;
         let own = list.get(usize::from(numbers))?;
         if !self.is_over(slot, numbers, now) {
             return Some((numbers, false));
@@ -354,29 +363,29 @@ impl Catalogue {
     }
 
     /// Which of a limit's sets of numbers a cell has: 0 for its own, and then one for each override.
-    pub(crate) fn which(&self, slot: u16, numbers: u16) -> Option<u16> {
-        let list = &self.slots.get(usize::from(slot))?.numbers;
+    pub(crate) fn which(&self, slot: u32, numbers: u16) -> Option<u16> {
+        let list = &self.slots.get(slot as usize)?.numbers;
         let generation = list.get(usize::from(numbers))?.generation;
         let before = list[..usize::from(numbers)].iter().filter(|n| n.generation == generation).count();
         u16::try_from(before).ok()
     }
 
     /// Whether cells of a limit may have other numbers today than others.
-    pub(crate) fn has_several_numbers(&self, slot: u16) -> bool {
-        let Some(slot) = self.slots.get(usize::from(slot)) else { return false };
+    pub(crate) fn has_several_numbers(&self, slot: u32) -> bool {
+        let Some(slot) = self.slots.get(slot as usize) else { return false };
         slot.numbers.iter().filter(|n| n.ended.is_none()).nth(1).is_some()
     }
 
     /// The other way round, of today's numbers. None of an override that is over.
-    pub(crate) fn numbers_of(&self, slot: u16, which: u16, now: Now) -> Option<u16> {
-        let list = &self.slots.get(usize::from(slot))?.numbers;
+    pub(crate) fn numbers_of(&self, slot: u32, which: u16, now: Now) -> Option<u16> {
+        let list = &self.slots.get(slot as usize)?.numbers;
         let mut live = (0..list.len() as u16).filter(|n| list[usize::from(*n)].ended.is_none());
         live.nth(usize::from(which)).filter(|n| !self.is_over(slot, *n, now))
     }
 
     /// Of the numbers of a role, where one is named.
-    fn least_of_today(&self, slot: u16, salt: u32, role: Option<&str>) -> Option<u16> {
-        let list = &self.slots.get(usize::from(slot))?.numbers;
+    fn least_of_today(&self, slot: u32, salt: u32, role: Option<&str>) -> Option<u16> {
+        let list = &self.slots.get(slot as usize)?.numbers;
         let live = (0..list.len() as u16).filter(|n| {
             let n = &list[usize::from(*n)];
             n.ended.is_none() && (role.is_none() || n.role.as_deref() == role)
@@ -390,54 +399,64 @@ impl Catalogue {
     }
 
     /// Whether a limit's cells are kept in the journal, by its slot.
-    pub(crate) fn is_durable(&self, slot: u16) -> bool {
-        self.slots.get(usize::from(slot)).is_some_and(|slot| slot.durable)
+    pub(crate) fn is_durable(&self, slot: u32) -> bool {
+        self.slots.get(slot as usize).is_some_and(|slot| slot.durable)
     }
 
     /// Who is served first of the limit of a slot.
-    pub(crate) fn preference(&self, slot: u16) -> Option<&Preference> {
-        Some(&self.slots.get(usize::from(slot))?.preference)
+    pub(crate) fn preference(&self, slot: u32) -> Option<&Preference> {
+        Some(&self.slots.get(slot as usize)?.preference)
     }
 
     /// When a set of numbers began.
-    pub(crate) fn began(&self, slot: u16, numbers: u16) -> Option<Now> {
-        Some(self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?.began)
+    pub(crate) fn began(&self, slot: u32, numbers: u16) -> Option<Now> {
+        Some(self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?.began)
     }
 
     /// Whether the limit of a slot is one of those that there are now.
-    pub(crate) fn is_active(&self, slot: u16) -> bool {
+    pub(crate) fn is_active(&self, slot: u32) -> bool {
         self.active.contains_key(&slot) || broken(Broken::GiveOfRemoved)
     }
 
     /// The limit of a slot, if it is one of those that there are now.
-    pub(crate) fn active_of(&self, slot: u16) -> Option<&Active> {
+    pub(crate) fn active_of(&self, slot: u32) -> Option<&Active> {
         Some(&self.limits[*self.active.get(&slot)? as usize])
     }
 
+    /// The place in [`Catalogue::limits`] of one of those that there are now.
+    pub(crate) fn place_of(&self, id: LimitId) -> Option<u32> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// The limit of an id, if it is one of those that there are now.
+    pub(crate) fn active_named(&self, id: LimitId) -> Option<&Active> {
+        Some(&self.limits[self.place_of(id)? as usize])
+    }
+
     /// The limit of a slot, in force or not.
-    pub(crate) fn id(&self, slot: u16) -> Option<LimitId> {
-        self.slots.get(usize::from(slot)).map(|slot| slot.id)
+    pub(crate) fn id(&self, slot: u32) -> Option<LimitId> {
+        self.slots.get(slot as usize).map(|slot| slot.id)
     }
 
     /// Whether a slot may have been charged before a restart that forgot it.
-    pub(crate) fn is_empty_handed(&self, slot: u16) -> bool {
-        self.slots.get(usize::from(slot)).is_some_and(|slot| slot.empty_handed)
+    pub(crate) fn is_empty_handed(&self, slot: u32) -> bool {
+        self.slots.get(slot as usize).is_some_and(|slot| slot.empty_handed)
     }
 
     /// The numbers with the fastest rate that a limit has had since this process started: any of them, where it has no rate.
-    pub(crate) fn fastest(&self, slot: u16) -> Option<&Algorithm> {
-        fastest(self.slots.get(usize::from(slot))?.numbers.iter())
+    pub(crate) fn fastest(&self, slot: u32) -> Option<&Algorithm> {
+        fastest(self.slots.get(slot as usize)?.numbers.iter())
     }
 
     /// What a cell of a bucket may owe of which nothing is known, and the numbers that say what that means.
-    pub(crate) fn forgotten(&self, slot: u16, numbers: u16) -> Option<(&Algorithm, Inline)> {
-        let numbers = self.slots.get(usize::from(slot))?.numbers.get(usize::from(numbers))?;
+    pub(crate) fn forgotten(&self, slot: u32, numbers: u16) -> Option<(&Algorithm, Inline)> {
+        let numbers = self.slots.get(slot as usize)?.numbers.get(usize::from(numbers))?;
         Some((numbers.local.most(), numbers.forgotten))
     }
 
     /// Of a limit's live numbers, those under which the most is owed that a crash forgot, if any is.
-    pub(crate) fn most_forgotten(&self, slot: u16, now: Now) -> Option<(&Algorithm, Inline)> {
-        let list = &self.slots.get(usize::from(slot))?.numbers;
+    pub(crate) fn most_forgotten(&self, slot: u32, now: Now) -> Option<(&Algorithm, Inline)> {
+        let list = &self.slots.get(slot as usize)?.numbers;
         let live = list.iter().filter(|numbers| numbers.ended.is_none());
         let all = live.map(|numbers| (numbers.local.most(), numbers.forgotten));
         all.max_by_key(|(most, words)| most.owed(words, now))
@@ -447,22 +466,22 @@ impl Catalogue {
     /// All that a crash forgot of buckets and that is not over, by limit, those that were removed too.
     pub(crate) fn all_forgotten(&self, now: Now) -> impl Iterator<Item = (LimitId, &Algorithm, Inline)> {
         let of = move |slot: usize| {
-            let (most, words) = self.most_forgotten(slot as u16, now)?;
+            let (most, words) = self.most_forgotten(slot as u32, now)?;
             Some((self.slots[slot].id, most, words))
         };
         (0..self.slots.len()).filter_map(of)
     }
 
     /// The fewest units that any cell of a limit may have, whatever numbers it has: what a crash presumes to be spent.
-    pub(crate) fn least_units(&self, slot: u16, salt: u32) -> u64 {
+    pub(crate) fn least_units(&self, slot: u32, salt: u32) -> u64 {
         let numbers = self.least_of_today(slot, salt, None).and_then(|numbers| self.local(slot, numbers));
         numbers.map_or(0, |local| local.part(salt).units)
     }
 
     /// Whether numbers were replaced, or are those of an override that has ended: cells under them
     /// are another set's now.
-    pub(crate) fn is_over(&self, slot: u16, numbers: u16, now: Now) -> bool {
-        let list = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers);
+    pub(crate) fn is_over(&self, slot: u32, numbers: u16, now: Now) -> bool {
+        let list = self.slots.get(slot as usize).map(|slot| &slot.numbers);
         list.and_then(|list| list.get(usize::from(numbers)))
             .is_some_and(|n| n.ended.is_some() || n.until_ns.is_some_and(|until| now.wall_ns >= until))
     }
@@ -472,14 +491,14 @@ impl Catalogue {
     /// larger debt counts.
     pub(crate) fn carry(
         &self,
-        slot: u16,
+        slot: u32,
         from: u16,
         to: u16,
         words: &[u64],
         now: Now,
         (descriptor, salt): (&Descriptor<'_>, u32),
     ) -> State {
-        let list = &self.slots[usize::from(slot)].numbers;
+        let list = &self.slots[slot as usize].numbers;
         let (mut at, mut words, mut since) = (from, words.to_vec(), Now::at(0));
         loop {
             let old = &list[usize::from(at)];
@@ -527,24 +546,24 @@ impl Catalogue {
 
     /// Whether a cell says no more than an absent one, under the numbers it was written under and
     /// under any of those that have come after.
-    pub(crate) fn is_idle(&self, slot: u16, numbers: u16, salt: u32, words: &[u64], now: Now) -> bool {
+    pub(crate) fn is_idle(&self, slot: u32, numbers: u16, salt: u32, words: &[u64], now: Now) -> bool {
         self.is_idle_as(slot, numbers, |local| local.at(salt), words, now)
     }
 
     /// As [`Catalogue::is_idle`], of a cell that new cells share.
-    pub(crate) fn is_idle_shared(&self, slot: u16, numbers: u16, words: &[u64], now: Now) -> bool {
+    pub(crate) fn is_idle_shared(&self, slot: u32, numbers: u16, words: &[u64], now: Now) -> bool {
         self.is_idle_as(slot, numbers, Local::least, words, now)
     }
 
     fn is_idle_as(
         &self,
-        slot: u16,
+        slot: u32,
         numbers: u16,
         of: impl Fn(&Local) -> &Algorithm,
         words: &[u64],
         now: Now,
     ) -> bool {
-        let Some(list) = self.slots.get(usize::from(slot)).map(|slot| &slot.numbers) else { return false };
+        let Some(list) = self.slots.get(slot as usize).map(|slot| &slot.numbers) else { return false };
         let Some(own) = list.get(usize::from(numbers)) else { return false };
         let written = of(&own.local);
         let idle = written.is_idle(words, now);

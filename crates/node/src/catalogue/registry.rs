@@ -34,7 +34,7 @@ pub(crate) struct Registry {
     /// How this region shares limits with others; nothing where it is alone.
     sharing: Option<Terms>,
     slots: Vec<Slot>,
-    by_id: BTreeMap<LimitId, u16>,
+    by_id: BTreeMap<LimitId, u32>,
     active: Vec<Active>,
     /// Limits that were in force so lately that their cells may not be idle yet.
     retired: Vec<Scheduled>,
@@ -51,13 +51,13 @@ pub(crate) struct Unwritten {
     /// Their cells are kept there from now on; or they are buckets whose cells were kept there before, and drain more slowly
     /// from now on than the disk knows, and perhaps not for long; or they are gone, and of what comes back, perhaps with
     /// other numbers, no process could presume anything.
-    pub(crate) kept: Vec<u16>,
+    pub(crate) kept: Vec<u32>,
     /// Buckets that are not kept there: the cells that owe more than they may by now, since a crash presumes no more.
-    pub(crate) overdrawn: Vec<u16>,
+    pub(crate) overdrawn: Vec<u32>,
     /// Limits whose rate is lower from now on: what came back by it before is not known later.
     pub(crate) slowed: Vec<LimitId>,
     /// Buckets of which a crash forgot cells: how much those owe, or the next crash would presume what these numbers say.
-    pub(crate) forgotten: Vec<u16>,
+    pub(crate) forgotten: Vec<u32>,
 }
 
 /// A set of numbers that cells of a limit have now.
@@ -108,7 +108,7 @@ impl Registry {
     ) -> Result<(), CatalogueFault> {
         for scheduled in &schedule {
             let slot = self.slot(&scheduled.limit)?;
-            self.slots[usize::from(slot)].empty_handed = !self.is_durable(&scheduled.limit);
+            self.slots[slot as usize].empty_handed = !self.is_durable(&scheduled.limit);
         }
         // Those that are over as well: by a wall that is wrong they may only seem so.
         self.retired = Vec::new();
@@ -129,11 +129,15 @@ impl Registry {
     /// Puts back in force what went on until a time that is still to come by this wall, while its successor has not begun: the wall
     /// that said otherwise was wrong. Without it nothing would hold for what both limit.
     fn reopen(&mut self, now: Now) {
-        let active = &self.active;
+        if self.retired.is_empty() {
+            return;
+        }
+        let ids = ids(self.active.iter().map(|active| &active.limit));
+        let active = by_name(&self.active, |active| &active.limit);
         let is_again = |old: &Scheduled| {
-            let successor = active.iter().find(|next| next.is_named_as(&old.limit));
+            let successor = all_named(&active, &old.limit).first();
             old.is_in_force(now.wall_ns)
-                && !active.iter().any(|known| known.limit.id == old.limit.id)
+                && !ids.contains(&old.limit.id)
                 && successor.is_some_and(|next| next.from_ns.is_some_and(|from| now.wall_ns < from))
         };
         let (again, retired): (Vec<Scheduled>, _) = self.retired.iter().cloned().partition(is_again);
@@ -155,9 +159,11 @@ impl Registry {
         self.set_aside_what_is_over(now);
         let mut changes = Vec::new();
         let mut schedule: Vec<Scheduled> = Vec::new();
+        let known = by_name(&self.active, |active| &active.limit);
+        let retired = by_name(&self.retired, |old| &old.limit);
         for limit in &limits {
-            let named = self.active.iter().filter(|a| a.is_named_as(limit));
-            let named: Vec<Scheduled> = named.map(Active::scheduled).collect();
+            let named: Vec<Scheduled> =
+                all_named(&known, limit).iter().map(|active| active.scheduled()).collect();
             let in_force = |s: &&Scheduled| s.is_in_force(now.wall_ns);
             let same = named.iter().filter(in_force).find(|s| s.limit.id == limit.id);
             let pending = named.iter().find(|s| s.from_ns.is_some_and(|from| now.wall_ns < from));
@@ -173,7 +179,7 @@ impl Registry {
                 })
                 .collect();
             if named.is_empty() {
-                others.extend(self.unfinished(limit, now));
+                others.extend(unfinished(limit, all_named(&retired, limit), now));
             }
             // One with edges ends where its successor begins; beside any other, it begins at once.
             let edges = others.iter().filter(|s| s.limit.algorithm.has_common_edges());
@@ -198,9 +204,9 @@ impl Registry {
             removed.remove(&limit.path());
         }
         changes.extend(removed.into_iter().map(|limit| Change { limit, kind: ChangeKind::Removed }));
-        self.retire(&schedule, now);
-        for gone in self.active.iter().filter(|old| !schedule.iter().any(|new| new.limit.id == old.limit.id))
-        {
+        let kept = ids(schedule.iter().map(|scheduled| &scheduled.limit));
+        self.retire(&kept, now);
+        for gone in self.active.iter().filter(|old| !kept.contains(&old.limit.id)) {
             if self.durable && gone.limit.algorithm.has_rate() {
                 self.unwritten.removed(gone.slot, gone.durable);
             }
@@ -222,7 +228,7 @@ impl Registry {
     /// How long what was spent under any numbers that this process knows of may count ([`drains_ns`]).
     pub(crate) fn drains_ns(&self, limit: &Limit) -> u64 {
         let Some(slot) = self.by_id.get(&limit.id) else { return 0 };
-        let all = self.slots[usize::from(*slot)].numbers.iter().map(|numbers| &numbers.algorithm);
+        let all = self.slots[*slot as usize].numbers.iter().map(|numbers| &numbers.algorithm);
         let own = std::iter::once(&limit.algorithm);
         let all: Vec<&Algorithm> = all.chain(own).filter(|algorithm| algorithm.budget() > 0).collect();
         if broken(Broken::DrainAsOfNow) || !limit.algorithm.has_rate() {
@@ -272,19 +278,17 @@ impl Registry {
             (domain.as_bytes().into(), Domain { index: Index::new(on), limits: limits.clone() })
         });
         let mut limits = self.active.clone();
+        let mut live: BTreeMap<Name<'_>, u32> = BTreeMap::new();
+        for (place, active) in (0..).zip(&self.active) {
+            // One that ends soon has a successor, which goes on after it.
+            if active.limit.spec.mode == Mode::Enforce && active.until_ns.is_none() {
+                live.entry(name(&active.limit)).or_insert(place);
+            }
+        }
         for candidate in &mut limits {
             let spec = &candidate.limit.spec;
-            let is_live = |other: &&Active| {
-                let live = &other.limit.spec;
-                // One that ends soon has a successor, which goes on after it.
-                spec.candidate_for.as_ref() == Some(&live.name)
-                    && live.domain == spec.domain
-                    && live.mode == Mode::Enforce
-                    && other.until_ns.is_none()
-            };
-            if spec.mode == Mode::Shadow && spec.candidate_for.is_some() {
-                candidate.live =
-                    self.active.iter().position(|other| is_live(&other)).map(|place| place as u32);
+            if let (Mode::Shadow, Some(live_name)) = (spec.mode, &spec.candidate_for) {
+                candidate.live = live.get(&(spec.domain.as_str(), live_name.as_str())).copied();
             }
         }
         Catalogue {
@@ -293,12 +297,13 @@ impl Registry {
             has_candidates: limits.iter().any(|active| active.live.is_some()),
             limits,
             active: (0..).zip(&self.active).map(|(place, active)| (active.slot, place)).collect(),
+            by_id: (0..).zip(&self.active).map(|(place, active)| (active.limit.id, place)).collect(),
             slots: self.slots.clone(),
         }
     }
 
     /// The slot of a limit that was ever in force here.
-    pub(crate) fn slot_of(&self, id: LimitId) -> Option<u16> {
+    pub(crate) fn slot_of(&self, id: LimitId) -> Option<u32> {
         self.by_id.get(&id).copied()
     }
 
@@ -321,7 +326,7 @@ impl Registry {
 
     /// The sets of numbers that a limit's cells have now, its own first.
     pub(crate) fn numbers_of(&self, active: &Active) -> Vec<Live> {
-        let list = &self.slots[usize::from(active.slot)].numbers;
+        let list = &self.slots[active.slot as usize].numbers;
         let live = active.all_numbers();
         live.map(|numbers| {
             let n = &list[usize::from(numbers)];
@@ -347,8 +352,8 @@ impl Registry {
 
     /// A cell of the limit of which nothing is known owes as much as `words` did under `written`, at least: what an
     /// earlier process wrote of what a crash before it forgot.
-    pub(crate) fn learn_forgotten(&mut self, slot: u16, written: &Algorithm, words: &[u64], now: Now) {
-        let live = self.slots[usize::from(slot)].numbers.iter_mut().filter(|n| n.ended.is_none());
+    pub(crate) fn learn_forgotten(&mut self, slot: u32, written: &Algorithm, words: &[u64], now: Now) {
+        let live = self.slots[slot as usize].numbers.iter_mut().filter(|n| n.ended.is_none());
         for numbers in live {
             let most = numbers.local.most();
             let known = most.convert_sometime(written, words, now);
@@ -378,26 +383,13 @@ impl Registry {
     }
 
     /// As [`Catalogue::forgotten`].
-    pub(crate) fn forgotten(&self, slot: u16, numbers: u16) -> (&Algorithm, Inline) {
-        let numbers = &self.slots[usize::from(slot)].numbers[usize::from(numbers)];
+    pub(crate) fn forgotten(&self, slot: u32, numbers: u16) -> (&Algorithm, Inline) {
+        let numbers = &self.slots[slot as usize].numbers[usize::from(numbers)];
         (numbers.local.most(), numbers.forgotten)
     }
 
-    /// A limit of this name and another shape that was removed lately, back in force until nothing
-    /// spent under it can be spent again: removing it first gains nothing.
-    fn unfinished(&self, limit: &Limit, now: Now) -> Option<Scheduled> {
-        let named = |old: &&Scheduled| old.limit.path() == limit.path() && old.limit.id != limit.id;
-        let old = self.retired.iter().find(named)?;
-        let removed_ns = old.until_ns?;
-        let ago_ns = now.wall_ns.saturating_sub(removed_ns);
-        let removed = Now { steady_ns: now.steady_ns.saturating_sub(ago_ns), wall_ns: removed_ns };
-        let at_ns = old.succession_at(removed);
-        let back = Scheduled { limit: old.limit.clone(), from_ns: None, until_ns: Some(at_ns) };
-        (at_ns > now.wall_ns).then_some(back)
-    }
-
-    /// Remembers the limits that are in force no more, until their cells are surely idle.
-    fn retire(&mut self, schedule: &[Scheduled], now: Now) {
+    /// Remembers the limits that are in force no more, until their cells are surely idle. Those of `kept` are in force.
+    fn retire(&mut self, kept: &BTreeSet<LimitId>, now: Now) {
         let gone = self.active.iter().map(|active| Scheduled {
             limit: active.limit.clone(),
             from_ns: active.from_ns,
@@ -406,7 +398,7 @@ impl Registry {
         let all: Vec<Scheduled> = self.retired.drain(..).chain(gone).collect();
         self.retired = all
             .into_iter()
-            .filter(|old| !schedule.iter().any(|new| new.limit.id == old.limit.id))
+            .filter(|old| !kept.contains(&old.limit.id))
             .filter(|old| {
                 let idle_ns = old.until_ns.unwrap_or(0).saturating_add(old.limit.horizon_ns());
                 !self.is_dated || now.wall_ns < idle_ns
@@ -422,7 +414,7 @@ impl Registry {
     /// Whether the limit has been in force since the start, so that its cells are in memory.
     pub(crate) fn knows(&self, id: LimitId) -> bool {
         let slot = self.by_id.get(&id);
-        slot.is_some_and(|slot| !self.slots[usize::from(*slot)].numbers.is_empty())
+        slot.is_some_and(|slot| !self.slots[*slot as usize].numbers.is_empty())
     }
 
     /// Everything that could go wrong, before anything is changed.
@@ -433,17 +425,22 @@ impl Registry {
             if !names.insert(limit.path()) {
                 return Err(CatalogueFault::Twice(limit.path()));
             }
+            let sets = (1 + limit.overrides.len()) * limit.sets_each();
+            if sets > NUMBERS_MAX {
+                return Err(CatalogueFault::TooManySets(limit.path()));
+            }
             match self.by_id.get(&limit.id) {
                 None => fresh += 1,
                 Some(slot) => {
-                    let had = self.slots[usize::from(*slot)].numbers.len();
-                    if had + (1 + limit.overrides.len()) * limit.sets_each() > NUMBERS_MAX {
+                    let had = self.slots[*slot as usize].numbers.len();
+                    if had + sets > NUMBERS_MAX {
                         return Err(CatalogueFault::TooManyNumbers(limit.path()));
                     }
                 }
             }
         }
-        if self.slots.len() + fresh > LIMITS_MAX {
+        // The first slot is none.
+        if self.slots.len() - 1 + fresh > LIMITS_MAX {
             return Err(CatalogueFault::TooManyLimits);
         }
         Ok(())
@@ -453,14 +450,14 @@ impl Registry {
         self.durable && limit.is_durable()
     }
 
-    fn slot(&mut self, limit: &Limit) -> Result<u16, CatalogueFault> {
+    fn slot(&mut self, limit: &Limit) -> Result<u32, CatalogueFault> {
         if let Some(slot) = self.by_id.get(&limit.id) {
             return Ok(*slot);
         }
         if self.slots.len() > LIMITS_MAX {
             return Err(CatalogueFault::TooManyLimits);
         }
-        let slot = self.slots.len() as u16;
+        let slot = self.slots.len() as u32;
         // Among regions a limit may come and go with versions that a crash forgot, and a bucket may have been one that is
         // not journalled.
         let journalled = self.is_durable(limit) && !limit.algorithm.has_rate();
@@ -475,12 +472,12 @@ impl Registry {
         let slot = self.slot(&limit)?;
         let durable = self.is_durable(&limit);
         let preference = Preference::new(&limit.sharing);
-        if *self.slots[usize::from(slot)].preference != preference {
-            self.slots[usize::from(slot)].preference = Arc::new(preference);
+        if *self.slots[slot as usize].preference != preference {
+            self.slots[slot as usize].preference = Arc::new(preference);
         }
         let shares = self.shares_of(&limit, now);
         let same_shares = |local: &Local| local.is_of(shares.as_ref());
-        let Slot { numbers: list, empty_handed, durable: kept, .. } = &mut self.slots[usize::from(slot)];
+        let Slot { numbers: list, empty_handed, durable: kept, .. } = &mut self.slots[slot as usize];
         let spent = self.empty_handed.filter(|_| *empty_handed || (self.sharing.is_some() && !durable));
         let wanted = limit.number_sets();
         let role_of = |set: &NumberSet<'_>| -> Option<Box<str>> {
@@ -499,6 +496,9 @@ impl Registry {
         let used = if live.len() == wanted.len() && live.iter().zip(&wanted).all(same) {
             live
         } else {
+            if list.len() + wanted.len() > NUMBERS_MAX {
+                return Err(CatalogueFault::TooManyNumbers(limit.path()));
+            }
             // All of them begin anew, so that it is known of every cell when it changed numbers.
             let generation = list.iter().map(|n| n.generation).max().map_or(1, |last| last + 1);
             let used: Vec<u16> = (list.len()..list.len() + wanted.len()).map(|n| n as u16).collect();
@@ -540,7 +540,7 @@ impl Registry {
             used
         };
         let local = list[usize::from(used[0])].local.clone();
-        if durable && !*kept && !self.unwritten.kept.contains(&slot) {
+        if durable && !*kept {
             self.unwritten.kept.push(slot);
         }
         *kept = durable;
@@ -562,14 +562,51 @@ impl Registry {
             expiring,
             local,
             closes,
-            opened: Arc::clone(&self.slots[usize::from(slot)].opened),
+            opened: Arc::clone(&self.slots[slot as usize].opened),
         })
     }
 }
 
+/// By what a limit is known to operators: its domain and its name.
+type Name<'a> = (&'a str, &'a str);
+
+fn name(limit: &Limit) -> Name<'_> {
+    (&limit.spec.domain, &limit.spec.name)
+}
+
+/// All by their limits' names; those of one name in the order in which they come.
+fn by_name<T>(all: &[T], limit: impl Fn(&T) -> &Limit) -> BTreeMap<Name<'_>, Vec<&T>> {
+    let mut named: BTreeMap<Name<'_>, Vec<&T>> = BTreeMap::new();
+    for one in all {
+        named.entry(name(limit(one))).or_default().push(one);
+    }
+    named
+}
+
+/// Those that have the name of a limit.
+fn all_named<'a, T>(all: &'a BTreeMap<Name<'a>, Vec<&'a T>>, limit: &'a Limit) -> &'a [&'a T] {
+    all.get(&name(limit)).map_or(&[], Vec::as_slice)
+}
+
+fn ids<'a>(limits: impl Iterator<Item = &'a Limit>) -> BTreeSet<LimitId> {
+    limits.map(|limit| limit.id).collect()
+}
+
+/// A limit of this name and another shape that was removed lately, back in force until nothing
+/// spent under it can be spent again: removing it first gains nothing.
+fn unfinished(limit: &Limit, retired: &[&Scheduled], now: Now) -> Option<Scheduled> {
+    let old = retired.iter().find(|old| old.limit.id != limit.id)?;
+    let removed_ns = old.until_ns?;
+    let ago_ns = now.wall_ns.saturating_sub(removed_ns);
+    let removed = Now { steady_ns: now.steady_ns.saturating_sub(ago_ns), wall_ns: removed_ns };
+    let at_ns = old.succession_at(removed);
+    let back = Scheduled { limit: old.limit.clone(), from_ns: None, until_ns: Some(at_ns) };
+    (at_ns > now.wall_ns).then_some(back)
+}
+
 impl Unwritten {
     /// A bucket is there no more. Those that are `durable` the journal has.
-    fn removed(&mut self, slot: u16, durable: bool) {
+    fn removed(&mut self, slot: u32, durable: bool) {
         if !durable && !broken(Broken::OverdrawnUnwritten) {
             self.kept.push(slot);
         }
@@ -577,7 +614,7 @@ impl Unwritten {
     }
 
     /// A bucket has new numbers, `used`, instead of `live`.
-    fn renumbered(&mut self, slot: u16, durable: bool, list: &[Numbers], (live, used): (&[u16], &[u16])) {
+    fn renumbered(&mut self, slot: u32, durable: bool, list: &[Numbers], (live, used): (&[u16], &[u16])) {
         let most = |number: &u16| list[usize::from(*number)].local.most();
         let pairs = || used.iter().zip(live);
         let is_slowed = used.len() != live.len() || pairs().any(|(new, old)| most(new).is_slower(most(old)));

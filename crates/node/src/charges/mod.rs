@@ -385,15 +385,14 @@ impl Node {
 
     /// Charges under limits whose rate is lower from now on give nothing back to them: how much has come back since, by the
     /// rates that there were in between, is not known.
-    pub(crate) fn strip_charges(&self, limits: &[LimitId]) {
+    pub(crate) fn strip_charges(&self, limits: &BTreeSet<LimitId>) {
         if limits.is_empty() {
             return;
         }
         for shard in &self.charges.shards {
             let mut records = lock(shard);
-            let of = |record: &Record| limits.iter().any(|limit| record.has_charged(*limit));
-            let ids: Vec<u128> =
-                records.all.iter().filter(|(_, record)| of(record)).map(|(id, _)| *id).collect();
+            let of = records.all.iter().filter(|(_, record)| record.has_charged_any(limits));
+            let ids: Vec<u128> = of.map(|(id, _)| *id).collect();
             for id in ids {
                 let row = records.change(ChargeId(id), |record| record.strip(limits));
                 row.map(|row| self.push_charge(row));

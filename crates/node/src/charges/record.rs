@@ -1,5 +1,7 @@
 //! One charge as it is remembered.
 
+use std::collections::BTreeSet;
+
 use acequia_limits::{CellTag, LimitId, Now, Reason, Verdict};
 use acequia_rights::pool::Generation;
 use serde::{Deserialize, Serialize};
@@ -67,7 +69,7 @@ pub(crate) struct Record {
     /// Whether some of it came back then.
     came_back: bool,
     allowed: bool,
-    decisive: Option<u16>,
+    decisive: Option<u32>,
     retry_after_ns: u64,
     delay_ns: u64,
     unmatched: u64,
@@ -165,8 +167,8 @@ impl Record {
             ended_ns: 0,
             came_back: false,
             allowed: answer.allowed,
-            // At most as many as a node can have limits.
-            decisive: answer.decisive.map(|place| place as u16),
+            // Few enough for 32 bits. Postcard writes places below 65 536 as earlier programs wrote them.
+            decisive: answer.decisive.map(|place| place as u32),
             retry_after_ns: answer.retry_after_ns,
             delay_ns: answer.delay_ns,
             unmatched: answer.unmatched,
@@ -293,13 +295,13 @@ impl Record {
         self.limits.iter().filter(|limit| limit.is_charged)
     }
 
-    /// Whether a limit was charged.
-    pub(super) fn has_charged(&self, limit: LimitId) -> bool {
-        self.is_open() && self.charged().any(|charged| charged.id == limit)
+    /// Whether one of these limits was charged.
+    pub(super) fn has_charged_any(&self, limits: &BTreeSet<LimitId>) -> bool {
+        self.is_open() && self.charged().any(|charged| limits.contains(&charged.id))
     }
 
     /// What these limits were charged is not given back.
-    pub(super) fn strip(&mut self, limits: &[LimitId]) {
+    pub(super) fn strip(&mut self, limits: &BTreeSet<LimitId>) {
         // What is leased ends as exactly as ever: that goes by no rate.
         let of = |limit: &&mut Limit| limits.contains(&limit.id) && !limit.is_leased;
         for limit in self.limits.iter_mut().filter(of) {
@@ -312,13 +314,11 @@ impl Record {
         answer.limits.clear();
         answer.decisive = None;
         for (place, limit) in self.limits.iter().enumerate() {
-            let Some(number) = catalogue.limits.iter().position(|active| active.limit.id == limit.id) else {
-                continue;
-            };
-            if self.decisive == Some(place as u16) {
+            let Some(number) = catalogue.place_of(limit.id) else { continue };
+            if self.decisive == Some(place as u32) {
                 answer.decisive = Some(answer.limits.len());
             }
-            answer.limits.push(limit.answer(number as u32, catalogue));
+            answer.limits.push(limit.answer(number, catalogue));
         }
         answer.allowed = self.allowed;
         answer.reason = match answer.decisive {

@@ -70,7 +70,7 @@ pub struct Refunded {
     /// The limit's name.
     pub name: String,
     /// Its number, as [`crate::Active::slot`] has it.
-    pub slot: u16,
+    pub slot: u32,
     /// Units that can be spent again.
     pub units: u64,
 }
@@ -183,7 +183,9 @@ impl Node {
                     let (algorithm, words) = self.settled(cell, &ground, now);
                     algorithm.charge_heap(words, now, spent, salt);
                 });
-                cells.count_spent(slot, spent);
+                if self.counts_usage() {
+                    cells.count_spent(slot, spent);
+                }
                 if catalogue.is_durable(slot) {
                     self.write_settled(&mut cells, (place, slot), (&catalogue, algorithm), limit, now);
                 }
@@ -242,7 +244,7 @@ impl Node {
 
     fn refund_cell(
         &self,
-        slot: u16,
+        slot: u32,
         limit: &Limit,
         (made, made_at_least_ago): (Now, Now),
         units: u64,
@@ -276,7 +278,9 @@ impl Node {
             }),
         };
         if back > 0 {
-            cells.count_refunded(slot, back);
+            if self.counts_usage() {
+                cells.count_refunded(slot, back);
+            }
             if catalogue.is_durable(slot) && !broken(Broken::RefundBeforeDurable) {
                 self.write_settled(&mut cells, (place, slot), (&catalogue, algorithm), limit, now);
             }
@@ -301,7 +305,7 @@ impl Node {
     fn write_settled(
         &self,
         cells: &mut Cells,
-        (place, slot): (usize, u16),
+        (place, slot): (usize, u32),
         (catalogue, algorithm): (&Catalogue, &Algorithm),
         limit: &Limit,
         now: Now,
@@ -330,8 +334,8 @@ fn spent_of(units: u64, (cost, charged): (u64, u64)) -> u64 {
     u64::try_from(spent).unwrap_or(u64::MAX).min(units)
 }
 
-fn refunded_of(catalogue: &Catalogue, slot: u16, units: u64) -> Refunded {
-    let active = catalogue.limits.iter().find(|active| active.slot == slot);
+fn refunded_of(catalogue: &Catalogue, slot: u32, units: u64) -> Refunded {
+    let active = catalogue.active_of(slot);
     let name = active.map_or_else(String::new, |active| active.limit.spec.name.clone());
     Refunded { name, slot, units }
 }

@@ -8,11 +8,11 @@ use crate::account::{Account, Ground, charged};
 
 /// By the limit's slot. Those that hold nothing are not there. The sum of many cells may be more than one can hold.
 #[derive(Debug, Default)]
-pub(super) struct Held(BTreeMap<u16, u128>);
+pub(super) struct Held(BTreeMap<u32, u128>);
 
 impl Held {
     /// A cell of a limit was last seen to hold `before`, and holds `units` now.
-    pub(super) fn change(&mut self, slot: u16, (before, units): (u64, u64)) {
+    pub(super) fn change(&mut self, slot: u32, (before, units): (u64, u64)) {
         if before == units {
             return;
         }
@@ -24,7 +24,7 @@ impl Held {
         }
     }
 
-    pub(super) fn units(&self) -> BTreeMap<u16, u64> {
+    pub(super) fn units(&self) -> BTreeMap<u32, u64> {
         self.0.iter().map(|(slot, units)| (*slot, u64::try_from(*units).unwrap_or(u64::MAX))).collect()
     }
 }

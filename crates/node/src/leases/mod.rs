@@ -908,7 +908,7 @@ impl Node {
     /// Units that this node holds of its region's pools, and has not spent or given back, as each cell was when it was last looked at:
     /// by [`Active::slot`](crate::Active::slot), of those limits of which it holds any. Of a window that is what was taken and not
     /// charged since; of a bucket and a sliding window the part that is held, of which what was charged comes back with time.
-    pub fn units_held(&self) -> BTreeMap<u16, u64> {
+    pub fn units_held(&self) -> BTreeMap<u32, u64> {
         self.leases.as_ref().map_or_else(BTreeMap::new, |leases| lock(leases).held.units())
     }
 

@@ -49,7 +49,7 @@ impl Node {
         &self,
         answer: &LimitAnswer,
         global: &Algorithm,
-        slot: u16,
+        slot: u32,
         now: Now,
     ) -> (Part, Option<u64>) {
         let cells = self.shards[shard_of(answer.tag)].lock();

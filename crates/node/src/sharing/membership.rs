@@ -548,8 +548,13 @@ impl Sharing {
         }
         let terms = self.terms(node);
         self.shared = Some(self.made_of());
-        if node.reshare(terms, now) {
-            self.settle_accounts(node, &[], now);
+        match node.reshare(terms, now) {
+            Ok(true) => self.settle_accounts(node, &[], now),
+            Ok(false) => {}
+            Err(_) => {
+                self.is_out_of_numbers = true;
+                node.set_owns_nothing(self.owns_nothing());
+            }
         }
         if self.kept < Some(self.versions.revision()) {
             self.keep(node);

@@ -71,7 +71,7 @@ const LOOKS_MAX: usize = 16_384;
 /// Numbers of loans that are reserved on disk at once: so many are skipped by a restart.
 const NUMBERS_AHEAD: u64 = 4_096;
 /// The slot of no limit.
-const NO_SLOT: u16 = 0;
+const NO_SLOT: u32 = 0;
 /// Looks at one cell that calls are at least so far apart.
 const CALLS_NS: u64 = 5_000_000;
 /// What is known of a peer's clock no better than this says nothing: a frame may have waited for long.
@@ -207,6 +207,8 @@ pub(crate) struct Sharing {
     reshare_ns: u64,
     /// The disk is an old one: nothing is owned until the node begins anew.
     restored_disk: bool,
+    /// A limit has had too many numbers for those of the newest shares: nothing is owned until a restart.
+    is_out_of_numbers: bool,
     /// The latest incarnation of this node that anybody has heard, where that is later than this one.
     later: Option<u32>,
     usage: BTreeMap<LimitId, PNCounter<Writer>>,
@@ -291,6 +293,7 @@ impl Sharing {
             shared: None,
             reshare_ns: 0,
             restored_disk: false,
+            is_out_of_numbers: false,
             later: None,
             usage: BTreeMap::new(),
             usage_ns: 0,
@@ -310,7 +313,7 @@ impl Sharing {
     pub(crate) fn owns_nothing(&self) -> Option<Reason> {
         if self.restored_disk {
             Some(Reason::RestoredDisk)
-        } else if !self.versions.owns(self.me()) {
+        } else if self.is_out_of_numbers || !self.versions.owns(self.me()) {
             Some(Reason::NoCatalogue)
         } else {
             None

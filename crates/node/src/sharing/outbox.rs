@@ -35,7 +35,7 @@ const SETTLE_MAX: usize = 1_024;
 const DRAWN_MAX: usize = 1_024;
 
 /// A cell: the catalogue's slot of its limit, and its tag.
-pub(crate) type CellKey = (u16, CellTag);
+pub(crate) type CellKey = (u32, CellTag);
 
 /// What a fact is about: a later one about the same takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

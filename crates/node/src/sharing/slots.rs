@@ -22,7 +22,7 @@ pub(crate) struct Slots<V> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Packed {
     tag: [u32; 4],
-    limit: u16,
+    limit: u32,
 }
 
 impl Packed {
@@ -158,7 +158,7 @@ mod tests {
         fn slots_are_a_map(steps in prop::collection::vec((0..3u8, 0..40u128, any::<u16>()), 1..300)) {
             let (mut slots, mut map) = (Slots::default(), BTreeMap::new());
             for (step, n, value) in steps {
-                let key = ((n % 3) as u16, CellTag(n << (n % 100)));
+                let key = ((n % 3) as u32, CellTag(n << (n % 100)));
                 match step {
                     0 => {
                         let slot = slots.slot_or_insert(key, || value);

@@ -9,14 +9,14 @@ const LISTED_MAX: usize = 8;
 
 /// Gathers every fault of a file, so that an operator mends them in one go.
 pub(super) struct Faults<'a> {
-    text: &'a str,
+    lines: Vec<&'a str>,
     found: Vec<ConfigFault>,
 }
 
 impl<'a> Faults<'a> {
     /// None yet, of the file with this text.
-    pub(super) const fn new(text: &'a str) -> Self {
-        Self { text, found: Vec::new() }
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { lines: text.lines().collect(), found: Vec::new() }
     }
 
     /// All that were found, in the order of the lines.
@@ -52,14 +52,20 @@ impl<'a> Faults<'a> {
     /// The first line from `begin` on and before `end` that gives a field, or else `begin`.
     pub(super) fn line_of(&self, field: &str, begin: u64, end: u64) -> u64 {
         let lines =
-            (1..).zip(self.text.lines()).skip_while(|(n, _)| *n < begin).take_while(|(n, _)| *n < end);
+            self.numbered(end.saturating_sub(1)).skip(usize::try_from(begin).unwrap_or(0).saturating_sub(1));
         lines.filter(|(_, line)| gives(line, field)).map(|(n, _)| n).next().unwrap_or(begin)
     }
 
     /// The line that gives a field whose value begins in line `value`: the same line, or the nearest above.
     pub(super) fn line_above(&self, field: &str, value: u64) -> u64 {
-        let lines = (1..).zip(self.text.lines()).take_while(|(n, _)| *n <= value);
-        lines.filter(|(_, line)| gives(line, field)).map(|(n, _)| n).last().unwrap_or(value)
+        let lines = self.numbered(value).rev();
+        lines.filter(|(_, line)| gives(line, field)).map(|(n, _)| n).next().unwrap_or(value)
+    }
+
+    /// The lines up to the one of that number, each with its own.
+    fn numbered(&self, last: u64) -> impl DoubleEndedIterator<Item = (u64, &'a str)> + '_ {
+        let last = usize::try_from(last).unwrap_or(usize::MAX).min(self.lines.len());
+        self.lines[..last].iter().enumerate().map(|(place, line)| (place as u64 + 1, *line))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use acequia_limits::{Fault, Limit, Mode, limit::LimitSpec, notation::format_duration_ns};
-use acequia_node::sharing::limits_to_bytes;
+use acequia_node::{LIMITS_MAX, NUMBERS_MAX, sharing::limits_to_bytes};
 use acequia_rights::versions::LIMITS_BYTES_MAX;
 use serde_saphyr::Spanned;
 
@@ -42,6 +42,14 @@ pub(super) fn read(specs: Vec<Spanned<LimitSpec>>, faults: &mut Faults<'_>) -> V
                         limit.path()
                     );
                     faults.add(begin, what);
+                }
+                let sets = (1 + limit.overrides.len()) * limit.sets_each();
+                if sets > NUMBERS_MAX {
+                    let what = format!(
+                        "limit {name}: {sets} sets of numbers, one for each class of each override: at most \
+                         {NUMBERS_MAX}; leave some out, or split the limit"
+                    );
+                    faults.add(faults.line_of("overrides", begin, end), what);
                 }
                 limits.push(Placed { limit, begin, end });
             }
@@ -97,13 +105,29 @@ pub(super) fn check_priorities<'a>(
     }
 }
 
+/// Notes limits that are more than a node can count.
+pub(super) fn check_count(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) {
+    let Some(first) = specs.first().filter(|_| specs.len() > LIMITS_MAX) else { return };
+    let what = format!(
+        "{} limits: a node counts at most {LIMITS_MAX}; leave some out, or run two deployments",
+        specs.len()
+    );
+    faults.add(faults.line_above("limits", line(first)), what);
+}
+
 /// Notes candidates for limits that are not there, or that deny nothing themselves.
 pub(super) fn check_candidates(limits: &[Placed], faults: &mut Faults<'_>) {
+    if limits.iter().all(|placed| placed.limit.spec.candidate_for.is_none()) {
+        return;
+    }
+    let mut modes: BTreeMap<(&str, &str), Mode> = BTreeMap::new();
+    for LimitSpec { domain, name, mode, .. } in limits.iter().map(|placed| &placed.limit.spec) {
+        modes.entry((domain, name)).or_insert(*mode);
+    }
     for Placed { limit, begin, end } in limits {
         let Some(live) = &limit.spec.candidate_for else { continue };
         let domain = &limit.spec.domain;
-        let is_it = |other: &&Placed| other.limit.spec.domain == *domain && other.limit.spec.name == *live;
-        let what = match limits.iter().find(is_it).map(|found| found.limit.spec.mode) {
+        let what = match modes.get(&(domain.as_str(), live.as_str())) {
             Some(Mode::Enforce) => continue,
             Some(_) => format!("{domain}/{live} denies nothing itself: name one that is enforced"),
             None => {
@@ -123,7 +147,7 @@ pub(super) fn check_size(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) 
         Ok(bytes) if bytes <= LIMITS_BYTES_MAX => return,
         Ok(bytes) => format!(
             "the limits take {bytes} bytes in the message by which regions share them, more than \
-             {LIMITS_BYTES_MAX}: shorten lists and overrides, or leave limits out"
+             {LIMITS_BYTES_MAX}: shorten lists and overrides, leave limits out, or run two deployments"
         ),
         Err(why) => format!("the limits cannot be told to other regions: {why}"),
     };

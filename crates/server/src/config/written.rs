@@ -302,6 +302,7 @@ fn read_limits(
     clock: Option<ClockConfig>,
     faults: &mut Faults<'_>,
 ) -> Vec<Limit> {
+    limits::check_count(&specs, faults);
     if regions.is_some() {
         limits::check_size(&specs, faults);
     }

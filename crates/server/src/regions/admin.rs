@@ -1,6 +1,6 @@
 //! `acequia.v1.Admin`: what operators ask and order, on a listener of its own.
 
-use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use acequia_api::acequia::v1::{
     self as api,
@@ -269,10 +269,9 @@ impl Admin for Service {
             (&self.regions, self.shared.node.version(), self.shared.node.membership(now))
         {
             let specs = specs_of(&version).map_err(refusal)?;
-            let named = |budget: &api::Budget| {
-                specs.iter().any(|spec| spec.domain == budget.domain && spec.name == budget.name)
-            };
-            response.budgets.retain(named);
+            let named: BTreeSet<(&str, &str)> =
+                specs.iter().map(|spec| (spec.domain.as_str(), spec.name.as_str())).collect();
+            response.budgets.retain(|budget| named.contains(&(budget.domain.as_str(), budget.name.as_str())));
             response.catalogue = Some(status::catalogue_of(regions, &version, &membership, now));
         }
         Ok(Response::new(response))

@@ -716,27 +716,28 @@ fn path(spec: &LimitSpec) -> String {
 
 /// The limits that a file has and did not have so, or has no more.
 fn changed(applied: &[LimitSpec], file: &[LimitSpec]) -> Vec<(String, Option<Box<LimitSpec>>)> {
-    let new = file.iter().filter(|spec| !applied.contains(spec));
-    let gone = applied.iter().filter(|spec| file.iter().all(|other| path(other) != path(spec)));
+    let before: BTreeMap<String, &LimitSpec> = applied.iter().map(|spec| (path(spec), spec)).collect();
+    let after: BTreeSet<String> = file.iter().map(path).collect();
+    let new = file.iter().filter(|spec| before.get(&path(spec)) != Some(spec));
+    let gone = applied.iter().filter(|spec| !after.contains(&path(spec)));
     let new = new.map(|spec| (path(spec), Some(Box::new(spec.clone()))));
     new.chain(gone.map(|spec| (path(spec), None))).collect()
 }
 
 /// The catalogue's limits with those changes: what the file did not change stays as operators set it.
 fn merged(before: &[LimitSpec], changed: &[(String, Option<Box<LimitSpec>>)]) -> Vec<LimitSpec> {
-    let mut all = before.to_vec();
+    let places: BTreeMap<String, usize> =
+        before.iter().enumerate().map(|(at, spec)| (path(spec), at)).collect();
+    let mut all: Vec<Option<LimitSpec>> = before.iter().cloned().map(Some).collect();
     for (name, spec) in changed {
-        let at = all.iter().position(|other| path(other) == *name);
-        match (spec, at) {
-            (Some(spec), Some(at)) => all[at] = keep_grants(&all[at], spec),
-            (Some(spec), None) => all.push((**spec).clone()),
-            (None, Some(at)) => {
-                all.remove(at);
-            }
+        match (spec, places.get(name)) {
+            (Some(spec), Some(at)) => all[*at] = Some(keep_grants(&before[*at], spec)),
+            (Some(spec), None) => all.push(Some((**spec).clone())),
+            (None, Some(at)) => all[*at] = None,
             (None, None) => {}
         }
     }
-    all
+    all.into_iter().flatten().collect()
 }
 
 #[cfg(test)]

@@ -344,15 +344,13 @@ pub(super) fn ordered_limit(
 /// What another set of limits changes, and what of it needs a second thought.
 pub(super) fn compare(before: &[LimitSpec], after: &[LimitSpec], wall_ns: u64) -> (Vec<String>, Vec<String>) {
     let mut changes = Vec::new();
-    let named = |specs: &[LimitSpec], path: &str| {
-        specs.iter().find(|spec| format!("{}/{}", spec.domain, spec.name) == path).cloned()
-    };
+    let (old_specs, new_specs) = (by_path(before), by_path(after));
     let none = || "none".to_owned();
     for difference in differences(after, before) {
         changes.push(match difference {
             Difference::Field { limit, field, .. } if field == "overrides" => {
-                if let (Some(before), Some(after)) = (named(before, &limit), named(after, &limit)) {
-                    changes.extend(overrides::changes(&before, &after));
+                if let (Some(before), Some(after)) = (old_specs.get(&limit), new_specs.get(&limit)) {
+                    changes.extend(overrides::changes(before, after));
                 }
                 continue;
             }
@@ -366,9 +364,8 @@ pub(super) fn compare(before: &[LimitSpec], after: &[LimitSpec], wall_ns: u64) -
     }
     let mut warnings = Vec::new();
     for old in before {
-        let new = after.iter().find(|new| new.domain == old.domain && new.name == old.name);
         let path = format!("{}/{}", old.domain, old.name);
-        let Some(new) = new else {
+        let Some(new) = new_specs.get(&path).copied() else {
             warnings.push(format!("{path} is not enforced any more"));
             continue;
         };
@@ -379,6 +376,11 @@ pub(super) fn compare(before: &[LimitSpec], after: &[LimitSpec], wall_ns: u64) -
         }
     }
     (changes, warnings)
+}
+
+/// Limits by `domain/name`.
+fn by_path(specs: &[LimitSpec]) -> BTreeMap<String, &LimitSpec> {
+    specs.iter().map(|spec| (format!("{}/{}", spec.domain, spec.name), spec)).collect()
 }
 
 fn warn_of(path: &str, (old, new): (&Limit, &Limit), wall_ns: u64, warnings: &mut Vec<String>) {

@@ -79,7 +79,7 @@ pub(crate) fn of_node(shared: &Shared, regions: Option<&Regions>, names: (&str, 
     let tally = all(shared);
     let limits = catalogue.limits.iter().enumerate().filter(|(_, active)| active.is_in_force(now.wall_ns));
     let limits = limits.map(|(at, active)| {
-        let counts = tally.limits.get(usize::from(active.slot()));
+        let counts = tally.limits.get(active.slot() as usize);
         let view = overview.limits.get(at);
         let everywhere = shared.node.usage_of(active.limit.id);
         limit(active, view, counts, everywhere, now)
