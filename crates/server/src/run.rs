@@ -221,14 +221,14 @@ async fn serve(
 
     let mut rounds = Rounds::begin();
     loop {
-        let reload = tokio::select! {
+        let asked = tokio::select! {
             biased;
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
             _ = signals.hangup.recv() => true,
             () = rounds.next(&service.shared) => false,
         };
-        look_again(&mut service, &mut file, reload);
+        (service, file) = look_again(service, file, asked).await;
         service.renew_certificates();
         service.gates.iter().for_each(|gate| gate.look_again());
     }
@@ -270,17 +270,27 @@ async fn serve(
 
 /// Reads the config again if it changed, or if an operator asked. One that cannot be put in force
 /// changes nothing.
-fn look_again(service: &mut Service, file: &mut ConfigFile, asked: bool) {
+async fn look_again(mut service: Service, mut file: ConfigFile, asked: bool) -> (Service, ConfigFile) {
     match file.read_again(asked) {
         Ok(changed) if asked || changed => {}
-        Ok(_) => return,
+        Ok(_) => return (service, file),
         // An editor may be replacing the file just now.
-        Err(cause) if !asked && cause.kind() == io::ErrorKind::NotFound => return,
+        Err(cause) if !asked && cause.kind() == io::ErrorKind::NotFound => return (service, file),
         Err(cause) => {
             service.shared.reloads.refused.fetch_add(1, Ordering::Relaxed);
-            return error!(%cause, path = %file.path().display(), "config not read again: the old one stays");
+            error!(%cause, path = %file.path().display(), "config not read again: the old one stays");
+            return (service, file);
         }
     }
+    // On another thread than the one that accepts connections: many limits take seconds.
+    let reloaded = tokio::task::spawn_blocking(move || {
+        reload(&mut service, &file);
+        (service, file)
+    });
+    reloaded.await.unwrap_or_else(|fault| std::panic::resume_unwind(fault.into_panic()))
+}
+
+fn reload(service: &mut Service, file: &ConfigFile) {
     let parsed = Config::parse(&file.path().display().to_string(), file.text());
     let done = parsed.map_err(StartError::from).and_then(|config| service.reload(config));
     let reloads = &service.shared.reloads;
