@@ -60,7 +60,7 @@ async fn bounded_while_flooded(config: &str, memory: usize) {
     let at_start = node.resident();
     // Spent keys of both, and all that a flood needs beside cells.
     let mut passed = 0;
-    for _ in 0..3 {
+    for _ in 0..10 {
         flood(&node, 0..1_000, ask, |answer| passed += u32::from(answer.allowed)).await;
         of_bank("known");
     }
@@ -138,7 +138,9 @@ async fn a_flood_of_charges_takes_what_is_accounted() {
         });
         stream::iter(calls).buffer_unordered(100).count().await
     };
-    names(0..1_000).await;
+    for _ in 0..5 {
+        names(0..1_000).await;
+    }
     let before = node.resident();
     names(1_000..100_000).await;
     let took = node.resident().saturating_sub(before);

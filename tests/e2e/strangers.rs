@@ -19,8 +19,10 @@ const CHECK: &str = "/acequia.v1.Limiter/Check";
 const STREAM: &str = "/acequia.v1.Limiter/CheckStream";
 const GRPC: &str = "application/grpc";
 const MIB: usize = 1 << 20;
-/// How soon others are answered meanwhile; generous, since the machine that attacks is the one that answers.
-const SOON: Duration = Duration::from_millis(500);
+/// How soon others are answered meanwhile, mostly: the machine that attacks is the one that answers.
+const SOON: Duration = Duration::from_millis(50);
+/// How late any of them may be.
+const LATE: Duration = Duration::from_millis(500);
 
 fn node(extra: &str) -> Node {
     Node::start(&format!(
@@ -28,11 +30,16 @@ fn node(extra: &str) -> Node {
     ))
 }
 
-/// A check, answered soon.
+/// Checks, answered soon.
 fn answers_soon(node: &Node) {
-    let begun = Instant::now();
-    assert_eq!(Http::connect(node).check(&body(&[("k", "v")])).json()["allowed"], true);
-    assert!(begun.elapsed() < SOON, "answered after {:?}", begun.elapsed());
+    let mut waits = [Duration::ZERO; 5];
+    for wait in &mut waits {
+        let begun = Instant::now();
+        assert_eq!(Http::connect(node).check(&body(&[("k", "v")])).json()["allowed"], true);
+        *wait = begun.elapsed();
+    }
+    waits.sort_unstable();
+    assert!(waits[2] < SOON && waits[4] < LATE, "answered after {waits:?}");
 }
 
 /// Sends as much as there is room for at once.
