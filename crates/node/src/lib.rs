@@ -140,6 +140,8 @@ pub struct Node {
     left: Left,
     /// Whether what is durable or shared may be dated by the wall.
     is_wall_believed: AtomicBool,
+    /// Whether a limit has had too many numbers for those that it should have now: then nothing passes until a restart.
+    is_out_of_numbers: AtomicBool,
     /// What clocks are held to while there is no catalogue: how far walls may be off, in nanoseconds, and how far steady clocks
     /// may drift, in parts per million.
     clock_error_ns: AtomicU64,
@@ -273,6 +275,7 @@ impl Node {
             forgotten_wall_ns: AtomicU64::new(0),
             left: Left::default(),
             is_wall_believed: AtomicBool::new(config.home.is_none()),
+            is_out_of_numbers: AtomicBool::new(false),
             clock_error_ns: AtomicU64::new(10_000_000),
             drift_ppm: AtomicU32::new(1_000),
             journal_wall_ns: AtomicU64::new(0),

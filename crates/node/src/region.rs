@@ -515,6 +515,17 @@ impl Node {
         self.forgotten_wall_ns.load(Ordering::Acquire)
     }
 
+    /// Nothing passes here until a restart, which counts numbers anew.
+    pub(crate) fn stop_for_want_of_numbers(&self) {
+        self.is_out_of_numbers.store(true, Ordering::Release);
+    }
+
+    /// Whether cells may be decided on: somebody agrees with the wall, and their numbers are those that they should have.
+    #[inline]
+    pub(crate) fn may_decide(&self) -> bool {
+        self.is_wall_believed() && !self.is_out_of_numbers.load(Ordering::Acquire)
+    }
+
     pub(crate) fn set_owns_nothing(&self, reason: Option<Reason>) {
         let code = match reason {
             None => 0,

@@ -302,8 +302,16 @@ impl Cells {
                 self.sweep_again_ns = now_ns + SWEEP_AGAIN_NS;
             }
         }
+        let on_heap = self.bytes_on_heap();
+        if self.bytes() > bytes_max {
+            // Charges have taken some of it since.
+            self.table.shrink(more, bytes_max.saturating_sub(on_heap));
+        }
+        // The heap goes on growing with the table.
+        let needed = self.table.bytes_needed();
+        let of_table = if on_heap == 0 { bytes_max } else { bytes_max * needed / (needed + on_heap) };
         while !self.table.has_room(more) {
-            if !self.table.grow(bytes_max.saturating_sub(self.bytes_on_heap())) {
+            if !self.table.grow(of_table.min(bytes_max.saturating_sub(on_heap))) {
                 return false;
             }
         }

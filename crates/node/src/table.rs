@@ -200,9 +200,7 @@ impl Table {
     /// not worth the copying.
     pub(crate) fn grow(&mut self, bytes_max: usize) -> bool {
         let old = self.places.len();
-        let wanted =
-            (old * 3 / 2).max(PLACES_MIN).next_multiple_of(if old < PAGE { PLACES_MIN } else { PAGE });
-        let places = Pages::<Cell, PAGE>::whole(wanted.min(bytes_max / size_of::<Cell>()));
+        let places = Pages::<Cell, PAGE>::whole(rounded_up(old * 3 / 2).min(bytes_max / size_of::<Cell>()));
         let is_worth = places > old + old / 8;
         if is_worth {
             self.rebuild(places, |_| true);
@@ -231,7 +229,20 @@ impl Table {
             at <= first || at > first + 1 && !gone(cell)
         });
         if self.len * 8 < self.places.len() {
-            self.rebuild(Pages::<Cell, PAGE>::whole(self.len * 3).max(PLACES_MIN), |_| true);
+            self.rebuild(rounded_up(self.len * 3), |_| true);
+        }
+    }
+
+    /// No more places than `bytes_max` have room for, if its cells and `more` fit there; and a sixteenth less if they do there, not to
+    /// shrink again soon.
+    pub(crate) fn shrink(&mut self, more: usize, bytes_max: usize) {
+        let most = bytes_max / size_of::<Cell>();
+        for most in [most - most / 16, most] {
+            let places = Pages::<Cell, PAGE>::whole(most);
+            if (self.len + more) * 4 <= places * 3 && places < self.places.len() {
+                self.rebuild(places, |_| true);
+                return;
+            }
         }
     }
 
@@ -282,6 +293,11 @@ impl Table {
     fn after(&self, at: usize) -> usize {
         if at + 1 == self.places.len() { 0 } else { at + 1 }
     }
+}
+
+/// As many places or a few more: whole pages, or part of the only one.
+fn rounded_up(places: usize) -> usize {
+    places.max(PLACES_MIN).next_multiple_of(if places <= PAGE { PLACES_MIN } else { PAGE })
 }
 
 fn bytes_of(places: usize) -> usize {
@@ -337,6 +353,34 @@ mod tests {
                 prop_assert_eq!(table.at(place).words, [n, count]);
                 prop_assert_eq!(table.at(place).numbers(), 3);
             }
+        }
+    }
+
+    #[test]
+    fn a_table_that_shrank_grows_again() {
+        let unlike = |n: u64| CellTag(u128::from(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        for kept in 0..400 {
+            let mut table = Table::default();
+            for n in 0..3_500 {
+                if !table.has_room(1) {
+                    assert!(table.grow(usize::MAX), "{} places, {kept} kept", table.places.len());
+                }
+                table.insert(Cell::inline(unlike(n), 1, 3, [n, 1]));
+                if n == 3_000 {
+                    let before = table.bytes();
+                    table.remove_if(|cell| cell.words[0] >= kept);
+                    assert!(table.bytes() <= before / 2, "{kept} kept in {} bytes", table.bytes());
+                }
+            }
+            assert_eq!(table.len(), kept as usize + 499);
+            // A bound that falls is kept to, if the cells fit in.
+            let tight = table.bytes_needed() + 4_096;
+            table.shrink(1, tight);
+            assert!(table.bytes() <= tight, "{} of {tight}", table.bytes());
+            let before = table.bytes();
+            table.shrink(1, tight / 2);
+            assert_eq!(table.bytes(), before);
+            assert!(table.find(unlike(3_499), 1).is_some());
         }
     }
 

@@ -114,7 +114,7 @@ pub struct Asker {
     /// The time that the last question was answered by: no earlier than what was forgotten.
     went_by: Now,
     /// Whether somebody had agreed with the wall when that was read.
-    is_wall_believed: bool,
+    may_decide: bool,
 }
 
 impl Asker {
@@ -126,7 +126,7 @@ impl Asker {
             hits: Vec::new(),
             answer: Answer::default(),
             went_by: Now::at(0),
-            is_wall_believed: false,
+            may_decide: false,
         }
     }
 
@@ -144,7 +144,7 @@ impl Asker {
     #[inline(always)]
     pub fn check(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {
         // Before the time is gone by: it may be corrected when somebody agrees with the wall.
-        self.is_wall_believed = self.node.is_wall_believed();
+        self.may_decide = self.node.may_decide();
         let now = self.node.not_before(now);
         self.check_at(request, now, ask)
     }
@@ -160,9 +160,8 @@ impl Asker {
     fn check_at(&mut self, request: &Request<'_>, mut now: Now, ask: Ask) -> &Answer {
         loop {
             self.load_catalogue();
-            let is_wall_believed = self.is_wall_believed;
-            let check =
-                Check { node: &self.node, catalogue: &self.catalogue, request, now, ask, is_wall_believed };
+            let may_decide = self.may_decide;
+            let check = Check { node: &self.node, catalogue: &self.catalogue, request, now, ask, may_decide };
             match check.answer(&mut self.hits, &mut self.answer) {
                 Ok(()) => {
                     self.went_by = now;
@@ -189,7 +188,7 @@ struct Check<'a, 'r> {
     request: &'a Request<'r>,
     now: Now,
     ask: Ask,
-    is_wall_believed: bool,
+    may_decide: bool,
 }
 
 impl<'a> Check<'a, '_> {
@@ -211,8 +210,8 @@ impl<'a> Check<'a, '_> {
                     answer.retry_after_ns = self.node.ask_again_ns();
                 }
             }
-            _ if !self.is_wall_believed => {
-                self.deny_unbelieved(hits, answer);
+            _ if !self.may_decide => {
+                self.deny_undecided(hits, answer);
                 decide(answer, self.catalogue);
             }
             1 if !hits[0].exempt => self.answer_one(&mut hits[0], answer)?,

@@ -251,10 +251,11 @@ impl Check<'_, '_> {
     }
 
     /// While nobody has agreed with the wall since the start, nothing of a cell is looked at: what it is by that wall may not be
-    /// so, and windows would be left that nobody has come to.
+    /// so, and windows would be left that nobody has come to. Nor while a limit has not the numbers that it should have.
     #[cold]
-    pub(super) fn deny_unbelieved(&self, hits: &[Hit], answer: &mut Answer) {
+    pub(super) fn deny_undecided(&self, hits: &[Hit], answer: &mut Answer) {
         let retry_after_ns = self.node.ask_again_ns();
+        let reason = if self.node.is_wall_believed() { Reason::NoCatalogue } else { Reason::Clock };
         let verdict = Verdict {
             allowed: false,
             remaining: 0,
@@ -269,7 +270,7 @@ impl Check<'_, '_> {
                 (false, mode) => LimitAnswer {
                     verdict,
                     outcome: if mode == Mode::Shadow { Outcome::ShadowDeny } else { Outcome::Deny },
-                    reason: Reason::Clock,
+                    reason,
                     ..untouched
                 },
             });

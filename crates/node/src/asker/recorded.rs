@@ -28,7 +28,7 @@ impl Asker {
         recording: &Recording,
     ) -> Result<&Answer, IdReused> {
         let node = std::sync::Arc::clone(&self.node);
-        self.is_wall_believed = node.is_wall_believed();
+        self.may_decide = node.may_decide();
         let now = node.not_before(now);
         // What is charged elsewhere could not be given back here.
         let ask = ask.drawing(Drawing::Never);
@@ -96,7 +96,8 @@ impl Asker {
             // Without a disk a reply does not wait for it, but a lease does: it must not leave.
             let is_kept = is_lease || (recording.is_repeatable && has_disk);
             let row = records.put(recording.id, record);
-            if node.config.durable {
+            // What nobody waits for does not pile up while the disk fails: without its row a charge is only not given back after a restart.
+            if has_disk {
                 let batch = node.push_row(row);
                 records.sent_in(recording.id, batch);
                 if is_kept {
@@ -127,7 +128,7 @@ impl Asker {
         if !record.is_of(recording) {
             return Some(Err(IdReused));
         }
-        self.is_wall_believed = self.node.is_wall_believed();
+        self.may_decide = self.node.may_decide();
         let now = self.node.not_before(now);
         self.load_catalogue();
         let charged = Charged {

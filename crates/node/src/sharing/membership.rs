@@ -264,7 +264,8 @@ impl Sharing {
         self.ticks_since_adopted = 0;
         node.set_key(key);
         node.set_terms(self.terms(node));
-        let (_, taken) = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default())?;
+        let applied = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default());
+        let (_, taken) = applied.inspect_err(|_| self.stop(node))?;
         let pledged = node.take_found();
         if let Some(leases) = &mut leases {
             let until_ns = loans_end_ns(node, &pledged, now);
@@ -534,6 +535,12 @@ impl Sharing {
         (self.versions.revision(), self.margin_ns(), self.restored_disk)
     }
 
+    /// Takes part in nothing any more, as if the node had crashed: limits cannot have the numbers that others count on.
+    fn stop(&mut self, node: &Node) {
+        self.is_out_of_numbers = true;
+        node.stop_for_want_of_numbers();
+    }
+
     /// Makes shares anew where time, an acknowledgement or a doubtful clock has changed them.
     pub(crate) fn keep_shares(&mut self, node: &Node, now: Now) {
         node.set_owns_nothing(self.owns_nothing());
@@ -551,10 +558,7 @@ impl Sharing {
         match node.reshare(terms, now) {
             Ok(true) => self.settle_accounts(node, &[], now),
             Ok(false) => {}
-            Err(_) => {
-                self.is_out_of_numbers = true;
-                node.set_owns_nothing(self.owns_nothing());
-            }
+            Err(_) => return self.stop(node),
         }
         if self.kept < Some(self.versions.revision()) {
             self.keep(node);

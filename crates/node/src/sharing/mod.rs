@@ -207,7 +207,7 @@ pub(crate) struct Sharing {
     reshare_ns: u64,
     /// The disk is an old one: nothing is owned until the node begins anew.
     restored_disk: bool,
-    /// A limit has had too many numbers for those of the newest shares: nothing is owned until a restart.
+    /// A limit has had too many numbers for those of the newest shares or version: the node takes part in nothing until a restart.
     is_out_of_numbers: bool,
     /// The latest incarnation of this node that anybody has heard, where that is later than this one.
     later: Option<u32>,
@@ -313,7 +313,7 @@ impl Sharing {
     pub(crate) fn owns_nothing(&self) -> Option<Reason> {
         if self.restored_disk {
             Some(Reason::RestoredDisk)
-        } else if self.is_out_of_numbers || !self.versions.owns(self.me()) {
+        } else if !self.versions.owns(self.me()) {
             Some(Reason::NoCatalogue)
         } else {
             None
@@ -343,8 +343,13 @@ impl Sharing {
         if self.time.is_believed() {
             node.leave_behind(now);
         }
-        self.beat(now);
-        self.keep_shares(node, now);
+        if !self.is_out_of_numbers {
+            self.beat(now);
+            self.keep_shares(node, now);
+        }
+        if self.is_out_of_numbers {
+            return;
+        }
         let catalogue = node.catalogue();
         for peer in self.peers.values_mut() {
             peer.outbox.expire(now.steady_ns.saturating_sub(peer.patience_ns()));

@@ -11,7 +11,7 @@ use acequia_limits::{
     Now, Reason, Request,
     limit::{LimitSpec, NoWait},
 };
-use acequia_node::{Ask, Asker, Config, MEMORY_BYTES_MIN, Node, SHARDS};
+use acequia_node::{Ask, Asker, ChargeId, Config, MEMORY_BYTES_MIN, Node, Recording, SHARDS};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 #[derive(Clone, Debug)]
@@ -173,6 +173,30 @@ fn idle_cells_make_room_before_any_cell_is_shared() {
     assert_eq!(usage.overflowing, 0, "{usage:?}");
     assert!(usage.evicted > 50_000, "{usage:?}");
     assert_eq!(scene::drain(&mut asker, "busy", START.later(9 * 61 * S)), 9, "one a minute, and no more");
+}
+
+#[test]
+fn charges_with_names_leave_other_domains_their_places() {
+    let other = LimitSpec { domain: "bank".into(), ..scene::bucket("other", "1/m", 10) };
+    let node = scene::small_node(&[scene::bucket("flooded", "1/m", 10), other], false, START);
+    let mut asker = node.asker();
+    scene::flood(&node, "flood", START);
+    assert_eq!(node.usage().overflowing, 1);
+    let known = Request::new("shop", &[("key", "flood-0")]);
+    for id in 0..100 {
+        let recording =
+            Recording { id: ChargeId(id), fingerprint: id, is_repeatable: true, reserve: None, owner: 0 };
+        asker.check_recorded(&known, START, Ask::CHECK, &recording).expect("a name");
+    }
+    // The tables were as large as they may be, and may not be so large any more.
+    scene::sweep_all(&node, START);
+    assert!(node.usage().bytes_beside > 0);
+    for key in 0..100 {
+        let answer = asker.check(&Request::new("bank", &[("key", &format!("key-{key}"))]), START, Ask::CHECK);
+        assert_eq!((answer.allowed, answer.reason), (true, Reason::WithinLimit), "{key}");
+    }
+    let usage = node.usage();
+    assert!((usage.bytes + usage.bytes_beside) as usize <= MEMORY_BYTES_MIN, "{usage:?}");
 }
 
 #[test]
