@@ -76,7 +76,13 @@ impl<'a> Request<'a> {
 }
 
 impl<'a> Descriptor<'a> {
-    /// The value of a key.
+    /// The values of a key, which may come more than once.
+    #[inline]
+    pub fn values(&self, key: &[u8]) -> impl Iterator<Item = &'a [u8]> {
+        self.entries.iter().filter(move |(k, _)| *k == key).map(|(_, v)| *v)
+    }
+
+    /// The first value of a key.
     #[inline]
     pub fn value(&self, key: &[u8]) -> Option<&'a [u8]> {
         self.entries.iter().find(|(k, _)| *k == key).map(|(_, v)| *v)

@@ -6,6 +6,10 @@ use crate::{Descriptor, pattern::Pattern};
 
 /// A condition on one descriptor entry: its value fits one of `any` (every value, where `any` is
 /// empty) and none of `none`. A descriptor without the key does not fit.
+///
+/// A key may come twice in a descriptor, and a client may choose one of the values. So a limit applies if any value fits
+/// ([`Condition::holds`]), and an exemption only if all do ([`Condition::holds_for_all`]). Overrides go by the first, which the cell is
+/// counted by: a cell has one set of numbers ([`Condition::holds_for_first`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// The entry's key.
@@ -14,12 +18,15 @@ pub struct Condition {
     pub any: Vec<Pattern>,
     /// None of these (written with a leading `!`).
     pub none: Vec<Pattern>,
+    /// Of a key that is counted as addresses: which address of a list it is, from the last, which is 1. Values are compared as
+    /// addresses are written canonically (RFC 5952); what is none is compared as the empty text.
+    pub hop: Option<u8>,
 }
 
 impl Condition {
     /// Reads the patterns of one key; `!` in front excludes, and `\!` is a value that begins with `!`.
     pub fn new<'a>(key: &str, patterns: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut condition = Self { key: key.to_owned(), any: Vec::new(), none: Vec::new() };
+        let mut condition = Self { key: key.to_owned(), any: Vec::new(), none: Vec::new(), hop: None };
         for text in patterns {
             match text.strip_prefix('!') {
                 Some(excluded) => condition.none.push(Pattern::new(excluded)),
@@ -29,16 +36,105 @@ impl Condition {
         condition
     }
 
-    /// Whether a value fits.
-    pub fn accepts(&self, value: &[u8]) -> bool {
-        (self.any.is_empty() || self.any.iter().any(|pattern| pattern.matches(value)))
-            && !self.none.iter().any(|pattern| pattern.matches(value))
+    /// The same of a key that is counted as addresses, by this address of a list.
+    #[must_use]
+    pub fn of_addresses(self, hop: u8) -> Self {
+        let canonical = |pattern: Pattern| match canonical_address(&pattern.to_string()) {
+            Some(address) => Pattern::Literal(address),
+            None => pattern,
+        };
+        let all = |patterns: Vec<Pattern>| patterns.into_iter().map(canonical).collect();
+        Self { any: all(self.any), none: all(self.none), hop: Some(hop), ..self }
     }
 
-    /// Whether a descriptor fits.
-    pub fn holds(&self, descriptor: &Descriptor<'_>) -> bool {
-        descriptor.value(self.key.as_bytes()).is_some_and(|value| self.accepts(value))
+    /// Whether a value fits.
+    pub fn accepts(&self, value: &[u8]) -> bool {
+        self.is_asked_for(value) && !self.is_excluded(value)
     }
+
+    fn is_asked_for(&self, value: &[u8]) -> bool {
+        self.any.is_empty() || self.any.iter().any(|pattern| pattern.matches(value))
+    }
+
+    fn is_excluded(&self, value: &[u8]) -> bool {
+        self.none.iter().any(|pattern| pattern.matches(value))
+    }
+
+    /// Whether a limit with this condition applies to a descriptor: any value is asked for, and not all are excluded.
+    pub fn holds(&self, descriptor: &Descriptor<'_>) -> bool {
+        let (mut is_asked_for, mut is_excluded) = (false, true);
+        for value in descriptor.values(self.key.as_bytes()) {
+            self.as_compared(value, |value| {
+                is_asked_for |= self.is_asked_for(value);
+                is_excluded &= self.is_excluded(value);
+            });
+        }
+        is_asked_for && !is_excluded
+    }
+
+    /// Whether a cell has other numbers by this condition: the first value fits.
+    pub fn holds_for_first(&self, descriptor: &Descriptor<'_>) -> bool {
+        let mut fits = false;
+        if let Some(value) = descriptor.value(self.key.as_bytes()) {
+            self.as_compared(value, |value| fits = self.accepts(value));
+        }
+        fits
+    }
+
+    /// Whether a descriptor is exempt by this condition: it has the key, and every value fits.
+    pub fn holds_for_all(&self, descriptor: &Descriptor<'_>) -> bool {
+        let (mut is_there, mut fits) = (false, true);
+        for value in descriptor.values(self.key.as_bytes()) {
+            is_there = true;
+            self.as_compared(value, |value| fits &= self.accepts(value));
+        }
+        is_there && fits
+    }
+
+    fn as_compared(&self, value: &[u8], compare: impl FnOnce(&[u8])) {
+        match self.hop {
+            None => compare(value),
+            Some(hop) => match address_of(value, hop) {
+                Some(address) => compare(address.to_string().as_bytes()),
+                None => compare(b""),
+            },
+        }
+    }
+}
+
+/// The address in a value, IPv4 in IPv6 as IPv4; nothing where there is none. Of a list with commas it is the `hop`-th from the last, which
+/// is 1, or the first if there are fewer: proxies append whom they were asked by (RFC 7239, section 5.2, and `X-Forwarded-For`). Spaces,
+/// brackets, a port and a zone are no part of it.
+pub fn address_of(value: &[u8], hop: u8) -> Option<IpAddr> {
+    let text = std::str::from_utf8(value).ok()?;
+    let address = match text.parse::<IpAddr>() {
+        Ok(address) => address,
+        Err(_) => within(text, hop)?,
+    };
+    Some(address.to_canonical())
+}
+
+#[cold]
+fn within(text: &str, hop: u8) -> Option<IpAddr> {
+    let one = text.rsplit(',').take(usize::from(hop.max(1))).last()?.trim();
+    let (host, port) = match one.strip_prefix('[') {
+        Some(bracketed) => bracketed.split_once(']')?,
+        // More than one colon is IPv6, which has a port only after brackets.
+        None => match one.split_once(':') {
+            Some((_, port)) if !port.contains(':') => one.split_at(one.len() - port.len() - 1),
+            _ => (one, ""),
+        },
+    };
+    if !port.is_empty() {
+        port.strip_prefix(':')?.parse::<u16>().ok()?;
+    }
+    let host = host.split_once('%').map_or(host, |(host, _)| host);
+    host.parse().ok()
+}
+
+/// An address in its one canonical form (RFC 5952).
+pub fn canonical_address(text: &str) -> Option<String> {
+    text.parse::<IpAddr>().ok().map(|address| address.to_canonical().to_string())
 }
 
 impl std::fmt::Display for Condition {
@@ -66,11 +162,13 @@ pub struct Prefix {
     pub v4: u8,
     /// For IPv6: 0 to 128. 64 is one subnet, the least that a host may hold.
     pub v6: u8,
+    /// Which address of a list, from the last, which is 1: as many as there are proxies of ours that append to it.
+    pub hop: u8,
 }
 
 impl By {
-    /// The bytes that stand for a value. An address is cut to its prefix; IPv4 in IPv6 is IPv4; what
-    /// is no address stands for itself.
+    /// The bytes that stand for a value. An address is cut to its prefix; IPv4 in IPv6 is IPv4; whatever
+    /// is no address stands for the same, or a client had as many cells as there are texts.
     #[inline]
     pub fn canonical<'v>(&self, value: &'v [u8]) -> Canonical<'v> {
         match self.prefix {
@@ -89,6 +187,8 @@ pub enum Canonical<'v> {
     V4([u8; 4]),
     /// The network of an IPv6 address.
     V6([u8; 16]),
+    /// No address, where one should be.
+    NoAddress,
 }
 
 impl Canonical<'_> {
@@ -99,17 +199,17 @@ impl Canonical<'_> {
             Self::Value(value) => value,
             Self::V4(network) => network,
             Self::V6(network) => network,
+            Self::NoAddress => b"",
         }
     }
 }
 
 impl Prefix {
-    fn canonical(self, value: &[u8]) -> Canonical<'_> {
-        let address = std::str::from_utf8(value).ok().and_then(|text| text.parse::<IpAddr>().ok());
-        match address.map(|address| address.to_canonical()) {
+    fn canonical(self, value: &[u8]) -> Canonical<'static> {
+        match address_of(value, self.hop) {
             Some(IpAddr::V4(address)) => Canonical::V4(self.cut_v4(address).octets()),
             Some(IpAddr::V6(address)) => Canonical::V6(self.cut_v6(address).octets()),
-            None => Canonical::Value(value),
+            None => Canonical::NoAddress,
         }
     }
 
@@ -143,17 +243,106 @@ mod tests {
         assert!(!all_but.holds(&Descriptor { entries: &entries, cost: None }));
     }
 
+    /// Envoy makes such descriptors of two actions with one key.
+    #[test]
+    fn of_a_key_that_comes_twice_any_value_is_limited_and_all_are_exempt() {
+        for (patterns, values, holds, holds_for_all) in [
+            (&["a"][..], &["a"][..], true, true),
+            (&["a"], &["a", "b"], true, false),
+            (&["a"], &["b", "a"], true, false),
+            (&["a"], &["b", "c"], false, false),
+            (&["a", "b"], &["a", "b"], true, true),
+            (&["!a"], &["a", "b"], true, false),
+            (&["!a"], &["a", "a"], false, false),
+            (&["*", "!a"], &["b", "b"], true, true),
+            (&["a"], &[], false, false),
+        ] {
+            let condition = Condition::new("k", patterns.iter().copied());
+            let entries: Vec<(&[u8], &[u8])> =
+                values.iter().map(|value| (&b"k"[..], value.as_bytes())).collect();
+            let descriptor = Descriptor { entries: &entries, cost: None };
+            let said = (condition.holds(&descriptor), condition.holds_for_all(&descriptor));
+            assert_eq!(said, (holds, holds_for_all), "{patterns:?} of {values:?}");
+            let first = values.first().is_some_and(|value| condition.accepts(value.as_bytes()));
+            assert_eq!(condition.holds_for_first(&descriptor), first, "{patterns:?} of {values:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_one_however_it_is_written() {
+        let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 32, v6: 128, hop: 1 }) };
+        let canonical = |value: &'static str| by.canonical(value.as_bytes());
+        for (one, others) in [
+            (
+                "203.0.113.7",
+                &[
+                    "203.0.113.7:4711",
+                    " 203.0.113.7 ",
+                    "::ffff:203.0.113.7",
+                    "9.9.9.9, 203.0.113.7",
+                    "[::ffff:203.0.113.7]:80",
+                ][..],
+            ),
+            (
+                "2001:db8::1",
+                &["[2001:db8::1]", "[2001:db8::1]:80", "2001:DB8:0::1", "10.0.0.1,\t[2001:db8::1]:9"],
+            ),
+            ("fe80::1", &["fe80::1%eth0", "[fe80::1%25eth0]:80"]),
+        ] {
+            for other in others {
+                assert_eq!(canonical(one), canonical(other), "{other}");
+            }
+        }
+        let nonsense = [
+            "",
+            "garbage",
+            "010.0.0.1",
+            "1.2.3",
+            "1.2.3.4:",
+            "1.2.3.4:x",
+            "1.2.3.4:99999",
+            "[::1",
+            "[::1]x",
+            "1.2.3.4,",
+            "%",
+            ",",
+        ];
+        for text in nonsense {
+            assert_eq!(canonical(text), Canonical::NoAddress, "{text:?}");
+        }
+        assert_eq!(by.canonical(b"\xff"), Canonical::NoAddress);
+    }
+
+    #[test]
+    fn of_a_list_the_address_that_ours_wrote_counts() {
+        let list = b"6.6.6.6, 1.1.1.1, 2.2.2.2, 3.3.3.3";
+        for (hop, address) in
+            [(0, "3.3.3.3"), (1, "3.3.3.3"), (2, "2.2.2.2"), (3, "1.1.1.1"), (4, "6.6.6.6"), (9, "6.6.6.6")]
+        {
+            assert_eq!(
+                address_of(list, hop).map(|found| found.to_string()).as_deref(),
+                Some(address),
+                "{hop}"
+            );
+        }
+        let exempt = Condition::new("ip", ["::ffff:2.2.2.2", "2001:DB8::0:1"]).of_addresses(2);
+        let entries = [(&b"ip"[..], &list[..])];
+        assert!(exempt.holds_for_all(&Descriptor { entries: &entries, cost: None }));
+        let entries = [(&b"ip"[..], &b"[2001:db8::1]:80"[..])];
+        assert!(exempt.holds(&Descriptor { entries: &entries, cost: None }));
+    }
+
     #[test]
     fn addresses_count_by_prefix() {
-        let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 24, v6: 64 }) };
+        let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 24, v6: 64, hop: 1 }) };
         let canonical = |value: &str| by.canonical(value.as_bytes()).bytes().to_vec();
         assert_eq!(canonical("10.1.2.3"), canonical("10.1.2.200"));
         assert_ne!(canonical("10.1.2.3"), canonical("10.1.3.3"));
         assert_eq!(canonical("::ffff:10.1.2.3"), canonical("10.1.2.3"));
         assert_eq!(canonical("2001:db8::1"), canonical("2001:DB8:0:0:ffff::1"));
         assert_ne!(canonical("2001:db8::1"), canonical("2001:db8:0:1::1"));
-        assert_eq!(canonical("unix:"), b"unix:");
-        let whole = Prefix { v4: 0, v6: 0 };
+        assert_eq!(canonical("unix:"), canonical("no address either"));
+        let whole = Prefix { v4: 0, v6: 0, hop: 1 };
         assert_eq!(whole.cut_v4(Ipv4Addr::BROADCAST), Ipv4Addr::UNSPECIFIED);
     }
 }

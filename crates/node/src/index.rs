@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{Descriptor, Limit, pattern::Pattern, selector::Condition};
+use acequia_limits::{Descriptor, Limit, descriptor::Entry, pattern::Pattern, selector::Condition};
 
 /// The limits of a domain, by what they need. Numbers are places in the catalogue.
 #[derive(Debug, Default)]
@@ -29,6 +29,36 @@ struct ByKey {
     literals: BTreeMap<Box<[u8]>, Vec<u32>>,
     /// With a value that begins so: by length, so that each length is one search.
     prefixes: BTreeMap<usize, BTreeMap<Box<[u8]>, Vec<u32>>>,
+}
+
+impl ByKey {
+    /// Visits each limit that needs this value.
+    #[inline]
+    fn visit(&self, value: &[u8], mut visit: impl FnMut(u32)) {
+        if let Some(found) = self.literals.get(value) {
+            found.iter().copied().for_each(&mut visit);
+        }
+        for (length, prefixes) in &self.prefixes {
+            let Some(prefix) = value.get(..*length) else { break };
+            if let Some(found) = prefixes.get(prefix) {
+                found.iter().copied().for_each(&mut visit);
+            }
+        }
+    }
+
+    /// The same of a key that came before, without the limits that those values led to.
+    #[cold]
+    fn visit_again(&self, value: &[u8], (key, earlier): (&[u8], &[Entry<'_>]), visit: &mut impl FnMut(u32)) {
+        self.visit(value, |limit| {
+            let mut is_visited = false;
+            for (_, value) in earlier.iter().filter(|(earlier, _)| *earlier == key) {
+                self.visit(value, |visited| is_visited |= visited == limit);
+            }
+            if !is_visited {
+                visit(limit);
+            }
+        });
+    }
 }
 
 /// Where a limit is filed.
@@ -76,18 +106,12 @@ impl Index {
         self.always.iter().copied().for_each(&mut visit);
         for (place, (key, value)) in descriptor.entries.iter().enumerate() {
             let Some(by_key) = self.find(key) else { continue };
-            if descriptor.entries[..place].iter().any(|(earlier, _)| earlier == key) {
-                continue;
-            }
-            by_key.any.iter().copied().for_each(&mut visit);
-            if let Some(found) = by_key.literals.get(*value) {
-                found.iter().copied().for_each(&mut visit);
-            }
-            for (length, prefixes) in &by_key.prefixes {
-                let Some(prefix) = value.get(..*length) else { break };
-                if let Some(found) = prefixes.get(prefix) {
-                    found.iter().copied().for_each(&mut visit);
-                }
+            let earlier = &descriptor.entries[..place];
+            if earlier.iter().any(|(earlier, _)| earlier == key) {
+                by_key.visit_again(value, (key, earlier), &mut visit);
+            } else {
+                by_key.any.iter().copied().for_each(&mut visit);
+                by_key.visit(value, &mut visit);
             }
         }
     }
@@ -116,8 +140,11 @@ fn keys(limit: &Limit) -> impl Iterator<Item = &str> {
 
 /// The condition with the fewest values tells limits apart best; else the key that the fewest need.
 fn place<'a>(limit: &'a Limit, needed: &BTreeMap<&str, usize>) -> Place<'a> {
+    // An address may be written in many ways.
     let telling = |condition: &&Condition| {
-        !condition.any.is_empty() && condition.any.iter().all(|pattern| !pattern.prefix().is_empty())
+        condition.hop.is_none()
+            && !condition.any.is_empty()
+            && condition.any.iter().all(|pattern| !pattern.prefix().is_empty())
     };
     if let Some(condition) = limit.when.iter().filter(telling).min_by_key(|condition| condition.any.len()) {
         return Place::Values(condition);

@@ -155,6 +155,7 @@ impl CellKeyText {
                 Canonical::Value(value) => self.push_encoded(value),
                 Canonical::V4(network) => self.push(&std::net::Ipv4Addr::from(network).to_string()),
                 Canonical::V6(network) => self.push(&std::net::Ipv6Addr::from(network).to_string()),
+                Canonical::NoAddress => self.push("none"),
             }
         }
     }

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     AddressSpec, BySpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec, NAME_BYTES_MAX, OneOrMany,
     Override, PATTERNS_MAX, PRIORITIES_MAX, QuotaSpec, Sharing, SharingSpec, SlidingWindowSpec, Soft,
-    Throttle, ThrottleSpec, TokenBucketSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, canonical_address,
-    parse_instant_ns,
+    Throttle, ThrottleSpec, TokenBucketSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
 };
 use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,
@@ -162,7 +161,12 @@ impl Faults {
         Some(wait_ns)
     }
 
-    pub(super) fn conditions(&mut self, field: &str, spec: &BTreeMap<String, OneOrMany>) -> Vec<Condition> {
+    pub(super) fn conditions(
+        &mut self,
+        field: &str,
+        spec: &BTreeMap<String, OneOrMany>,
+        by: &[BySpec],
+    ) -> Vec<Condition> {
         if spec.len() > KEYS_MAX {
             self.add(field, format!("more than {KEYS_MAX} keys in one `{field}`"));
         }
@@ -177,7 +181,14 @@ impl Faults {
                 );
             }
         }
-        spec.iter().map(|(key, values)| Condition::new(key, values.0.iter().map(String::as_str))).collect()
+        let read = |(key, values): (&String, &OneOrMany)| {
+            let condition = Condition::new(key, values.0.iter().map(String::as_str));
+            match by.iter().find(|by| by.key() == key) {
+                Some(BySpec::Address(AddressSpec { trust, .. })) => condition.of_addresses(*trust),
+                _ => condition,
+            }
+        };
+        spec.iter().map(read).collect()
     }
 
     pub(super) fn by(&mut self, spec: &[BySpec]) -> Vec<By> {
@@ -189,14 +200,20 @@ impl Faults {
         for entry in spec {
             let (key, prefix) = match entry {
                 BySpec::Key(key) => (key, None),
-                BySpec::Address(AddressSpec { ip, v4, v6 }) => {
+                BySpec::Address(AddressSpec { ip, v4, v6, trust }) => {
+                    if *trust == 0 {
+                        self.add(
+                            "by",
+                            "`trust` counts proxies: at least 1, the one that asks here".to_owned(),
+                        );
+                    }
                     if *v4 > 32 || *v6 > 128 {
                         self.add(
                             "by",
                             format!("an IPv4 address has 32 bits and an IPv6 address 128, not {v4} and {v6}"),
                         );
                     }
-                    (ip, Some(Prefix { v4: (*v4).min(32), v6: (*v6).min(128) }))
+                    (ip, Some(Prefix { v4: (*v4).min(32), v6: (*v6).min(128), hop: *trust }))
                 }
             };
             if key.is_empty() {
@@ -434,15 +451,7 @@ impl Faults {
                 format!("an override changes nothing: set {}", spec.number_names().join(" or ")),
             );
         }
-        for values in when.values_mut() {
-            for text in &mut values.0 {
-                let (not, address) = text.strip_prefix('!').map_or(("", text.as_str()), |rest| ("!", rest));
-                if let Some(canonical) = canonical_address(address) {
-                    *text = format!("{not}{canonical}");
-                }
-            }
-        }
-        let when = self.conditions("overrides", &when);
+        let when = self.conditions("overrides", &when, &spec.by);
         let algorithm = if self.0.len() == before { self.algorithm(&numbers) } else { None };
         Some(Override { when, algorithm: algorithm?, until_ns, why, author, granted })
     }

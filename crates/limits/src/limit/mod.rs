@@ -23,7 +23,7 @@ use crate::{
     Algorithm, Descriptor, UNITS_MAX,
     classes::{Classes, Role},
     meter::Meter,
-    selector::{By, Condition},
+    selector::{By, Condition, Prefix},
     sliding::{SlidingApproximate, SlidingLog, SlidingSlots},
     window::{Edges, FixedWindow},
 };
@@ -156,8 +156,8 @@ impl Limit {
         let mut faults = Faults::default();
         faults.name("name", &spec.name);
         faults.name("domain", &spec.domain);
-        let when = faults.conditions("when", &spec.when);
-        let unlimited = faults.conditions("unlimited", &spec.unlimited);
+        let when = faults.conditions("when", &spec.when, &spec.by);
+        let unlimited = faults.conditions("unlimited", &spec.unlimited, &spec.by);
         let by = faults.by(&spec.by);
         let algorithm = faults.algorithm(&spec);
         let cost = spec.cost.unwrap_or(1);
@@ -264,22 +264,7 @@ impl Limit {
     fn first_override(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Option<usize> {
         self.overrides
             .iter()
-            .position(|o| !o.is_over(wall_ns) && o.when.iter().all(|c| self.holds_for_cell(c, descriptor)))
-    }
-
-    /// Whether an override's condition holds. An address counts as it is written canonically: a cell
-    /// has one set of numbers, however its address was written.
-    fn holds_for_cell(&self, condition: &Condition, descriptor: &Descriptor<'_>) -> bool {
-        let address = self.by.iter().any(|by| by.key == condition.key && by.prefix.is_some());
-        let text = |value: &[u8]| canonical_address(std::str::from_utf8(value).ok()?);
-        match descriptor.value(condition.key.as_bytes()) {
-            None => false,
-            Some(value) if address => match text(value) {
-                Some(text) => condition.accepts(text.as_bytes()),
-                None => condition.accepts(value),
-            },
-            Some(value) => condition.accepts(value),
-        }
+            .position(|o| !o.is_over(wall_ns) && o.when.iter().all(|c| c.holds_for_first(descriptor)))
     }
 
     /// Whether cells need so long to become idle that they must survive a crash.
@@ -331,7 +316,11 @@ impl LimitId {
         length(&mut hasher, by.len());
         for by in by {
             text(&mut hasher, &by.key);
-            text(&mut hasher, &by.prefix.map_or_else(String::new, |p| format!("{}/{}", p.v4, p.v6)));
+            let prefix = by.prefix.map(|Prefix { v4, v6, hop }| match hop {
+                1 => format!("{v4}/{v6}"),
+                _ => format!("{v4}/{v6}/{hop}"),
+            });
+            text(&mut hasher, &prefix.unwrap_or_default());
         }
         length(&mut hasher, when.len());
         for condition in when {
@@ -365,11 +354,6 @@ fn shape(algorithm: &Algorithm) -> String {
             format!("sliding_window approximate {window_ns}")
         }
     }
-}
-
-/// An address in its one canonical form.
-pub fn canonical_address(text: &str) -> Option<String> {
-    text.parse::<std::net::IpAddr>().ok().map(|address| address.to_canonical().to_string())
 }
 
 #[cfg(test)]

@@ -168,7 +168,7 @@ pub struct QuotaSpec {
     pub time_zone: Option<String>,
 }
 
-/// An entry of `by`: a key, or `{ ip: key, v4: bits, v6: bits }`.
+/// An entry of `by`: a key, or `{ ip: key, v4: bits, v6: bits, trust: N }`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum BySpec {
@@ -200,6 +200,18 @@ pub struct AddressSpec {
     /// Bits of an IPv6 address that count; 64, one subnet, where absent.
     #[serde(default = "subnet_v6")]
     pub v6: u8,
+    /// How many proxies in front append to a list of addresses, 1 to 255: the address that the farthest of them wrote counts; 1 where absent.
+    #[serde(default = "one_hop", skip_serializing_if = "is_one_hop")]
+    pub trust: u8,
+}
+
+const fn one_hop() -> u8 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks with a reference")]
+const fn is_one_hop(trust: &u8) -> bool {
+    *trust == 1
 }
 
 const fn all_v4() -> u8 {
@@ -420,7 +432,7 @@ impl<'de> Deserialize<'de> for BySpec {
             type Value = BySpec;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an entry's key, or { ip: key, v4: bits, v6: bits }")
+                f.write_str("an entry's key, or { ip: key, v4: bits, v6: bits, trust: N }")
             }
 
             fn visit_str<E: de::Error>(self, key: &str) -> Result<BySpec, E> {

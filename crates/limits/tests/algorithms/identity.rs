@@ -106,7 +106,7 @@ fn what_does_not_measure_keeps_a_limit() {
 fn what_measures_makes_another_limit() {
     let by = |by: &[BySpec]| LimitSpec { by: by.to_vec(), ..hourly() };
     let key = |key: &str| BySpec::Key(key.to_owned());
-    let address = |v4, v6| BySpec::Address(AddressSpec { ip: "api_key".to_owned(), v4, v6 });
+    let address = |v4, v6| BySpec::Address(AddressSpec { ip: "api_key".to_owned(), v4, v6, trust: 1 });
     let when = |when: &[(&str, &[&str])]| LimitSpec { when: conditions(when), ..hourly() };
     let window = |window_ns, stagger| Terms::Fixed { limit: 100, window_ns, stagger }.spec();
     let sliding = |window_ns| Terms::Sliding { limit: 100, window_ns, slots: None, quota: false }.spec();
@@ -170,7 +170,7 @@ fn a_value_that_begins_with_a_bang_is_not_an_exclusion() {
 
 #[test]
 fn what_is_counted_by_is_not_a_condition() {
-    let address = BySpec::Address(AddressSpec { ip: "when".to_owned(), v4: 32, v6: 64 });
+    let address = BySpec::Address(AddressSpec { ip: "when".to_owned(), v4: 32, v6: 64, trust: 1 });
     all_differ(&[
         LimitSpec { by: vec![address], ..hourly() },
         LimitSpec { by: vec![], when: conditions(&[("32/64", &["when"])]), ..hourly() },

@@ -142,7 +142,7 @@ impl Check<'_, '_> {
             // A look asks whether the least request would pass.
             units: limit.units(cost.max(1)),
             charges: cost > 0,
-            exempt: limit.unlimited.iter().any(|c| c.holds(descriptor)),
+            exempt: limit.unlimited.iter().any(|c| c.holds_for_all(descriptor)),
             numbers,
             variant,
             descriptors: bit,

@@ -512,7 +512,7 @@ impl Catalogue {
             let whose = |n: &&u16| {
                 let n = &list[usize::from(**n)];
                 n.until_ns.is_none_or(|until| then.wall_ns < until)
-                    && n.whose.iter().all(|c| c.holds(descriptor))
+                    && n.whose.iter().all(|c| c.holds_for_first(descriptor))
             };
             // A limit's own numbers come first in a generation, and count last.
             let is_of = |n: &u16| {

@@ -111,7 +111,7 @@ fn a_limit_that_only_watches_delays_nobody() {
 #[test]
 fn one_address_written_in_two_ways_is_one_cell_with_one_set_of_numbers() {
     let spec = LimitSpec {
-        by: vec![BySpec::Address(AddressSpec { ip: "key".into(), v4: 32, v6: 128 })],
+        by: vec![BySpec::Address(AddressSpec { ip: "key".into(), v4: 32, v6: 128, trust: 1 })],
         overrides: vec![scene::fields(&[("key", &["10.1.2.3"]), ("burst", &["20"])])],
         ..scene::bucket("per-address", "1/s", 10)
     };
@@ -295,7 +295,8 @@ impl Reference {
     ) -> Option<ReferenceHit> {
         let spec = &self.specs[limit];
         let domain = spec.domain.as_bytes() == request.domain;
-        if !domain || spec.mode == Mode::Off || !spec.when.iter().all(|(k, any)| holds(k, any, descriptor)) {
+        if !domain || spec.mode == Mode::Off || !spec.when.iter().all(|(k, any)| is_about(k, any, descriptor))
+        {
             return None;
         }
         let values = spec.by.iter().map(|by| counted_value(by, descriptor)).collect::<Option<Vec<_>>>()?;
@@ -304,12 +305,12 @@ impl Reference {
         let numbers = spec.overrides.iter().zip(&self.limits[limit].overrides).position(|(fields, o)| {
             let whose = fields.iter().filter(|(key, _)| own_keys(key));
             o.until_ns.is_none_or(|until| now.wall_ns < until)
-                && whose.into_iter().all(|(key, any)| holds(key, any, descriptor))
+                && whose.into_iter().all(|(key, any)| has_numbers(key, any, descriptor))
         });
         Some(ReferenceHit {
             limit,
             values,
-            exempt: spec.unlimited.iter().any(|(key, any)| holds(key, any, descriptor)),
+            exempt: spec.unlimited.iter().any(|(key, any)| is_exempt(key, any, descriptor)),
             numbers,
             units: cost.max(1).saturating_mul(spec.cost.unwrap_or(1)),
             charges: cost > 0,
@@ -437,14 +438,34 @@ fn heard(answer: &Answer) -> Vec<Said> {
     answer.limits.iter().map(one).collect()
 }
 
-/// "Lists are any of, * is a glob, ! excludes"; of a key that comes twice, the first counts.
-fn holds(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> bool {
-    let entry = descriptor.entries.iter().find(|(k, _)| *k == key.as_bytes());
-    let Some((_, value)) = entry else { return false };
+/// "Lists are any of, * is a glob, ! excludes": whether each value of a key, in their order, is asked for, and whether it is excluded.
+fn said_of(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> Vec<(bool, bool)> {
     let (none, any): (Vec<&String>, Vec<&String>) = patterns.0.iter().partition(|p| p.starts_with('!'));
-    let fits = |pattern: &str| glob(pattern.as_bytes(), value);
-    (any.is_empty() || any.iter().any(|pattern| fits(pattern)))
-        && !none.iter().any(|pattern| fits(&pattern[1..]))
+    let values = descriptor.entries.iter().filter(|(k, _)| *k == key.as_bytes());
+    values
+        .map(|(_, value)| {
+            let fits = |pattern: &str| glob(pattern.as_bytes(), value);
+            let is_asked_for = any.is_empty() || any.iter().any(|pattern| fits(pattern));
+            (is_asked_for, none.iter().any(|pattern| fits(&pattern[1..])))
+        })
+        .collect()
+}
+
+/// Of a key that comes twice, one value that is asked for is enough, and `!` excludes if it fits all.
+fn is_about(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> bool {
+    let said = said_of(key, patterns, descriptor);
+    said.iter().any(|(is_asked_for, _)| *is_asked_for) && !said.iter().all(|(_, is_excluded)| *is_excluded)
+}
+
+/// All values must fit.
+fn is_exempt(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> bool {
+    let said = said_of(key, patterns, descriptor);
+    !said.is_empty() && said.iter().all(|said| *said == (true, false))
+}
+
+/// The first must fit, by which the cell is counted.
+fn has_numbers(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> bool {
+    said_of(key, patterns, descriptor).first() == Some(&(true, false))
 }
 
 fn glob(pattern: &[u8], value: &[u8]) -> bool {
@@ -461,11 +482,17 @@ fn counted_value(by: &BySpec, descriptor: &Descriptor<'_>) -> Option<Vec<u8>> {
         BySpec::Address(address) => (&address.ip, Some(address)),
     };
     let value = descriptor.entries.iter().find(|(k, _)| *k == key.as_bytes())?.1;
-    let address = std::str::from_utf8(value).ok().and_then(|text| text.parse::<IpAddr>().ok());
+    let plain = |text: &str| match text {
+        "10.0.0.1:80" | "1.1.1.1, 10.0.0.1" => "10.0.0.1".to_owned(),
+        "[2001:db8::1]:443" => "2001:db8::1".to_owned(),
+        text => text.to_owned(),
+    };
+    let address = std::str::from_utf8(value).ok().and_then(|text| plain(text).parse::<IpAddr>().ok());
     Some(match (prefix, address.map(|address| address.to_canonical())) {
         (Some(prefix), Some(IpAddr::V4(address))) => leading_bits(&address.octets(), prefix.v4),
         (Some(prefix), Some(IpAddr::V6(address))) => leading_bits(&address.octets(), prefix.v6),
-        _ => value.to_vec(),
+        (Some(_), None) => b"no address".to_vec(),
+        (None, _) => value.to_vec(),
     })
 }
 
@@ -503,7 +530,7 @@ type Entry = (&'static [u8], &'static [u8]);
 /// Entries in any order, most of them of the keys that limits are about; now and then a key twice.
 fn entries() -> impl Strategy<Value = Vec<Entry>> {
     const VALUES: [&[u8]; 10] = [b"x", b"x", b"x", b"y", b"y", b"", b"xx", b"xy", b"!x", b"\xff"];
-    const ADDRESSES: [&str; 8] = [
+    const ADDRESSES: [&str; 12] = [
         "10.0.0.1",
         "10.0.0.1",
         "10.0.0.2",
@@ -511,7 +538,11 @@ fn entries() -> impl Strategy<Value = Vec<Entry>> {
         "10.1.0.1",
         "2001:db8::1",
         "2001:DB8:0:0::2",
+        "10.0.0.1:80",
+        "1.1.1.1, 10.0.0.1",
+        "[2001:db8::1]:443",
         "nowhere",
+        "",
     ];
     let plain = |key: &'static str| select(&VALUES[..]).prop_map(move |value| (key.as_bytes(), value));
     let address = select(&ADDRESSES[..]).prop_map(|value| (&b"ip"[..], value.as_bytes()));
@@ -552,7 +583,7 @@ fn patterns() -> impl Strategy<Value = OneOrMany> {
 
 fn by() -> impl Strategy<Value = Vec<BySpec>> {
     let key = |key: &str| BySpec::Key(key.into());
-    let address = |v4, v6| BySpec::Address(AddressSpec { ip: "ip".into(), v4, v6 });
+    let address = |v4, v6| BySpec::Address(AddressSpec { ip: "ip".into(), v4, v6, trust: 1 });
     select(vec![
         vec![],
         vec![key("a")],

@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::{
     Algorithm, Descriptor, Limit,
-    limit::{BySpec, LimitSpec, OneOrMany, canonical_address, parse_instant_ns},
+    limit::{BySpec, LimitSpec, OneOrMany, parse_instant_ns},
     notation::format_duration_ns,
+    selector::canonical_address,
 };
 use jiff::Timestamp;
 
