@@ -149,7 +149,7 @@ async fn a_descriptor_has_at_most_64_entries_in_every_protocol() {
     let message = framed(&question(&entries).encode_to_vec());
     let refused = raw_call(&node, CHECK, GRPC, message.clone()).await;
     assert_eq!(refused.code, Some(Code::InvalidArgument));
-    assert_eq!(raw_call(&node, ENVOY, GRPC, message).await.code, Some(Code::InvalidArgument));
+    too_large_for_envoy(&node, message, "65 entries").await;
     unharmed(&node, "65 entries over gRPC");
 
     let query: Vec<String> = keys.iter().map(|key| format!("{key}=v")).collect();
@@ -191,13 +191,59 @@ async fn a_request_that_cannot_be_asked_is_an_error_of_the_callers() {
             assert_eq!(status.code(), Code::InvalidArgument, "{word}: {status}");
             assert!(status.message().contains(word), "{word}: {status}");
         }
-        // To Envoy's protocol a cost of 0 means something; the rest is the same on the wire.
-        if !word.contains("cost") {
-            let raw = raw_call(&node, ENVOY, GRPC, framed(&request.encode_to_vec())).await;
-            assert_eq!(raw.code, Some(Code::InvalidArgument), "{word}: {raw:?}");
+        let message = framed(&request.encode_to_vec());
+        match word {
+            // To Envoy's protocol a cost of 0 means something; the rest is the same on the wire.
+            "cost of 0" => {}
+            "bytes: at most 65536" | "at most 64" => too_large_for_envoy(&node, message, word).await,
+            // What may be in a header of a client's is counted.
+            "0x0a" | "0x00" => continue,
+            _ => {
+                let raw = raw_call(&node, ENVOY, GRPC, message).await;
+                assert_eq!(raw.code, Some(Code::InvalidArgument), "{word}: {raw:?}");
+            }
         }
         unharmed(&node, word);
     }
+}
+
+/// What a node answers to Envoy, whatever the message holds: an error would let the request through.
+async fn answer_to_envoy(node: &Node, message: Bytes) -> RateLimitResponse {
+    let reply = raw_call(node, ENVOY, GRPC, message).await;
+    assert_eq!(reply.code, Some(Code::Ok), "{reply:?}");
+    RateLimitResponse::decode(&reply.body[5..]).expect("a response")
+}
+
+async fn too_large_for_envoy(node: &Node, message: Bytes, what: &str) {
+    let answer = answer_to_envoy(node, message).await;
+    assert_eq!(answer.overall_code(), EnvoyCode::OverLimit, "{what}");
+    let said = format!("{:?}", answer.dynamic_metadata.expect("it says why").fields["reason"]);
+    assert!(said.contains("too-large"), "{what}: {said}");
+}
+
+/// `/q?user=%01` is what an attacker would write.
+#[tokio::test]
+async fn whatever_bytes_a_client_chooses_are_counted_for_envoy() {
+    let node = node();
+    for value in [&b"\x01"[..], b"a\nb", b"\0", b"\x7f\x1b[2J", b"\xff\xfe", b"caf\xc3", b""] {
+        let mut entry = BytesMut::new();
+        prost::encoding::string::encode(1, &"api_key".to_owned(), &mut entry);
+        prost::encoding::bytes::encode(2, &value.to_vec(), &mut entry);
+        let mut descriptor = BytesMut::new();
+        prost::encoding::bytes::encode(1, &entry.to_vec(), &mut descriptor);
+        let mut message = BytesMut::new();
+        prost::encoding::string::encode(1, &"shop".to_owned(), &mut message);
+        prost::encoding::bytes::encode(2, &descriptor.to_vec(), &mut message);
+        let mut codes = Vec::new();
+        for _ in 0..6 {
+            codes.push(answer_to_envoy(&node, framed(&message)).await.overall_code());
+        }
+        let (passed, denied) = codes.split_at(5);
+        assert_eq!((passed, denied), (&[EnvoyCode::Ok; 5][..], &[EnvoyCode::OverLimit][..]), "{value:?}");
+    }
+    // Where they are shown they are written out.
+    let shown = Http::connect(&node).get("/metrics").body;
+    assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{shown}");
 }
 
 #[tokio::test]
@@ -296,8 +342,12 @@ async fn malformed_frames_are_refused() {
     ];
     for (what, bytes, code) in unary {
         for path in [CHECK, PEEK, ENVOY] {
-            let refused = raw_call(&node, path, GRPC, bytes.clone()).await;
-            assert_eq!(refused.code, Some(code), "{what} to {path}: {refused:?}");
+            if path == ENVOY && code == Code::ResourceExhausted {
+                too_large_for_envoy(&node, bytes.clone(), what).await;
+            } else {
+                let refused = raw_call(&node, path, GRPC, bytes.clone()).await;
+                assert_eq!(refused.code, Some(code), "{what} to {path}: {refused:?}");
+            }
             unharmed(&node, what);
         }
     }

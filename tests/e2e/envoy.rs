@@ -207,16 +207,22 @@ async fn a_caller_cannot_bring_its_own_limit() {
 }
 
 #[tokio::test]
-async fn headers_go_out_if_the_config_says_so() {
+async fn headers_go_out_with_denials_or_as_the_config_says() {
     let limits = format!(
         "limits: [{{ name: w, domain: shop, fixed_window: {{ limit: 1, window: {} }} }}]",
         windows::long()
     );
-    let quiet = Node::start(&limits);
+    let plain = Node::start(&limits);
+    let quiet = Node::start(&format!("headers: {{ envoy: [] }}\n{limits}"));
     let telling = Node::start(&format!("headers: {{ envoy: [x-ratelimit, draft-11] }}\n{limits}"));
     for allowed in [true, false] {
         let response = ask(&quiet, request(&[&[("k", "v")]])).await;
         assert_eq!(response.response_headers_to_add, []);
+        let response = ask(&plain, request(&[&[("k", "v")]])).await;
+        let names: Vec<&str> =
+            response.response_headers_to_add.iter().map(|header| header.key.as_str()).collect();
+        let by_default = ["retry-after", "ratelimit-policy", "ratelimit"];
+        assert_eq!(names, if allowed { &[][..] } else { &by_default[..] });
         let response = ask(&telling, request(&[&[("k", "v")]])).await;
         assert_eq!(response.overall_code() == Code::Ok, allowed);
         let headers = &response.response_headers_to_add;

@@ -230,15 +230,46 @@ fn envoy_limits_as_the_page_says() {
     let (ports, folder) = (Ports::new(), tempfile::tempdir().expect("a folder"));
     let _node = node_of_the_proxies(&ports);
     let _app = app(&ports);
+    let _envoy = running_envoy(&ports, folder.path(), "");
+    is_limited(ports.0[&10000]);
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], ports.0[&10000]));
+    let denied = Http::to(address).ask("GET", "/healthz", &[("x-api-key", "k1")], "").expect("an answer");
+    for name in ["retry-after", "ratelimit", "ratelimit-policy"] {
+        assert!(denied.header(name).is_some(), "no {name} in {denied:?}");
+    }
+}
+
+/// Were `%01` refused, Envoy would let it pass.
+#[test]
+fn no_byte_of_a_query_passes_envoy_uncounted() {
+    let (ports, folder) = (Ports::new(), tempfile::tempdir().expect("a folder"));
+    let _node = node_of_the_proxies(&ports);
+    let _app = app(&ports);
+    let by_user = "{ query_parameters: { query_parameter_name: user, descriptor_key: api_key } }";
+    let _envoy = running_envoy(&ports, folder.path(), by_user);
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], ports.0[&10000]));
+    eventually("the proxy answers", || get(address, "/healthz").starts_with("HTTP/1.1 200"));
+    for user in ["%01", "%00", "%0A", "%FF%FE", "%7F"] {
+        let ask = || Http::to(address).get(&format!("/healthz?user={user}")).status;
+        let codes: Vec<_> = (0..4).map(|_| ask()).collect();
+        assert_eq!(codes, [200, 200, 200, 429], "{user}");
+    }
+}
+
+/// Envoy with the config of the page; with a descriptor more where `action` makes one.
+fn running_envoy(ports: &Ports, folder: &Path, action: &str) -> Running {
     let [block] = &blocks(&page("deploy/callers.md"), "envoy")[..] else { panic!("one config") };
-    let config = folder.path().join("envoy.yaml");
-    fs::write(&config, ports.replace(&block.text)).expect("a file");
-    let _envoy = Running::start(
+    let last = "- actions: [{ remote_address: {} }]";
+    assert!(block.text.contains(last), "the page has that descriptor");
+    let more =
+        if action.is_empty() { String::new() } else { format!("\n              - actions: [{action}]") };
+    let config = folder.join("envoy.yaml");
+    fs::write(&config, ports.replace(&block.text.replace(last, &format!("{last}{more}")))).expect("a file");
+    Running::start(
         Command::new(envoy())
             .args(["--concurrency", "1", "--log-level", "error", "--use-dynamic-base-id", "-c"])
             .arg(&config),
-    );
-    is_limited(ports.0[&10000]);
+    )
 }
 
 /// Envoy, as `tests/run` installs it.

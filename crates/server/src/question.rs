@@ -74,9 +74,19 @@ pub enum BadRequest {
     ZeroCost,
 }
 
-/// Checks a request of Envoy's: a cost of 0 in a descriptor looks without charging.
+impl BadRequest {
+    /// Whether there is more of something than there may be.
+    pub(crate) const fn is_too_large(&self) -> bool {
+        matches!(self, Self::TooManyDescriptors(_) | Self::TooManyEntries { .. } | Self::TooLong { .. })
+    }
+}
+
+/// Checks a request of Envoy's: a cost of 0 in a descriptor looks without charging, and values may hold any bytes, since clients choose
+/// them.
 pub fn from_envoy<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
-    request(wire, |hits| Ok(hits.filter(|hits| *hits > 0).unwrap_or(1)))
+    let request = request(wire, |hits| Ok(hits.filter(|hits| *hits > 0).unwrap_or(1)))?;
+    check_sizes(&request)?;
+    Ok(request)
 }
 
 /// Checks a request of our own API: a cost is at least 1.
@@ -84,10 +94,12 @@ pub fn from_check<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> 
     if wire.descriptors.iter().any(|descriptor| descriptor.cost == Some(0)) {
         return Err(BadRequest::ZeroCost);
     }
-    request(wire, |cost| match cost {
+    let request = request(wire, |cost| match cost {
         Some(0) => Err(BadRequest::ZeroCost),
         cost => Ok(cost.unwrap_or(1)),
-    })
+    })?;
+    check_request(&request)?;
+    Ok(request)
 }
 
 fn request<'a>(
@@ -100,18 +112,23 @@ fn request<'a>(
         // Hits that are given back charge nothing.
         cost: if d.is_negative_hits { Some(0) } else { d.cost },
     });
-    let request = Request {
-        domain: wire.domain,
-        cost: cost(wire.cost)?,
-        spans: spans.collect(),
-        entries: wire.entries,
-    };
-    check_request(&request)?;
-    Ok(request)
+    Ok(Request { domain: wire.domain, cost: cost(wire.cost)?, spans: spans.collect(), entries: wire.entries })
+}
+
+/// Checks a request of whoever can mend it: its keys and values are text.
+pub fn check_request(request: &Request<'_>) -> Result<(), BadRequest> {
+    check_sizes(request)?;
+    for (number, descriptor) in request.descriptors().enumerate() {
+        for (key, value) in descriptor.entries {
+            check_text(number, key)?;
+            check_text(number, value)?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks what every protocol has in common.
-pub fn check_request(request: &Request<'_>) -> Result<(), BadRequest> {
+fn check_sizes(request: &Request<'_>) -> Result<(), BadRequest> {
     if request.domain.is_empty() {
         return Err(BadRequest::EmptyDomain);
     }
@@ -132,8 +149,11 @@ pub fn check_request(request: &Request<'_>) -> Result<(), BadRequest> {
             if key.is_empty() {
                 return Err(BadRequest::EmptyKey(number));
             }
-            check_text(number, key)?;
-            check_text(number, value)?;
+            for text in [key, value] {
+                if text.len() > VALUE_BYTES_MAX {
+                    return Err(BadRequest::TooLong { descriptor: number, bytes: text.len() });
+                }
+            }
         }
     }
     Ok(())
@@ -142,9 +162,6 @@ pub fn check_request(request: &Request<'_>) -> Result<(), BadRequest> {
 /// Tabs may stand in headers; other control characters are no text, and would break logs.
 #[inline]
 fn check_text(descriptor: usize, text: &[u8]) -> Result<(), BadRequest> {
-    if text.len() > VALUE_BYTES_MAX {
-        return Err(BadRequest::TooLong { descriptor, bytes: text.len() });
-    }
     match text.iter().find(|byte| (**byte < 0x20 && **byte != b'\t') || **byte == 0x7f) {
         Some(byte) => Err(BadRequest::ControlCharacter { descriptor, byte: *byte }),
         None => Ok(()),
@@ -181,8 +198,12 @@ mod tests {
         assert!(matches!(from_envoy(wire(&[(b"k", &long)])), Err(BadRequest::TooLong { .. })));
         let byte = 0x1b;
         assert_eq!(
-            from_envoy(wire(&[(b"k", b"\x1b[2J")])),
+            from_check(wire(&[(b"k", b"\x1b[2J")])),
             Err(BadRequest::ControlCharacter { descriptor: 0, byte })
+        );
+        assert!(
+            from_envoy(wire(&[(b"k", b"\x1b[2J")])).is_ok(),
+            "a client chose it, and an error would let it pass"
         );
         assert!(from_envoy(wire(&[(b"k", b"tabs\tand \xff bytes")])).is_ok());
     }

@@ -113,8 +113,19 @@ pub struct Live {
 pub struct Headers {
     /// In HTTP answers.
     pub http: Vec<Dialect>,
-    /// In answers to Envoy, which makes `x-ratelimit-*` itself when told to.
-    pub envoy: Vec<Dialect>,
+    /// In answers to Envoy, which makes `x-ratelimit-*` itself when told to. Where the config says nothing, `draft-11` in denials.
+    pub envoy: Option<Vec<Dialect>>,
+}
+
+impl Headers {
+    /// The dialects of an answer to Envoy.
+    pub(crate) fn of_envoy(&self, is_allowed: bool) -> &[Dialect] {
+        match &self.envoy {
+            Some(dialects) => dialects,
+            None if is_allowed => &[],
+            None => &[Dialect::Draft11],
+        }
+    }
 }
 
 /// A way to write limits in headers; see `headers.rs`.

@@ -147,10 +147,7 @@ impl Written {
         let clock = (regions.is_some() || store.is_some()).then_some(clock);
         let limits = read_limits(self.limits, regions.as_ref(), clock, faults);
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
-        let headers = Headers {
-            http: http.unwrap_or_else(|| vec![Dialect::Draft11]),
-            envoy: envoy.unwrap_or_default(),
-        };
+        let headers = Headers { http: http.unwrap_or_else(|| vec![Dialect::Draft11]), envoy };
         Config {
             region: self.region.value,
             node: self.node.value,

@@ -101,11 +101,22 @@ pub(super) fn ok() -> HeaderMap {
 pub(crate) struct Status {
     code: Code,
     message: String,
+    is_too_large: bool,
 }
 
 impl Status {
     pub(super) fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), is_too_large: false }
+    }
+
+    /// Whether the message, or something in it, was larger than there is room for.
+    pub(super) const fn is_too_large(&self) -> bool {
+        self.is_too_large
+    }
+
+    /// The same status, of a message that was too large.
+    pub(super) fn too_large_if(self, is_too_large: bool) -> Self {
+        Self { is_too_large, ..self }
     }
 
     pub(super) fn malformed(fault: impl std::fmt::Display) -> Self {
@@ -154,13 +165,13 @@ impl From<TurnedAway> for Status {
 
 impl From<TooMuchHeld> for Status {
     fn from(fault: TooMuchHeld) -> Self {
-        Self::new(Code::ResourceExhausted, fault.to_string())
+        Self::new(Code::ResourceExhausted, fault.to_string()).too_large_if(true)
     }
 }
 
 impl From<BadRequest> for Status {
     fn from(fault: BadRequest) -> Self {
-        Self::new(Code::InvalidArgument, fault.to_string())
+        Self::new(Code::InvalidArgument, fault.to_string()).too_large_if(fault.is_too_large())
     }
 }
 
@@ -271,6 +282,7 @@ fn too_large() -> Status {
         Code::ResourceExhausted,
         format!("the message is larger than {MESSAGE_BYTES_MAX} bytes: send fewer or shorter descriptors"),
     )
+    .too_large_if(true)
 }
 
 /// Frames a message that `write` appends.

@@ -147,10 +147,11 @@ impl Future for Call {
                         Poll::Ready(Some(Err(_)) | None) | Poll::Pending => Bytes::new(),
                     };
                     if body.is_end_stream() {
-                        match message_of(&first).and_then(|message| {
+                        let reply = message_of(&first).and_then(|message| {
                             let by = By { worker, rights, life };
                             answer(method, by, &message, patience, Duration::ZERO)
-                        }) {
+                        });
+                        match denied_if_too_large(method, reply) {
                             Ok(Reply::Now(reply)) => {
                                 let reply = life.held_answer(reply);
                                 return Poll::Ready(Ok(respond(Ok(GrpcBody::unary(reply)))));
@@ -232,11 +233,21 @@ async fn read_and_answer(
         }
         Err(status) => Err(status),
     };
-    respond(match reply {
+    respond(match denied_if_too_large(method, reply) {
         Ok(Reply::Now(reply)) => Ok(GrpcBody::unary(life.held_answer(reply))),
         Ok(Reply::Later(reply)) => reply.await.map(|reply| GrpcBody::unary(life.held_answer(reply))),
         Err(status) => Err(status),
     })
+}
+
+/// Over Envoy's protocol a request that is too large is denied: a client chose its size, and an error would let it through.
+fn denied_if_too_large(method: Method, reply: Result<Reply, Status>) -> Result<Reply, Status> {
+    match reply {
+        Err(status) if method == Method::ShouldRateLimit && status.is_too_large() => {
+            Ok(Reply::Now(envoy::too_large()))
+        }
+        reply => reply,
+    }
 }
 
 fn answer(

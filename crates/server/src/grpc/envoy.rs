@@ -1,7 +1,8 @@
 //! `envoy.service.ratelimit.v3`: a drop-in for the servers of that protocol.
 //!
 //! A status for every descriptor, in order. A denial is the answer OVER_LIMIT and never an error:
-//! an error lets the request through by Envoy's default.
+//! an error lets the request through by Envoy's default. Hence no byte and no size that a client can choose makes an error: values may
+//! hold any bytes, and what is too large is denied.
 //!
 //! So is what a limit denies that lets nobody decide while the store is lost (`on_store_loss: closed`): the protocol has no word for that,
 //! and an error would do the opposite of what the operator chose. The metadata's `reason` is `unavailable` then, by which a
@@ -12,8 +13,8 @@ use std::time::Duration;
 use acequia_api::{
     envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit::Unit},
     wire::{
-        CurrentLimitOut, HeaderOut, MetadataOut, MetadataValue, RateLimitResponseWriter, StatusOut,
-        WireRequest, read_rate_limit_request,
+        CurrentLimitOut, HeaderOut, Malformed, MetadataOut, MetadataValue, RateLimitResponseWriter,
+        StatusOut, WireRequest, read_rate_limit_request,
     },
 };
 use acequia_limits::{Algorithm, Mode, Now, Request, verdict::NEVER};
@@ -48,9 +49,13 @@ pub(super) fn should_rate_limit(by: By<'_>, message: &Bytes, longest: Duration) 
 /// Reads a request; says how many descriptors it has.
 fn read<'a>(worker: &Worker, message: &'a [u8]) -> Result<(Request<'a>, usize), Status> {
     let mut wire = WireRequest::default();
-    read_rate_limit_request(message, &mut wire)
-        .inspect_err(|fault| worker.refuse(fault))
-        .map_err(Status::malformed)?;
+    read_rate_limit_request(message, &mut wire).inspect_err(|fault| worker.refuse(fault)).map_err(
+        |fault| {
+            let is_too_large =
+                matches!(fault, Malformed::TooManyDescriptors { .. } | Malformed::TooManyEntries { .. });
+            Status::malformed(fault).too_large_if(is_too_large)
+        },
+    )?;
     let request = from_envoy(wire).inspect_err(|fault| worker.refuse(fault))?;
     let descriptors = request.spans.len();
     Ok((request, descriptors))
@@ -69,8 +74,9 @@ fn write(
     for descriptor in 0..descriptors {
         writer.status(&status(descriptor, answer, catalogue));
     }
-    if !settings.headers.envoy.is_empty() {
-        for (key, value) in headers(&settings.headers.envoy, answer, catalogue, now) {
+    let dialects = settings.headers.of_envoy(answer.allowed);
+    if !dialects.is_empty() {
+        for (key, value) in headers(dialects, answer, catalogue, now) {
             writer.response_header(&HeaderOut { key, value: &value });
         }
     }
@@ -81,6 +87,14 @@ fn write(
             MetadataOut { key: "reason", value: MetadataValue::String(limit.reason.as_str()) },
         ]);
     }
+}
+
+/// The answer to a request that is too large to be looked at.
+pub(super) fn too_large() -> Bytes {
+    framed(RESPONSE_BYTES, |out| {
+        let mut writer = RateLimitResponseWriter::new(out, Code::OverLimit);
+        writer.dynamic_metadata(&[MetadataOut { key: "reason", value: MetadataValue::String("too-large") }]);
+    })
 }
 
 /// What is said of one descriptor: the limit that denies it the longest, or else the one with the
