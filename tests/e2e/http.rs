@@ -247,6 +247,11 @@ fn a_proxy_asks_for_a_status() {
         let refused = http.get(&format!("/v1/authz?domain=shop&api_key=k3&{fault}"));
         assert_eq!(refused.status, 400, "{fault}");
     }
+    for twice in ["domain=x", "api_key=k4", "header.api_key=X-Api-Key", "cost=1&cost=1"] {
+        let refused = http.get(&format!("/v1/authz?domain=shop&api_key=k3&{twice}"));
+        assert_eq!(refused.status, 400, "{twice}");
+        assert!(refused.body.contains("comes twice"), "{refused:?}");
+    }
     assert_eq!(http.get("/v1/authz?api_key=k3").status, 400, "no domain");
     assert_eq!(http.ask("POST", path, &[], "").expect("an answer").status, 405);
     assert_eq!(check(&node, &[("api_key", "k3")])["remaining"], 2, "what was refused charged nothing");
@@ -262,8 +267,10 @@ fn a_header_that_is_not_there_is_an_entry_that_is_not_there() {
     let path = "/v1/authz?domain=shop&route=x&header.api_key=X-Api-Key";
     assert_eq!(http.get(path).status, 200, "no match");
     assert_eq!(http.ask("GET", path, &[("X-API-KEY", "")], "").expect("an answer").status, 429);
-    // With no entry at all there is nothing to decide on.
-    assert_eq!(http.get("/v1/authz?domain=shop&header.api_key=X-Api-Key").status, 400);
+    // With no entry at all no limit matches, which is no error: a proxy would make 500 of it.
+    let empty = http.get("/v1/authz?domain=shop&header.api_key=X-Api-Key");
+    assert_eq!((empty.status, empty.header("acequia-reason")), (200, Some("no-match")));
+    assert_eq!(metric(&node, "acequia_unmatched_descriptors_total", &[]), 2.0);
     assert_eq!(http.get("/v1/authz?domain=shop&route=x&header.api_key=no%20header%0a").status, 200);
 }
 

@@ -2,6 +2,8 @@
 //! `/healthz`, `/readyz`.
 
 use std::{
+    borrow::Cow,
+    collections::BTreeSet,
     convert::Infallible,
     fmt,
     pin::Pin,
@@ -444,17 +446,24 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
 
 /// `GET /v1/authz?domain=shop&api_key=k1&header.route=x-forwarded-uri&deny_status=403`: every
 /// parameter but `domain`, `cost` and `deny_status` is an entry; `header.KEY=NAME` takes its value
-/// from a header of the request, and leaves the entry out where there is none.
+/// from a header of the request, and leaves the entry out where there is none. A header that comes more than once is a list with commas
+/// (RFC 9110, section 5.3). A question without entries is answered like any that no `when` and no `by` fits: its client left them out, and a
+/// proxy would make 500 of an error.
 async fn authz(
     State(worker): State<Arc<Worker>>,
     Extension(rights): Extension<CallRights>,
     Query(query): Query<Vec<(String, String)>>,
     incoming: HeaderMap,
 ) -> Response {
+    let mut entries: Vec<(&[u8], Cow<'_, [u8]>)> = Vec::new();
     let mut request = Request { cost: 1, ..Request::default() };
-    let mut entries = Vec::new();
     let mut deny = StatusCode::TOO_MANY_REQUESTS;
+    let mut named = BTreeSet::new();
     for (key, value) in &query {
+        // Whoever can add one to what a proxy asks would choose the value.
+        if !named.insert(key.strip_prefix("header.").unwrap_or(key)) {
+            return refuse(&worker, &format!("the parameter {key} comes twice: give each once"));
+        }
         match key.as_str() {
             "domain" => request.domain = value.as_bytes(),
             "cost" => match value.parse() {
@@ -466,17 +475,17 @@ async fn authz(
                 None => return refuse(&worker, "a deny_status is 400 to 599"),
             },
             _ => match key.strip_prefix("header.") {
-                None => entries.push((key.as_bytes(), value.as_bytes())),
-                Some(key) => {
-                    let found = incoming.get(value.as_str());
-                    entries.extend(found.map(|found| (key.as_bytes(), found.as_bytes())));
-                }
+                None => entries.push((key.as_bytes(), value.as_bytes().into())),
+                Some(key) => entries.extend(listed(&incoming, value).map(|found| (key.as_bytes(), found))),
             },
         }
     }
-    request.push(entries, None);
-    if let Err(fault) = check_request(&request) {
-        return refuse(&worker, &fault.to_string());
+    let is_empty = entries.is_empty();
+    request.push(entries.iter().map(|(key, value)| (*key, &**value)), None);
+    match check_request(&request) {
+        Err(BadRequest::EmptyDescriptor(_)) if is_empty => {}
+        Err(fault) => return refuse(&worker, &fault.to_string()),
+        Ok(()) => {}
     }
     let domain = std::str::from_utf8(request.domain).ok();
     if let Some(refusal) = forbidden(&worker, &rights, May::Check, domain) {
@@ -484,13 +493,29 @@ async fn authz(
     }
     let settings = worker.shared.settings();
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
-        let status = status(answer, deny);
-        with_headers(status.into_response(), headers(&settings.headers.http, answer, catalogue, now))
+        let response = (status(answer, deny), [(REASON, answer.reason.as_str())]).into_response();
+        with_headers(response, headers(&settings.headers.http, answer, catalogue, now))
     };
     match worker.ask(&request, Ask::CHECK_NOW.into(), respond).await {
         Ok(response) => response,
         Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
     }
+}
+
+/// Why `/v1/authz` answers as it does.
+const REASON: HeaderName = HeaderName::from_static("acequia-reason");
+
+/// The value of a header; of one that comes more than once, all of them with commas in between.
+fn listed<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, [u8]>> {
+    let mut values = headers.get_all(name).iter().map(HeaderValue::as_bytes);
+    let first = values.next()?;
+    let mut all = Cow::Borrowed(first);
+    for value in values {
+        let all = all.to_mut();
+        all.extend_from_slice(b", ");
+        all.extend_from_slice(value);
+    }
+    Some(all)
 }
 
 async fn metrics(
