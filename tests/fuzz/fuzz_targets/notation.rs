@@ -5,7 +5,7 @@ use std::str;
 
 use acequia_fuzz::seeds;
 use acequia_limits::{
-    PERIOD_NS_MAX, Rate, UNITS_MAX,
+    Descriptor, PERIOD_NS_MAX, Rate, UNITS_MAX,
     notation::{format_duration_ns, parse_duration_ns},
     pattern::Pattern,
     selector::{By, Condition, Prefix},
@@ -35,10 +35,16 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     assert!(!fits || value.starts_with(pattern.prefix().as_bytes()));
     let _ = format!("{:?} {}", Condition::new(text, [text, "!a*", "\\!"]).accepts(value), fits);
 
-    let prefix = Prefix { v4: bytes.first().map_or(0, |b| b % 33), v6: bytes.last().map_or(0, |b| b % 129) };
+    let bits = |byte: Option<&u8>, most: u8| byte.map_or(0, |b| b % (most + 1));
+    let hop = bytes.len() as u8;
+    let prefix = Prefix { v4: bits(bytes.first(), 32), v6: bits(bytes.last(), 128), hop };
     let by = By { key: String::new(), prefix: Some(prefix) };
     let canonical = by.canonical(value);
-    assert!(canonical.bytes() == value || matches!(canonical.bytes().len(), 4 | 16));
+    assert!(matches!(canonical.bytes().len(), 0 | 4 | 16));
+    let _ = Condition::new(text, [text, "!a*"]).of_addresses(hop).holds_for_all(&Descriptor {
+        entries: &[(text.as_bytes(), value)],
+        cost: None,
+    });
 });
 
 /// The definition, place by place: `fits[j]` is whether the pattern so far fits the first `j` bytes.
