@@ -241,6 +241,9 @@ fn a_proxy_asks_for_a_status() {
     };
     assert_eq!(ask(&mut http, &[("x-api-key", "k 1")]), 429);
     assert_eq!(ask(&mut http, &[("x-api-key", "k2")]), 200);
+    // A header that comes twice is a list, not the first of two.
+    assert_eq!(ask(&mut http, &[("x-api-key", "k 1"), ("x-api-key", "k5")]), 200);
+    assert_eq!(check(&node, &[("api_key", "k 1, k5")])["remaining"], 1);
     assert_eq!(check(&node, &[("api_key", "k2")])["remaining"], 1);
 
     for fault in ["deny_status=200", "deny_status=700", "deny_status=no", "cost=0", "cost=-1", "cost=x"] {

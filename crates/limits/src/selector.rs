@@ -18,8 +18,8 @@ pub struct Condition {
     pub any: Vec<Pattern>,
     /// None of these (written with a leading `!`).
     pub none: Vec<Pattern>,
-    /// Of a key that is counted as addresses: which address of a list it is, from the last, which is 1. Values are compared as
-    /// addresses are written canonically (RFC 5952); what is none is compared as the empty text.
+    /// For a key that is counted as addresses, the place of the address in a list, from the last, which is 1. Addresses are compared as
+    /// RFC 5952 writes them, and a value without one as the empty text.
     pub hop: Option<u8>,
 }
 
@@ -36,7 +36,7 @@ impl Condition {
         condition
     }
 
-    /// The same of a key that is counted as addresses, by this address of a list.
+    /// A condition with the same patterns on a key that is counted as addresses; `hop`: see [`Condition::hop`].
     #[must_use]
     pub fn of_addresses(self, hop: u8) -> Self {
         let canonical = |pattern: Pattern| match canonical_address(&pattern.to_string()) {
@@ -91,6 +91,7 @@ impl Condition {
         is_there && fits
     }
 
+    /// Hands a value to `compare`, as the address that it holds where the key is counted as addresses.
     fn as_compared(&self, value: &[u8], compare: impl FnOnce(&[u8])) {
         match self.hop {
             None => compare(value),
@@ -102,9 +103,10 @@ impl Condition {
     }
 }
 
-/// The address in a value, IPv4 in IPv6 as IPv4; nothing where there is none. Of a list with commas it is the `hop`-th from the last, which
-/// is 1, or the first if there are fewer: proxies append whom they were asked by (RFC 7239, section 5.2, and `X-Forwarded-For`). Spaces,
-/// brackets, a port and a zone are no part of it.
+/// The address in a value, with IPv4 in IPv6 as IPv4. Nothing where the value holds no address.
+///
+/// In a list with commas, the address is the `hop`-th from the last, which is 1, or the first if there are fewer. A proxy appends the address
+/// that asked it (`X-Forwarded-For`; RFC 7239, section 5.2). Spaces, brackets, a port and a zone are no part of it.
 pub fn address_of(value: &[u8], hop: u8) -> Option<IpAddr> {
     let text = std::str::from_utf8(value).ok()?;
     let address = match text.parse::<IpAddr>() {
@@ -162,13 +164,13 @@ pub struct Prefix {
     pub v4: u8,
     /// For IPv6: 0 to 128. 64 is one subnet, the least that a host may hold.
     pub v6: u8,
-    /// Which address of a list, from the last, which is 1: as many as there are proxies of ours that append to it.
+    /// The place of the address in a list, from the last, which is 1: the number of trusted proxies that append to it.
     pub hop: u8,
 }
 
 impl By {
-    /// The bytes that stand for a value. An address is cut to its prefix; IPv4 in IPv6 is IPv4; whatever
-    /// is no address stands for the same, or a client had as many cells as there are texts.
+    /// The bytes that stand for a value. An address is cut to its prefix; IPv4 in IPv6 is IPv4. All values that
+    /// hold no address stand for one cell, since a client could make up as many as it likes.
     #[inline]
     pub fn canonical<'v>(&self, value: &'v [u8]) -> Canonical<'v> {
         match self.prefix {

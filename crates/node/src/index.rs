@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use acequia_limits::{Descriptor, Limit, descriptor::Entry, pattern::Pattern, selector::Condition};
+use acequia_limits::{Descriptor, Limit, pattern::Pattern, selector::Condition};
 
 /// The limits of a domain, by what they need. Numbers are places in the catalogue.
 #[derive(Debug, Default)]
@@ -46,12 +46,17 @@ impl ByKey {
         }
     }
 
-    /// The same of a key that came before, without the limits that those values led to.
+    /// Visits each limit that needs this value of a key that came before, and none of its values `before`.
     #[cold]
-    fn visit_again(&self, value: &[u8], (key, earlier): (&[u8], &[Entry<'_>]), visit: &mut impl FnMut(u32)) {
+    fn visit_further<'v>(
+        &self,
+        value: &[u8],
+        before: impl Iterator<Item = &'v [u8]> + Clone,
+        visit: &mut impl FnMut(u32),
+    ) {
         self.visit(value, |limit| {
             let mut is_visited = false;
-            for (_, value) in earlier.iter().filter(|(earlier, _)| *earlier == key) {
+            for value in before.clone() {
                 self.visit(value, |visited| is_visited |= visited == limit);
             }
             if !is_visited {
@@ -108,7 +113,8 @@ impl Index {
             let Some(by_key) = self.find(key) else { continue };
             let earlier = &descriptor.entries[..place];
             if earlier.iter().any(|(earlier, _)| earlier == key) {
-                by_key.visit_again(value, (key, earlier), &mut visit);
+                let before = earlier.iter().filter(|(earlier, _)| earlier == key).map(|(_, value)| *value);
+                by_key.visit_further(value, before, &mut visit);
             } else {
                 by_key.any.iter().copied().for_each(&mut visit);
                 by_key.visit(value, &mut visit);

@@ -515,15 +515,22 @@ impl Node {
         self.forgotten_wall_ns.load(Ordering::Acquire)
     }
 
-    /// Nothing passes here until a restart, which counts numbers anew.
+    /// Nothing passes here until a restart, which counts numbers anew. To others the node is as one that crashed.
     pub(crate) fn stop_for_want_of_numbers(&self) {
         self.is_out_of_numbers.store(true, Ordering::Release);
+        self.draws.close();
+    }
+
+    /// Whether that was said.
+    #[inline]
+    pub(crate) fn is_out_of_numbers(&self) -> bool {
+        self.is_out_of_numbers.load(Ordering::Acquire)
     }
 
     /// Whether cells may be decided on: somebody agrees with the wall, and their numbers are those that they should have.
     #[inline]
     pub(crate) fn may_decide(&self) -> bool {
-        self.is_wall_believed() && !self.is_out_of_numbers.load(Ordering::Acquire)
+        self.is_wall_believed() && !self.is_out_of_numbers()
     }
 
     pub(crate) fn set_owns_nothing(&self, reason: Option<Reason>) {
@@ -542,7 +549,7 @@ impl Node {
 
     pub(crate) fn has_room_for_accounts(&self, cells: &mut Cells, now: Now) -> bool {
         let (catalogue, evicted) = (self.catalogue(), cells.evicted);
-        let has_room = cells.make_room(1, (self.shard_bytes_max(), false), now.steady_ns, |cell, heap| {
+        let has_room = cells.make_room(1, self.shard_bytes_max(), false, now.steady_ns, |cell, heap| {
             let idle = || catalogue.is_idle(cell.slot(), cell.numbers(), cell.salt(), heap.words(cell), now);
             heap.is_unwritten(cell) && !heap.is_shared(cell) && idle() && self.is_wall_believed()
         });
@@ -745,7 +752,43 @@ fn forgotten(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, Home, sharing::LOAN_TTL_NS};
+    use acequia_limits::{Request, limit::LimitSpec};
+    use serde_json::json;
+
+    use crate::{Ask, Config, Home, sharing::LOAN_TTL_NS};
+
+    /// A clock that is doubted again and again changes the margin of windows, and with it all numbers.
+    #[test]
+    fn a_node_whose_limits_cannot_have_the_numbers_of_new_shares_lets_nothing_pass() {
+        let writer = Writer { region: Region(0), node: 0, incarnation: 1 };
+        let home = Some(Home { writer, loan_ttl_ns: LOAN_TTL_NS });
+        let key = HashKey([7; 16]);
+        let node = Arc::new(Node::new(Config {
+            key,
+            memory_bytes: 1 << 20,
+            durable: true,
+            empty_handed: None,
+            home,
+        }));
+        let overrides: Vec<_> =
+            (0..1_000).map(|n| json!({ "key": format!("k{n}"), "limit": 10 + n })).collect();
+        let spec: LimitSpec = serde_json::from_value(json!({
+            "name": "w", "domain": "shop", "by": ["key"], "fixed_window": { "limit": 5, "window": "1h" }, "overrides": overrides
+        }))
+        .expect("a limit");
+        lock(&node.registry).apply(vec![Limit::new(spec).expect("a limit")], Now::at(1)).expect("in force");
+        let shares = |margin_ns| Terms { margin_ns, ..Terms::none(writer.region) };
+        let faults: Vec<bool> =
+            (1..=9).map(|margin_ns| node.reshare(shares(margin_ns), Now::at(1)).is_err()).collect();
+        assert_eq!(faults, [[false; 7].as_slice(), &[true; 2]].concat(), "8 times 1001 of 8192");
+        node.is_wall_believed.store(true, Ordering::Release);
+        assert!(node.may_decide());
+        node.stop_for_want_of_numbers();
+        let mut asker = node.asker();
+        let answer = asker.check(&Request::new("shop", &[("key", "k0")]), Now::at(1), Ask::CHECK);
+        assert_eq!((answer.allowed, answer.reason), (false, Reason::NoCatalogue));
+        assert!(node.draws.is_closed());
+    }
 
     #[test]
     fn a_memory_that_no_node_can_have_is_not_taken_up() {

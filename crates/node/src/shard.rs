@@ -288,7 +288,8 @@ impl Cells {
     pub(crate) fn make_room(
         &mut self,
         more: usize,
-        (bytes_max, is_crowded): (usize, bool),
+        bytes_max: usize,
+        is_crowded: bool,
         now_ns: u64,
         gone: impl FnMut(&Cell, &HeapCells<'_>) -> bool,
     ) -> bool {
@@ -406,13 +407,13 @@ impl Sums {
         if latest.0 == slot {
             latest.1 = latest.1.saturating_add(units);
         } else {
-            let displaced = std::mem::replace(latest, (slot, units));
-            self.set_aside(displaced);
+            let (displaced, its_units) = std::mem::replace(latest, (slot, units));
+            self.set_aside(displaced, its_units);
         }
     }
 
     #[cold]
-    fn set_aside(&mut self, (slot, units): (u32, u64)) {
+    fn set_aside(&mut self, slot: u32, units: u64) {
         if units > 0 {
             let sum = self.others.entry(slot).or_default();
             *sum = sum.saturating_add(units);
@@ -421,8 +422,8 @@ impl Sums {
 
     /// All that was counted, in the order of the slots.
     fn take(&mut self) -> impl Iterator<Item = (u32, u64)> + use<> {
-        for latest in std::mem::take(&mut self.latest) {
-            self.set_aside(latest);
+        for (slot, units) in std::mem::take(&mut self.latest) {
+            self.set_aside(slot, units);
         }
         std::mem::take(&mut self.others).into_iter()
     }

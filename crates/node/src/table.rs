@@ -219,15 +219,14 @@ impl Table {
 
     /// Removes the cells that `gone` chooses, and hands each to `gone` once.
     pub(crate) fn remove_if(&mut self, mut gone: impl FnMut(&Cell) -> bool) {
-        // Most often there is none.
-        let Some(first) = self.iter().position(&mut gone) else { return };
+        let are_gone: Vec<bool> = self.iter().map(&mut gone).collect();
+        if !are_gone.contains(&true) {
+            return;
+        }
         // Removing in place would meet cells twice where probes wrap; a copy is simple, and as
         // quick as the removals it replaces.
-        let mut at = 0;
-        self.rebuild(self.places.len(), |cell| {
-            at += 1;
-            at <= first || at > first + 1 && !gone(cell)
-        });
+        let mut are_gone = are_gone.into_iter();
+        self.rebuild(self.places.len(), |_| are_gone.next() == Some(false));
         if self.len * 8 < self.places.len() {
             self.rebuild(rounded_up(self.len * 3), |_| true);
         }

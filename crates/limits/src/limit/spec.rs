@@ -200,7 +200,7 @@ pub struct AddressSpec {
     /// Bits of an IPv6 address that count; 64, one subnet, where absent.
     #[serde(default = "subnet_v6")]
     pub v6: u8,
-    /// How many proxies in front append to a list of addresses, 1 to 255: the address that the farthest of them wrote counts; 1 where absent.
+    /// How many trusted proxies append to a list of addresses, 1 to 255; 1 where absent. The address that the first of them wrote counts.
     #[serde(default = "one_hop", skip_serializing_if = "is_one_hop")]
     pub trust: u8,
 }

@@ -478,7 +478,7 @@ impl<'a> Check<'a, '_> {
         let is_here = |hit: &&mut Hit| !hit.exempt && shard_of(hit.tag) == shard;
         let is_crowded = hits.iter_mut().filter(is_here).any(|hit| self.has_its_part(hit, cells, bytes_max));
         // A cell in the journal is forgotten by `Node::sweep` alone, which writes that down.
-        let roomy = cells.make_room(more, (bytes_max, is_crowded), self.now.steady_ns, |cell, heap| {
+        let roomy = cells.make_room(more, bytes_max, is_crowded, self.now.steady_ns, |cell, heap| {
             let idle =
                 |salt| self.catalogue.is_idle(cell.slot(), cell.numbers(), salt, heap.words(cell), self.now);
             let is_over = heap.is_unwritten(cell) && !heap.is_shared(cell) && idle(cell.salt());

@@ -53,7 +53,7 @@ pub struct Catalogue {
     slots: Vec<Slot>,
     /// The limits that there are now, by their slots: their places in `limits`.
     active: BTreeMap<u32, u32>,
-    /// The same by their ids.
+    /// The limits that there are now, by their ids: their places in `limits`.
     by_id: BTreeMap<LimitId, u32>,
 }
 

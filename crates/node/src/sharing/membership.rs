@@ -265,7 +265,7 @@ impl Sharing {
         node.set_key(key);
         node.set_terms(self.terms(node));
         let applied = node.apply_limits(limits, now, |id| found.remove(&id).unwrap_or_default());
-        let (_, taken) = applied.inspect_err(|_| self.stop(node))?;
+        let (_, taken) = applied.inspect_err(|_| node.stop_for_want_of_numbers())?;
         let pledged = node.take_found();
         if let Some(leases) = &mut leases {
             let until_ns = loans_end_ns(node, &pledged, now);
@@ -535,12 +535,6 @@ impl Sharing {
         (self.versions.revision(), self.margin_ns(), self.restored_disk)
     }
 
-    /// Takes part in nothing any more, as if the node had crashed: limits cannot have the numbers that others count on.
-    fn stop(&mut self, node: &Node) {
-        self.is_out_of_numbers = true;
-        node.stop_for_want_of_numbers();
-    }
-
     /// Makes shares anew where time, an acknowledgement or a doubtful clock has changed them.
     pub(crate) fn keep_shares(&mut self, node: &Node, now: Now) {
         node.set_owns_nothing(self.owns_nothing());
@@ -558,7 +552,7 @@ impl Sharing {
         match node.reshare(terms, now) {
             Ok(true) => self.settle_accounts(node, &[], now),
             Ok(false) => {}
-            Err(_) => return self.stop(node),
+            Err(_) => return node.stop_for_want_of_numbers(),
         }
         if self.kept < Some(self.versions.revision()) {
             self.keep(node);

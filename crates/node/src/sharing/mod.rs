@@ -207,8 +207,6 @@ pub(crate) struct Sharing {
     reshare_ns: u64,
     /// The disk is an old one: nothing is owned until the node begins anew.
     restored_disk: bool,
-    /// A limit has had too many numbers for those of the newest shares or version: the node takes part in nothing until a restart.
-    is_out_of_numbers: bool,
     /// The latest incarnation of this node that anybody has heard, where that is later than this one.
     later: Option<u32>,
     usage: BTreeMap<LimitId, PNCounter<Writer>>,
@@ -293,7 +291,6 @@ impl Sharing {
             shared: None,
             reshare_ns: 0,
             restored_disk: false,
-            is_out_of_numbers: false,
             later: None,
             usage: BTreeMap::new(),
             usage_ns: 0,
@@ -343,11 +340,11 @@ impl Sharing {
         if self.time.is_believed() {
             node.leave_behind(now);
         }
-        if !self.is_out_of_numbers {
+        if !node.is_out_of_numbers() {
             self.beat(now);
             self.keep_shares(node, now);
         }
-        if self.is_out_of_numbers {
+        if node.is_out_of_numbers() {
             return;
         }
         let catalogue = node.catalogue();

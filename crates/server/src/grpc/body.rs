@@ -114,7 +114,7 @@ impl Status {
         self.is_too_large
     }
 
-    /// The same status, of a message that was too large.
+    /// Notes whether the message, or something in it, was larger than there is room for.
     pub(super) fn too_large_if(self, is_too_large: bool) -> Self {
         Self { is_too_large, ..self }
     }
