@@ -18,6 +18,9 @@ const IDLE_NS: u64 = 10_000_000_000;
 const VIEW_NS: u64 = 10 * 1_000_000_000;
 /// What a region has left, where it said nothing of the window that is open.
 const UNKNOWN: Rough = Rough(u16::MAX);
+/// The most units, or parts of a rate, that a region is believed to have: no honest peer tells of more, and sums of as many stay in range.
+const SAID_MAX: u64 =
+    if acequia_limits::UNITS_MAX > RATE_PARTS as u64 { acequia_limits::UNITS_MAX } else { RATE_PARTS as u64 };
 
 /// What one region said of a cell.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +59,7 @@ impl View {
 
     /// What it had left, if it said so of the window that is open.
     pub(crate) fn known_left(&self) -> Option<u64> {
-        (self.left != UNKNOWN).then(|| self.left.get())
+        (self.left != UNKNOWN).then(|| self.left.get().min(SAID_MAX))
     }
 }
 
@@ -288,9 +291,7 @@ impl Warm {
         let pending = self.pending(region, now_ns, round_ns);
         let view = self.view(region, now_ns).copied();
         let told = view.and_then(|view| view.stands).map(Rough::get);
-        // No honest peer tells of more.
-        let most = u64::from(RATE_PARTS).max(acequia_limits::UNITS_MAX);
-        let standing_of = told.unwrap_or_else(|| resource.weigh(standing)).min(most);
+        let standing_of = told.unwrap_or_else(|| resource.weigh(standing)).min(SAID_MAX);
         let (want, holds, short) = match view {
             Some(view) => (resource.want(view.demand.get()), view.holds.get(), view.short),
             None => (0, standing_of, 0),
@@ -299,7 +300,7 @@ impl Warm {
         Seat {
             region,
             want,
-            holds: holds.saturating_add(pending).min(most),
+            holds: holds.saturating_add(pending).min(SAID_MAX),
             standing: standing_of,
             short,
             weight,

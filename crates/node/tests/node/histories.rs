@@ -294,7 +294,10 @@ fn numbers_that_no_honest_peer_sends_are_read() {
         world.run(S, |_, _| 0);
         let limit = world.places[0].node.catalogue().limits[0].limit.id;
         let most = Rough(u16::MAX);
-        for from in [1, 2] {
+        // The largest that does not say «unknown».
+        let largest = Rough(u16::MAX - 1);
+        let end_ns = (world.now / (3_600 * S) + 1) * 3_600 * S;
+        for (from, left, demand) in [(1, most, most), (2, largest, Rough::new(1))] {
             let header = Header {
                 writer: writer(from),
                 boot: 1,
@@ -310,7 +313,7 @@ fn numbers_that_no_honest_peer_sends_are_read() {
             let id = ShortId(2);
             let entries = [
                 Entry::Introduce { id, limit, tag: CellTag(7), which: None },
-                Entry::News { id, demand: most, holds: most, left: most, stands: Some(most) },
+                Entry::News { id, demand, holds: most, left, stands: Some(most) },
                 Entry::Short { id, units: u64::MAX },
                 Entry::Draw {
                     limit,
@@ -323,6 +326,7 @@ fn numbers_that_no_honest_peer_sends_are_read() {
                 },
                 Entry::Drawn { number: u64::MAX, units: Some(u64::MAX) },
                 Entry::Ask { id, end_ns: u64::MAX, units: u64::MAX },
+                Entry::Ask { id, end_ns, units: u64::MAX },
                 Entry::Give { id, end_ns: u64::MAX, cumulative: u64::MAX },
                 Entry::Give { id, end_ns: u64::MAX, cumulative: 1 },
                 Entry::Got { id, end_ns: 0, cumulative: u64::MAX },
