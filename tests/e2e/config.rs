@@ -221,7 +221,9 @@ fn an_id_is_answered_again_though_its_class_is_gone() {
 fn a_signal_reads_the_file_at_once_changed_or_not() {
     let node = Node::start(&one_window(10));
     node.hup();
-    reloaded(&node, 1);
+    eventually("the same text is read", || metric(&node, RELOADS, &[("outcome", "unchanged")]) == 1.0);
+    node.until_it_says("the config was read, and changes nothing here");
+    assert_eq!(metric(&node, RELOADS, &[("outcome", "applied")]), 0.0);
     node.write_config(&one_window(5));
     node.hup();
     eventually("the new limit counts", || {
@@ -388,7 +390,7 @@ fn another_shape_waits_for_the_window_to_end() {
     node.write_config(&new);
     node.hup();
     reloaded(&node, 1);
-    node.until_it_says("limit replaced: the old one holds until then");
+    node.until_it_says("the limit matches or counts otherwise now");
 
     let mut answer = check(&node, key);
     eventually("the new limit counts", || {

@@ -100,6 +100,115 @@ fn descriptors_are_objects_or_lists_of_pairs_and_their_order_does_not_matter() {
 }
 
 #[test]
+fn a_number_is_the_text_that_was_sent() {
+    let node = Node::start(&format!(
+        "limits: [{{ name: by-id, domain: shop, by: [id], fixed_window: {{ limit: 9, window: {} }} }}]",
+        windows::long()
+    ));
+    let mut http = Http::connect(&node);
+    let numbers = [
+        "123456789012345678901234567890",
+        "123456789012345678901234567891",
+        "1.10",
+        "1.1",
+        "1e2",
+        "100",
+        "-0",
+        "0",
+        "true",
+    ];
+    for number in numbers {
+        for (written, left) in [(number.to_owned(), 8), (format!("\"{number}\""), 7)] {
+            let question = format!(r#"{{ "domain": "shop", "descriptors": [{{ "id": {written} }}] }}"#);
+            assert_eq!(http.check(&question).json()["remaining"], left, "{written}");
+        }
+    }
+    for wrong in ["null", "[1]", "{}"] {
+        let question = format!(r#"{{ "domain": "shop", "descriptors": [{{ "id": {wrong} }}] }}"#);
+        assert_eq!(http.check(&question).status, 400, "{wrong}");
+    }
+}
+
+#[test]
+fn a_peek_tells_the_verdict_and_why_limits_do_not_match() {
+    let node = Node::start(&format!(
+        "limits:\n- {{ name: per-key, domain: shop, by: [key], fixed_window: {{ limit: 1, window: {window} }} }}\n\
+         - {{ name: exports, domain: shop, when: {{ route: /export }}, fixed_window: {{ limit: 9, window: {window} }} }}\n\
+         - {{ name: alone, domain: shop, exact: true, by: [key], when: {{ svc: {{ absent: true }} }}, \
+         fixed_window: {{ limit: 9, window: {window} }} }}\n",
+        window = windows::long()
+    ));
+    let mut http = Http::connect(&node);
+    let question = body(&[("key", "k"), ("svc", "a")]);
+    for _ in 0..2 {
+        let peek = http.ask("POST", "/v1/peek", &[], &question).expect("an answer");
+        let (status, answer) = (peek.status, peek.json());
+        assert_eq!((status, &answer["allowed"], &answer["remaining"]), (200, &json!(true), &json!(1)));
+        let unmatched: Vec<_> = answer["unmatched"].as_array().expect("a list").clone();
+        assert_eq!(unmatched[0], json!({ "name": "exports", "why": "no entry route" }));
+        assert_eq!(unmatched[1], json!({ "name": "alone", "why": "there is an entry svc" }));
+    }
+    let stranger =
+        http.ask("POST", "/v1/peek", &[], &body(&[("key", "k"), ("x", "a")])).expect("an answer").json();
+    assert_eq!(stranger["unmatched"][1]["why"], "entry x is not in `when` or `by`, and the limit is exact");
+    assert_eq!(http.check(&question).json()["remaining"], 0, "looking charged nothing");
+    let denied = http.ask("POST", "/v1/peek", &[], &question).expect("an answer");
+    assert_eq!((denied.status, &denied.json()["allowed"]), (200, &json!(false)));
+    for wrong in ["{", r#"{"domain": "shop", "descriptors": [], "id": "x"}"#, &question.replace("shop", "")] {
+        assert_eq!(http.ask("POST", "/v1/peek", &[], wrong).expect("an answer").status, 400, "{wrong}");
+    }
+}
+
+#[test]
+fn two_descriptors_in_one_cell_charge_their_sum_or_the_larger() {
+    let node = Node::start(&format!(
+        "limits:\n- {{ name: sum, domain: sum, by: [key], fixed_window: {{ limit: 9, window: {window} }} }}\n\
+         - {{ name: max, domain: max, by: [key], descriptors: max, fixed_window: {{ limit: 9, window: {window} }} }}\n",
+        window = windows::long()
+    ));
+    let mut http = Http::connect(&node);
+    for (domain, left) in [("sum", 3), ("max", 6)] {
+        let question = format!(
+            r#"{{ "domain": "{domain}", "cost": 3, "descriptors": [{{ "key": "a", "svc": "s" }}, {{ "key": "a" }}] }}"#
+        );
+        assert_eq!(http.check(&question).json()["remaining"], left, "{domain}");
+    }
+}
+
+#[test]
+fn what_no_limit_is_about_passes_or_not_as_the_config_says() {
+    let limits =
+        "limits: [{ name: per-key, domain: shop, by: [key], token_bucket: { rate: 1/h, burst: 9 } }]";
+    let node = Node::start(limits);
+    let mut http = Http::connect(&node);
+    let ask = |http: &mut Http, domain: &str, key: &str| {
+        let question = body(&[(key, "k")]).replace("shop", domain);
+        http.check(&question).json()
+    };
+    for (domain, key) in [("shop", "kye"), ("shpo", "key"), ("shpo", "key")] {
+        let answer = ask(&mut http, domain, key);
+        assert_eq!((&answer["allowed"], &answer["reason"]), (&json!(true), &json!("no-match")), "{answer}");
+    }
+    assert_eq!(metric(&node, "acequia_unmatched_requests_total", &[("domain", "shop")]), 1.0);
+    assert_eq!(metric(&node, "acequia_unmatched_requests_total", &[("domain", "shpo")]), 2.0);
+    node.until_it_says("no limit is about some requests");
+
+    node.write_config(&format!("unknown_domain: deny\ndomains: {{ shop: {{ no_match: deny }}, free: {{ no_match: allow }} }}\n{limits}"));
+    node.hup();
+    node.until_it_says("config read again");
+    for (domain, key, allowed) in
+        [("shop", "key", true), ("shop", "kye", false), ("shpo", "key", false), ("free", "key", true)]
+    {
+        let answer = ask(&mut http, domain, key);
+        assert_eq!(answer["allowed"], allowed, "{domain} {key}: {answer}");
+        assert_eq!(answer["retry_after_ms"], Value::Null, "no wait helps");
+    }
+    let denied = http.get("/v1/authz?domain=shpo&key=k");
+    assert_eq!((denied.status, denied.header("acequia-reason")), (429, Some("no-match")));
+    assert_eq!(http.get("/v1/authz?domain=shop&key=k").status, 200);
+}
+
+#[test]
 fn several_descriptors_pass_together_or_not_at_all() {
     let window = windows::long();
     let node = Node::start(&format!(

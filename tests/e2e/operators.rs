@@ -214,8 +214,12 @@ fn a_file_may_say_until_when_and_who_said_so() {
 
 /// A node that stands alone, and that operators can ask.
 fn alone(limits: &str) -> Node {
+    Node::start_whole(&config_alone(limits))
+}
+
+fn config_alone(limits: &str) -> String {
     let listen = r#"{ grpc: "127.0.0.1:0", http: "127.0.0.1:0", admin: "127.0.0.1:0" }"#;
-    Node::start_whole(&format!("region: eu\nnode: eu-1\nlisten: {listen}\nworkers: 2\n{limits}"))
+    format!("region: eu\nnode: eu-1\nlisten: {listen}\nworkers: 2\n{limits}")
 }
 
 #[test]
@@ -254,29 +258,54 @@ fn who_is_denied_most_is_named_to_operators_and_nowhere_else() {
 }
 
 #[test]
-fn a_node_that_stands_alone_says_what_to_write_into_its_file() {
-    let yaml = format!(
-        "limits:\n- name: credits\n  domain: shop\n  by: [tenant]\n  quota: {{ limit: 3, per: day, time_zone: {} }}\n",
-        windows::zone()
+fn a_node_that_stands_alone_takes_orders_and_keeps_them_until_the_file_changes() {
+    let three = format!(
+        "data: DATA\nlimits:\n- {{ name: credits, domain: shop, by: [tenant], quota: {{ limit: 3, per: day, time_zone: {zone} }} }}\n\
+             - {{ name: other, domain: shop, by: [user], fixed_window: {{ limit: 7, window: {window} }} }}\n",
+        zone = windows::zone(),
+        window = windows::long(),
     );
-    let node = alone(&yaml);
+    let four = three.replace("limit: 3,", "limit: 4,");
+    let mut node = alone(&three);
     let tenant = [("tenant", "a")];
     assert_eq!(allowed(&node, &tenant, 5), 3);
     refused(&node, &["grant", "shop/credits[tenant=a]", "0"], "1..");
     refused(&node, &["reset", "shop/credits[tenant=b]"], "nothing to reset");
-    refused(
-        &node,
-        &["budget", "set", "shop/credits", "limit=5"],
-        "Write the numbers into shop/credits there",
-    );
-    let (code, text) =
-        order(&node, &["reset", "shop/credits[tenant=a]", "--author", "ana", "--reason", "a: loop"]);
-    assert!(code == Some(2) && text.contains("is known to have used 3 of 3 (this node 3)"), "{text}");
-    let (_, line) = text.split_once(" there: ").unwrap_or_else(|| panic!("{text}"));
-    let whole = std::fs::read_to_string(node.config()).expect("a config");
-    node.write_whole_config(&format!("{whole}  overrides: {line}"));
-    eventually("what it said works", || check(&node, &tenant)["allowed"] == true);
-    assert_eq!(allowed(&node, &tenant, 5), 2);
+    refused(&node, &["regions", "add", "mars"], "this node stands alone");
+    refused(&node, &["budget", "set", "shop/credits", "limit=0x10"], "1200, 50k or 2M");
+
+    let text = done(&node, &["reset", "shop/credits[tenant=a]", "--author", "ana", "--reason", "a: loop"]);
+    assert!(text.contains("is known to have used 3 of 3 (this node 3)"), "{text}");
+    assert_eq!(allowed(&node, &tenant, 5), 3, "as many again");
+    done(&node, &["grant", "shop/credits[tenant=a]", "1"]);
+    assert_eq!(allowed(&node, &tenant, 5), 1);
+    done(&node, &["budget", "set", "shop/other", "limit=2"]);
+    assert_eq!(allowed(&node, &[("user", "u")], 5), 2);
+
+    // All of it stands over a restart, is in the audit log, and is shown beside the file; what is granted is no difference.
+    node.terminate();
+    node.start_again();
+    assert_eq!(allowed(&node, &tenant, 5), 0);
+    assert_eq!(allowed(&node, &[("user", "v")], 5), 2);
+    node.until_it_says("what operators ordered counts, and not the file");
+    let audit = done(&node, &["audit"]);
+    assert!(audit.contains("ana from 127.0.0.1") && audit.contains("a: loop"), "{audit}");
+    assert!(audit.contains("budget set shop/other limit=2"), "{audit}");
+    let listed = done(&node, &["budget", "list"]);
+    assert!(listed.contains("What was ordered counts") && listed.contains("shop/other: "), "{listed}");
+    let differences = || crate::client::metric(&node, "acequia_config_differences", &[]);
+    assert_eq!(differences(), 1.0);
+
+    // Another limit of the file changes, and the order stands; then that limit changes in the file, and the file counts.
+    node.write_whole_config(&config_alone(&four));
+    node.hup();
+    eventually("four a day", || check(&node, &[("tenant", "b")])["limits"][0]["budget"] == 4);
+    assert_eq!(allowed(&node, &[("user", "w")], 5), 2);
+    assert_eq!(differences(), 1.0);
+    node.write_whole_config(&config_alone(&four.replace("limit: 7,", "limit: 5,")));
+    node.hup();
+    eventually("the file counts", || differences() == 0.0);
+    assert_eq!(allowed(&node, &[("user", "x")], 9), 5);
 }
 
 #[test]

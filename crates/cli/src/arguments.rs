@@ -45,10 +45,7 @@ pub enum Command {
     /// End a reservation with its real cost.
     Commit(commands::Commit),
     /// Check a config file: every fault with its line.
-    Validate {
-        /// The config file.
-        file: PathBuf,
-    },
+    Validate(commands::Validate),
     /// The global budgets: list them, look at one, change one.
     Budget(commands::Budget),
     /// Give one cell so many units more, until its window ends.

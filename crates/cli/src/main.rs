@@ -3,11 +3,7 @@
 use std::process::ExitCode;
 
 use acequia_cli::arguments::{Arguments, Command};
-use acequia_server::{
-    clock::{Clock as _, SystemClock},
-    config::{self, Config},
-    run,
-};
+use acequia_server::run;
 use clap::Parser as _;
 
 /// mimalloc: a request makes a handful of short-lived allocations, and this is what serves them fastest.
@@ -27,7 +23,7 @@ fn main() -> ExitCode {
         Command::Explain(explain) => wait_for(explain.run()),
         Command::Refund(refund) => wait_for(refund.run()),
         Command::Commit(commit) => wait_for(commit.run()),
-        Command::Validate { file } => validate(&file),
+        Command::Validate(validate) => wait_for(validate.run()),
         Command::Budget(budget) => wait_for(budget.run()),
         Command::Grant(grant) => wait_for(grant.run()),
         Command::Reset(reset) => wait_for(reset.run()),
@@ -65,25 +61,6 @@ fn end_with_stdin() {
     // A fault is an end as well.
     let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
     std::process::exit(0);
-}
-
-fn validate(path: &std::path::Path) -> ExitCode {
-    let name = path.display().to_string();
-    let text = match config::read_text(path) {
-        Ok(text) => text,
-        Err(cause) => return complain(&format!("cannot read {name}: {cause}")),
-    };
-    match Config::parse(&name, &text) {
-        Ok(config) => {
-            say(&format!("{name} is sound: {config}"));
-            match SystemClock::start() {
-                Ok(clock) => config.notes(clock.now().wall_ns).iter().for_each(|note| say(note)),
-                Err(fault) => say(&format!("note: {fault}")),
-            }
-            ExitCode::SUCCESS
-        }
-        Err(faults) => complain(&faults.to_string()),
-    }
 }
 
 /// Logs go to standard error; `RUST_LOG` chooses what (`info,acequia_server=debug`), `info` where it is not set or says nothing

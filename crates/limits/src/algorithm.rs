@@ -693,8 +693,8 @@ impl Algorithm {
         }
     }
 
-    /// Units to reserve on disk ahead of use: a restart wastes at most this much of a cell.
-    pub fn chunk(&self) -> u64 {
+    /// The most units to reserve on disk ahead of use: a restart wastes at most this much of a cell.
+    pub fn chunk_max(&self) -> u64 {
         /// One part in so many: at most 1.6 % of a limit is wasted by a crash.
         const PARTS: u64 = 64;
         match self {
@@ -733,6 +733,16 @@ impl Algorithm {
             Self::SlidingSlots(slots) => slots.window_ns,
             Self::SlidingApproximate(pair) => pair.window_ns,
             _ => self.horizon_ns(),
+        }
+    }
+
+    /// Nanoseconds over which the budget holds now, by a wall clock: those of the open window, where windows differ.
+    pub fn open_period_ns(&self, wall_ns: u64) -> u64 {
+        match self {
+            Self::FixedWindow(FixedWindow { edges: Edges::Calendar(calendar), .. }) => {
+                calendar.length_ns(wall_ns)
+            }
+            _ => self.period_ns(),
         }
     }
 

@@ -71,6 +71,21 @@ impl Calendar {
         }
     }
 
+    /// How long the window lasts that `wall_ns` is in, in nanoseconds: a month has 28 to 31 days, and a day of a zone with daylight saving
+    /// may have 23 hours.
+    pub fn length_ns(&self, wall_ns: u64) -> u64 {
+        let instant = Timestamp::from_nanosecond(i128::from(wall_ns)).unwrap_or(Timestamp::MAX);
+        let date = instant.to_zoned_datetime(self.zone.clone()).date();
+        let first = match self.period {
+            Period::Day => Ok(date),
+            Period::Week => date.checked_sub(i64::from(date.weekday().to_monday_zero_offset()).days()),
+            Period::Month => Ok(date.first_of_month()),
+            Period::Year => Ok(date.first_of_year()),
+        };
+        let begin_ns = self.midnight(first.unwrap_or(Date::MIN)).min(wall_ns);
+        self.end_after(wall_ns) - begin_ns
+    }
+
     /// The first date of the window after the one that `date` is in.
     fn next_first(&self, date: Date) -> Date {
         let next = match self.period {
@@ -110,6 +125,24 @@ mod tests {
         ends(Period::Month, "UTC", "2028-02-29T23:59:59Z", "2028-03-01T00:00:00Z");
         ends(Period::Month, "Europe/Berlin", "2026-12-31T22:59:59Z", "2026-12-31T23:00:00Z");
         ends(Period::Year, "Europe/Berlin", "2026-12-31T23:00:00Z", "2027-12-31T23:00:00Z");
+    }
+
+    #[test]
+    fn the_open_window_has_its_own_length() {
+        const HOUR_NS: u64 = 3_600 * 1_000_000_000;
+        for (period, zone, at, hours) in [
+            (Period::Month, "UTC", "2026-11-27T23:00:00Z", 30 * 24),
+            (Period::Month, "UTC", "2027-02-01T00:00:00Z", 28 * 24),
+            (Period::Month, "UTC", "2028-02-29T23:59:59Z", 29 * 24),
+            (Period::Year, "UTC", "2028-07-01T00:00:00Z", 366 * 24),
+            (Period::Week, "UTC", "2026-11-22T23:00:00Z", 7 * 24),
+            (Period::Day, "Europe/Berlin", "2027-03-28T12:00:00Z", 23),
+            (Period::Day, "Europe/Berlin", "2026-10-25T12:00:00Z", 25),
+            (Period::Month, "Europe/Berlin", "2026-10-01T00:00:00Z", 31 * 24 + 1),
+        ] {
+            let calendar = Calendar::new(period, zone).expect("a zone");
+            assert_eq!(calendar.length_ns(ns(at)), hours * HOUR_NS, "{period:?} {zone} at {at}");
+        }
     }
 
     #[test]

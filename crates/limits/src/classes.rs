@@ -16,9 +16,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Algorithm, Descriptor, RATE_PARTS, limit::Fault};
+use crate::{
+    Algorithm, Descriptor, RATE_PARTS,
+    limit::{Fault, units},
+};
 
 /// The most classes in one limit.
 pub const CLASSES_MAX: usize = 16;
@@ -35,12 +38,19 @@ pub struct ClassesSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub shared: BTreeMap<String, String>,
     /// By class, the units of its own bucket; they add up to no more than the limit.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "units_of_each", skip_serializing_if = "BTreeMap::is_empty")]
     pub separate: BTreeMap<String, u64>,
     /// The class of requests that name none of them: the one with the highest threshold where absent, and of own buckets alone
     /// the smallest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub others: Option<String>,
+}
+
+fn units_of_each<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, u64>, D::Error> {
+    #[derive(Deserialize)]
+    struct Units(#[serde(deserialize_with = "units")] u64);
+    let each = BTreeMap::<String, Units>::deserialize(deserializer)?;
+    Ok(each.into_iter().map(|(class, Units(units))| (class, units)).collect())
 }
 
 /// The classes of a limit.

@@ -36,8 +36,8 @@ pub struct Span {
     pub cost: Option<u64>,
 }
 
-/// One thing that is to be counted: its entries in any order. Where a key comes twice, the first
-/// counts.
+/// One thing that is to be counted: its entries in any order. A limit counts by the first value of a key that comes twice; see
+/// [`crate::selector::Condition`] for what it matches.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor<'a> {
     /// At least one.

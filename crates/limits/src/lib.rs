@@ -20,6 +20,7 @@ pub mod classes;
 pub mod descriptor;
 pub mod limit;
 pub mod meter;
+pub mod networks;
 pub mod notation;
 pub mod oracle;
 pub mod pattern;

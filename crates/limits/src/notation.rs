@@ -40,7 +40,7 @@ impl Rate {
     pub fn parse(text: &str) -> Result<Self, String> {
         let fault = || format!("{text:?} is no rate: write it as 60/s, 100/m, 5/10s");
         let (units, period) = text.split_once('/').ok_or_else(fault)?;
-        let units = parse_units(units.trim()).ok_or_else(fault)?;
+        let units = parse_units(units.trim()).map_err(|_| fault())?;
         let period = period.trim();
         let period_ns = match unit_ns(period) {
             Some(ns) => ns,
@@ -105,8 +105,8 @@ fn unit_ns(name: &str) -> Option<u64> {
         "ns" => NS,
         "us" | "µs" => US,
         "ms" => MS,
-        "s" => S,
-        "m" => M,
+        "s" | "sec" => S,
+        "m" | "min" => M,
         "h" => H,
         "d" => D,
         "w" => W,
@@ -114,12 +114,19 @@ fn unit_ns(name: &str) -> Option<u64> {
     })
 }
 
-/// Digits, with `_` allowed between them.
-fn parse_units(text: &str) -> Option<u64> {
-    if !text.starts_with(|c: char| c.is_ascii_digit()) {
-        return None;
-    }
-    text.replace('_', "").parse().ok()
+/// Reads units: decimal digits, and `k` for thousands or `M` for millions.
+///
+/// # Errors
+/// What is wrong with the text, and how to write it.
+pub fn parse_units(text: &str) -> Result<u64, String> {
+    let (digits, scale) = match text.as_bytes().last() {
+        Some(b'k') => (&text[..text.len() - 1], 1_000),
+        Some(b'M') => (&text[..text.len() - 1], 1_000_000),
+        _ => (text, 1),
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let units = digits.parse::<u64>().ok().filter(|_| is_number).and_then(|units| units.checked_mul(scale));
+    units.ok_or_else(|| format!("{text:?} is no whole number below 2^64: write it as 1200, 50k or 2M"))
 }
 
 #[cfg(test)]
@@ -128,9 +135,14 @@ mod tests {
 
     #[test]
     fn rates_read_as_they_are_written() {
-        for (text, units, period) in
-            [("60/s", 60, S), ("100/m", 100, M), ("5/10s", 5, 10 * S), ("1_000/d", 1_000, D)]
-        {
+        for (text, units, period) in [
+            ("60/s", 60, S),
+            ("100/m", 100, M),
+            ("5/10s", 5, 10 * S),
+            ("50k/d", 50_000, D),
+            ("2M/min", 2_000_000, M),
+            ("9/sec", 9, S),
+        ] {
             assert_eq!(Rate::parse(text), Rate::new(units, period), "{text}");
         }
         assert_eq!(Rate::parse("60/m").map(Rate::lowest_terms), Ok((1, S)));
@@ -138,9 +150,25 @@ mod tests {
 
     #[test]
     fn faults_say_how_to_write_it() {
-        for text in
-            ["60", "60/", "/s", "0/s", "-1/s", "1.5/s", "60/fortnight", "99999999999999999999/s", "1/401d"]
-        {
+        for text in [
+            "60",
+            "60/",
+            "/s",
+            "0/s",
+            "-1/s",
+            "1.5/s",
+            "1_000/s",
+            "0x3C/s",
+            "1e2/s",
+            "+5/s",
+            "k/s",
+            "1K/s",
+            "1kk/s",
+            "99999999999999M/s",
+            "60/fortnight",
+            "99999999999999999999/s",
+            "1/401d",
+        ] {
             Rate::parse(text).expect_err(text);
         }
         for text in ["", "10", "s", "0s", "1h-3m", "500d", "18446744073709551615d"] {
@@ -154,5 +182,6 @@ mod tests {
             assert_eq!(format_duration_ns(parse_duration_ns(text).expect(text)), text);
         }
         assert_eq!(parse_duration_ns("1w"), Ok(7 * D));
+        assert_eq!(parse_duration_ns("1min30sec"), Ok(90 * S));
     }
 }

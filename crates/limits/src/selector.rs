@@ -2,10 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::{Descriptor, pattern::Pattern};
+use crate::{
+    Descriptor,
+    networks::{Network, Networks},
+    pattern::Pattern,
+};
 
 /// A condition on one descriptor entry: its value fits one of `any` (every value, where `any` is
-/// empty) and none of `none`. A descriptor without the key does not fit.
+/// empty) and none of `none`. A descriptor without the key does not fit, unless that is the condition.
 ///
 /// A key may come twice in a descriptor, and a client may choose one of the values. So a limit applies if any value fits
 /// ([`Condition::holds`]), and an exemption only if all do ([`Condition::holds_for_all`]). Overrides go by the first, which the cell is
@@ -18,15 +22,52 @@ pub struct Condition {
     pub any: Vec<Pattern>,
     /// None of these (written with a leading `!`).
     pub none: Vec<Pattern>,
-    /// For a key that is counted as addresses, the place of the address in a list, from the last, which is 1. Addresses are compared as
-    /// RFC 5952 writes them, and a value without one as the empty text.
-    pub hop: Option<u8>,
+    /// Whether the descriptor must not have the key. Both lists are empty then.
+    pub is_absent: bool,
+    /// How values are compared as addresses; nothing where they are compared as bytes.
+    addresses: Option<Box<Addresses>>,
+}
+
+/// The addresses of a condition, ready to be compared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Addresses {
+    /// The place of the address in a list, from the last, which is 1.
+    hop: u8,
+    any: AddressSet,
+    none: AddressSet,
+}
+
+/// Addresses in any of some networks, or whose text fits a pattern. A value that holds no address is compared as the empty text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct AddressSet {
+    networks: Networks,
+    patterns: Vec<Pattern>,
+}
+
+impl AddressSet {
+    fn has(&self, address: Option<IpAddr>) -> bool {
+        if address.is_some_and(|address| self.networks.contains(address)) {
+            return true;
+        }
+        if self.patterns.is_empty() {
+            return false;
+        }
+        // As RFC 5952 writes it.
+        let text = address.map_or_else(String::new, |address| address.to_string());
+        self.patterns.iter().any(|pattern| pattern.matches(text.as_bytes()))
+    }
 }
 
 impl Condition {
     /// Reads the patterns of one key; `!` in front excludes, and `\!` is a value that begins with `!`.
     pub fn new<'a>(key: &str, patterns: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut condition = Self { key: key.to_owned(), any: Vec::new(), none: Vec::new(), hop: None };
+        let mut condition = Self {
+            key: key.to_owned(),
+            any: Vec::new(),
+            none: Vec::new(),
+            is_absent: false,
+            addresses: None,
+        };
         for text in patterns {
             match text.strip_prefix('!') {
                 Some(excluded) => condition.none.push(Pattern::new(excluded)),
@@ -36,71 +77,117 @@ impl Condition {
         condition
     }
 
-    /// A condition with the same patterns on a key that is counted as addresses; `hop`: see [`Condition::hop`].
+    /// That a descriptor does not have the key.
+    pub fn absent(key: &str) -> Self {
+        Self { is_absent: true, ..Self::new(key, []) }
+    }
+
+    /// A condition with the same patterns on a key whose values hold addresses, of which the `hop`-th from the last counts. A pattern
+    /// without `*` is an address, a network, or the empty text, which stands for a value that holds none. No address fits any other text.
     #[must_use]
     pub fn of_addresses(self, hop: u8) -> Self {
-        let canonical = |pattern: Pattern| match canonical_address(&pattern.to_string()) {
-            Some(address) => Pattern::Literal(address),
-            None => pattern,
-        };
-        let all = |patterns: Vec<Pattern>| patterns.into_iter().map(canonical).collect();
-        Self { any: all(self.any), none: all(self.none), hop: Some(hop), ..self }
+        let (any, any_set) = address_set(self.any);
+        let (none, none_set) = address_set(self.none);
+        let addresses = Addresses { hop, any: any_set, none: none_set };
+        Self { any, none, addresses: Some(Box::new(addresses)), ..self }
+    }
+
+    /// What is wrong with the patterns of a key whose values hold addresses: one that no address fits, and how to write it.
+    pub fn misfit(&self) -> Option<String> {
+        let addresses = self.addresses.as_ref()?;
+        let mut patterns = addresses.any.patterns.iter().chain(&addresses.none.patterns);
+        patterns.find_map(|pattern| match pattern {
+            Pattern::Literal(text) if !text.is_empty() => Network::parse(text).err(),
+            _ => None,
+        })
+    }
+
+    /// The place of the address in a list, from the last, which is 1; nothing where values are compared as bytes.
+    pub fn hop(&self) -> Option<u8> {
+        self.addresses.as_ref().map(|addresses| addresses.hop)
     }
 
     /// Whether a value fits.
     pub fn accepts(&self, value: &[u8]) -> bool {
-        self.is_asked_for(value) && !self.is_excluded(value)
+        let Fit { is_asked_for, is_excluded } = self.fit(value);
+        is_asked_for && !is_excluded
     }
 
-    fn is_asked_for(&self, value: &[u8]) -> bool {
-        self.any.is_empty() || self.any.iter().any(|pattern| pattern.matches(value))
-    }
-
-    fn is_excluded(&self, value: &[u8]) -> bool {
-        self.none.iter().any(|pattern| pattern.matches(value))
+    fn fit(&self, value: &[u8]) -> Fit {
+        if let Some(addresses) = &self.addresses {
+            let address = address_of(value, addresses.hop);
+            let is_asked_for = self.any.is_empty() || addresses.any.has(address);
+            return Fit { is_asked_for, is_excluded: addresses.none.has(address) };
+        }
+        Fit {
+            is_asked_for: self.any.is_empty() || self.any.iter().any(|pattern| pattern.matches(value)),
+            is_excluded: self.none.iter().any(|pattern| pattern.matches(value)),
+        }
     }
 
     /// Whether a limit with this condition applies to a descriptor: any value is asked for, and not all are excluded.
     pub fn holds(&self, descriptor: &Descriptor<'_>) -> bool {
         let (mut is_asked_for, mut is_excluded) = (false, true);
         for value in descriptor.values(self.key.as_bytes()) {
-            self.as_compared(value, |value| {
-                is_asked_for |= self.is_asked_for(value);
-                is_excluded &= self.is_excluded(value);
-            });
+            if self.is_absent {
+                return false;
+            }
+            let fit = self.fit(value);
+            is_asked_for |= fit.is_asked_for;
+            is_excluded &= fit.is_excluded;
         }
-        is_asked_for && !is_excluded
+        self.is_absent || (is_asked_for && !is_excluded)
     }
 
     /// Whether a cell has other numbers by this condition: the first value fits.
     pub fn holds_for_first(&self, descriptor: &Descriptor<'_>) -> bool {
-        let mut fits = false;
-        if let Some(value) = descriptor.value(self.key.as_bytes()) {
-            self.as_compared(value, |value| fits = self.accepts(value));
+        match descriptor.value(self.key.as_bytes()) {
+            Some(value) => !self.is_absent && self.accepts(value),
+            None => self.is_absent,
         }
-        fits
     }
 
-    /// Whether a descriptor is exempt by this condition: it has the key, and every value fits.
+    /// Whether a descriptor is exempt by this condition: every value fits, and there is one, or none is asked for.
     pub fn holds_for_all(&self, descriptor: &Descriptor<'_>) -> bool {
-        let (mut is_there, mut fits) = (false, true);
-        for value in descriptor.values(self.key.as_bytes()) {
+        let mut values = descriptor.values(self.key.as_bytes());
+        if self.is_absent {
+            return values.next().is_none();
+        }
+        let mut is_there = false;
+        values.all(|value| {
             is_there = true;
-            self.as_compared(value, |value| fits &= self.accepts(value));
-        }
-        is_there && fits
+            self.accepts(value)
+        }) && is_there
     }
+}
 
-    /// Hands a value to `compare`, as the address that it holds where the key is counted as addresses.
-    fn as_compared(&self, value: &[u8], compare: impl FnOnce(&[u8])) {
-        match self.hop {
-            None => compare(value),
-            Some(hop) => match address_of(value, hop) {
-                Some(address) => compare(address.to_string().as_bytes()),
-                None => compare(b""),
-            },
+/// What a condition says of a value.
+struct Fit {
+    is_asked_for: bool,
+    is_excluded: bool,
+}
+
+/// Patterns as they are shown, and the set of addresses that they stand for.
+fn address_set(patterns: Vec<Pattern>) -> (Vec<Pattern>, AddressSet) {
+    let mut shown = Vec::with_capacity(patterns.len());
+    let (mut networks, mut others) = (Vec::new(), Vec::new());
+    for pattern in patterns {
+        let network = match &pattern {
+            Pattern::Literal(text) => Network::parse(text).ok(),
+            Pattern::Glob(_) => None,
+        };
+        match network {
+            Some(network) => {
+                shown.push(Pattern::Literal(network.to_string()));
+                networks.push(network);
+            }
+            None => {
+                shown.push(pattern.clone());
+                others.push(pattern);
+            }
         }
     }
+    (shown, AddressSet { networks: networks.into_iter().collect(), patterns: others })
 }
 
 /// The address in a value, with IPv4 in IPv6 as IPv4. Nothing where the value holds no address.
@@ -134,13 +221,11 @@ fn within(text: &str, hop: u8) -> Option<IpAddr> {
     host.parse().ok()
 }
 
-/// An address in its one canonical form (RFC 5952).
-pub fn canonical_address(text: &str) -> Option<String> {
-    text.parse::<IpAddr>().ok().map(|address| address.to_canonical().to_string())
-}
-
 impl std::fmt::Display for Condition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_absent {
+            return write!(f, "{} absent", self.key);
+        }
         let any = self.any.iter().map(ToString::to_string);
         let none = self.none.iter().map(|pattern| format!("!{pattern}"));
         let all: Vec<String> = any.chain(none).collect();
@@ -332,6 +417,45 @@ mod tests {
         assert!(exempt.holds_for_all(&Descriptor { entries: &entries, cost: None }));
         let entries = [(&b"ip"[..], &b"[2001:db8::1]:80"[..])];
         assert!(exempt.holds(&Descriptor { entries: &entries, cost: None }));
+    }
+
+    #[test]
+    fn networks_globs_and_no_address_are_told_apart() {
+        let condition = |patterns: &[&str]| Condition::new("ip", patterns.iter().copied()).of_addresses(1);
+        for (patterns, value, fits) in [
+            (&["10.0.0.0/8"][..], "10.255.0.1", true),
+            (&["10.0.0.0/8"], "[::ffff:10.1.2.3]:99", true),
+            (&["10.0.0.0/8"], "11.0.0.1", false),
+            (&["10.0.0.0/8"], "garbage", false),
+            (&["*", "!10.0.0.0/8", "!2001:db8::/32"], "10.0.0.1:80", false),
+            (&["*", "!10.0.0.0/8", "!2001:db8::/32"], "2001:db8:1::1", false),
+            (&["*", "!10.0.0.0/8"], "garbage", true),
+            (&["192.168.*"], "192.168.7.7", true),
+            (&[""], "garbage", true),
+            (&[""], "10.0.0.1", false),
+            (&["!"], "garbage", false),
+        ] {
+            assert_eq!(condition(patterns).accepts(value.as_bytes()), fits, "{value} by {patterns:?}");
+        }
+        for wrong in ["10.0.0.1/8", "10.0.0", "office", "!10.0.0.0/99"] {
+            Condition::new("ip", [wrong]).of_addresses(1).misfit().expect(wrong);
+        }
+    }
+
+    #[test]
+    fn a_key_that_must_be_absent_is() {
+        let absent = Condition::absent("svc");
+        let of = |entries: &[(&[u8], &[u8])]| {
+            let descriptor = Descriptor { entries, cost: None };
+            [
+                absent.holds(&descriptor),
+                absent.holds_for_all(&descriptor),
+                absent.holds_for_first(&descriptor),
+            ]
+        };
+        assert_eq!(of(&[(b"client", b"a")]), [true; 3]);
+        assert_eq!(of(&[(b"client", b"a"), (b"svc", b"")]), [false; 3]);
+        assert_eq!(absent.to_string(), "svc absent");
     }
 
     #[test]

@@ -5,14 +5,18 @@
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
-use std::{hint::black_box, process::Command, sync::Arc};
+use std::{hint::black_box, net::Ipv4Addr, process::Command, sync::Arc};
 
-use acequia_limits::{HashKey, Limit, Now, Request};
+use acequia_limits::{
+    HashKey, Limit, Now, Request,
+    limit::{LimitSpec, ValueSpec},
+};
 use acequia_node::{Ask, Asker, Config, Node};
 
 /// Checks of the shorter and of the longer run.
 const COUNTED: [u64; 2] = [2_000, 12_000];
-const KINDS: [&str; 5] = ["one hot cell", "a thousand cells", "two limits", "denied", "a window"];
+const KINDS: [&str; 7] =
+    ["one hot cell", "a thousand cells", "two limits", "denied", "a window", "an address", "10 000 networks"];
 
 const BUCKET: &str =
     r#"{"name":"b","domain":"shop","by":["key"],"token_bucket":{"rate":"10/s","burst":300000000}}"#;
@@ -21,6 +25,11 @@ const OTHER: &str =
 const EMPTY: &str = r#"{"name":"e","domain":"shop","by":["key"],"token_bucket":{"rate":"1/h","burst":1}}"#;
 const WINDOW: &str =
     r#"{"name":"w","domain":"shop","by":["key"],"fixed_window":{"limit":300000000,"window":"1s"}}"#;
+
+const ADDRESS: &str =
+    r#"{"name":"a","domain":"shop","by":[{"ip":"ip"}],"token_bucket":{"rate":"10/s","burst":300000000}}"#;
+/// Networks that no address of the checks is in.
+const NETWORKS: u32 = 10_000;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
@@ -51,9 +60,18 @@ fn run(kind: &str, checks: u64) {
         "two limits" => &[BUCKET, OTHER],
         "denied" => &[EMPTY],
         "a window" => &[WINDOW],
+        "an address" | "10 000 networks" => &[ADDRESS],
         _ => &[BUCKET],
     };
-    let limits = specs.iter().map(|spec| Limit::new(serde_json::from_str(spec).unwrap()).unwrap());
+    let networks = if kind == "10 000 networks" { NETWORKS } else { 0 };
+    let limits = specs.iter().map(|spec| {
+        let mut spec: LimitSpec = serde_json::from_str(spec).unwrap();
+        if networks > 0 {
+            let network = |number| format!("{}/24", Ipv4Addr::from_bits((1 + number * 1_600) << 8));
+            spec.unlimited.insert("ip".to_owned(), ValueSpec::Texts((0..networks).map(network).collect()));
+        }
+        Limit::new(spec).unwrap()
+    });
     let key = HashKey(*b"a bench, no more");
     let config = Config { key, memory_bytes: 64 << 20, durable: false, empty_handed: None, home: None };
     let node = Arc::new(Node::new(config));
@@ -65,7 +83,9 @@ fn run(kind: &str, checks: u64) {
     // The first check of a cell makes it.
     for number in 0..checks as usize + 2 * cells {
         now = now.later(100);
-        let request = Request::new("shop", &[("key", &keys[number % cells]), ("route", "/search")]);
+        let entries = [("key", keys[number % cells].as_str()), ("route", "/search"), ("ip", "203.0.113.7")];
+        let entries = if specs == [ADDRESS] { &entries[..] } else { &entries[..2] };
+        let request = Request::new("shop", entries);
         black_box(asker.check(black_box(&request), now, Ask::CHECK));
     }
 }

@@ -1,6 +1,6 @@
 //! Why limits do not apply to a request: the other half of a peek.
 
-use acequia_limits::{Mode, Request};
+use acequia_limits::{Mode, Request, notation::format_duration_ns};
 
 use crate::{Active, Catalogue};
 
@@ -27,13 +27,26 @@ impl Catalogue {
     }
 }
 
+impl Catalogue {
+    /// The limits of a domain that another shape has replaced and that count beside it still, a line each.
+    pub fn replaced(&self, domain: &[u8], wall_ns: u64) -> Vec<String> {
+        let active = self.limits_of(domain).iter().map(|number| &self.limits[*number as usize]);
+        let replaced = active.filter_map(|active| {
+            let left_ns = active.until_ns?.checked_sub(wall_ns).filter(|left_ns| *left_ns > 0)?;
+            Some(format!(
+                "{} was replaced by another shape of the limit, and counts beside it for {}",
+                active.limit.path(),
+                format_duration_ns(left_ns.next_multiple_of(1_000_000_000))
+            ))
+        });
+        replaced.collect()
+    }
+}
+
 /// Nothing, if some descriptor matches.
 fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<String> {
     if active.limit.spec.mode == Mode::Off {
         return Some("mode is off".to_owned());
-    }
-    if active.from_ns.is_some_and(|from| wall_ns < from) {
-        return Some("waits for the window of the limit it replaces to end".to_owned());
     }
     if !active.is_in_force(wall_ns) {
         return Some("was replaced".to_owned());
@@ -42,6 +55,7 @@ fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<Strin
     for descriptor in request.descriptors() {
         let condition = active.limit.when.iter().find(|condition| !condition.holds(&descriptor));
         let why = match condition {
+            Some(condition) if condition.is_absent => format!("there is an entry {}", condition.key),
             Some(condition) => match descriptor.value(condition.key.as_bytes()) {
                 Some(value) => {
                     format!("{} is {}, wanted {condition}", condition.key, value.escape_ascii())
@@ -50,8 +64,17 @@ fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<Strin
             },
             None => {
                 let missing = active.limit.by.iter().find(|by| descriptor.value(by.key.as_bytes()).is_none());
-                // Without a missing key the descriptor matches, and so does the request.
-                format!("no entry {}", missing?.key)
+                match (missing, active.limit.stranger(&descriptor)) {
+                    (Some(missing), _) => format!("no entry {}", missing.key),
+                    (None, Some(key)) if active.limit.spec.exact => {
+                        format!(
+                            "entry {} is not in `when` or `by`, and the limit is exact",
+                            key.escape_ascii()
+                        )
+                    }
+                    // The descriptor matches, and so does the request.
+                    (None, _) => return None,
+                }
             }
         };
         first.get_or_insert(why);

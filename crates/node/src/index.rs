@@ -141,14 +141,15 @@ fn file(values: &mut BTreeMap<Box<[u8]>, Vec<u32>>, value: &str, number: u32) {
 
 /// The keys that a descriptor must have for a limit to match.
 fn keys(limit: &Limit) -> impl Iterator<Item = &str> {
-    limit.when.iter().map(|c| c.key.as_str()).chain(limit.by.iter().map(|by| by.key.as_str()))
+    let present = limit.when.iter().filter(|condition| !condition.is_absent);
+    present.map(|c| c.key.as_str()).chain(limit.by.iter().map(|by| by.key.as_str()))
 }
 
 /// The condition with the fewest values tells limits apart best; else the key that the fewest need.
 fn place<'a>(limit: &'a Limit, needed: &BTreeMap<&str, usize>) -> Place<'a> {
     // An address may be written in many ways.
     let telling = |condition: &&Condition| {
-        condition.hop.is_none()
+        condition.hop().is_none()
             && !condition.any.is_empty()
             && condition.any.iter().all(|pattern| !pattern.prefix().is_empty())
     };

@@ -3,7 +3,8 @@
 //! A cell that must survive a crash keeps, beside its state, the state that is *held* on disk,
 //! which owes at least as much. A charge that the held state covers is answered at once. One that
 //! it does not cover *asks* for more: the state after a further chunk goes to the journal, and the
-//! reply waits until it is there. A busy cell asks when half of its chunk is left, and so never waits.
+//! reply waits until it is there. A chunk is what was charged in the last second, so a crash wastes no more than that.
+//! A busy cell asks when half of its chunk is left, and so hardly ever waits.
 
 use acequia_limits::{Algorithm, CellTag, LimitId, Now};
 use acequia_rights::broken::{Broken, broken};
@@ -90,6 +91,44 @@ pub(crate) struct HeapCell {
     pub(crate) account: Option<Box<Account>>,
     /// Units that callers may spend until their leases end: see `lease`.
     leased: u64,
+    recent: Recent,
+}
+
+/// Units that were charged in the last second, by a count for this second and one for the second before. Saturates.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    /// The steady clock's second that `this` is of.
+    second: u32,
+    this: u32,
+    before: u32,
+}
+
+/// A second, in nanoseconds.
+const SECOND_NS: u64 = 1_000_000_000;
+
+impl Recent {
+    /// Counts a charge, and gives what was charged in the last second, this charge included.
+    fn count(&mut self, units: u64, now: Now) -> u64 {
+        // Only the difference of two seconds counts, so the number may wrap.
+        let second = (now.steady_ns / SECOND_NS) as u32;
+        match second.wrapping_sub(self.second) {
+            0 => {}
+            1 => *self = Self { second, this: 0, before: self.this },
+            _ => *self = Self { second, this: 0, before: 0 },
+        }
+        self.this = self.this.saturating_add(u32::try_from(units).unwrap_or(u32::MAX));
+        let left_ns = SECOND_NS - now.steady_ns % SECOND_NS;
+        u64::from(self.this) + u64::from(self.before) * left_ns / SECOND_NS
+    }
+}
+
+/// What was just charged to a cell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Charged {
+    pub(crate) units: u64,
+    /// Units that are left: no more is reserved.
+    pub(crate) left: u64,
+    pub(crate) salt: u32,
 }
 
 /// Bytes that so many words take, as allocators give them.
@@ -201,8 +240,8 @@ impl HeapCell {
     /// Forgets what the disk holds: the numbers changed, and with them what the words mean.
     pub(crate) fn rewrite(&mut self, words: Vec<u64>) {
         let account = self.account.take();
-        let Self { written, bytes_max, bytes_counted, leased, .. } = *self;
-        *self = Self { written, bytes_max, bytes_counted, account, leased, ..Self::new(words) };
+        let Self { written, bytes_max, bytes_counted, leased, recent, .. } = *self;
+        *self = Self { written, bytes_max, bytes_counted, account, leased, recent, ..Self::new(words) };
     }
 
     /// Whether nothing of it is, or will be, on disk.
@@ -226,18 +265,18 @@ impl HeapCell {
     }
 
     /// After a charge: gives the batch that the reply must wait for (0: none), and through `ask`
-    /// the state that must be written in the open batch, if any. `left` bounds what is reserved.
+    /// the state that must be written in the open batch, if any.
     pub(crate) fn settle(
         &mut self,
         algorithm: &Algorithm,
         now: Now,
-        left: u64,
-        salt: u32,
+        charged: Charged,
         progress: Progress,
         ask: impl FnOnce(&[u64]),
     ) -> u64 {
         self.learn(progress);
-        let chunk = algorithm.chunk().min(left);
+        let Charged { units, left, salt } = charged;
+        let chunk = algorithm.chunk_max().min(self.recent.count(units, now)).min(left);
         let ahead = |units: u64| {
             let mut words = self.words.clone();
             if units > 0 {
@@ -300,28 +339,56 @@ mod tests {
         let left = algorithm.probe(&cell.words, now, 1, 0).remaining;
         algorithm.charge_heap(&mut cell.words, now, 1, 0);
         let mut written = false;
-        let wait = cell.settle(&algorithm, now, left, 0, progress, |_| written = true);
+        let charged = Charged { units: 1, left, salt: 0 };
+        let wait = cell.settle(&algorithm, now, charged, progress, |_| written = true);
         (wait, written)
     }
 
     #[test]
-    fn a_chunk_is_reserved_once_and_renewed_ahead_of_use() {
+    fn what_was_charged_in_the_last_second_is_reserved_ahead_of_use() {
         let mut cell = HeapCell::default();
         let now = Now::at(1 << 60);
-        // The first charge waits for the disk, and so do those that come before it is there.
+        // The first charge waits for the disk, and reserves as much again; those that come before it is there wait, too.
         assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, true));
-        assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 2 }), (1, false));
-        // Ten more units were reserved: the charges that follow wait for no disk.
-        let mut writes = Vec::new();
-        for _ in 0..9 {
-            let (wait, written) = charge(&mut cell, now, Progress { committed: 1, open: 2 });
-            assert_eq!(wait, 0);
-            writes.push(written);
+        assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, false));
+        assert_eq!(charge(&mut cell, now, Progress { committed: 0, open: 1 }), (1, true));
+        // The more are charged, the more is reserved, to the 64th part of the limit. So ever fewer wait, and then none.
+        let (mut waits, mut writes) = (0, 0);
+        for batch in 1..=50 {
+            let (wait, written) = charge(&mut cell, now, Progress { committed: batch, open: batch + 1 });
+            waits += u64::from(wait > 0);
+            writes += u64::from(written);
         }
-        assert_eq!(writes.iter().filter(|written| **written).count(), 1, "one renewal, ahead of use");
-        // The renewal is there in time, so a busy cell never waits.
-        for _ in 0..6 {
-            assert_eq!(charge(&mut cell, now, Progress { committed: 2, open: 3 }).0, 0);
+        assert_eq!((waits, writes), (0, 10));
+    }
+
+    #[test]
+    fn a_cell_that_is_seldom_charged_waits_once_and_has_a_charge_ahead() {
+        let mut cell = HeapCell::default();
+        for charges in 0..20 {
+            let now = Now::at((1 << 60) + charges * 5 * SECOND_NS);
+            let (wait, written) = charge(&mut cell, now, Progress { committed: charges, open: charges + 1 });
+            assert_eq!((wait > 0, written), (charges == 0, true));
+            let owed = |words: &[u64]| 640 - bucket().probe(words, now, 1, 0).remaining;
+            let most = cell.reserved().map(owed).max();
+            assert_eq!(most, Some(owed(&cell.words) + 1), "a crash wastes one unit");
+        }
+    }
+
+    #[test]
+    fn units_of_the_last_second_are_those_of_two_counts() {
+        let mut recent = Recent::default();
+        let at = |ms: u64| Now::at((1 << 60) / SECOND_NS * SECOND_NS + ms * 1_000_000);
+        for (ms, units, charged) in [
+            (0, 3, 3),
+            (900, 7, 10),
+            (1_000, 1, 11),
+            (1_500, 1, 7),
+            (1_999, 1, 3),
+            (4_000, 5, 5),
+            (4_000, u64::MAX, u64::from(u32::MAX)),
+        ] {
+            assert_eq!(recent.count(units, at(ms)), charged, "{ms} ms");
         }
     }
 
@@ -333,7 +400,7 @@ mod tests {
         assert!(!cell.would_hold(&bucket(), now, 1, 0, progress));
         charge(&mut cell, now, progress);
         assert!(!cell.would_hold(&bucket(), now, 1, 0, progress), "asked is not held");
-        assert!(cell.would_hold(&bucket(), now, 10, 0, Progress { committed: 1, open: 2 }));
-        assert!(!cell.would_hold(&bucket(), now, 11, 0, Progress { committed: 1, open: 2 }));
+        assert!(cell.would_hold(&bucket(), now, 1, 0, Progress { committed: 1, open: 2 }));
+        assert!(!cell.would_hold(&bucket(), now, 2, 0, Progress { committed: 1, open: 2 }));
     }
 }

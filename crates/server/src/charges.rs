@@ -21,6 +21,7 @@ use crate::{
     names,
     question::BadRequest,
     worker::{Shared, Worker},
+    writer::REPLY_WAIT_MAX,
 };
 
 /// The most bytes in an id of a caller's.
@@ -253,7 +254,7 @@ pub(crate) async fn settle(
     worker.count_settled(word, &refunded);
     if batch > 0
         && let Some(writer) = &shared.writer
-        && !writer.wait_for(batch).await
+        && !writer.wait_for(batch, REPLY_WAIT_MAX).await
     {
         return Err(SettleFault::Unwritten);
     }

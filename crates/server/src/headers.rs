@@ -25,7 +25,7 @@ pub fn headers(dialects: &[Dialect], answer: &Answer, catalogue: &Catalogue, now
     let Some(decisive) = answer.decisive.map(|number| &answer.limits[number]) else { return headers };
     for dialect in dialects {
         match dialect {
-            Dialect::Draft11 => headers.extend(draft_11(answer, catalogue)),
+            Dialect::Draft11 => headers.extend(draft_11(answer, catalogue, now)),
             Dialect::Triple => headers.extend(triple(
                 ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
                 decisive,
@@ -48,7 +48,7 @@ fn triple(names: [&'static str; 3], limit: &LimitAnswer, reset: u64) -> [Header;
     std::array::from_fn(|i| (names[i], values[i].to_string()))
 }
 
-fn draft_11(answer: &Answer, catalogue: &Catalogue) -> [Header; 2] {
+fn draft_11(answer: &Answer, catalogue: &Catalogue, now: Now) -> [Header; 2] {
     let enforced = answer.limits.iter().filter(|limit| {
         let mode = catalogue.limits[limit.limit as usize].limit.spec.mode;
         mode == Mode::Enforce && limit.outcome != Outcome::Unlimited
@@ -58,7 +58,7 @@ fn draft_11(answer: &Answer, catalogue: &Catalogue) -> [Header; 2] {
         // Names have no quotes and no backslashes, so they are structured strings as they stand.
         let name = name(limit, catalogue);
         let algorithm = &catalogue.limits[limit.limit as usize].limit.algorithm;
-        let window = seconds_rounded_up(algorithm.period_ns()).max(1);
+        let window = seconds_rounded_up(algorithm.open_period_ns(now.wall_ns)).max(1);
         policies.push(format!("\"{name}\";q={};w={window}", limit.budget));
         limits.push(format!("\"{name}\";r={};t={}", limit.verdict.remaining, wait_s(limit)));
     }

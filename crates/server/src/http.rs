@@ -1,11 +1,8 @@
-//! The HTTP port: `POST /v1/check` for programs, `GET|HEAD /v1/authz` for proxies, `/metrics`,
+//! The HTTP port: `POST /v1/check` and others for programs, `GET|HEAD /v1/authz` for proxies, `/metrics`,
 //! `/healthz`, `/readyz`.
 
 use std::{
-    borrow::Cow,
-    collections::BTreeSet,
     convert::Infallible,
-    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -31,21 +28,20 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{self, DeserializeOwned},
-};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
 };
 
 use crate::{
+    authz::Question,
     callers::{CallRights, Caller, TurnedAway, may, may_ask_for, owner},
     charges::{Names, SettleFault, Settlement, WrittenReserve, settle, settled_word},
     config::May,
     connections::{Hold, Life, SMALL_BYTES, Stage, TooMuchHeld},
     headers::{Header, headers},
+    json::JsonDescriptor,
     metrics,
     question::{BadRequest, check_request},
     respond::{class, members, name, outcome_word, retry_after_ms, status},
@@ -72,6 +68,7 @@ const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 pub fn router(worker: Arc<Worker>) -> Router {
     Router::new()
         .route("/v1/check", post(check))
+        .route("/v1/peek", post(peek))
         .route("/v1/refund", post(refund))
         .route("/v1/commit", post(commit))
         .route("/v1/authz", get(authz))
@@ -198,6 +195,32 @@ struct CheckBody {
     reserve: Option<WrittenReserve>,
 }
 
+/// The body of `POST /v1/peek`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PeekBody {
+    domain: String,
+    descriptors: Vec<JsonDescriptor>,
+    cost: Option<u64>,
+}
+
+/// The answer to `POST /v1/peek`.
+#[derive(Debug, Serialize)]
+struct PeekAnswer<'a> {
+    #[serde(flatten)]
+    verdict: CheckAnswer<'a>,
+    unmatched: Vec<UnmatchedJson<'a>>,
+    /// What an operator should know of the limits of the domain.
+    warnings: Vec<String>,
+}
+
+/// A limit that is not about the request.
+#[derive(Debug, Serialize)]
+struct UnmatchedJson<'a> {
+    name: &'a str,
+    why: &'a str,
+}
+
 /// The bodies of `POST /v1/refund` and `/v1/commit`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -211,10 +234,6 @@ struct CommitBody {
     charge_id: String,
     cost: u64,
 }
-
-/// A descriptor as an object or a list of pairs; values are text, numbers or truths.
-#[derive(Debug)]
-struct JsonDescriptor(Vec<(String, String)>);
 
 /// The answer to `POST /v1/check`.
 #[derive(Debug, Serialize)]
@@ -321,20 +340,10 @@ async fn check(
     if let Some(refusal) = forbidden(&worker, &rights, what, Some(&body.domain)) {
         return refusal;
     }
-    let mut request = Request { domain: body.domain.as_bytes(), cost: 1, ..Request::default() };
-    for descriptor in &body.descriptors {
-        request.push(descriptor.0.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())), None);
-    }
-    let checked = match body.cost {
-        Some(0) => Err(BadRequest::ZeroCost),
-        cost => {
-            request.cost = cost.unwrap_or(1);
-            check_request(&request)
-        }
+    let request = match asked(&body.domain, &body.descriptors, body.cost) {
+        Ok(request) => request,
+        Err(fault) => return refuse(&worker, &fault.to_string()),
     };
-    if let Err(fault) = checked {
-        return refuse(&worker, &fault.to_string());
-    }
     let recording = match recording(&worker, &request, &body) {
         Ok(recording) => recording.map(|one| Recording { owner: owner(&rights, &life), ..one }),
         Err(fault) => return refuse(&worker, &fault),
@@ -347,6 +356,58 @@ async fn check(
         with_headers((status, json).into_response(), headers(&settings.headers.http, answer, catalogue, now))
     };
     match worker.ask(&request, How::new(Ask::CHECK, recording), respond).await {
+        Ok(response) => response,
+        Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
+    }
+}
+
+/// The request that a body asks about.
+fn asked<'b>(
+    domain: &'b str,
+    descriptors: &'b [JsonDescriptor],
+    cost: Option<u64>,
+) -> Result<Request<'b>, BadRequest> {
+    if cost == Some(0) {
+        return Err(BadRequest::ZeroCost);
+    }
+    let mut request = Request { domain: domain.as_bytes(), cost: cost.unwrap_or(1), ..Request::default() };
+    for descriptor in descriptors {
+        request.push(descriptor.0.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())), None);
+    }
+    check_request(&request).map(|()| request)
+}
+
+/// `POST /v1/peek`: what a check would be answered, and why other limits of the domain are not about the request. It charges nothing, so its
+/// status is 200 for a denial too.
+async fn peek(
+    State(worker): State<Arc<Worker>>,
+    Extension(life): Extension<Arc<Life>>,
+    Extension(rights): Extension<CallRights>,
+    body: Body,
+) -> Response {
+    let (body, _hold): (PeekBody, _) = match read_json(&worker, &life, body, "peek").await {
+        Ok(body) => body,
+        Err(refusal) => return refusal,
+    };
+    if let Some(refusal) = forbidden(&worker, &rights, May::Peek, Some(&body.domain)) {
+        return refusal;
+    }
+    let request = match asked(&body.domain, &body.descriptors, body.cost) {
+        Ok(request) => request,
+        Err(fault) => return refuse(&worker, &fault.to_string()),
+    };
+    let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
+        let unmatched = catalogue.unmatched(&request, now.wall_ns);
+        let unmatched = unmatched.iter().map(|one| UnmatchedJson {
+            name: &catalogue.limits[one.limit as usize].limit.spec.name,
+            why: &one.why,
+        });
+        let unmatched = unmatched.collect();
+        let verdict = check_answer(answer, catalogue, &worker.shared.names);
+        let warnings = catalogue.replaced(request.domain, now.wall_ns);
+        Json(PeekAnswer { verdict, unmatched, warnings }).into_response()
+    };
+    match worker.ask(&request, Ask::PEEK.into(), respond).await {
         Ok(response) => response,
         Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
     }
@@ -455,45 +516,25 @@ async fn authz(
     Query(query): Query<Vec<(String, String)>>,
     incoming: HeaderMap,
 ) -> Response {
-    let mut entries: Vec<(&[u8], Cow<'_, [u8]>)> = Vec::new();
-    let mut request = Request { cost: 1, ..Request::default() };
-    let mut deny = StatusCode::TOO_MANY_REQUESTS;
-    let mut named = BTreeSet::new();
-    for (key, value) in &query {
-        // Whoever can add one to what a proxy asks would choose the value.
-        if !named.insert(key.strip_prefix("header.").unwrap_or(key)) {
-            return refuse(&worker, &format!("the parameter {key} comes twice: give each once"));
-        }
-        match key.as_str() {
-            "domain" => request.domain = value.as_bytes(),
-            "cost" => match value.parse() {
-                Ok(cost) if cost > 0 => request.cost = cost,
-                _ => return refuse(&worker, "a cost is a whole number above 0"),
-            },
-            "deny_status" => match value.parse().ok().filter(|status| (400..600).contains(status)) {
-                Some(status) => deny = StatusCode::from_u16(status).unwrap_or(deny),
-                None => return refuse(&worker, "a deny_status is 400 to 599"),
-            },
-            _ => match key.strip_prefix("header.") {
-                None => entries.push((key.as_bytes(), value.as_bytes().into())),
-                Some(key) => entries.extend(listed(&incoming, value).map(|found| (key.as_bytes(), found))),
-            },
-        }
-    }
+    let question = match Question::read(&query, &incoming) {
+        Ok(question) => question,
+        Err(fault) => return refuse(&worker, &fault),
+    };
+    let Question { domain, cost, deny_status, entries } = &question;
+    let mut request = Request { domain: domain.as_bytes(), cost: *cost, ..Request::default() };
     let is_empty = entries.is_empty();
-    request.push(entries.iter().map(|(key, value)| (*key, &**value)), None);
+    request.push(entries.iter().map(|(key, value)| (key.as_bytes(), &**value)), None);
     match check_request(&request) {
         Err(BadRequest::EmptyDescriptor(_)) if is_empty => {}
         Err(fault) => return refuse(&worker, &fault.to_string()),
         Ok(()) => {}
     }
-    let domain = std::str::from_utf8(request.domain).ok();
-    if let Some(refusal) = forbidden(&worker, &rights, May::Check, domain) {
+    if let Some(refusal) = forbidden(&worker, &rights, May::Check, Some(domain)) {
         return refusal;
     }
     let settings = worker.shared.settings();
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
-        let response = (status(answer, deny), [(REASON, answer.reason.as_str())]).into_response();
+        let response = (status(answer, *deny_status), [(REASON, answer.reason.as_str())]).into_response();
         with_headers(response, headers(&settings.headers.http, answer, catalogue, now))
     };
     match worker.ask(&request, Ask::CHECK_NOW.into(), respond).await {
@@ -504,19 +545,6 @@ async fn authz(
 
 /// Why `/v1/authz` answers as it does.
 const REASON: HeaderName = HeaderName::from_static("acequia-reason");
-
-/// The value of a header; of one that comes more than once, all of them with commas in between.
-fn listed<'h>(headers: &'h HeaderMap, name: &str) -> Option<Cow<'h, [u8]>> {
-    let mut values = headers.get_all(name).iter().map(HeaderValue::as_bytes);
-    let first = values.next()?;
-    let mut all = Cow::Borrowed(first);
-    for value in values {
-        let all = all.to_mut();
-        all.extend_from_slice(b", ");
-        all.extend_from_slice(value);
-    }
-    Some(all)
-}
 
 async fn metrics(
     State(worker): State<Arc<Worker>>,
@@ -588,50 +616,4 @@ fn with_headers(mut response: Response, headers: Vec<Header>) -> Response {
         }
     }
     response
-}
-
-impl<'de> Deserialize<'de> for JsonDescriptor {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-
-        impl<'de> de::Visitor<'de> for Visitor {
-            type Value = JsonDescriptor;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of keys and values, or a list of [key, value] pairs")
-            }
-
-            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<JsonDescriptor, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some((key, Text(value))) = map.next_entry::<String, Text>()? {
-                    pairs.push((key, value));
-                }
-                Ok(JsonDescriptor(pairs))
-            }
-
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<JsonDescriptor, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some((key, Text(value))) = list.next_element::<(String, Text)>()? {
-                    pairs.push((key, value));
-                }
-                Ok(JsonDescriptor(pairs))
-            }
-        }
-
-        deserializer.deserialize_any(Visitor)
-    }
-}
-
-/// A value: text, or what is written like it.
-struct Text(String);
-
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match serde_json::Value::deserialize(deserializer)? {
-            serde_json::Value::String(text) => Ok(Self(text)),
-            serde_json::Value::Number(number) => Ok(Self(number.to_string())),
-            serde_json::Value::Bool(truth) => Ok(Self(truth.to_string())),
-            _ => Err(de::Error::custom("a value is a text, a number, true or false")),
-        }
-    }
 }

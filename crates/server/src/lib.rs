@@ -6,6 +6,7 @@
 //! `connections` has a place for it, `gate` lets it in, `callers` say what it may do, `grpc` or `http` reads it, [`question`] refuses what no caller should send, [`worker`] asks (`patience` keeps those that may
 //! wait), `respond` and `headers` write. [`regions`] connects the node to other regions, [`webhooks`] tells operators.
 
+pub mod authz;
 mod boots;
 mod callers;
 mod cells;
@@ -18,6 +19,7 @@ mod gate;
 pub mod grpc;
 pub mod headers;
 pub mod http;
+pub mod json;
 mod linger;
 pub mod metrics;
 mod names;
@@ -35,6 +37,7 @@ mod socket;
 mod surroundings;
 mod tally;
 mod tls;
+pub mod unmatched;
 mod warnings;
 pub mod webhooks;
 pub mod worker;

@@ -29,6 +29,7 @@ use crate::{
     regions::Regions,
     siblings::Siblings,
     tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, SETTLED, Tally},
+    unmatched,
     webhooks::Counts as WebhookCounts,
     worker::Shared,
 };
@@ -43,6 +44,8 @@ pub struct Reloads {
     pub applied: AtomicU64,
     /// And refused, the old one staying.
     pub refused: AtomicU64,
+    /// And found to change nothing.
+    pub unchanged: AtomicU64,
 }
 
 /// Everything that a node counts, as text.
@@ -99,6 +102,7 @@ impl Collector for Counts {
             "Descriptors that no limit counted or exempted.",
             &one(tally.unmatched),
         )?;
+        out.of_unmatched(&tally.unmatched_requests)?;
         let expired = shared.expired.load(Ordering::Relaxed);
         out.counter("acequia_calls_expired", "Calls past their deadline, not decided.", &one(expired))?;
         out.of_connections(shared)?;
@@ -149,15 +153,23 @@ impl Collector for Counts {
             &one(usage.overflowing),
         )?;
         out.gauge("acequia_limits", "Limits in the config.", &one(catalogue.limits.len() as u64))?;
-        let (applied, refused) = (&shared.reloads.applied, &shared.reloads.refused);
+        let Reloads { applied, refused, unchanged } = &shared.reloads;
         out.counter(
             "acequia_config_reloads",
-            "Changed config files, by what became of them.",
+            "Config files that were read again, by what became of them.",
             &[
+                (&[("outcome", "unchanged")], unchanged.load(Ordering::Relaxed)),
                 (&[("outcome", "applied")], applied.load(Ordering::Relaxed)),
                 (&[("outcome", "refused")], refused.load(Ordering::Relaxed)),
             ],
         )?;
+        let differences = match (shared.regions.get(), shared.alone.get()) {
+            (Some(regions), _) => regions.differences(now),
+            (None, Some(alone)) => alone.differences(now.wall_ns).len() as u64,
+            (None, None) => 0,
+        };
+        let help = "Differences between the limits of this node's file and those that count.";
+        out.gauge("acequia_config_differences", help, &one(differences))?;
         let ready = "0 while the node is stopping, or has no catalogue that names it.";
         out.gauge("acequia_ready", ready, &one(u64::from(shared.ready().is_ok())))?;
         if let Some(regions) = shared.regions.get() {
@@ -619,6 +631,15 @@ impl Out<'_> {
         let waiting: Vec<(&[(&str, &str)], u64)> =
             waiting.iter().map(|(labels, count)| (&labels[..], *count)).collect();
         self.gauge("acequia_webhook_queue", "Events that wait for a webhook.", &waiting)
+    }
+
+    fn of_unmatched(&mut self, counts: &unmatched::Counts) -> Result<(), std::fmt::Error> {
+        let by_domain: Vec<(String, u64)> = counts.by_domain().collect();
+        let labels: Vec<_> = by_domain.iter().map(|(domain, _)| [("domain", domain.as_str())]).collect();
+        let counts = labels.iter().zip(&by_domain).map(|(labels, (_, count))| (&labels[..], *count));
+        let counts: Vec<(&[(&str, &str)], u64)> = counts.collect();
+        let help = "Requests that no limit is about, by domain: the first hundred, and other.";
+        self.counter("acequia_unmatched_requests", help, &counts)
     }
 
     fn of_holdings(&mut self, limits: &[LimitStatus]) -> Result<(), std::fmt::Error> {

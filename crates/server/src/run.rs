@@ -22,7 +22,7 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-pub use crate::service::{Service, StartError};
+pub use crate::service::{Reloaded, Service, StartError};
 use crate::{
     config::{Address, Config, ConfigFile, PortConfig},
     connections::Connections,
@@ -295,9 +295,13 @@ fn reload(service: &mut Service, file: &ConfigFile) {
     let done = parsed.map_err(StartError::from).and_then(|config| service.reload(config));
     let reloads = &service.shared.reloads;
     match done {
-        Ok(()) => {
+        Ok(Reloaded::Applied) => {
             reloads.applied.fetch_add(1, Ordering::Relaxed);
             info!("config read again");
+        }
+        Ok(Reloaded::Unchanged) => {
+            reloads.unchanged.fetch_add(1, Ordering::Relaxed);
+            info!("the config was read, and changes nothing here");
         }
         Err(fault) => {
             reloads.refused.fetch_add(1, Ordering::Relaxed);

@@ -21,7 +21,9 @@ use tracing::{error, warn};
 use crate::{
     clock::Health,
     connections::{Connections, Place, SWEEP as LOOK},
-    grpc, http, warnings,
+    grpc, http,
+    unmatched::Told,
+    warnings,
     worker::Shared,
 };
 
@@ -195,12 +197,13 @@ pub(crate) struct Rounds {
     watch: Interval,
     shard: usize,
     clock: Health,
+    unmatched: Told,
 }
 
 impl Rounds {
     pub(crate) fn begin() -> Self {
         let (sweep, watch) = (tokio::time::interval(SWEEP), tokio::time::interval(WATCH));
-        Self { sweep, watch, shard: 0, clock: Health::default() }
+        Self { sweep, watch, shard: 0, clock: Health::default(), unmatched: Told::new() }
     }
 
     /// Sweeps for a second, and tells what there is to tell. Nothing is lost when this is given up.
@@ -211,6 +214,7 @@ impl Rounds {
                 _ = self.watch.tick() => {
                     let health = shared.clock.health();
                     health.tell_since(&std::mem::replace(&mut self.clock, health));
+                    self.unmatched.tell(shared);
                     return warnings::tell(shared);
                 }
                 _ = self.sweep.tick() => {

@@ -27,7 +27,7 @@ use crate::{
     config::{Address, Config, ConfigError, Live, StoreConfig, Watched, WebhookConfig},
     gate::{Gate, GateFault, warn_of_open_ports},
     names,
-    regions::{self, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError},
+    regions::{self, Alone, Audit, INCARNATION, Joining, OrderFault, Place, Regions, RegionsError},
     siblings::{self, SiblingsError, Way},
     webhooks::{Prepared, Webhooks, WebhooksError},
     worker::Shared,
@@ -150,6 +150,17 @@ pub struct Service {
     certificates: Watched,
     /// The ways in, where they are open.
     pub(crate) gates: Vec<Arc<Gate>>,
+    /// The config that was read last, less its limits.
+    read: Config,
+}
+
+/// What came of reading the config again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reloaded {
+    /// Something in it is new.
+    Applied,
+    /// Nothing is.
+    Unchanged,
 }
 
 /// A mesh that has started, and what happens on it.
@@ -159,7 +170,6 @@ pub(crate) type Connected = (Mesh, mpsc::Receiver<Event>);
 #[derive(Serialize, Deserialize)]
 struct KeptLimit {
     spec: LimitSpec,
-    from_ns: Option<u64>,
     until_ns: Option<u64>,
 }
 
@@ -258,10 +268,14 @@ impl Service {
         let names = Names::new(&config.region, &config.node, &key, chance.draw("names")?);
         let shared = Arc::new(Shared::new(node, writer, clock, (key, names)));
         if home.is_none() {
-            let changes = shared.node.apply(config.live.limits.clone(), now, |id| {
-                store_ref.map_or_else(Vec::new, |store| reading.rows(store, id))
-            })?;
+            let (alone, limits) = Alone::read(store_ref, config.data.clone(), &config.live.limits)?;
+            let changes = shared
+                .node
+                .apply(limits, now, |id| store_ref.map_or_else(Vec::new, |store| reading.rows(store, id)))?;
             debug!(changes = changes.len(), "limits in force");
+            alone.tell_differences(&shared);
+            // Once: nobody else has the service yet.
+            let _ = shared.alone.set(alone);
         }
         shared.apply(&config.live);
         reading.done()?;
@@ -269,6 +283,7 @@ impl Service {
             webhooks.replace(hooks);
         }
         let me = home.map(|(home, _)| home.writer);
+        let read = without_limits(&config);
         Ok(Self {
             config,
             shared,
@@ -281,6 +296,7 @@ impl Service {
             crashed: None,
             certificates: Watched::default(),
             gates: Vec::new(),
+            read,
         })
     }
 
@@ -404,6 +420,7 @@ impl Service {
         }
         let (siblings, terms) = (Some((home, way)), Some(terms));
         let crashed = crashed.filter(|_| !stopped);
+        let read = without_limits(&config);
         Ok(Self {
             config,
             shared,
@@ -416,6 +433,7 @@ impl Service {
             crashed,
             certificates: Watched::default(),
             gates: Vec::new(),
+            read,
         })
     }
 
@@ -472,15 +490,19 @@ impl Service {
         &self.shared
     }
 
-    /// Puts another config in force, as far as that needs no restart.
+    /// Puts another config in force, as far as that needs no restart. Says whether anything in it is new here: the limits of a region's
+    /// node are not, unless it makes the catalogue.
     ///
     /// # Errors
     /// The limits contradict each other, or the journal cannot be read or written; then the old
     /// ones stay.
-    pub fn reload(&mut self, new: Config) -> Result<(), StartError> {
+    pub fn reload(&mut self, new: Config) -> Result<Reloaded, StartError> {
         for name in self.config.needs_restart(&new) {
             warn!(setting = name, "changed in the file, and needs a restart to take effect");
         }
+        let rules = self.shared.regions.get().is_none_or(|regions| regions.makes_versions());
+        let has_new_limits = rules && self.config.live.limits != new.live.limits;
+        let read = without_limits(&new);
         let let_in = self.let_in(&new);
         // What can be wrong with them is known before anything counts.
         let shared = Arc::clone(&self.shared);
@@ -496,7 +518,10 @@ impl Service {
             webhooks.replace(hooks);
         }
         self.config.live = new.live;
-        Ok(let_in?)
+        let_in?;
+        let is_new = has_new_limits || self.read != read;
+        self.read = read;
+        Ok(if is_new { Reloaded::Applied } else { Reloaded::Unchanged })
     }
 
     /// Lets in by each port whom a new config names, where the port itself is the same. Apart from all else: whoever is to be kept out is
@@ -513,7 +538,12 @@ impl Service {
     }
 
     fn put_limits_in_force(&self, live: &Live) -> Result<(), StartError> {
-        for change in self.put_in_force(live)? {
+        let changes = match self.shared.alone.get() {
+            Some(alone) => alone.reload(&self.shared, &live.limits, |limits| self.put_in_force(limits))?,
+            None => self.put_in_force(live.limits.clone())?,
+        };
+        self.shared.apply(live);
+        for change in changes {
             match change.kind {
                 ChangeKind::Added => info!(limit = change.limit, "limit added"),
                 ChangeKind::Removed => info!(limit = change.limit, "limit removed"),
@@ -521,22 +551,27 @@ impl Service {
                 ChangeKind::Succeeds { at_ns } => {
                     let now_ns = self.shared.clock.now().wall_ns;
                     let in_seconds = at_ns.saturating_sub(now_ns).div_ceil(1_000_000_000);
-                    info!(limit = change.limit, in_seconds, "limit replaced: the old one holds until then");
+                    warn!(
+                        limit = change.limit,
+                        in_seconds,
+                        "the limit matches or counts otherwise now: the old one counts beside it until then, and both may deny"
+                    );
                 }
             }
         }
         Ok(())
     }
 
-    fn put_in_force(&self, live: &Live) -> Result<Vec<Change>, StartError> {
+    fn put_in_force(&self, limits: Vec<Limit>) -> Result<Vec<Change>, StartError> {
         let now = self.shared.clock.now();
         let node = &self.shared.node;
+        let before = node.schedule();
         let mut reading = Reading::default();
         let store = self.store.as_deref();
         if let Some(writer) = &self.shared.writer {
             // A crash must find what is about to be served, so it is written down beforehand too.
-            let mut both = node.schedule();
-            let new = unknown(&both, &live.limits);
+            let mut both = before.clone();
+            let new = unknown(&both, &limits);
             if !new.is_empty() {
                 both.extend(new);
                 writer.write(&[], &[(SCHEDULE, Some(&schedule_bytes(&both)?))])?;
@@ -544,13 +579,13 @@ impl Service {
         }
         // Before anything is in force: a limit that was known once is not read again.
         let known: BTreeSet<LimitId> = node.known_limits().into_iter().collect();
-        let unknown = live.limits.iter().map(|limit| limit.id).filter(|id| !known.contains(id));
+        let unknown = limits.iter().map(|limit| limit.id).filter(|id| !known.contains(id));
         let mut rows: BTreeMap<LimitId, Vec<Row>> = match store {
             Some(store) => unknown.map(|id| (id, reading.rows(store, id))).collect(),
             None => BTreeMap::new(),
         };
         reading.done()?;
-        let changes = node.apply(live.limits.clone(), now, |id| rows.remove(&id).unwrap_or_default())?;
+        let changes = node.apply(limits, now, |id| rows.remove(&id).unwrap_or_default())?;
         let written: Result<(), StartError> = match &self.shared.writer {
             Some(writer) => schedule_bytes(&node.schedule())
                 .and_then(|schedule| Ok(writer.write(&[], &[(SCHEDULE, Some(&schedule))])?)),
@@ -558,10 +593,10 @@ impl Service {
         };
         if let Err(fault) = written {
             // What a restart would not know of must not be in force. The old limits were, so they can be.
-            node.apply(self.config.live.limits.clone(), now, |_| Vec::new())?;
+            let before = before.into_iter().filter(|old| old.until_ns.is_none());
+            node.apply(before.map(|old| old.limit).collect(), now, |_| Vec::new())?;
             return Err(fault);
         }
-        self.shared.apply(live);
         Ok(changes)
     }
 
@@ -656,7 +691,7 @@ impl Service {
 fn unknown(schedule: &[Scheduled], limits: &[Limit]) -> Vec<Scheduled> {
     let known: BTreeSet<LimitId> = schedule.iter().map(|scheduled| scheduled.limit.id).collect();
     let new = limits.iter().filter(|limit| !known.contains(&limit.id)).cloned();
-    new.map(|limit| Scheduled { limit, from_ns: None, until_ns: None }).collect()
+    new.map(|limit| Scheduled { limit, until_ns: None }).collect()
 }
 
 /// What webhooks need to be put in force; nothing where there are none and never were.
@@ -719,6 +754,11 @@ fn known(bytes: &[u8]) -> Result<BTreeSet<LimitId>, StartError> {
     }
 }
 
+fn without_limits(config: &Config) -> Config {
+    let Live { headers, trace_key, no_match, webhooks, limits: _ } = config.live.clone();
+    Config { live: Live { limits: Vec::new(), headers, trace_key, no_match, webhooks }, ..config.clone() }
+}
+
 fn hash_key(store: Option<&dyn Store>, chance: &Chance) -> Result<HashKey, StartError> {
     let Some(store) = store else { return Ok(HashKey(chance.draw(KEY)?)) };
     if let Some(bytes) = store.value(KEY)? {
@@ -737,18 +777,16 @@ fn read_schedule(store: &dyn Store) -> Result<Option<Vec<Scheduled>>, StartError
     let Some(bytes) = store.value(SCHEDULE)? else { return Ok(None) };
     let kept: Vec<KeptLimit> = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
     let mut schedule = Vec::new();
-    for KeptLimit { spec, from_ns, until_ns } in kept {
+    for KeptLimit { spec, until_ns } in kept {
         let name = spec.name.clone();
         let limit = Limit::new(spec).map_err(|faults| fault(format!("limit {name}: {}", faults[0])))?;
-        schedule.push(Scheduled { limit, from_ns, until_ns });
+        schedule.push(Scheduled { limit, until_ns });
     }
     Ok(Some(schedule))
 }
 
 pub(crate) fn schedule_bytes(schedule: &[Scheduled]) -> Result<Vec<u8>, StartError> {
-    let kept: Vec<KeptLimit> = schedule
-        .iter()
-        .map(|s| KeptLimit { spec: s.limit.spec.clone(), from_ns: s.from_ns, until_ns: s.until_ns })
-        .collect();
+    let kept: Vec<KeptLimit> =
+        schedule.iter().map(|s| KeptLimit { spec: s.limit.spec.clone(), until_ns: s.until_ns }).collect();
     serde_json::to_vec(&kept).map_err(|e| StartError::Value { what: SCHEDULE, cause: e.to_string() })
 }

@@ -4,6 +4,8 @@ use acequia_api::acequia::v1::Settled;
 use acequia_limits::verdict::NEVER;
 use acequia_node::{Answer, Catalogue, Outcome, Refunded};
 
+use crate::unmatched;
+
 /// Upper bounds of the buckets for waits, in seconds.
 pub(crate) const RETRY_SECONDS: [f64; 12] =
     [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3_600.0, 21_600.0, 86_400.0];
@@ -31,6 +33,8 @@ pub(crate) struct Tally {
     pub(crate) crowded: u64,
     /// Descriptors that no limit counted.
     pub(crate) unmatched: u64,
+    /// Requests that no limit was about.
+    pub(crate) unmatched_requests: unmatched::Counts,
     /// Questions that were answered before, under the same name.
     pub(crate) repeats: u64,
     /// What became of settlements, by [`SETTLED`].
@@ -162,6 +166,7 @@ impl Tally {
         self.denied += other.denied;
         self.bad_requests += other.bad_requests;
         self.unmatched += other.unmatched;
+        self.unmatched_requests.add(&other.unmatched_requests);
         self.waited.iter_mut().zip(other.waited).for_each(|(ours, theirs)| *ours += theirs);
         self.crowded += other.crowded;
         self.repeats += other.repeats;

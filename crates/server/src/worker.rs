@@ -11,7 +11,7 @@ use std::{
 
 use acequia_api::acequia::v1::Settled as Word;
 use acequia_limits::{
-    HashKey, LimitId, Now, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
+    HashKey, LimitId, Now, Reason, Request, algorithm::is_never, cell::Tagger, time::ms_rounded_up,
 };
 use acequia_node::{
     Answer, Ask, Asker, Catalogue, DRAW_WAIT_NS, Drawing, IdReused, Node, Outcome, Recording, Refunded,
@@ -30,9 +30,10 @@ use crate::{
     names::{self, Deciding, Named, SharedNames},
     patience::{Patience, Waiting},
     refused::Refused,
-    regions::Regions,
+    regions::{Alone, Regions},
     siblings::Siblings,
     tally::{DECISION_SECONDS, Tally},
+    unmatched::{self, NoMatch, NoMatches},
     warnings::Warned,
     webhooks::Webhooks,
     writer::Writer,
@@ -60,6 +61,8 @@ pub struct Shared {
     pub(crate) begun: Now,
     /// The other regions, once there is a way to them.
     pub(crate) regions: OnceLock<Arc<Regions>>,
+    /// What was ordered of this node, where it stands alone.
+    pub(crate) alone: OnceLock<Alone>,
     /// The webhooks, once the config has had any.
     pub(crate) webhooks: OnceLock<Webhooks>,
     pub(crate) warned: Warned,
@@ -73,6 +76,8 @@ pub struct Shared {
     pub(crate) refused: Refused,
     /// Calls whose callers had given up before they were decided.
     pub(crate) expired: AtomicU64,
+    /// Domains of requests that no limit was about, as they are counted.
+    pub(crate) unmatched_domains: unmatched::Names,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -82,6 +87,7 @@ pub struct Shared {
 pub(crate) struct Settings {
     pub(crate) headers: Headers,
     pub(crate) trace_key: Option<String>,
+    pub(crate) no_match: NoMatches,
 }
 
 impl Shared {
@@ -98,6 +104,7 @@ impl Shared {
             writer,
             begun: clock.now(),
             regions: OnceLock::new(),
+            alone: OnceLock::new(),
             webhooks: OnceLock::new(),
             warned: Warned::default(),
             waiting: Arc::default(),
@@ -109,6 +116,7 @@ impl Shared {
             connections: Arc::default(),
             refused: Refused::default(),
             expired: AtomicU64::new(0),
+            unmatched_domains: unmatched::Names::default(),
             draining: AtomicBool::new(false),
             live: ArcSwap::default(),
         }
@@ -116,15 +124,23 @@ impl Shared {
 
     /// Adds a worker.
     pub fn worker(self: &Arc<Self>) -> Arc<Worker> {
-        let inner = Inner { asker: self.node.asker(), tally: Tally::default(), cells: Cells::default() };
+        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
+        // Any number but 0, and another for each worker.
+        let random = (workers.len() as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let inner =
+            Inner { asker: self.node.asker(), tally: Tally::default(), cells: Cells::default(), random };
         let worker = Arc::new(Worker { shared: Arc::clone(self), inner: Mutex::new(inner) });
-        self.workers.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&worker));
+        workers.push(Arc::clone(&worker));
         worker
     }
 
     /// Puts settings in force.
     pub fn apply(&self, live: &Live) {
-        let settings = Settings { headers: live.headers.clone(), trace_key: live.trace_key.clone() };
+        let settings = Settings {
+            headers: live.headers.clone(),
+            trace_key: live.trace_key.clone(),
+            no_match: live.no_match.clone(),
+        };
         self.live.store(Arc::new(settings));
     }
 
@@ -166,6 +182,15 @@ impl Shared {
         cells
     }
 
+    /// Requests that no limit was about, over all workers.
+    pub(crate) fn unmatched(&self) -> unmatched::Counts {
+        let mut all = unmatched::Counts::default();
+        for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+            all.add(&worker.unmatched());
+        }
+        all
+    }
+
     /// Takes every worker and never gives it back: from now on nothing is asked any more.
     pub(crate) fn stop_asking(&self) {
         for worker in self.workers.read().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -204,6 +229,8 @@ struct Inner {
     asker: Asker,
     tally: Tally,
     cells: Cells,
+    /// Spreads those who wait for one edge.
+    random: u64,
 }
 
 /// How a request is asked, and how its charge is remembered.
@@ -310,7 +337,7 @@ impl Worker {
             longest = longest.saturating_sub(begun.elapsed());
         }
         let asked = self.hold().ask_patiently(request, how, longest, &respond);
-        let answer = self.finish(request, how, asked, respond).await;
+        let answer = self.finish(request, (how, longest), asked, respond).await;
         if let Some(claim) = claim {
             claim.keep(keep_wait.saturating_sub(begun.elapsed())).await;
         }
@@ -325,20 +352,22 @@ impl Worker {
         (!is_known).then_some((recording, &siblings.names))
     }
 
-    /// Waits for what an answer waits for: units of other regions, or the disk.
+    /// Waits for what an answer waits for: units of other regions, or the disk; for the disk no longer than that, less what was waited.
     pub(crate) async fn finish<R>(
         &self,
         request: &Request<'_>,
-        how: How,
+        (how, longest): (How, Duration),
         mut asked: Asked<R>,
         respond: impl Fn(&Answer, &Catalogue, Now) -> R,
     ) -> Result<R, IdReused> {
+        let begun = Instant::now();
         loop {
             match asked {
                 Asked::Reused => return Err(IdReused),
                 Asked::Now(response) => return Ok(response),
                 Asked::Unwritten(response, unwritten) => {
-                    return Ok(match self.settle(*unwritten).await {
+                    let left = longest.saturating_sub(begun.elapsed());
+                    return Ok(match self.settle(*unwritten, left).await {
                         None => response,
                         Some((denied, catalogue)) => respond(&denied, &catalogue, self.shared.clock.now()),
                     });
@@ -351,11 +380,11 @@ impl Worker {
         }
     }
 
-    /// Waits until an answer may leave. Gives the denial that leaves in its place if the disk was
-    /// too slow.
-    pub async fn settle(&self, unwritten: Unwritten) -> Option<(Answer, Arc<Catalogue>)> {
+    /// Waits until an answer may leave, for `longest`. Gives the denial that leaves in its place if the disk was
+    /// too slow, or is full.
+    pub async fn settle(&self, unwritten: Unwritten, longest: Duration) -> Option<(Answer, Arc<Catalogue>)> {
         if let Some(writer) = &self.shared.writer
-            && writer.wait_for(unwritten.batch).await
+            && writer.wait_for(unwritten.batch, longest).await
         {
             return None;
         }
@@ -377,6 +406,11 @@ impl Worker {
     /// What was counted so far; nothing changes by looking.
     pub(crate) fn counted(&self) -> Tally {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.clone()
+    }
+
+    /// Requests that no limit was about.
+    pub(crate) fn unmatched(&self) -> unmatched::Counts {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).tally.unmatched_requests.clone()
     }
 
     /// The cells of one limit, by its slot, as they were counted so far.
@@ -522,7 +556,24 @@ impl Held<'_> {
         if let Some(begun) = timed {
             tally.decision.record(&DECISION_SECONDS, begun.elapsed().as_secs_f64());
         }
+        if asker.last().0.reason == Reason::NoMatch {
+            self.decide_unmatched(request, how.ask);
+        }
         Ok(())
+    }
+
+    /// What becomes of a request that no limit is about.
+    #[cold]
+    fn decide_unmatched(&mut self, request: &Request<'_>, ask: Ask) {
+        let Inner { asker, tally, .. } = &mut *self.inner;
+        let shared = &self.worker.shared;
+        if ask.charge {
+            tally.unmatched_requests.count(request.domain, &shared.unmatched_domains);
+        }
+        let has_limits = !asker.last().1.limits_of(request.domain).is_empty();
+        if shared.settings().no_match.of(request.domain, has_limits) == NoMatch::Deny {
+            asker.deny_unmatched();
+        }
     }
 
     /// Counts the last answer, and makes the response from it.
@@ -533,7 +584,10 @@ impl Held<'_> {
         ask: Ask,
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
-        let Inner { asker, tally, cells } = &mut *self.inner;
+        let Inner { asker, tally, cells, random } = &mut *self.inner;
+        if let Some(most_ns) = spread_ns(asker.last()) {
+            asker.ask_later(next(random) % most_ns);
+        }
         let (answer, catalogue) = asker.last();
         if answer.charge.is_some_and(|charge| charge.is_repeat) {
             tally.repeats += 1;
@@ -566,6 +620,31 @@ impl Held<'_> {
             (response, Some(unwritten)) => Asked::Unwritten(response, Box::new(unwritten)),
         }
     }
+}
+
+/// Whoever waits for the edge of a window is told to come back up to so much later: all of a limit's keys wait for the same edge.
+const SPREAD_NS_MAX: u64 = 5_000_000_000;
+/// And at most this part of the window later.
+const SPREAD_PART: u64 = 16;
+
+/// How much later whoever was denied may be told to come back, in nanoseconds; nothing where nobody else waits for the same moment.
+#[inline]
+fn spread_ns((answer, catalogue): (&Answer, &Arc<Catalogue>)) -> Option<u64> {
+    if answer.allowed || answer.reason != Reason::OverLimit || is_never(answer.retry_after_ns) {
+        return None;
+    }
+    let decisive = &answer.limits[answer.decisive?];
+    let algorithm = &catalogue.limits[decisive.limit as usize].limit.algorithm;
+    let most_ns = SPREAD_NS_MAX.min(algorithm.period_ns() / SPREAD_PART);
+    (algorithm.has_common_edges() && most_ns > 0).then_some(most_ns)
+}
+
+/// The next of a row of numbers (G. Marsaglia, "Xorshift RNGs", 2003).
+fn next(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
 }
 
 /// The limits that deny, as a set of bits by their places; those past the last bit are as one.

@@ -33,12 +33,21 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 /// Rows that are written together, and their number.
 type Batch = (u64, Vec<Row>);
 
+/// How far the writer has come.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    /// The last batch on disk.
+    committed: u64,
+    /// Commits that failed.
+    failures: u64,
+}
+
 /// Writes a node's rows to a store.
 #[derive(Debug)]
 pub struct Writer {
     node: Arc<Node>,
     store: Arc<dyn Store>,
-    committed: watch::Sender<u64>,
+    progress: watch::Sender<Progress>,
     wanted: Mutex<bool>,
     wake: Condvar,
     /// The same for [`Writer::run_on`].
@@ -59,7 +68,7 @@ impl Writer {
         Self {
             node,
             store,
-            committed: watch::Sender::new(0),
+            progress: watch::Sender::default(),
             wanted: Mutex::new(false),
             wake: Condvar::new(),
             wake_task: Notify::new(),
@@ -77,12 +86,17 @@ impl Writer {
         &self.store
     }
 
-    /// Waits until a batch is on disk; says whether it is.
-    pub async fn wait_for(&self, batch: u64) -> bool {
+    /// Waits until a batch is on disk, for `longest` or [`REPLY_WAIT_MAX`]; says whether it is. A commit that fails ends the wait: a disk
+    /// that is full has no room a moment later.
+    pub async fn wait_for(&self, batch: u64, longest: Duration) -> bool {
+        let mut progress = self.progress.subscribe();
+        let failures = progress.borrow().failures;
         self.want();
-        let mut committed = self.committed.subscribe();
-        let done = committed.wait_for(|committed| *committed >= batch);
-        matches!(tokio::time::timeout(REPLY_WAIT_MAX, done).await, Ok(Ok(_)))
+        let done = progress.wait_for(|now| now.committed >= batch || now.failures > failures);
+        match timeout(REPLY_WAIT_MAX.min(longest), done).await {
+            Ok(Ok(now)) => now.committed >= batch,
+            Ok(Err(_)) | Err(_) => false,
+        }
     }
 
     /// Writes until [`Writer::stop`], on a thread of its own: a disk blocks. A store that cannot be
@@ -164,6 +178,7 @@ impl Writer {
         if done.is_err() {
             self.failures.fetch_add(1, Ordering::Relaxed);
             self.node.journal_failed();
+            self.progress.send_modify(|progress| progress.failures += 1);
             return done;
         }
         self.commits.fetch_add(1, Ordering::Relaxed);
@@ -171,7 +186,7 @@ impl Writer {
         let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.commit_ns.fetch_add(took, Ordering::Relaxed);
         self.node.committed(batch);
-        self.committed.send_modify(|committed| *committed = batch.max(*committed));
+        self.progress.send_modify(|progress| progress.committed = batch.max(progress.committed));
         *in_hand = None;
         Ok(())
     }

@@ -148,8 +148,8 @@ impl Check for AllSettles {
         for answer in answers {
             for (limit, asked) in self.limits.iter().zip(&mut self.asked) {
                 let has = |key: &str| answer.question.entries.iter().any(|(known, _)| known == key);
-                let is_about =
-                    limit.when.iter().all(|when| has(&when.key)) && limit.by.iter().all(|by| has(&by.key));
+                let is_about = limit.when.iter().all(|when| has(&when.key) != when.is_absent)
+                    && limit.by.iter().all(|by| has(&by.key));
                 let cell = cell_of(limit, &answer.question);
                 if is_about && asked.len() < CELLS_MAX && asked.iter().all(|(known, _)| *known != cell) {
                     asked.push((cell, answer.question.clone()));

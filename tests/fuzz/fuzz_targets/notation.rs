@@ -6,7 +6,7 @@ use std::str;
 use acequia_fuzz::seeds;
 use acequia_limits::{
     Descriptor, PERIOD_NS_MAX, Rate, UNITS_MAX,
-    notation::{format_duration_ns, parse_duration_ns},
+    notation::{format_duration_ns, parse_duration_ns, parse_units},
     pattern::Pattern,
     selector::{By, Condition, Prefix},
 };
@@ -26,6 +26,12 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
         assert!((1..=PERIOD_NS_MAX).contains(&ns));
         let short = parse_duration_ns(&format_duration_ns(ns)).expect("what is written reads back");
         assert!(short <= ns && ns - short <= ns / 20, "{ns} is written as {short}");
+    }
+
+    if let Ok(units) = parse_units(text) {
+        let digits = text.trim_end_matches(['k', 'M']);
+        assert!(digits.bytes().all(|byte| byte.is_ascii_digit()) && text.len() <= digits.len() + 1, "{text:?}");
+        assert_eq!(parse_units(&units.to_string()), Ok(units));
     }
 
     let pattern = Pattern::new(text);
@@ -66,7 +72,16 @@ fn naive(pattern: &[u8], value: &[u8]) -> bool {
 }
 
 fn seeds() -> Vec<Vec<u8>> {
-    let texts = ["60/s\n", "5/10s\n10.1.2.3", "1_000/d\n2001:db8::1", "1h30m\nx", "250ms\n", "400d\n"];
+    let texts = [
+        "60/s\n",
+        "5/10s\n10.1.2.3",
+        "50k/d\n2001:db8::1",
+        "2M\n",
+        "1min30sec\n",
+        "1h30m\nx",
+        "250ms\n",
+        "400d\n",
+    ];
     let patterns = ["/report/*\n/report/a/b", "a*b*c\na-b-b-c", "!x*\n!x", "*.png\na.png"];
     texts.iter().chain(&patterns).map(|text| text.as_bytes().to_vec()).collect()
 }

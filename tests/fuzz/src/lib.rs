@@ -15,6 +15,19 @@ pub mod wire {
     pub use self::{reader::*, request::*, response::*};
 }
 
+/// What a proxy asks, descriptors in JSON, and YAML as text, from the files of `crates/server`.
+#[path = "../../../crates/server/src/authz.rs"]
+pub mod authz;
+#[path = "../../../crates/server/src/json.rs"]
+pub mod json;
+#[path = "../../../crates/server/src/config/quote.rs"]
+mod quote;
+
+/// A config as it is read: see there.
+pub fn quoted(text: &str) -> std::borrow::Cow<'_, str> {
+    quote::quoted(text)
+}
+
 /// The messages of `acequia.v1`, as `acequia_api` has them.
 pub mod acequia {
     pub mod v1 {

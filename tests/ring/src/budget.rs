@@ -7,8 +7,8 @@ use acequia_limits::{
     cell::Tagger,
     classes::ClassesSpec,
     limit::{
-        FixedWindowSpec, LeakyBucketSpec, LimitSpec, OneOrMany, QuotaSpec, SharingSpec, SlidingWindowSpec,
-        ThrottleSpec, TokenBucketSpec,
+        FixedWindowSpec, LeakyBucketSpec, LimitSpec, QuotaSpec, SharingSpec, SlidingWindowSpec, ThrottleSpec,
+        TokenBucketSpec, ValueSpec,
     },
 };
 use acequia_node::Holding;
@@ -263,7 +263,7 @@ impl Measured {
         LimitSpec { sharing, classes, throttle, overrides, ..spec(self.name, self.shape, budget) }
     }
 
-    fn override_of(&self, own: Own) -> BTreeMap<String, OneOrMany> {
+    fn override_of(&self, own: Own) -> BTreeMap<String, ValueSpec> {
         let Own { key, budget: Budget { units, rate }, until_ns } = own;
         let mut fields = BTreeMap::from([(self.name.to_owned(), self.keys[key].value.to_owned())]);
         let mut put = |name: &str, text: String| fields.insert(name.to_owned(), text);
@@ -284,7 +284,7 @@ impl Measured {
             let until = Timestamp::from_second((until_ns / S) as i64).expect("a time of this age");
             put("until", until.to_string());
         }
-        fields.into_iter().map(|(name, text)| (name, OneOrMany(vec![text]))).collect()
+        fields.into_iter().map(|(name, text)| (name, ValueSpec::Texts(vec![text]))).collect()
     }
 
     /// Units a nanosecond; 0 where there is no rate.

@@ -481,6 +481,9 @@ pub struct ListBudgetsResponse {
     pub budgets: ::prost::alloc::vec::Vec<Budget>,
     #[prost(message, optional, tag = "2")]
     pub catalogue: ::core::option::Option<Catalogue>,
+    /// Of a node that stands alone: where what operators ordered, which counts, differs from its file.
+    #[prost(string, repeated, tag = "3")]
+    pub differences: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Budget {
@@ -2098,6 +2101,9 @@ pub struct PeekResponse {
     /// Where the nodes of a region share a store: what this one has of each cell that the request hits.
     #[prost(message, repeated, tag = "6")]
     pub pools: ::prost::alloc::vec::Vec<Pool>,
+    /// What an operator should know of the limits of the domain, a line each.
+    #[prost(string, repeated, tag = "7")]
+    pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// What a candidate says, and what its live limit does.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

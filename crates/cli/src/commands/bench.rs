@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::{
     ANOTHER_NODE, Address, Output, SUCCESS, complain,
     entries::{Word, groups, read_word},
-    json_line, mend,
+    json_line, mend, note,
 };
 use crate::load::{
     Bound, CONNECTIONS_MAX, IN_FLIGHT_MAX, Load, LoadError, Payloads, Report, Work, check_batch_decisions,
@@ -66,7 +66,7 @@ pub struct Bench {
     seconds: u64,
 
     /// The domain to ask for.
-    #[arg(long, default_value = "shop")]
+    #[arg(long, default_value = "bench")]
     domain: String,
 
     /// How many values the first KEY=VALUE takes, in turn: VALUE-0, VALUE-1 and so on.
@@ -126,7 +126,15 @@ impl Bench {
         match client.peek(questions.question(0)).await {
             // Any server of Envoy's protocol can be measured, and another one has no Peek.
             Err(ClientError::Unreachable { .. }) if self.mode == Mode::Rls => Ok(()),
-            answer => answer.map(drop),
+            answer => {
+                if answer?.verdict.is_some_and(|verdict| verdict.limits.is_empty()) {
+                    note(&format!(
+                        "no limit of the domain {} is about this: nothing is counted; --domain and KEY=VALUE choose another",
+                        self.domain
+                    ));
+                }
+                Ok(())
+            }
         }
     }
 
@@ -328,7 +336,7 @@ mod tests {
         for (key, message) in questions.rate_limit_requests().enumerate() {
             let request = RateLimitRequest::decode(&message[..]).expect("a request");
             let entry = &request.descriptors[0].entries[0];
-            assert_eq!(request.domain, "shop");
+            assert_eq!(request.domain, "bench");
             assert_eq!((entry.key.as_str(), entry.value.clone()), ("api_key", format!("bench-{key}")));
         }
         let batches: Vec<_> = questions

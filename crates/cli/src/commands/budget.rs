@@ -183,6 +183,11 @@ fn list(budgets: &ListBudgetsResponse, paint: Paint) -> String {
         table(&rows, [Align::Left, Align::Left, Align::Right], 0, paint)
     };
     text.push('\n');
+    if !budgets.differences.is_empty() {
+        text.push_str("What was ordered counts, and not this node's file:\n");
+        budgets.differences.iter().for_each(|line| text.push_str(&format!("  {}\n", plain(line))));
+        return text;
+    }
     text.push_str(&lines(&standing(budgets.catalogue.as_ref()), paint));
     text
 }
@@ -235,6 +240,8 @@ fn table_of_overrides(listed: &Listed, paint: Paint) -> String {
 struct ListJson<'a> {
     budgets: Vec<BudgetJson<'a>>,
     catalogue: Option<CatalogueJson<'a>>,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    differences: &'a [String],
 }
 
 impl<'a> ListJson<'a> {
@@ -242,6 +249,7 @@ impl<'a> ListJson<'a> {
         Self {
             budgets: budgets.budgets.iter().map(BudgetJson::new).collect(),
             catalogue: CatalogueJson::new(budgets.catalogue.as_ref()),
+            differences: &budgets.differences,
         }
     }
 }
@@ -304,8 +312,11 @@ mod tests {
     #[test]
     fn the_list_has_a_line_for_each_limit_and_the_catalogue() {
         let broken = Listed { name: "broken".to_owned(), limit_json: "{".to_owned(), ..search() };
-        let budgets =
-            ListBudgetsResponse { budgets: vec![per_key(), search(), broken], catalogue: Some(pending()) };
+        let budgets = ListBudgetsResponse {
+            budgets: vec![per_key(), search(), broken],
+            catalogue: Some(pending()),
+            differences: Vec::new(),
+        };
         assert_eq!(
             list(&budgets, Paint::OFF),
             "\
@@ -319,7 +330,8 @@ version    1.8 requested, 1.7 effective everywhere
 waits for  us: not heard for 12 s; it goes on when us is heard, or is evicted
 "
         );
-        let none = ListBudgetsResponse { budgets: Vec::new(), catalogue: Some(settled()) };
+        let none =
+            ListBudgetsResponse { budgets: Vec::new(), catalogue: Some(settled()), differences: Vec::new() };
         assert_eq!(
             list(&none, Paint::OFF),
             "The node has no limits.\n\nauthority  eu/eu-1, this node\nversion    1.7, effective everywhere\n"
@@ -354,7 +366,8 @@ version    1.7, effective everywhere
 
     #[test]
     fn programs_get_the_limit_as_it_is_in_a_config() {
-        let budgets = ListBudgetsResponse { budgets: vec![search()], catalogue: None };
+        let budgets =
+            ListBudgetsResponse { budgets: vec![search()], catalogue: None, differences: Vec::new() };
         let limit = r#""domain":"shop","name":"search","budget":"sliding_window 10 in 1s","limit":{}"#;
         assert_eq!(
             json_line(&ListJson::new(&budgets)),

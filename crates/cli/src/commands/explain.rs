@@ -60,6 +60,7 @@ struct ExplainJson<'a> {
     pools: Vec<PoolJson<'a>>,
     overrides: Vec<OverrideJson<'a>>,
     candidates: Vec<CandidateJson<'a>>,
+    warnings: &'a [String],
 }
 
 /// What a candidate says, beside the limit that it may replace.
@@ -111,6 +112,7 @@ impl<'a> ExplainJson<'a> {
             pools: peek.pools.iter().map(|pool| PoolJson::new(&names, pool)).collect(),
             overrides: peek.overrides.iter().map(other).collect(),
             candidates: peek.candidates.iter().map(candidate).collect(),
+            warnings: &peek.warnings,
         }
     }
 }
@@ -124,8 +126,11 @@ fn name_at<'a>(names: &[&'a str], place: u32) -> &'a str {
 }
 
 fn for_people(domain: &str, verdict: &CheckResponse, peek: &PeekResponse, paint: Paint) -> String {
-    let PeekResponse { unmatched, shares, pools, overrides, candidates, .. } = peek;
+    let PeekResponse { unmatched, shares, pools, overrides, candidates, warnings, .. } = peek;
     let mut text = headline(verdict, paint);
+    for warning in warnings {
+        text.push_str(&format!("{}  {}\n", paint.word(Colour::Yellow, "warning"), plain(warning)));
+    }
     if !verdict.limits.is_empty() {
         text.push('\n');
         text.push_str(&limits(&verdict.limits, paint));
@@ -424,7 +429,7 @@ Do not apply, of the limits of shop:
             concat!(
                 r#"{"verdict":{"allowed":true,"limit":"per-key","remaining":59,"retry_after_ms":null,"#,
                 r#""delay_ms":0,"charge_id":null,"reason":"within-limit","limits":[]},"#,
-                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[],"pools":[],"overrides":[],"candidates":[]}"#,
+                r#""unmatched":[{"name":"search","why":"no entry route"}],"shares":[],"pools":[],"overrides":[],"candidates":[],"warnings":[]}"#,
                 "\n"
             )
         );

@@ -185,7 +185,11 @@ impl Admin for FakeAdmin {
             limit_json: r#"{"by":["api_key"]}"#.to_owned(),
             budget: "token_bucket 60/s burst 120".to_owned(),
         };
-        Ok(Response::new(ListBudgetsResponse { budgets: vec![per_key], catalogue: Some(self.catalogue()) }))
+        Ok(Response::new(ListBudgetsResponse {
+            budgets: vec![per_key],
+            catalogue: Some(self.catalogue()),
+            differences: Vec::new(),
+        }))
     }
 
     async fn set_budget(

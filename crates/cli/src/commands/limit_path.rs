@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use acequia_limits::notation::{Rate, parse_duration_ns};
+use acequia_limits::notation::{Rate, parse_duration_ns, parse_units};
 
 /// What [`LimitPath`] is written like.
 const SHAPE: &str = "write DOMAIN/NAME, or DOMAIN/NAME[KEY=VALUE,KEY=VALUE] for the numbers of one key";
@@ -95,10 +95,7 @@ pub(super) fn read_number(word: &str) -> Result<Number, String> {
         "rate" => Rate::parse(text).map(drop)?,
         "window" => parse_duration_ns(text).map(drop)?,
         "burst" | "limit" | "queue" => {
-            text.replace('_', "")
-                .parse::<u64>()
-                .map(drop)
-                .map_err(|_| format!("{text:?} is no count of units: write {name}=200"))?;
+            parse_units(text).map(drop)?;
         }
         _ => {
             return Err(format!(
@@ -189,9 +186,9 @@ mod tests {
             ("speed=1", "rate and burst"),
             ("rate=100", "60/s"),
             ("window=hour", "250ms"),
-            ("burst=-1", "burst=200"),
-            ("limit=10/s", "limit=200"),
-            ("queue=", "queue=200"),
+            ("burst=-1", "1200, 50k or 2M"),
+            ("limit=10/s", "1200, 50k or 2M"),
+            ("queue=", "1200, 50k or 2M"),
         ] {
             let fault = read_number(word).expect_err(word);
             assert!(fault.contains(why), "{word}: {fault}");

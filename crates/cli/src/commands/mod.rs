@@ -32,6 +32,7 @@ mod store;
 #[cfg(test)]
 mod stories;
 mod top;
+mod validate;
 mod verdict;
 
 use std::{
@@ -48,7 +49,7 @@ use clap::{Args, value_parser};
 pub use self::{
     audit::Audit, authority::Authority, bench::Bench, budget::Budget, candidate::Candidate, certs::Certs,
     check::Check, clock::ClockCheck, explain::Explain, grant::Grant, grant::Reset, regions::Regions,
-    settlement::Commit, settlement::Refund, store::Store, top::Top,
+    settlement::Commit, settlement::Refund, store::Store, top::Top, validate::Validate,
 };
 use self::{
     entries::{Word, groups, read_word},
@@ -182,6 +183,11 @@ impl Output {
             Ok(()) | Err(_) => ExitCode::from(code),
         }
     }
+}
+
+/// Says on standard error what whoever reads the output should know.
+fn note(what: &str) {
+    let _ = writeln!(io::stderr(), "acequia: {what}");
 }
 
 /// Says on standard error what went wrong.

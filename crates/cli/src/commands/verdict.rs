@@ -116,6 +116,9 @@ fn decision(verdict: &CheckResponse) -> String {
             format!("exempt from every limit that matches ({reason})")
         }
         (true, None) => format!("no limit that matches is enforced ({reason})"),
+        (false, None) if verdict.reason() == Reason::NoMatch => {
+            format!("no limit matches, and the config denies what no limit is about ({reason})")
+        }
         (false, limit) => {
             let limit = limit.unwrap_or("a limit without a name");
             format!("by {limit}: {remaining} left, {} ({reason})", come_back(verdict.retry_after_ms))

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::{BySpec, Charge, LimitSpec, Mode, OnStoreLoss, OneOrMany, TokenBucketSpec};
+use super::{BySpec, Charge, Descriptors, LimitSpec, Mode, OnStoreLoss, TokenBucketSpec, ValueSpec};
 
 pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
     LimitSpec {
         name: "per-key".into(),
         domain: "shop".into(),
         when: BTreeMap::new(),
+        exact: false,
         by: vec![BySpec::Key("api_key".into())],
+        descriptors: Descriptors::Sum,
         cost: None,
         token_bucket: Some(TokenBucketSpec { rate: rate.into(), burst }),
         leaky_bucket: None,
@@ -30,6 +32,6 @@ pub(super) fn bucket(rate: &str, burst: u64) -> LimitSpec {
 }
 
 pub(super) fn override_with(fields: &[(&str, &str)]) -> LimitSpec {
-    let fields = fields.iter().map(|(k, v)| ((*k).to_owned(), OneOrMany(vec![(*v).to_owned()])));
+    let fields = fields.iter().map(|(k, v)| ((*k).to_owned(), ValueSpec::Texts(vec![(*v).to_owned()])));
     LimitSpec { overrides: vec![fields.collect()], ..bucket("60/s", 120) }
 }

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    AddressSpec, BySpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec, NAME_BYTES_MAX, OneOrMany,
-    Override, PATTERNS_MAX, PRIORITIES_MAX, QuotaSpec, Sharing, SharingSpec, SlidingWindowSpec, Soft,
-    Throttle, ThrottleSpec, TokenBucketSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN, parse_instant_ns,
+    AddressSpec, BySpec, FixedWindowSpec, KEYS_MAX, LeakyBucketSpec, LimitSpec, NAME_BYTES_MAX, NETWORKS_MAX,
+    NetworksSpec, Override, PATTERNS_MAX, PRIORITIES_MAX, QuotaSpec, Sharing, SharingSpec, SlidingWindowSpec,
+    Soft, Throttle, ThrottleSpec, TokenBucketSpec, ValueSpec, WAIT_NS_MAX, WARNINGS_MAX, WINDOW_NS_MIN,
+    parse_instant_ns,
 };
 use crate::{
     Algorithm, PERIOD_NS_MAX, UNITS_MAX,
     calendar::{Calendar, Period},
     classes::{Classes, percent},
     meter::Meter,
-    notation::{Rate, format_duration_ns, parse_duration_ns},
+    notation::{Rate, format_duration_ns, parse_duration_ns, parse_units},
     selector::{By, Condition, Prefix},
     sliding::{
         APPROXIMATE_UNITS_MAX, LOG_UNITS_MAX, SLOTS_DEFAULT, SLOTS_MAX, SlidingApproximate, SlidingLog,
@@ -164,31 +165,52 @@ impl Faults {
     pub(super) fn conditions(
         &mut self,
         field: &str,
-        spec: &BTreeMap<String, OneOrMany>,
+        spec: &BTreeMap<String, ValueSpec>,
         by: &[BySpec],
     ) -> Vec<Condition> {
         if spec.len() > KEYS_MAX {
             self.add(field, format!("more than {KEYS_MAX} keys in one `{field}`"));
         }
+        let mut conditions = Vec::new();
         for (key, values) in spec {
             if key.is_empty() {
                 self.add(field, format!("an empty key in `{field}`"));
             }
-            if values.0.is_empty() || values.0.len() > PATTERNS_MAX {
-                self.add(
-                    field,
-                    format!("`{field}` {key} needs 1 to {PATTERNS_MAX} values; \"*\" is any value"),
-                );
+            let counted = by.iter().find(|by| by.key() == key);
+            let (patterns, trust) = match (values, counted) {
+                (ValueSpec::Absent(_), Some(_)) => {
+                    let what = format!("`{field}` wants no {key}, and `by` counts by {key}: leave one out");
+                    self.add(field, what);
+                    continue;
+                }
+                (ValueSpec::Absent(_), None) => {
+                    conditions.push(Condition::absent(key));
+                    continue;
+                }
+                (ValueSpec::Texts(texts), Some(BySpec::Address(address))) => (texts, Some(address.trust)),
+                (ValueSpec::Texts(texts), _) => (texts, None),
+                (ValueSpec::Addresses(NetworksSpec { ip, trust }), _) => (ip, Some(*trust)),
+            };
+            let most = if trust.is_some() { NETWORKS_MAX } else { PATTERNS_MAX };
+            if patterns.is_empty() || patterns.len() > most {
+                self.add(field, format!("`{field}` {key} needs 1 to {most} values; \"*\" is any value"));
+                continue;
             }
+            let condition = Condition::new(key, patterns.iter().map(String::as_str));
+            let Some(trust) = trust else {
+                conditions.push(condition);
+                continue;
+            };
+            let condition = condition.of_addresses(trust);
+            if trust == 0 {
+                self.add(field, "`trust` counts proxies: at least 1, the one that asks here".to_owned());
+            }
+            if let (ValueSpec::Addresses(_), Some(what)) = (values, condition.misfit()) {
+                self.add(field, format!("`{field}` {key}: {what}"));
+            }
+            conditions.push(condition);
         }
-        let read = |(key, values): (&String, &OneOrMany)| {
-            let condition = Condition::new(key, values.0.iter().map(String::as_str));
-            match by.iter().find(|by| by.key() == key) {
-                Some(BySpec::Address(AddressSpec { trust, .. })) => condition.of_addresses(*trust),
-                _ => condition,
-            }
-        };
-        spec.iter().map(read).collect()
+        conditions
     }
 
     pub(super) fn by(&mut self, spec: &[BySpec]) -> Vec<By> {
@@ -382,7 +404,7 @@ impl Faults {
     pub(super) fn override_of(
         &mut self,
         spec: &LimitSpec,
-        fields: &BTreeMap<String, OneOrMany>,
+        fields: &BTreeMap<String, ValueSpec>,
     ) -> Option<Override> {
         let mut numbers = spec.clone();
         let mut when = BTreeMap::new();
@@ -391,7 +413,7 @@ impl Faults {
         let counts_by = |name: &str| spec.by.iter().any(|by| by.key() == name);
         let before = self.0.len();
         for (key, values) in fields {
-            let [text] = values.0.as_slice() else {
+            let [text] = values.texts() else {
                 when.insert(key.clone(), values.clone());
                 continue;
             };
@@ -400,8 +422,8 @@ impl Faults {
                 ("why", _) => why = Some(text.clone()),
                 ("author", _) if !counts_by("author") => author = Some(text.clone()),
                 ("granted", _) if !counts_by("granted") => {
-                    let units = text.parse().map_err(|_| format!("granted is a whole number, not {text:?}"));
-                    granted = self.take("granted", units);
+                    granted =
+                        self.take("granted", parse_units(text).map_err(|what| format!("granted: {what}")));
                 }
                 (_, Some(number)) => {
                     changed = true;

@@ -11,12 +11,13 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use self::faults::Faults;
+pub(crate) use self::spec::units;
 pub use self::{
     faults::Fault,
     spec::{
-        AddressSpec, BySpec, Charge, FixedWindowSpec, LeakyBucketSpec, LimitSpec, Mode, NoWait, OnStoreLoss,
-        OneOrMany, QuotaSpec, SharingSpec, SlidingWindowSpec, ThrottleSpec, TokenBucketSpec,
-        parse_instant_ns,
+        AbsentSpec, AddressSpec, BySpec, Charge, Descriptors, FixedWindowSpec, LeakyBucketSpec, LimitSpec,
+        Mode, NetworksSpec, NoWait, OnStoreLoss, QuotaSpec, SharingSpec, SlidingWindowSpec, ThrottleSpec,
+        TokenBucketSpec, ValueSpec, parse_instant_ns,
     },
 };
 use crate::{
@@ -34,6 +35,8 @@ pub const NAME_BYTES_MAX: usize = 128;
 pub const KEYS_MAX: usize = 16;
 /// The most patterns in one list, so that a check has a bound.
 pub const PATTERNS_MAX: usize = 1_024;
+/// The most addresses and networks in one list: they are searched, and take 16 to 64 bytes each.
+pub const NETWORKS_MAX: usize = 16_384;
 /// The most overrides in one limit: they are tried in order.
 pub const OVERRIDES_MAX: usize = 1_024;
 /// The longest that a request waits for units of other regions.
@@ -244,6 +247,23 @@ impl Limit {
         self.classes.as_ref().filter(|classes| classes.is_separate())
     }
 
+    /// Whether it is about a descriptor, if that has the keys of `by`.
+    #[inline]
+    pub fn is_about(&self, descriptor: &Descriptor<'_>) -> bool {
+        self.when.iter().all(|condition| condition.holds(descriptor))
+            && (!self.spec.exact || self.stranger(descriptor).is_none())
+    }
+
+    /// The first key of a descriptor that neither `when` nor `by` names.
+    #[cold]
+    pub fn stranger<'d>(&self, descriptor: &Descriptor<'d>) -> Option<&'d [u8]> {
+        let is_named = |key: &[u8]| {
+            self.when.iter().any(|condition| condition.key.as_bytes() == key)
+                || self.by.iter().any(|by| by.key.as_bytes() == key)
+        };
+        descriptor.entries.iter().map(|(key, _)| *key).find(|key| !is_named(key))
+    }
+
     /// `domain/name`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.spec.domain, self.spec.name)
@@ -322,9 +342,15 @@ impl LimitId {
             });
             text(&mut hasher, &prefix.unwrap_or_default());
         }
+        if spec.exact {
+            text(&mut hasher, "exact");
+        }
         length(&mut hasher, when.len());
         for condition in when {
             text(&mut hasher, &condition.key);
+            if let Some(ValueSpec::Addresses(NetworksSpec { trust, .. })) = spec.when.get(&condition.key) {
+                text(&mut hasher, &format!("ip {trust}"));
+            }
             for patterns in [&condition.any, &condition.none] {
                 length(&mut hasher, patterns.len());
                 for pattern in patterns {
@@ -396,7 +422,7 @@ mod tests {
         assert_eq!(base, id(LimitSpec { mode: Mode::Shadow, ..bucket("60/s", 120) }));
         assert_ne!(base, id(LimitSpec { by: vec![], ..bucket("60/s", 120) }));
         assert_ne!(base, id(LimitSpec { name: "other".into(), ..bucket("60/s", 120) }));
-        let when = BTreeMap::from([("route".to_owned(), OneOrMany(vec!["/a".into()]))]);
+        let when = BTreeMap::from([("route".to_owned(), ValueSpec::Texts(vec!["/a".into()]))]);
         assert_ne!(base, id(LimitSpec { when, ..bucket("60/s", 120) }));
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, de};
 
 use crate::{
     classes::ClassesSpec,
-    notation::{format_duration_ns, parse_duration_ns},
+    notation::{format_duration_ns, parse_duration_ns, parse_units},
 };
 
 /// A limit as it stands in the config.
@@ -19,12 +19,18 @@ pub struct LimitSpec {
     pub domain: String,
     /// Which descriptors it is about: all of these must hold.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub when: BTreeMap<String, OneOrMany>,
+    pub when: BTreeMap<String, ValueSpec>,
+    /// Whether a descriptor must have the keys of `when` and `by` alone, in any order.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub exact: bool,
     /// One cell for each combination of these entries' values; one cell in all where empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by: Vec<BySpec>,
+    /// What two descriptors of a request charge a cell that both match.
+    #[serde(default, skip_serializing_if = "Descriptors::is_sum")]
+    pub descriptors: Descriptors,
     /// What each unit of a request's cost weighs in this limit; 1 where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "some_units", skip_serializing_if = "Option::is_none")]
     pub cost: Option<u64>,
     /// Refills at a rate up to a burst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,10 +74,10 @@ pub struct LimitSpec {
     pub throttle: Option<ThrottleSpec>,
     /// Descriptors that this limit exempts: any of these.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub unlimited: BTreeMap<String, OneOrMany>,
+    pub unlimited: BTreeMap<String, ValueSpec>,
     /// Other numbers for some cells; the first that fits counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub overrides: Vec<BTreeMap<String, OneOrMany>>,
+    pub overrides: Vec<BTreeMap<String, ValueSpec>>,
 }
 
 /// `sharing: { wait, floor, priority }`: how regions share a limit. It says who is served first and what is kept, never what
@@ -110,6 +116,7 @@ pub struct TokenBucketSpec {
     /// Such as `60/s`.
     pub rate: String,
     /// Units that a full bucket holds: 1 to [`UNITS_MAX`](crate::UNITS_MAX).
+    #[serde(deserialize_with = "units")]
     pub burst: u64,
 }
 
@@ -120,6 +127,7 @@ pub struct LeakyBucketSpec {
     /// Such as `2/s`.
     pub rate: String,
     /// Units that fit in the queue, the one that leaves next included: 1 to [`UNITS_MAX`](crate::UNITS_MAX).
+    #[serde(deserialize_with = "units")]
     pub queue: u64,
     /// What callers that cannot wait are told when there would be a delay.
     #[serde(default)]
@@ -131,6 +139,7 @@ pub struct LeakyBucketSpec {
 #[serde(deny_unknown_fields)]
 pub struct FixedWindowSpec {
     /// Units in a window; 0 denies everything.
+    #[serde(deserialize_with = "units")]
     pub limit: u64,
     /// Such as `1h`. Edges are counted from the Unix epoch.
     pub window: String,
@@ -144,6 +153,7 @@ pub struct FixedWindowSpec {
 #[serde(deny_unknown_fields)]
 pub struct SlidingWindowSpec {
     /// Units in any window; 0 denies everything.
+    #[serde(deserialize_with = "units")]
     pub limit: u64,
     /// Such as `1s`.
     pub window: String,
@@ -160,6 +170,7 @@ pub struct SlidingWindowSpec {
 #[serde(deny_unknown_fields)]
 pub struct QuotaSpec {
     /// Units in a period; 0 denies everything.
+    #[serde(deserialize_with = "units")]
     pub limit: u64,
     /// `day`, `week`, `month`, `year`, or a duration such as `30d` for a period that rolls.
     pub per: String,
@@ -222,10 +233,78 @@ const fn subnet_v6() -> u8 {
     64
 }
 
-/// A scalar or a list of them, as text.
+/// What the value of an entry must be: a value, a list of values, `{ ip: addresses, trust: N }`, or `{ absent: true }`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(transparent)]
-pub struct OneOrMany(pub Vec<String>);
+#[serde(untagged)]
+pub enum ValueSpec {
+    /// One of these, as text.
+    Texts(Vec<String>),
+    /// An address in one of these networks.
+    Addresses(NetworksSpec),
+    /// Nothing: the descriptor does not have the key.
+    Absent(AbsentSpec),
+}
+
+/// `{ ip: [10.0.0.0/8, "2001:db8::/32"], trust: 1 }`
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NetworksSpec {
+    /// Addresses and networks.
+    pub ip: Vec<String>,
+    /// As [`AddressSpec::trust`].
+    #[serde(skip_serializing_if = "is_one_hop")]
+    pub trust: u8,
+}
+
+/// `{ absent: true }`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct AbsentSpec {
+    /// Always true.
+    pub absent: bool,
+}
+
+impl ValueSpec {
+    /// The texts; none for addresses and for what is absent.
+    pub fn texts(&self) -> &[String] {
+        match self {
+            Self::Texts(texts) => texts,
+            Self::Addresses(_) | Self::Absent(_) => &[],
+        }
+    }
+}
+
+impl fmt::Display for ValueSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Texts(texts) | Self::Addresses(NetworksSpec { ip: texts, .. }) => {
+                f.write_str(&texts.join(" or "))
+            }
+            Self::Absent(_) => f.write_str("absent"),
+        }
+    }
+}
+
+/// How two descriptors of one request charge a cell that both match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Descriptors {
+    /// What both cost.
+    #[default]
+    Sum,
+    /// The larger cost.
+    Max,
+}
+
+impl Descriptors {
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    const fn is_sum(&self) -> bool {
+        matches!(self, Self::Sum)
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
+}
 
 /// Whether a limit denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -287,8 +366,8 @@ pub enum NoWait {
 impl LimitSpec {
     /// Takes out the overrides that count no more at `wall_ns`: no cell has them any more.
     pub fn forget_ended(&mut self, wall_ns: u64) {
-        let is_over = |fields: &BTreeMap<String, OneOrMany>| {
-            let until = fields.get("until").and_then(|until| until.0.first());
+        let is_over = |fields: &BTreeMap<String, ValueSpec>| {
+            let until = fields.get("until").and_then(|until| until.texts().first());
             until.and_then(|until| parse_instant_ns(until).ok()).is_some_and(|until| wall_ns >= until)
         };
         self.overrides.retain(|fields| !is_over(fields));
@@ -358,12 +437,12 @@ impl Number<'_> {
                 text.clone_into(rate);
                 None
             }
-            Self::Units(units) => match text.replace('_', "").parse() {
+            Self::Units(units) => match parse_units(text) {
                 Ok(number) => {
                     *units = number;
                     None
                 }
-                Err(_) => Some(format!("{key} is a whole number, not {text:?}")),
+                Err(fault) => Some(format!("{key}: {fault}")),
             },
         }
     }
@@ -383,42 +462,94 @@ pub fn parse_instant_ns(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text:?} is no time: write 2027-01-01 or 2027-01-01T12:00:00Z"))
 }
 
-impl<'de> Deserialize<'de> for OneOrMany {
+/// Units as an operator writes them, or as a number where limits are told to other regions.
+pub(crate) fn units<'de, D: de::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    struct Visitor;
+    impl de::Visitor<'_> for Visitor {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number, such as 1200, 50k or 2M")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<u64, E> {
+            parse_units(text).map_err(E::custom)
+        }
+
+        fn visit_u64<E: de::Error>(self, units: u64) -> Result<u64, E> {
+            Ok(units)
+        }
+    }
+    deserializer.deserialize_any(Visitor)
+}
+
+fn some_units<'de, D: de::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    units(deserializer).map(Some)
+}
+
+impl<'de> Deserialize<'de> for ValueSpec {
     fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// The forms with fields.
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Fields {
+            ip: Option<Texts>,
+            trust: Option<u8>,
+            absent: Option<bool>,
+        }
+
+        /// A text or a list of texts.
+        struct Texts(Vec<String>);
+
+        impl<'de> Deserialize<'de> for Texts {
+            fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                match ValueSpec::deserialize(deserializer)? {
+                    ValueSpec::Texts(texts) => Ok(Self(texts)),
+                    _ => Err(de::Error::custom("`ip` is an address, a network or a list of them")),
+                }
+            }
+        }
+
         struct Visitor;
         impl<'de> de::Visitor<'de> for Visitor {
-            type Value = OneOrMany;
+            type Value = ValueSpec;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a value or a list of values")
+                f.write_str("a value, a list of values, { ip: networks } or { absent: true }; quotes make any text a value")
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<OneOrMany, E> {
-                Ok(OneOrMany(vec![text.to_owned()]))
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<ValueSpec, E> {
+                Ok(ValueSpec::Texts(vec![text.to_owned()]))
             }
 
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<OneOrMany, E> {
-                Ok(OneOrMany(vec![number.to_string()]))
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<ValueSpec, E> {
+                Ok(ValueSpec::Texts(vec![number.to_string()]))
             }
 
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<OneOrMany, E> {
-                Ok(OneOrMany(vec![number.to_string()]))
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<ValueSpec, E> {
+                Ok(ValueSpec::Texts(vec![number.to_string()]))
             }
 
-            fn visit_f64<E: de::Error>(self, number: f64) -> Result<OneOrMany, E> {
-                Ok(OneOrMany(vec![number.to_string()]))
-            }
-
-            fn visit_bool<E: de::Error>(self, truth: bool) -> Result<OneOrMany, E> {
-                Ok(OneOrMany(vec![truth.to_string()]))
-            }
-
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<OneOrMany, A::Error> {
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<ValueSpec, A::Error> {
                 let mut all = Vec::new();
-                while let Some(item) = items.next_element::<Self::Value>()? {
-                    all.extend(item.0);
+                while let Some(Texts(texts)) = items.next_element()? {
+                    all.extend(texts);
                 }
-                Ok(OneOrMany(all))
+                Ok(ValueSpec::Texts(all))
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<ValueSpec, A::Error> {
+                match Fields::deserialize(de::value::MapAccessDeserializer::new(map))? {
+                    Fields { ip: Some(Texts(ip)), trust, absent: None } => {
+                        Ok(ValueSpec::Addresses(NetworksSpec { ip, trust: trust.unwrap_or(1) }))
+                    }
+                    Fields { ip: None, trust: None, absent: Some(true) } => {
+                        Ok(ValueSpec::Absent(AbsentSpec { absent: true }))
+                    }
+                    _ => Err(de::Error::custom(
+                        "write { ip: networks }, { ip: networks, trust: N } or { absent: true }",
+                    )),
+                }
             }
         }
         deserializer.deserialize_any(Visitor)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use acequia_limits::{
     Charge, Limit, LimitId, Mode,
     calendar::Period,
-    limit::{AddressSpec, BySpec, LimitSpec, OneOrMany},
+    limit::{AddressSpec, BySpec, LimitSpec, ValueSpec},
 };
 use proptest::prelude::*;
 
@@ -21,8 +21,8 @@ fn id(spec: &LimitSpec) -> LimitId {
     Limit::new(spec.clone()).expect("a limit").id
 }
 
-fn conditions(entries: &[(&str, &[&str])]) -> BTreeMap<String, OneOrMany> {
-    let values = |values: &[&str]| OneOrMany(values.iter().map(|value| (*value).to_owned()).collect());
+fn conditions(entries: &[(&str, &[&str])]) -> BTreeMap<String, ValueSpec> {
+    let values = |values: &[&str]| ValueSpec::Texts(values.iter().map(|value| (*value).to_owned()).collect());
     entries.iter().map(|(key, any)| ((*key).to_owned(), values(any))).collect()
 }
 

@@ -138,8 +138,8 @@ fn reserve(walk: &Walk, chunk: Cost) -> State {
     let mut reserved = walk.state.clone();
     let units = match walk.algorithm {
         // A log on disk is the log in memory.
-        Algorithm::SlidingLog(_) => walk.algorithm.chunk(),
-        _ => walk.units(chunk).max(walk.algorithm.chunk()),
+        Algorithm::SlidingLog(_) => walk.algorithm.chunk_max(),
+        _ => walk.units(chunk).max(walk.algorithm.chunk_max()),
     };
     charge(&walk.algorithm, &mut reserved, walk.now, units.min(walk.probe(0).remaining), walk.salt);
     reserved

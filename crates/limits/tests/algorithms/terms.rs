@@ -6,7 +6,7 @@ use acequia_limits::{
     Algorithm, Charge, Limit, Mode, PERIOD_NS_MAX, UNITS_MAX,
     calendar::Period,
     limit::{
-        BySpec, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OnStoreLoss, QuotaSpec,
+        BySpec, Descriptors, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OnStoreLoss, QuotaSpec,
         SlidingWindowSpec, TokenBucketSpec, WINDOW_NS_MIN,
     },
     sliding::{APPROXIMATE_UNITS_MAX, LOG_UNITS_MAX, SLOTS_MAX},
@@ -110,6 +110,8 @@ pub(crate) fn nothing_limited() -> LimitSpec {
         domain: "shop".to_owned(),
         when: BTreeMap::new(),
         by: vec![BySpec::Key("api_key".to_owned())],
+        exact: false,
+        descriptors: Descriptors::Sum,
         cost: None,
         token_bucket: None,
         leaky_bucket: None,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Active, Kept, Row,
-    journal::{HeapCell, overflow_tag},
+    journal::{Charged, HeapCell, overflow_tag},
     journal_tag,
     kept::Pledge,
     overflow::{Overflow, OverflowKey},
@@ -53,6 +53,7 @@ impl Check<'_, '_> {
         if self.node.counts_usage() {
             cells.count_spent(active.slot, hit.units);
         }
+        let charged = Charged { units: hit.units, left, salt };
         let on_heap = |cell: &mut HeapCell, tag: CellTag| {
             cell.forget_held_if_renumbered();
             let account = cell.account.take();
@@ -61,8 +62,7 @@ impl Check<'_, '_> {
             // A cell that the journal knows must be written even by a thread that does not know yet.
             let kept = active.durable || (!cell.is_unwritten() && account.is_none());
             let pledge = || account.as_ref().map_or_else(Pledge::default, |account| account.pledge());
-            let batch =
-                if kept { self.settle(cell, active, algorithm, tag, (salt, left), pledge) } else { 0 };
+            let batch = if kept { self.settle(cell, active, algorithm, tag, charged, pledge) } else { 0 };
             cell.account = account;
             batch
         };
@@ -115,12 +115,12 @@ impl Check<'_, '_> {
         active: &Active,
         algorithm: &Algorithm,
         tag: CellTag,
-        (salt, left): (u32, u64),
+        charged: Charged,
         pledge: impl Fn() -> Pledge,
     ) -> u64 {
         let mut rows = None;
         let progress = self.node.progress();
-        let wait = cell.settle(algorithm, self.now, left, salt, progress, |words| {
+        let wait = cell.settle(algorithm, self.now, charged, progress, |words| {
             let state = Some(Kept::new(algorithm, words, self.now).with_pledge(pledge()));
             rows = Some(Row { limit: active.limit.id, tag, state });
         });

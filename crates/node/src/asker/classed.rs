@@ -4,7 +4,9 @@
 //! cell; and where there is a remainder beside those, a second one is of that, which counts only if the first has too little. A
 //! request is charged to one of the two.
 
-use acequia_limits::{Algorithm, CellTag, Descriptor, Now, Verdict, algorithm::State, selector::Canonical};
+use acequia_limits::{
+    Algorithm, CellTag, Descriptor, Now, Verdict, algorithm::State, limit::Descriptors, selector::Canonical,
+};
 use smallvec::SmallVec;
 
 use super::{
@@ -159,8 +161,9 @@ impl Check<'_, '_> {
     #[cold]
     pub(super) fn merge_classed(&self, hits: &mut Vec<Hit>, found: Found, descriptor: &Descriptor<'_>) {
         let active = &self.catalogue.limits[found.limit as usize];
+        let descriptors = active.limit.spec.descriptors;
         let Some(classes) = active.limit.classes.as_ref().filter(|_| !found.exempt) else {
-            return merge_seldom(hits, found.hit());
+            return merge_seldom(hits, found.hit(), descriptors);
         };
         let number = classes.of(descriptor);
         let class = &classes.all[number];
@@ -169,7 +172,8 @@ impl Check<'_, '_> {
         let classed =
             |of, leaves_percent| Classed { class: number as u8, leaves_percent, of, ..Classed::NONE };
         if !classes.is_separate() {
-            return merge_seldom(hits, Hit { classed: classed(Of::All, leaves_percent), ..found.hit() });
+            let hit = Hit { classed: classed(Of::All, leaves_percent), ..found.hit() };
+            return merge_seldom(hits, hit, descriptors);
         }
         let own_numbers = active.limit.override_for(descriptor, self.now.wall_ns);
         let of_role = |role: usize, classed, units| {
@@ -189,9 +193,9 @@ impl Check<'_, '_> {
             let beside = remainder.as_ref().map_or(0, |hit| half(hit.tag));
             // Own cells come first among the roles, one for each class.
             let own = of_role(number, Classed { beside, ..classed(Of::Own, 0) }, found.units);
-            own.into_iter().for_each(|own| merge_seldom(hits, own));
+            own.into_iter().for_each(|own| merge_seldom(hits, own, descriptors));
         }
-        remainder.into_iter().for_each(|remainder| merge_seldom(hits, remainder));
+        remainder.into_iter().for_each(|remainder| merge_seldom(hits, remainder, descriptors));
     }
 
     /// Whether any class needs what they share beside their own: those of `earlier` whose own cells have too little, as the answer
@@ -261,8 +265,8 @@ impl Check<'_, '_> {
 
 /// As [`merge`], which is in one piece with what every request does.
 #[inline(never)]
-fn merge_seldom(hits: &mut Vec<Hit>, hit: Hit) {
-    merge(hits, hit);
+fn merge_seldom(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
+    merge(hits, hit, descriptors);
 }
 
 /// What classes make of an own cell that has too little, beside which `beside` is.

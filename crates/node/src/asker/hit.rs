@@ -1,6 +1,6 @@
 //! The cells that a request hits, each once.
 
-use acequia_limits::{CellTag, Descriptor, Request, selector::Canonical};
+use acequia_limits::{CellTag, Descriptor, Request, limit::Descriptors, selector::Canonical};
 use acequia_rights::Region;
 use smallvec::SmallVec;
 
@@ -120,7 +120,7 @@ impl Check<'_, '_> {
     ) -> Option<()> {
         let active = &self.catalogue.limits[number as usize];
         let limit = &active.limit;
-        if !active.is_in_force(self.now.wall_ns) || !limit.when.iter().all(|c| c.holds(descriptor)) {
+        if !active.is_in_force(self.now.wall_ns) || !limit.is_about(descriptor) {
             return None;
         }
         let tag = match limit.by.as_slice() {
@@ -148,7 +148,7 @@ impl Check<'_, '_> {
             descriptors: bit,
         };
         if limit.classes.is_none() {
-            merge(hits, found.hit());
+            merge(hits, found.hit(), limit.spec.descriptors);
         } else {
             self.merge_classed(hits, found, descriptor);
         }
@@ -156,9 +156,9 @@ impl Check<'_, '_> {
     }
 }
 
-/// Descriptors that hit one cell charge it once, with the sum of their costs.
+/// Descriptors that hit one cell charge it once: with the sum of their costs, or with the largest.
 #[inline(always)]
-pub(super) fn merge(hits: &mut Vec<Hit>, hit: Hit) {
+pub(super) fn merge(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
     let same = |h: &&mut Hit| h.tag == hit.tag && h.limit == hit.limit && h.exempt == hit.exempt;
     match hits.iter_mut().find(same) {
         None => hits.push(hit),
@@ -166,7 +166,11 @@ pub(super) fn merge(hits: &mut Vec<Hit>, hit: Hit) {
             first.descriptors |= hit.descriptors;
             first.classed.join(&hit.classed);
             if hit.charges {
-                first.units = if first.charges { first.units.saturating_add(hit.units) } else { hit.units };
+                first.units = match (first.charges, descriptors) {
+                    (false, _) => hit.units,
+                    (true, Descriptors::Sum) => first.units.saturating_add(hit.units),
+                    (true, Descriptors::Max) => first.units.max(hit.units),
+                };
                 first.charges = true;
             }
         }

@@ -140,6 +140,17 @@ impl Asker {
         (&self.answer, &self.catalogue)
     }
 
+    /// Denies the last request, which no limit is about ([`Reason::NoMatch`](acequia_limits::Reason::NoMatch)).
+    pub fn deny_unmatched(&mut self) {
+        self.answer.allowed = false;
+        self.answer.retry_after_ns = acequia_limits::verdict::NEVER;
+    }
+
+    /// Tells whoever was denied last to come back so many nanoseconds later.
+    pub fn ask_later(&mut self, ns: u64) {
+        self.answer.retry_after_ns = self.answer.retry_after_ns.saturating_add(ns);
+    }
+
     /// May it pass? At most [`DESCRIPTORS_MAX`] descriptors are looked at; callers refuse more.
     #[inline(always)]
     pub fn check(&mut self, request: &Request<'_>, now: Now, ask: Ask) -> &Answer {

@@ -70,10 +70,8 @@ pub(crate) struct Domain {
 pub struct Active {
     /// The limit.
     pub limit: Limit,
-    /// In force from this time on (wall clock, nanoseconds): a successor waits for the window of
-    /// the limit it replaces to end.
-    pub from_ns: Option<u64>,
-    /// In force before this time.
+    /// In force before this time (wall clock, nanoseconds): another shape of the limit has replaced it, and counts beside it until what was
+    /// spent here is over.
     pub until_ns: Option<u64>,
     /// Whether its cells are kept in the journal.
     pub durable: bool,
@@ -108,7 +106,7 @@ impl Active {
 
     /// Whether it counts now.
     pub fn is_in_force(&self, wall_ns: u64) -> bool {
-        self.from_ns.is_none_or(|from| wall_ns >= from) && self.until_ns.is_none_or(|until| wall_ns < until)
+        self.until_ns.is_none_or(|until| wall_ns < until)
     }
 
     /// Every set of numbers that its cells may have, in the order of [`Limit::number_sets`].
@@ -132,7 +130,7 @@ impl Active {
     }
 
     fn scheduled(&self) -> Scheduled {
-        Scheduled { limit: self.limit.clone(), from_ns: self.from_ns, until_ns: self.until_ns }
+        Scheduled { limit: self.limit.clone(), until_ns: self.until_ns }
     }
 }
 
@@ -199,15 +197,13 @@ impl Numbers {
 pub struct Scheduled {
     /// The limit.
     pub limit: Limit,
-    /// As [`Active::from_ns`].
-    pub from_ns: Option<u64>,
     /// As [`Active::until_ns`].
     pub until_ns: Option<u64>,
 }
 
 impl Scheduled {
     fn is_in_force(&self, wall_ns: u64) -> bool {
-        self.from_ns.is_none_or(|from| wall_ns >= from) && self.until_ns.is_none_or(|until| wall_ns < until)
+        self.until_ns.is_none_or(|until| wall_ns < until)
     }
 
     /// When nothing that was spent under the limit can be spent again under another: its window's
@@ -239,8 +235,8 @@ pub enum ChangeKind {
     Removed,
     /// It has new numbers, a new mode or new overrides, and keeps its cells.
     Renumbered,
-    /// It measures something else, and replaces the limit of its name, which holds on until this
-    /// time: its window's end, or when its cells are idle.
+    /// It matches, counts by or measures something else. The limit of its name holds on beside it until this time: its window's end, or when
+    /// its cells are idle.
     Succeeds {
         /// Wall clock, nanoseconds.
         at_ns: u64,

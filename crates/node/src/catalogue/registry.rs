@@ -126,8 +126,8 @@ impl Registry {
         self.retired.extend(over.iter().map(Active::scheduled));
     }
 
-    /// Puts back in force what went on until a time that is still to come by this wall, while its successor has not begun: the wall
-    /// that said otherwise was wrong. Without it nothing would hold for what both limit.
+    /// Puts back in force what went on until a time that is still to come by this wall, beside its successor: the wall that said
+    /// otherwise was wrong.
     fn reopen(&mut self, now: Now) {
         if self.retired.is_empty() {
             return;
@@ -135,10 +135,8 @@ impl Registry {
         let ids = ids(self.active.iter().map(|active| &active.limit));
         let active = by_name(&self.active, |active| &active.limit);
         let is_again = |old: &Scheduled| {
-            let successor = all_named(&active, &old.limit).first();
-            old.is_in_force(now.wall_ns)
-                && !ids.contains(&old.limit.id)
-                && successor.is_some_and(|next| next.from_ns.is_some_and(|from| now.wall_ns < from))
+            let has_successor = !all_named(&active, &old.limit).is_empty();
+            old.is_in_force(now.wall_ns) && !ids.contains(&old.limit.id) && has_successor
         };
         let (again, retired): (Vec<Scheduled>, _) = self.retired.iter().cloned().partition(is_again);
         self.retired = retired;
@@ -166,7 +164,6 @@ impl Registry {
                 all_named(&known, limit).iter().map(|active| active.scheduled()).collect();
             let in_force = |s: &&Scheduled| s.is_in_force(now.wall_ns);
             let same = named.iter().filter(in_force).find(|s| s.limit.id == limit.id);
-            let pending = named.iter().find(|s| s.from_ns.is_some_and(|from| now.wall_ns < from));
             // Limits of this name and another shape: they hold on until nothing spent under them can
             // be spent again.
             let mut others: Vec<Scheduled> = named
@@ -181,22 +178,16 @@ impl Registry {
             if named.is_empty() {
                 others.extend(unfinished(limit, all_named(&retired, limit), now));
             }
-            // One with edges ends where its successor begins; beside any other, it begins at once.
-            let edges = others.iter().filter(|s| s.limit.algorithm.has_common_edges());
-            let edge_ns = edges.filter_map(|s| s.until_ns).max();
-            let from_ns = same.map_or(edge_ns, |same| same.from_ns);
-            let kind = match (same, pending, others.iter().filter_map(|s| s.until_ns).max()) {
-                (Some(same), pending, _) => {
-                    let changed = same.limit != *limit || same.until_ns.is_some() || pending.is_some();
+            let kind = match (same, others.iter().filter_map(|s| s.until_ns).max()) {
+                (Some(same), _) => {
+                    let changed = same.limit != *limit || same.until_ns.is_some();
                     changed.then_some(ChangeKind::Renumbered)
                 }
-                (None, Some(pending), _) if pending.limit == *limit => None,
-                (None, _, Some(at_ns)) => Some(ChangeKind::Succeeds { at_ns }),
-                (None, Some(_), None) => Some(ChangeKind::Renumbered),
-                (None, None, None) => Some(ChangeKind::Added),
+                (None, Some(at_ns)) => Some(ChangeKind::Succeeds { at_ns }),
+                (None, None) => Some(ChangeKind::Added),
             };
             schedule.extend(others);
-            schedule.push(Scheduled { limit: limit.clone(), from_ns, until_ns: None });
+            schedule.push(Scheduled { limit: limit.clone(), until_ns: None });
             changes.extend(kind.map(|kind| Change { limit: limit.path(), kind }));
         }
         let mut removed: BTreeSet<String> = self.active.iter().map(|a| a.limit.path()).collect();
@@ -392,7 +383,6 @@ impl Registry {
     fn retire(&mut self, kept: &BTreeSet<LimitId>, now: Now) {
         let gone = self.active.iter().map(|active| Scheduled {
             limit: active.limit.clone(),
-            from_ns: active.from_ns,
             until_ns: Some(active.until_ns.map_or(now.wall_ns, |until| until.min(now.wall_ns))),
         });
         let all: Vec<Scheduled> = self.retired.drain(..).chain(gone).collect();
@@ -468,7 +458,7 @@ impl Registry {
     }
 
     fn activate(&mut self, scheduled: Scheduled, now: Now) -> Result<Active, CatalogueFault> {
-        let Scheduled { limit, from_ns, until_ns } = scheduled;
+        let Scheduled { limit, until_ns } = scheduled;
         let slot = self.slot(&limit)?;
         let durable = self.is_durable(&limit);
         let preference = Preference::new(&limit.sharing);
@@ -551,7 +541,6 @@ impl Registry {
         let closes = has_store && limit.spec.on_store_loss == OnStoreLoss::Closed;
         Ok(Active {
             limit,
-            from_ns,
             until_ns,
             durable,
             live: None,
@@ -600,7 +589,7 @@ fn unfinished(limit: &Limit, retired: &[&Scheduled], now: Now) -> Option<Schedul
     let ago_ns = now.wall_ns.saturating_sub(removed_ns);
     let removed = Now { steady_ns: now.steady_ns.saturating_sub(ago_ns), wall_ns: removed_ns };
     let at_ns = old.succession_at(removed);
-    let back = Scheduled { limit: old.limit.clone(), from_ns: None, until_ns: Some(at_ns) };
+    let back = Scheduled { limit: old.limit.clone(), until_ns: Some(at_ns) };
     (at_ns > now.wall_ns).then_some(back)
 }
 

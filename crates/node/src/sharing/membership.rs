@@ -322,7 +322,7 @@ impl Sharing {
             }
         };
         if schedule.is_empty() {
-            let begun = |limit: &Limit| Scheduled { limit: limit.clone(), from_ns: None, until_ns: None };
+            let begun = |limit: &Limit| Scheduled { limit: limit.clone(), until_ns: None };
             schedule = limits.iter().map(begun).collect();
         }
         if let Some(crashed) = node.empty_handed() {

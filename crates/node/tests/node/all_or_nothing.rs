@@ -7,7 +7,7 @@ use crate::scene::{self, MINUTE, MS, S, START};
 use acequia_limits::{
     Algorithm, Charge, Descriptor, Limit, Mode, Now, Reason, Request, Verdict,
     algorithm::State,
-    limit::{AddressSpec, BySpec, LimitSpec, NoWait, OneOrMany, QuotaSpec},
+    limit::{AbsentSpec, AddressSpec, BySpec, Descriptors, LimitSpec, NoWait, QuotaSpec, ValueSpec},
     verdict::NEVER,
 };
 use acequia_node::{Answer, Ask, Outcome};
@@ -270,7 +270,12 @@ impl Reference {
                     Some(first) => {
                         first.descriptors |= hit.descriptors;
                         match (first.charges, hit.charges) {
-                            (true, true) => first.units = first.units.saturating_add(hit.units),
+                            (true, true) => {
+                                first.units = match self.specs[limit].descriptors {
+                                    Descriptors::Sum => first.units.saturating_add(hit.units),
+                                    Descriptors::Max => first.units.max(hit.units),
+                                }
+                            }
                             (false, true) => first.units = hit.units,
                             (_, false) => {}
                         }
@@ -297,6 +302,13 @@ impl Reference {
         let domain = spec.domain.as_bytes() == request.domain;
         if !domain || spec.mode == Mode::Off || !spec.when.iter().all(|(k, any)| is_about(k, any, descriptor))
         {
+            return None;
+        }
+        let named = |key: &[u8]| {
+            let counted = spec.by.iter().map(BySpec::key);
+            spec.when.keys().map(String::as_str).chain(counted).any(|named| named.as_bytes() == key)
+        };
+        if spec.exact && !descriptor.entries.iter().all(|(key, _)| named(key)) {
             return None;
         }
         let values = spec.by.iter().map(|by| counted_value(by, descriptor)).collect::<Option<Vec<_>>>()?;
@@ -439,8 +451,8 @@ fn heard(answer: &Answer) -> Vec<Said> {
 }
 
 /// "Lists are any of, * is a glob, ! excludes": whether each value of a key, in their order, is asked for, and whether it is excluded.
-fn said_of(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> Vec<(bool, bool)> {
-    let (none, any): (Vec<&String>, Vec<&String>) = patterns.0.iter().partition(|p| p.starts_with('!'));
+fn said_of(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> Vec<(bool, bool)> {
+    let (none, any): (Vec<&String>, Vec<&String>) = patterns.texts().iter().partition(|p| p.starts_with('!'));
     let values = descriptor.entries.iter().filter(|(k, _)| *k == key.as_bytes());
     values
         .map(|(_, value)| {
@@ -452,19 +464,25 @@ fn said_of(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> Vec<
 }
 
 /// Of a key that comes twice, one value that is asked for is enough, and `!` excludes if it fits all.
-fn is_about(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> bool {
+fn is_about(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bool {
+    if matches!(patterns, ValueSpec::Absent(_)) {
+        return descriptor.entries.iter().all(|(k, _)| *k != key.as_bytes());
+    }
     let said = said_of(key, patterns, descriptor);
     said.iter().any(|(is_asked_for, _)| *is_asked_for) && !said.iter().all(|(_, is_excluded)| *is_excluded)
 }
 
 /// All values must fit.
-fn is_exempt(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> bool {
+fn is_exempt(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bool {
+    if matches!(patterns, ValueSpec::Absent(_)) {
+        return descriptor.entries.iter().all(|(k, _)| *k != key.as_bytes());
+    }
     let said = said_of(key, patterns, descriptor);
     !said.is_empty() && said.iter().all(|said| *said == (true, false))
 }
 
 /// The first must fit, by which the cell is counted.
-fn has_numbers(key: &str, patterns: &OneOrMany, descriptor: &Descriptor<'_>) -> bool {
+fn has_numbers(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bool {
     said_of(key, patterns, descriptor).first() == Some(&(true, false))
 }
 
@@ -576,9 +594,9 @@ fn wait() -> impl Strategy<Value = u64> {
 }
 
 /// Patterns of one key.
-fn patterns() -> impl Strategy<Value = OneOrMany> {
+fn patterns() -> impl Strategy<Value = ValueSpec> {
     let pattern = select(&["x", "x", "x*", "y", "xx", "*y", "*", "x*y", "", "!x", "!y", "!xx*"][..]);
-    vec(pattern.prop_map(str::to_owned), 1..4).prop_map(OneOrMany)
+    vec(pattern.prop_map(str::to_owned), 1..4).prop_map(ValueSpec::Texts)
 }
 
 fn by() -> impl Strategy<Value = Vec<BySpec>> {
@@ -622,7 +640,7 @@ fn algorithm() -> impl Strategy<Value = (LimitSpec, &'static str)> {
 }
 
 /// Overrides for values of `a`: any number that last, and before them at most one that ends.
-fn overrides() -> impl Strategy<Value = Vec<(OneOrMany, u64, Option<u64>)>> {
+fn overrides() -> impl Strategy<Value = Vec<(ValueSpec, u64, Option<u64>)>> {
     let lasting = (patterns(), 1..20u64, Just(None));
     let ending = (patterns(), 1..20u64, select(&[1, S, MINUTE + 1][..]).prop_map(Some));
     (option::of(ending), vec(lasting, 0..3)).prop_map(|(first, rest)| first.into_iter().chain(rest).collect())
@@ -631,26 +649,38 @@ fn overrides() -> impl Strategy<Value = Vec<(OneOrMany, u64, Option<u64>)>> {
 fn spec() -> impl Strategy<Value = LimitSpec> {
     let domain = select(&["shop", "shop", "bank"][..]);
     let key = || select(&["a", "b", "c"][..]).prop_map(str::to_owned);
-    let conditions = |count| prop::collection::btree_map(key(), patterns(), count);
+    let absent = || Just(ValueSpec::Absent(AbsentSpec { absent: true }));
+    let condition = move || prop_oneof![5 => patterns().boxed(), 1 => absent().boxed()];
+    let conditions = move |count| prop::collection::btree_map(key(), condition(), count);
     let when = prop_oneof![3 => Just(BTreeMap::new()), 2 => conditions(1), 1 => conditions(2)];
-    let exempt = (select(&["b", "c"][..]).prop_map(str::to_owned), patterns());
+    let exempt = (select(&["b", "c"][..]).prop_map(str::to_owned), condition());
     let unlimited =
         prop_oneof![4 => Just(BTreeMap::new()), 1 => exempt.prop_map(|pair| BTreeMap::from([pair]))];
     let mode = prop_oneof![6 => Just(Mode::Enforce), 2 => Just(Mode::Shadow), 1 => Just(Mode::Off)];
     let charge = prop_oneof![3 => Just(Charge::Together), 1 => Just(Charge::Each)];
     let cost = prop_oneof![3 => Just(None), 1 => (1..4u64).prop_map(Some)];
-    (algorithm(), domain, when, by(), unlimited, mode, charge, cost, overrides()).prop_filter_map(
+    let exact = prop_oneof![3 => Just(false), 1 => Just(true)];
+    let descriptors = prop_oneof![2 => Just(Descriptors::Sum), 1 => Just(Descriptors::Max)];
+    let matching = (domain, when, by(), unlimited, exact);
+    (algorithm(), matching, mode, charge, (cost, descriptors), overrides()).prop_filter_map(
         "a sound limit",
-        |((base, number), domain, when, by, unlimited, mode, charge, cost, overrides)| {
+        |(
+            (base, number),
+            (domain, when, by, unlimited, exact),
+            mode,
+            charge,
+            (cost, descriptors),
+            overrides,
+        )| {
             let counts_a = by.contains(&BySpec::Key("a".into()));
             let overrides = overrides.into_iter().filter(|_| counts_a).map(|(a, units, until)| {
                 let mut fields = BTreeMap::from([
-                    (number.to_owned(), OneOrMany(vec![units.to_string()])),
+                    (number.to_owned(), ValueSpec::Texts(vec![units.to_string()])),
                     ("a".to_owned(), a),
                 ]);
                 if let Some(after) = until {
                     let until = scene::instant(START.wall_ns + after);
-                    fields.insert("until".to_owned(), OneOrMany(vec![until]));
+                    fields.insert("until".to_owned(), ValueSpec::Texts(vec![until]));
                 }
                 fields
             });
@@ -658,7 +688,9 @@ fn spec() -> impl Strategy<Value = LimitSpec> {
                 name: "sound".into(),
                 domain: domain.into(),
                 when,
+                exact,
                 by,
+                descriptors,
                 unlimited,
                 mode,
                 candidate_for: None,

@@ -9,7 +9,7 @@ use crate::scene::{
 };
 use acequia_limits::{
     Mode, Now, Request,
-    limit::{LimitSpec, NoWait, OneOrMany},
+    limit::{LimitSpec, NoWait, ValueSpec},
 };
 use acequia_node::{Ask, Asker, ChangeKind, Node, Outcome};
 use proptest::{collection::vec, option, prelude::*, sample::select};
@@ -118,12 +118,12 @@ fn spec(base: &LimitSpec, version: &Version) -> LimitSpec {
     spec.mode = if version.shadow { Mode::Shadow } else { Mode::Enforce };
     for (whose, numbers, until) in &version.overrides {
         let values = [numbers.limit.to_string(), rate(numbers.hourly)];
-        let mut fields: BTreeMap<String, OneOrMany> = scene::fields(&[("key", &[whose])]);
+        let mut fields: BTreeMap<String, ValueSpec> = scene::fields(&[("key", &[whose])]);
         for (name, value) in names.iter().zip(values) {
-            fields.insert((*name).to_owned(), OneOrMany(vec![value]));
+            fields.insert((*name).to_owned(), ValueSpec::Texts(vec![value]));
         }
         if let Some(after) = until {
-            fields.insert("until".to_owned(), OneOrMany(vec![scene::instant(START.wall_ns + after)]));
+            fields.insert("until".to_owned(), ValueSpec::Texts(vec![scene::instant(START.wall_ns + after)]));
         }
         spec.overrides.push(fields);
     }
@@ -283,7 +283,7 @@ fn a_lower_rate_holds_for_cells_that_nobody_asked_for_since() {
     assert_eq!(scene::drain(&mut asker, "k", now), 0);
 }
 
-fn override_of(key: &str, burst: u64, rate: &str, until: Option<Now>) -> BTreeMap<String, OneOrMany> {
+fn override_of(key: &str, burst: u64, rate: &str, until: Option<Now>) -> BTreeMap<String, ValueSpec> {
     let mut fields = scene::fields(&[("key", &[key]), ("burst", &[&burst.to_string()]), ("rate", &[rate])]);
     if let Some(until) = until {
         fields.extend(scene::fields(&[("until", &[&scene::instant(until.wall_ns)])]));
@@ -291,7 +291,7 @@ fn override_of(key: &str, burst: u64, rate: &str, until: Option<Now>) -> BTreeMa
     fields
 }
 
-fn with_overrides(overrides: &[BTreeMap<String, OneOrMany>]) -> LimitSpec {
+fn with_overrides(overrides: &[BTreeMap<String, ValueSpec>]) -> LimitSpec {
     LimitSpec { overrides: overrides.to_vec(), ..scene::bucket("b", "10/h", 10) }
 }
 

@@ -334,7 +334,7 @@ proptest! {
         }
         lives.act(&if crash { Step::Crash { down_ns: 0, clock: 0 } } else { Step::Stop { down_ns: 0, clock: 0 } });
         let left = (0..).find(|_| !lives.ask(0, 1)).expect("an end");
-        let chunk = if crash { scene::limits(&[spec])[0].algorithm.chunk() } else { 0 };
+        let chunk = if crash { scene::limits(&[spec])[0].algorithm.chunk_max() } else { 0 };
         prop_assert!(spent + left <= terms.limit, "{} and {} of {}", spent, left, terms.limit);
         prop_assert!(spent + left + chunk >= terms.limit, "{} and {} of {}", spent, left, terms.limit);
     }

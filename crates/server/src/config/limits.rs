@@ -105,6 +105,21 @@ pub(super) fn check_priorities<'a>(
     }
 }
 
+/// Notes values of keys that are counted as addresses which no address has: a limit on them would match nothing.
+pub(super) fn check_addresses(limits: &[Placed], faults: &mut Faults<'_>) {
+    for Placed { limit, begin, end } in limits {
+        let overrides = limit.overrides.iter().flat_map(|one| &one.when);
+        let all = limit.when.iter().map(|condition| ("when", condition));
+        let all = all.chain(limit.unlimited.iter().map(|condition| ("unlimited", condition)));
+        for (field, condition) in all.chain(overrides.map(|condition| ("overrides", condition))) {
+            if let Some(what) = condition.misfit() {
+                let line = faults.line_of(field, *begin, *end);
+                faults.add(line, format!("limit {}: `{field}` {}: {what}", limit.spec.name, condition.key));
+            }
+        }
+    }
+}
+
 /// Notes limits that are more than a node can count.
 pub(super) fn check_count(specs: &[Spanned<LimitSpec>], faults: &mut Faults<'_>) {
     let Some(first) = specs.first().filter(|_| specs.len() > LIMITS_MAX) else { return };

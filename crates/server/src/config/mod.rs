@@ -8,14 +8,21 @@ mod faults;
 mod file;
 mod limits;
 mod listen;
+mod quote;
 mod regions;
 mod store;
 mod webhooks;
 mod written;
 
-use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::SocketAddr,
+    path::PathBuf,
+    time::Duration,
+};
 
-use acequia_limits::{Limit, notation::format_duration_ns};
+use acequia_limits::{Limit, networks::Network, notation::format_duration_ns};
 use acequia_node::Keep;
 use acequia_rights::{Region, node_named};
 use serde::Deserialize;
@@ -23,7 +30,10 @@ use serde::Deserialize;
 pub use self::file::read_text;
 pub(crate) use self::file::{ConfigFile, Watched};
 use self::{faults::Faults, written::Written};
-use crate::serve::Port;
+use crate::{
+    serve::Port,
+    unmatched::{NoMatch, NoMatches},
+};
 
 pub use self::{
     callers::{Allowed, May, PortTls, Who},
@@ -104,6 +114,8 @@ pub struct Live {
     pub headers: Headers,
     /// The entry whose value appears in traces, as a keyed hash; none where absent.
     pub trace_key: Option<String>,
+    /// What becomes of requests that no limit is about.
+    pub no_match: NoMatches,
     /// Who is told of events. Their URLs differ.
     pub webhooks: Vec<WebhookConfig>,
 }
@@ -205,7 +217,8 @@ impl Config {
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_events: 2 * NODES_MAX },
         };
-        let written: Written = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
+        let quoted = quote::quoted(text);
+        let written: Written = serde_saphyr::from_str_with_options(&quoted, options).map_err(|e| {
             let line = e.location().map_or(0, |at| at.line());
             fail(vec![ConfigFault { line, what: mend(&plain(e.without_snippet().to_string())) }])
         })?;
@@ -234,7 +247,24 @@ impl Config {
                 )
             })
         };
-        self.live.limits.iter().filter_map(note).collect()
+        let mut notes: Vec<String> = self.live.limits.iter().filter_map(note).collect();
+        notes.extend(self.live.limits.iter().filter_map(networks_as_text));
+        notes.extend(self.forgotten_at_a_crash());
+        notes.extend(keys_like_others(&self.live.limits));
+        let has_limits = |domain: &str| self.live.limits.iter().any(|limit| limit.spec.domain == *domain);
+        let unknown = self.live.no_match.domains.keys().filter(|domain| !has_limits(domain));
+        notes.extend(unknown.map(|domain| format!("note: `domains` names {domain}, which no limit has")));
+        notes
+    }
+
+    /// A note where a restart would give a long window anew.
+    fn forgotten_at_a_crash(&self) -> Option<String> {
+        let lasting =
+            self.live.limits.iter().find(|limit| limit.is_durable()).filter(|_| self.data.is_none())?;
+        Some(format!(
+            "note: no `data`, so a restart forgets what was spent of {} and of all other limits: name a folder, such as data: ./data",
+            lasting.path()
+        ))
     }
 
     /// How many threads answer.
@@ -321,6 +351,66 @@ impl Config {
             ("charges", self.charges != new.charges),
         ];
         changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+    }
+}
+
+/// A note of values that look like networks and are compared as text, where a limit has such.
+fn networks_as_text(limit: &Limit) -> Option<String> {
+    let conditions = limit.when.iter().chain(&limit.unlimited);
+    let conditions = conditions.chain(limit.overrides.iter().flat_map(|one| &one.when));
+    let found = conditions.filter(|condition| condition.hop().is_none()).find_map(|condition| {
+        let mut texts = condition.any.iter().chain(&condition.none).map(ToString::to_string);
+        let network = texts.find(|text| text.contains('/') && Network::parse(text).is_ok())?;
+        Some((&condition.key, network))
+    });
+    found.map(|(key, network)| {
+        format!(
+            "note: {}: {key} is compared with the text {network}; for the network write {{ ip: {network} }}",
+            limit.path()
+        )
+    })
+}
+
+/// Notes of keys that one limit alone names, and that are a letter away from a key that others of its domain name.
+fn keys_like_others(limits: &[Limit]) -> Vec<String> {
+    let mut by_domain: BTreeMap<&str, BTreeMap<&str, Vec<&Limit>>> = BTreeMap::new();
+    for limit in limits {
+        let counted = limit.by.iter().map(|by| by.key.as_str());
+        let keys: BTreeSet<&str> = limit.when.iter().map(|c| c.key.as_str()).chain(counted).collect();
+        let domain = by_domain.entry(&limit.spec.domain).or_default();
+        keys.into_iter().for_each(|key| domain.entry(key).or_default().push(limit));
+    }
+    let mut notes = Vec::new();
+    for keys in by_domain.values() {
+        for (key, by) in keys.iter().filter(|(_, by)| by.len() == 1) {
+            let others = keys.iter().filter(|(_, by)| by.len() > 1);
+            if let Some((other, _)) = others.take(KEYS_COMPARED).find(|(other, _)| is_close(key, other)) {
+                notes.push(format!(
+                    "note: {} names the key {key}, and other limits of its domain name {other}: is one of them misspelt?",
+                    by[0].path()
+                ));
+            }
+        }
+    }
+    notes
+}
+
+/// Keys that a key is compared with.
+const KEYS_COMPARED: usize = 1_000;
+
+/// Whether one letter is other, missing, too much, or two have changed places.
+fn is_close(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    if one.len().abs_diff(other.len()) > 1 || one.len().min(other.len()) < 3 {
+        return false;
+    }
+    let begin = one.iter().zip(other).take_while(|(a, b)| a == b).count();
+    let (one, other) = (&one[begin..], &other[begin..]);
+    let end = one.iter().rev().zip(other.iter().rev()).take_while(|(a, b)| a == b).count();
+    let (one, other) = (&one[..one.len() - end], &other[..other.len() - end]);
+    match (one, other) {
+        ([a, b], [c, d]) => (a, b) == (d, c),
+        (one, other) => one.len() <= 1 && other.len() <= 1,
     }
 }
 

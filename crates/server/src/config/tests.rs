@@ -115,6 +115,124 @@ fn the_newcomers_limits_are_read() {
 }
 
 #[test]
+fn values_are_text_as_written() {
+    let limit = |field: &str| {
+        accepted(&format!(
+            "{HEAD}limits:\n  - name: a\n    domain: shop\n    {field}\n    token_bucket: {{ rate: 1/s, burst: 9 }}\n"
+        ))
+        .live
+        .limits
+        .remove(0)
+    };
+    for text in [
+        "NO",
+        "no",
+        "true",
+        "Off",
+        "1.10",
+        "01234",
+        "0x1F",
+        "1e2",
+        "1_000",
+        "+5",
+        "-0",
+        ".5",
+        "12345678901234567890123",
+    ] {
+        for field in [
+            format!("when: {{ k: {text} }}"),
+            format!("when:\n      k: {text}"),
+            format!("when: {{ k: [x, {text}] }}"),
+        ] {
+            assert!(limit(&field).when[0].accepts(text.as_bytes()), "{field}");
+        }
+        assert!(
+            limit(&format!("unlimited: {{ k: {text} }}")).unlimited[0].accepts(text.as_bytes()),
+            "{text}"
+        );
+        assert_eq!(limit(&format!("by: [{text}]")).by[0].key, text);
+    }
+    let absent = limit("when: { svc: { absent: true }, client: a }");
+    assert_eq!((absent.when[0].is_absent, absent.when[1].is_absent), (false, true));
+    assert!(limit("exact: true").spec.exact);
+    let networks = limit("unlimited: { remote_address: { ip: [10.0.0.0/8, ::1], trust: 2 } }");
+    assert!(networks.unlimited[0].accepts(b"10.1.1.1:80, 9.9.9.9"));
+    for (field, mend) in [
+        ("when: { k: null }", "a value"),
+        ("when: { k: ~ }", "a value"),
+        ("when: { k: { absent: false } }", "absent: true"),
+        ("when: { k: { ip: 10.0.0.0/8, absent: true } }", "absent: true"),
+        ("when: { k: { ip: office } }", "no network"),
+        ("when: { k: { ip: 10.0.0.7/8 } }", "10.0.0.0/8"),
+        ("when: { k: { ip: 10.0.0.0/8, trust: 0 } }", "at least 1"),
+        ("by: [{ ip: k }]\n    when: { k: 10.0.0.7/8 }", "10.0.0.0/8"),
+        ("by: [k]\n    when: { k: { absent: true } }", "leave one out"),
+    ] {
+        let text = format!(
+            "{HEAD}limits:\n  - name: a\n    domain: shop\n    {field}\n    token_bucket: {{ rate: 1/s, burst: 9 }}\n"
+        );
+        let fault = Config::parse("a.yaml", &text).expect_err(field);
+        assert!(fault.to_string().contains(mend), "{field}: {fault}");
+    }
+}
+
+#[test]
+fn what_is_sound_and_surely_not_meant_is_noted() {
+    let notes = |text: &str| accepted(text).notes(0);
+    let bucket = "token_bucket: { rate: 1/s, burst: 9 }";
+    let limits = |more: &str| {
+        format!(
+            "{HEAD}limits:\n  - {{ name: a, domain: shop, by: [api_key], {bucket} }}\n  - {{ name: b, domain: shop, by: [api_key], {bucket} }}\n{more}"
+        )
+    };
+    assert_eq!(notes(&limits("")), [] as [String; 0]);
+    for (key, is_noted) in [
+        ("api_kye", true),
+        ("apikey", true),
+        ("api_keys", true),
+        ("api_kex", true),
+        ("tenant", false),
+        ("api", false),
+        ("api_key", false),
+    ] {
+        let found = notes(&limits(&format!("  - {{ name: c, domain: shop, by: [{key}], {bucket} }}\n")));
+        assert_eq!(found.len(), usize::from(is_noted), "{key}: {found:?}");
+        assert!(found.iter().all(|note| note.contains("shop/c") && note.contains("misspelt")), "{found:?}");
+    }
+    let other = notes(&limits(&format!("  - {{ name: c, domain: bank, by: [api_kye], {bucket} }}\n")));
+    assert_eq!(other, [] as [String; 0], "another domain's keys are its own");
+    for (more, word) in [
+        ("  - { name: c, domain: shop, quota: { limit: 9, per: day } }\n", "`data`"),
+        (
+            "  - { name: c, domain: shop, unlimited: { remote: [10.0.0.0/8] }, token_bucket: { rate: 1/s, burst: 9 } }\n",
+            "{ ip: 10.0.0.0/8 }",
+        ),
+        ("domains: { shpo: { no_match: deny } }\n", "shpo, which no limit has"),
+    ] {
+        let found = notes(&limits(more));
+        assert!(found.len() == 1 && found[0].contains(word), "{more}: {found:?}");
+    }
+}
+
+#[test]
+fn numbers_are_decimal_digits_in_thousands_or_millions() {
+    let text = |number: &str| {
+        format!(
+            "{HEAD}limits:\n  - {{ name: a, domain: shop, fixed_window: {{ limit: {number}, window: 1h }} }}\n"
+        )
+    };
+    for (number, units) in [("60", 60), ("'60'", 60), ("50k", 50_000), ("2M", 2_000_000), ("007", 7)] {
+        assert_eq!(accepted(&text(number)).live.limits[0].algorithm.budget(), units, "{number}");
+    }
+    for number in
+        ["0x3C", "1e2", "1_000", "+5", "-5", "1.0", "5K", "5 k", "k", "''", "99999999999999999999", "true"]
+    {
+        let fault = Config::parse("a.yaml", &text(number)).expect_err(number);
+        assert!(fault.to_string().contains("1200, 50k or 2M"), "{number}: {fault}");
+    }
+}
+
+#[test]
 fn what_needs_a_restart_is_named() {
     let old = accepted(SHARED);
     for (from, to, names) in [

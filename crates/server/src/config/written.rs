@@ -1,6 +1,6 @@
 //! A config as it is written, and what can be wrong with it as a whole.
 
-use std::{fmt, marker::PhantomData, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, fmt, marker::PhantomData, path::PathBuf, time::Duration};
 
 use acequia_limits::{Limit, limit::LimitSpec, notation::parse_duration_ns};
 use acequia_node::Keep;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, de};
 use serde_saphyr::Spanned;
 
 use super::{
-    ClockConfig, Config, Dialect, Headers, Live, Regions, StoreConfig,
+    ClockConfig, Config, Dialect, Headers, Live, NoMatch, NoMatches, Regions, StoreConfig,
     clock::WrittenClock,
     faults::{Faults, line},
     limits,
@@ -57,6 +57,10 @@ pub(super) struct Written {
     headers: Option<WrittenHeaders>,
     charges: Option<Spanned<WrittenCharges>>,
     trace_key: Option<String>,
+    #[serde(default)]
+    unknown_domain: NoMatch,
+    #[serde(default)]
+    domains: BTreeMap<String, WrittenDomain>,
     webhooks: Option<Spanned<Vec<WrittenWebhook>>>,
     #[serde(default)]
     limits: Vec<Spanned<LimitSpec>>,
@@ -68,6 +72,13 @@ pub(super) struct Written {
 struct WrittenCharges {
     keep: Option<String>,
     records: Option<usize>,
+}
+
+/// `domains: { shop: { no_match } }`
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenDomain {
+    no_match: NoMatch,
 }
 
 #[derive(Deserialize)]
@@ -147,6 +158,7 @@ impl Written {
         let clock = (regions.is_some() || store.is_some()).then_some(clock);
         let limits = read_limits(self.limits, regions.as_ref(), clock, faults);
         let (http, envoy) = self.headers.map_or((None, None), |headers| (headers.http, headers.envoy));
+        let domains = self.domains.into_iter().map(|(domain, written)| (domain, written.no_match)).collect();
         let headers = Headers { http: http.unwrap_or_else(|| vec![Dialect::Draft11]), envoy };
         Config {
             region: self.region.value,
@@ -164,7 +176,13 @@ impl Written {
             connections_max: self.connections.map_or(CONNECTIONS_DEFAULT, |c| c.value),
             max_age,
             drain,
-            live: Live { limits, headers, trace_key: self.trace_key, webhooks: webhooks.unwrap_or_default() },
+            live: Live {
+                limits,
+                headers,
+                trace_key: self.trace_key,
+                no_match: NoMatches { unknown_domain: self.unknown_domain, domains },
+                webhooks: webhooks.unwrap_or_default(),
+            },
         }
     }
 
@@ -305,6 +323,7 @@ fn read_limits(
     }
     let placed = limits::read(specs, faults);
     limits::check_candidates(&placed, faults);
+    limits::check_addresses(&placed, faults);
     if let Some(clock) = clock {
         limits::check_windows(&placed, clock, faults);
     }

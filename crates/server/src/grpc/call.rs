@@ -340,7 +340,7 @@ pub(super) fn reply<P: Copy + Send + Sync + 'static>(
         let respond =
             |answer: &Answer, catalogue: &Catalogue, now| respond(&worker, with, answer, catalogue, now);
         let reply = match asked {
-            Some(asked) => worker.finish(&request, how, asked, respond).await,
+            Some(asked) => worker.finish(&request, (how, longest), asked, respond).await,
             None => worker.ask_within(&request, how, longest, respond).await,
         };
         reply.map_err(|IdReused| BadRequest::IdReused.into())

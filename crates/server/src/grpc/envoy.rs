@@ -176,10 +176,7 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::{
-        config::Headers,
-        respond::lost::{NOW, answer},
-    };
+    use crate::respond::lost::{NOW, answer};
 
     /// An error would let the request through; whoever wants another status goes by the metadata.
     #[test]
@@ -191,7 +188,7 @@ mod tests {
         ] {
             let (answer, catalogue) = answer(on_store_loss);
             let mut out = Vec::new();
-            let settings = Settings { headers: Headers::default(), trace_key: None };
+            let settings = Settings::default();
             write(&mut out, 1, &answer, &catalogue, NOW, &settings);
             let response = RateLimitResponse::decode(&out[..]).expect("a response");
             assert_eq!(response.overall_code(), code);

@@ -94,6 +94,7 @@ pub(super) fn peek(by: By<'_>, message: &[u8]) -> Result<Bytes, Status> {
             overrides,
             candidates,
             pools: Vec::new(),
+            warnings: catalogue.replaced(request.domain, now.wall_ns),
         };
         (response, answer.clone(), Arc::clone(catalogue))
     });

@@ -38,6 +38,7 @@ use crate::{
     question::BadRequest,
     respond::with_check_out,
     worker::{Unwritten, Worker},
+    writer::REPLY_WAIT_MAX,
 };
 
 /// Bytes of a result without details.
@@ -240,7 +241,8 @@ async fn settle(worker: Arc<Worker>, decided: Decided) -> Bytes {
     let mut late = false;
     for (place, unwritten, detail) in unwritten {
         // A disk that was too slow for one result has had its time for all.
-        let denial = if late { Some(unwritten.deny()) } else { worker.settle(unwritten).await };
+        let denial =
+            if late { Some(unwritten.deny()) } else { worker.settle(unwritten, REPLY_WAIT_MAX).await };
         if let Some((denied, catalogue)) = denial {
             late = true;
             settled.extend_from_slice(&out[at..place.start]);

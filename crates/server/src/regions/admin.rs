@@ -130,14 +130,6 @@ impl Service {
         status::of_node(&self.shared, self.regions.as_deref(), (&self.region, &self.node))
     }
 
-    fn regions(&self) -> Result<&Arc<Regions>, Status> {
-        self.regions.as_ref().ok_or_else(|| {
-            Status::failed_precondition(
-                "this node stands alone: its limits are in its config file, and change when that does",
-            )
-        })
-    }
-
     /// What is found of the limit of that name that is in force.
     fn of_limit<T>(
         &self,
@@ -159,10 +151,16 @@ impl Service {
 
     /// Versions are written to the disk: not on the thread that answers others.
     async fn order(&self, order: Order, ordered: Ordered) -> Result<Response<api::CatalogueChange>, Status> {
-        let Some(regions) = self.regions.clone() else {
-            return Err(refusal(alone::refuse(&self.shared, &order, &ordered)));
-        };
-        let done = tokio::task::spawn_blocking(move || regions.order(&order, &ordered)).await;
+        if let Some(fault) = self.regions.is_none().then(|| alone::refuse_among(&self.shared)).flatten() {
+            return Err(refusal(fault));
+        }
+        let (regions, shared) = (self.regions.clone(), Arc::clone(&self.shared));
+        let done = tokio::task::spawn_blocking(move || match (&regions, shared.alone.get()) {
+            (Some(regions), _) => regions.order(&order, &ordered),
+            (None, Some(alone)) => alone.order(&shared, &order, &ordered),
+            (None, None) => Err(OrderFault::NotYet("this node begins: ask again in a second".to_owned())),
+        })
+        .await;
         let outcome = done.map_err(|fault| Status::internal(fault.to_string()))?.map_err(refusal)?;
         let Outcome { before, after, changes, warnings } = outcome;
         Ok(Response::new(api::CatalogueChange {
@@ -263,8 +261,11 @@ impl Admin for Service {
             limit_json: serde_json::to_string(&active.limit.spec).unwrap_or_default(),
             budget: status::budget(active),
         });
-        let mut response = api::ListBudgetsResponse { budgets: budgets.collect(), catalogue: None };
         let now = self.shared.clock.now();
+        let alone = self.shared.alone.get().filter(|_| self.regions.is_none());
+        let differences = alone.map(|alone| alone.differences(now.wall_ns)).unwrap_or_default();
+        let mut response =
+            api::ListBudgetsResponse { budgets: budgets.collect(), catalogue: None, differences };
         if let (Some(regions), Some(version), Some(membership)) =
             (&self.regions, self.shared.node.version(), self.shared.node.membership(now))
         {
@@ -413,8 +414,13 @@ impl Admin for Service {
             0 => AUDIT_DEFAULT,
             newest => newest,
         };
-        let regions = Arc::clone(self.regions()?);
-        let read = tokio::task::spawn_blocking(move || regions.audit(newest as usize)).await;
+        let (regions, shared) = (self.regions.clone(), Arc::clone(&self.shared));
+        let read = tokio::task::spawn_blocking(move || match (&regions, shared.alone.get()) {
+            (Some(regions), _) => regions.audit(newest as usize),
+            (None, Some(alone)) => alone.audit(newest as usize),
+            (None, None) => Ok(Vec::new()),
+        })
+        .await;
         let entries = read
             .map_err(|fault| Status::internal(fault.to_string()))?
             .map_err(|fault| Status::unavailable(format!("the audit log cannot be read: {fault}")))?;

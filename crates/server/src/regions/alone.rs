@@ -1,52 +1,270 @@
-//! A node that stands alone takes no orders: its limits are in its config file. It says what to write there instead.
+//! Orders to a node that stands alone. Its limits are in its config file; numbers that operators order beside it are kept in its journal,
+//! and stand until the file changes that limit.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use acequia_limits::{Descriptor, Limit, limit::LimitSpec};
+use acequia_node::Scheduled;
+use acequia_rights::Mark;
+use acequia_store::{Store, StoreError};
+use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use super::{
-    authority::Ordered,
-    order::{Order, OrderFault, Use, ordered_limit},
-    overrides,
+    audit::{Audit, AuditEntry, clean},
+    authority::{Ordered, changed, merged},
+    order::{Order, OrderFault, Outcome, Use, compare, ordered_limit},
+    status::differences_in_words,
 };
-use crate::worker::Shared;
+use crate::{
+    service::{SCHEDULE, schedule_bytes},
+    worker::Shared,
+};
 
-/// What an order about a limit's numbers comes to in the file of a node that stands alone, as the fault that refuses it.
-pub(super) fn refuse(shared: &Shared, order: &Order, ordered: &Ordered) -> OrderFault {
-    const ALONE: &str =
-        "this node stands alone: its limits are in its config file, and change when that does";
-    let (Order::Budget { domain, name, .. }
-    | Order::Grant { domain, name, .. }
-    | Order::Reset { domain, name, .. }) = order
-    else {
-        return OrderFault::NotYet(ALONE.to_owned());
-    };
-    let now = shared.clock.now();
-    let catalogue = shared.node.catalogue();
-    let is_it = |spec: &LimitSpec| spec.domain == *domain && spec.name == *name;
-    let mut active = catalogue.limits.iter().filter(|active| active.is_in_force(now.wall_ns));
-    let Some(before) = active.find(|active| is_it(&active.limit.spec)).map(|active| &active.limit.spec)
-    else {
-        return OrderFault::NotFound(format!("no limit {domain}/{name}: see `acequia budget list`"));
-    };
-    let used = |limit: &Limit, cell: &Descriptor<'_>| {
-        let found = shared.node.cell_named(limit.id, cell, now)?;
-        let holding = &found.view.holding;
-        let units = holding.effective.units.saturating_sub(holding.left);
-        let words = format!("this node {units}");
-        Some(Use { algorithm: found.view.algorithm, window_ends_ns: found.window_ends_ns, units, words })
-    };
-    let about = (ordered.reason.as_str(), ordered.name.as_str());
-    let (after, said) = match ordered_limit(order, before, about, &used, now.wall_ns) {
-        Ok(found) => found,
-        Err(fault) => return fault,
-    };
-    let known = said.changes.iter().map(|line| format!("{line}; but ")).collect::<String>();
-    let new = overrides::written_new(before, &after);
-    OrderFault::NotYet(if new.is_empty() {
-        format!("{ALONE}. Write the numbers into {domain}/{name} there")
-    } else {
-        format!(
-            "{known}{ALONE}. Write this in front of the `overrides` of {domain}/{name} there: [{}]",
-            new.join(", ")
-        )
-    })
+/// The numbers that were ordered, in the journal.
+const ORDERED: &str = "ordered_limits";
+
+/// What was ordered of a node that stands alone.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    /// The folder of the audit log; none where nothing survives a restart.
+    folder: Option<PathBuf>,
+    /// Held as long as limits are being put in force: orders and changes of the file come one after the other.
+    kept: Mutex<Kept>,
+}
+
+/// What the journal keeps of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Kept {
+    /// The limits of the file that was read last.
+    file: Vec<LimitSpec>,
+    /// Those that count.
+    in_force: Vec<LimitSpec>,
+    /// Orders so far.
+    number: u64,
+}
+
+impl Kept {
+    /// The limits that count with another file: what that changed is as it says, and the rest as it was ordered.
+    fn with_file(&self, file: &[LimitSpec]) -> Self {
+        let in_force = merged(&self.in_force, &changed(&self.file, file));
+        Self { file: file.to_vec(), in_force, number: self.number }
+    }
+
+    /// In the order of the file, as limits. Where one is none any more with what was ordered, the file counts.
+    fn limits(&mut self, file: &[Limit]) -> Vec<Limit> {
+        let all: BTreeMap<(&str, &str), &LimitSpec> =
+            self.in_force.iter().map(|spec| ((spec.domain.as_str(), spec.name.as_str()), spec)).collect();
+        let limit = |from_file: &Limit| {
+            let name = (from_file.spec.domain.as_str(), from_file.spec.name.as_str());
+            let ordered = all.get(&name).filter(|spec| ***spec != from_file.spec);
+            match ordered.map(|spec| Limit::new((*spec).clone())) {
+                Some(Ok(limit)) => limit,
+                Some(Err(faults)) => {
+                    let why = faults.first().map(ToString::to_string);
+                    warn!(
+                        limit = from_file.path(),
+                        why, "what was ordered is no limit any more: the file counts"
+                    );
+                    from_file.clone()
+                }
+                None => from_file.clone(),
+            }
+        };
+        let limits: Vec<Limit> = file.iter().map(limit).collect();
+        self.in_force = limits.iter().map(|limit| limit.spec.clone()).collect();
+        limits
+    }
+
+    /// As the journal has it; nothing where the file says all there is.
+    fn bytes(&self) -> Option<Vec<u8>> {
+        let is_ordered = self.file != self.in_force;
+        is_ordered.then(|| serde_json::to_vec(self).ok()).flatten()
+    }
+}
+
+impl Alone {
+    /// What was ordered before this start, and the limits that count with a file.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub(crate) fn read(
+        store: Option<&dyn Store>,
+        folder: Option<PathBuf>,
+        file: &[Limit],
+    ) -> Result<(Self, Vec<Limit>), StoreError> {
+        let bytes = store.map(|store| store.value(ORDERED)).transpose()?.flatten();
+        let before = bytes.and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
+        let specs: Vec<LimitSpec> = file.iter().map(|limit| limit.spec.clone()).collect();
+        let mut kept = match before {
+            Some(before) => before.with_file(&specs),
+            None => Kept { file: specs.clone(), in_force: specs, number: 0 },
+        };
+        let limits = kept.limits(file);
+        Ok((Self { folder, kept: Mutex::new(kept) }, limits))
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts the limits of another file in force by `apply`, with what was ordered beside it.
+    ///
+    /// # Errors
+    /// Those of `apply`: then all is as it was.
+    pub(crate) fn reload<T, E>(
+        &self,
+        shared: &Shared,
+        file: &[Limit],
+        apply: impl FnOnce(Vec<Limit>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut kept = self.kept();
+        let specs: Vec<LimitSpec> = file.iter().map(|limit| limit.spec.clone()).collect();
+        let mut new = kept.with_file(&specs);
+        let limits = new.limits(file);
+        let done = apply(limits)?;
+        let was_ordered = kept.bytes().is_some();
+        *kept = new;
+        if let (Some(writer), true) = (&shared.writer, was_ordered || kept.bytes().is_some()) {
+            // A crash before this is written comes to the same: the file is compared again at the next start.
+            if let Err(fault) = writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]) {
+                warn!(%fault, "what was ordered is not written down again");
+            }
+        }
+        drop(kept);
+        self.tell_differences(shared);
+        Ok(done)
+    }
+
+    /// Where the limits that count differ from the file, a line each.
+    pub(crate) fn differences(&self, wall_ns: u64) -> Vec<String> {
+        let kept = self.kept();
+        if kept.file == kept.in_force {
+            return Vec::new();
+        }
+        differences_in_words(&kept.file, &kept.in_force, wall_ns)
+    }
+
+    /// Says in the log that an operator's numbers count, and not the file's.
+    pub(crate) fn tell_differences(&self, shared: &Shared) {
+        let differences = self.differences(shared.clock.now().wall_ns);
+        if let Some(first) = differences.first() {
+            warn!(
+                differences = differences.len(),
+                first, "what operators ordered counts, and not the file: `acequia budget list` shows both"
+            );
+        }
+    }
+
+    /// Carries an order about a limit's numbers out, or says what it would change.
+    ///
+    /// # Errors
+    /// Why not. Nothing has changed.
+    pub(crate) fn order(
+        &self,
+        shared: &Shared,
+        order: &Order,
+        ordered: &Ordered,
+    ) -> Result<Outcome, OrderFault> {
+        let (Order::Budget { domain, name, .. }
+        | Order::Grant { domain, name, .. }
+        | Order::Reset { domain, name, .. }) = order
+        else {
+            return Err(OrderFault::NotYet("this node stands alone: there are no other regions".to_owned()));
+        };
+        let mut kept = self.kept();
+        let now = shared.clock.now();
+        let is_it = |spec: &LimitSpec| spec.domain == *domain && spec.name == *name;
+        let Some(place) = kept.in_force.iter().position(is_it) else {
+            return Err(OrderFault::NotFound(format!("no limit {domain}/{name}: see `acequia budget list`")));
+        };
+        let used = |limit: &Limit, cell: &Descriptor<'_>| used(shared, limit, cell);
+        let about = (ordered.reason.as_str(), ordered.name.as_str());
+        let (after, said) = ordered_limit(order, &kept.in_force[place], about, &used, now.wall_ns)?;
+        let mut new = Kept { number: kept.number + 1, ..kept.clone() };
+        new.in_force[place] = after;
+        let (changes, mut warnings) = compare(&kept.in_force, &new.in_force, now.wall_ns);
+        let changes = [said.changes, changes].concat();
+        warnings.splice(0..0, said.warnings);
+        if changes.is_empty() {
+            return Err(OrderFault::Invalid("nothing would change".to_owned()));
+        }
+        if self.folder.is_none() {
+            warnings.push("this node has no `data`: a restart forgets the order".to_owned());
+        }
+        let mark = |number| Mark { epoch: 0, number };
+        let (before, after) = (mark(kept.number), mark(new.number));
+        if ordered.is_dry {
+            return Ok(Outcome { before, after: before, changes, warnings });
+        }
+        let limits = |kept: &Kept| -> Result<Vec<Limit>, OrderFault> {
+            kept.in_force.iter().map(super::overrides::read).collect()
+        };
+        let (old, limits) = (limits(&kept)?, limits(&new)?);
+        if let Some(folder) = &self.folder {
+            let entry = AuditEntry {
+                wall_ns: now.wall_ns,
+                author: clean(&ordered.author),
+                reason: clean(&ordered.reason),
+                what: clean(&order.to_string()),
+                before: (0, kept.number),
+                after: (0, new.number),
+                changes: changes.clone(),
+            };
+            let written = Audit::open(folder).and_then(|mut audit| audit.append(&entry));
+            written.map_err(OrderFault::Audit)?;
+        }
+        // Numbers alone have changed: no cell is to be read from the journal.
+        let apply = |limits: Vec<Limit>| {
+            let done = shared.node.apply(limits, now, |_| Vec::new());
+            done.map_err(|fault| OrderFault::Adopt(fault.to_string()))
+        };
+        apply(limits)?;
+        if let Err(fault) = write(shared, &shared.node.schedule(), &new) {
+            // What a restart would not know of must not be in force.
+            apply(old)?;
+            return Err(fault);
+        }
+        *kept = new;
+        Ok(Outcome { before, after, changes, warnings })
+    }
+
+    /// The newest orders, oldest first.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn audit(&self, newest: usize) -> std::io::Result<Vec<AuditEntry>> {
+        let Some(folder) = &self.folder else { return Ok(Vec::new()) };
+        Audit::open(folder)?.newest(newest)
+    }
+}
+
+fn write(shared: &Shared, schedule: &[Scheduled], kept: &Kept) -> Result<(), OrderFault> {
+    let Some(writer) = &shared.writer else { return Ok(()) };
+    let fault = |fault: &dyn std::fmt::Display| OrderFault::Adopt(fault.to_string());
+    let schedule = schedule_bytes(schedule).map_err(|cause| fault(&cause))?;
+    let ordered = kept.bytes();
+    let values = [(SCHEDULE, Some(&schedule[..])), (ORDERED, ordered.as_deref())];
+    writer.write(&[], &values).map_err(|cause| fault(&cause))
+}
+
+/// What a cell is known to have used here.
+fn used(shared: &Shared, limit: &Limit, cell: &Descriptor<'_>) -> Option<Use> {
+    let found = shared.node.cell_named(limit.id, cell, shared.clock.now())?;
+    let holding = &found.view.holding;
+    let units = holding.effective.units.saturating_sub(holding.left);
+    let words = format!("this node {units}");
+    Some(Use { algorithm: found.view.algorithm, window_ends_ns: found.window_ends_ns, units, words })
+}
+
+/// An order to a node that shares a store and has no `regions`: each of its nodes goes by its own file.
+pub(super) fn refuse_among(shared: &Arc<Shared>) -> Option<OrderFault> {
+    let _siblings = shared.siblings.get()?;
+    Some(OrderFault::NotYet(
+        "nodes that share a store go by their config files: change the limit in all of them, or add `regions`".to_owned(),
+    ))
 }

@@ -24,7 +24,7 @@ use super::{
     audit::{Audit, AuditEntry, clean},
     order::{Order, OrderFault, Outcome, Use, compare, ordered_limit},
     overrides::keep_grants,
-    status::of_mark,
+    status::{differences_of, of_mark},
 };
 use crate::{
     config::MemberConfig,
@@ -235,7 +235,24 @@ impl Regions {
     pub(crate) fn take_file(&self, limits: &[Limit]) -> Result<(), OrderFault> {
         let file: Vec<LimitSpec> = limits.iter().map(|limit| limit.spec.clone()).collect();
         *self.file.write().unwrap_or_else(std::sync::PoisonError::into_inner) = file;
-        self.order_file()
+        self.forget_differences();
+        self.order_file()?;
+        let now = self.clock.now();
+        let version = self.node.version();
+        let differences = version.map(|version| differences_of(self, &version, now)).unwrap_or_default();
+        if let Some(first) = differences.first() {
+            tracing::warn!(
+                differences = differences.len(),
+                first,
+                "the catalogue counts, and not this node's file: `acequia budget list` shows both"
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether this node makes the versions of the catalogue.
+    pub(crate) fn makes_versions(&self) -> bool {
+        self.node.version().is_some_and(|version| version.authority == self.me)
     }
 
     /// Orders what changed in the file that was read last; when somebody has agreed with the wall, if nobody has yet.
@@ -715,7 +732,7 @@ fn path(spec: &LimitSpec) -> String {
 }
 
 /// The limits that a file has and did not have so, or has no more.
-fn changed(applied: &[LimitSpec], file: &[LimitSpec]) -> Vec<(String, Option<Box<LimitSpec>>)> {
+pub(super) fn changed(applied: &[LimitSpec], file: &[LimitSpec]) -> Vec<(String, Option<Box<LimitSpec>>)> {
     let before: BTreeMap<String, &LimitSpec> = applied.iter().map(|spec| (path(spec), spec)).collect();
     let after: BTreeSet<String> = file.iter().map(path).collect();
     let new = file.iter().filter(|spec| before.get(&path(spec)) != Some(spec));
@@ -725,7 +742,7 @@ fn changed(applied: &[LimitSpec], file: &[LimitSpec]) -> Vec<(String, Option<Box
 }
 
 /// The catalogue's limits with those changes: what the file did not change stays as operators set it.
-fn merged(before: &[LimitSpec], changed: &[(String, Option<Box<LimitSpec>>)]) -> Vec<LimitSpec> {
+pub(super) fn merged(before: &[LimitSpec], changed: &[(String, Option<Box<LimitSpec>>)]) -> Vec<LimitSpec> {
     let places: BTreeMap<String, usize> =
         before.iter().enumerate().map(|(at, spec)| (path(spec), at)).collect();
     let mut all: Vec<Option<LimitSpec>> = before.iter().cloned().map(Some).collect();

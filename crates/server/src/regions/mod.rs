@@ -30,18 +30,18 @@ use acequia_mesh::{
     Timing, certs,
 };
 use acequia_node::{Answer, Catalogue, ChargeId, Home, Node, Row, sharing::LOAN_TTL_NS};
-use acequia_rights::Writer as Identity;
+use acequia_rights::{Mark, Writer as Identity};
 use acequia_store::{Store, StoreError};
 use tokio::sync::{mpsc, watch};
 use tracing::debug;
 
+pub(crate) use self::{alone::Alone, order::rate_milli, status::holding};
 pub use self::{
     audit::{Audit, AuditEntry, AuditFile},
     authority::Ordered,
     order::{Order, OrderFault, Outcome},
 };
 use self::{authority::Authority, names::Names};
-pub(crate) use self::{order::rate_milli, status::holding};
 use crate::{
     chance::Chance, clock::Clock, config, patience::Waiting, service::Connected, worker::Shared,
     writer::Writer,
@@ -117,7 +117,19 @@ pub struct Regions {
     file_waits: AtomicBool,
     /// Requests that wait for units of other regions.
     waiting: Arc<Waiting>,
+    differences: Mutex<Option<Differences>>,
 }
+
+/// How many differences there are between the file and the catalogue, as they were counted last.
+#[derive(Clone, Copy, Debug)]
+struct Differences {
+    count: u64,
+    of: Mark,
+    at_ns: u64,
+}
+
+/// Differences are counted again after this time, in nanoseconds: overrides end by themselves.
+const DIFFERENCES_NS: u64 = 60 * 1_000_000_000;
 
 /// What a node needs to take its place.
 #[derive(Debug)]
@@ -233,6 +245,7 @@ impl Regions {
             certificate_expiry_s: AtomicU64::new(expires_s),
             file_waits: AtomicBool::new(false),
             waiting,
+            differences: Mutex::new(None),
         });
         if let Some(version) = kept {
             regions.keep_revoked(&version);
@@ -315,6 +328,25 @@ impl Regions {
 
     fn authority(&self) -> MutexGuard<'_, Authority> {
         self.authority.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many differences there are between this node's file and the catalogue.
+    pub(crate) fn differences(&self, now: Now) -> u64 {
+        let Some(version) = self.node.version() else { return 0 };
+        let mut known = self.differences.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = |known: &Differences| {
+            known.of == version.mark && now.steady_ns.saturating_sub(known.at_ns) < DIFFERENCES_NS
+        };
+        if let Some(known) = known.filter(is_new) {
+            return known.count;
+        }
+        let count = status::differences_of(self, &version, now).len() as u64;
+        *known = Some(Differences { count, of: version.mark, at_ns: now.steady_ns });
+        count
+    }
+
+    fn forget_differences(&self) {
+        *self.differences.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn file(&self) -> Vec<LimitSpec> {

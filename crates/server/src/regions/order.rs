@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use acequia_limits::{
-    Algorithm, Descriptor, Limit, limit::LimitSpec, notation::format_duration_ns, selector::Condition,
+    Algorithm, Descriptor, Limit,
+    limit::LimitSpec,
+    notation::{format_duration_ns, parse_units},
+    selector::Condition,
 };
 use acequia_node::difference::{Difference, differences};
 use acequia_rights::{Mark, versions::Refused};
@@ -253,9 +256,7 @@ fn own_numbers(spec: &LimitSpec, numbers: &BTreeMap<String, String>) -> Result<L
             return Err(invalid(format!("a {algorithm} has no {name}: it has {}", known.join(", "))));
         };
         *field = if field.is_number() {
-            let number: u64 =
-                text.parse().map_err(|_| invalid(format!("{name}={text}: a whole number is wanted")))?;
-            number.into()
+            parse_units(text).map_err(|what| invalid(format!("{name}: {what}")))?.into()
         } else if field.is_boolean() {
             let truth: bool =
                 text.parse().map_err(|_| invalid(format!("{name}={text}: true or false is wanted")))?;
@@ -386,7 +387,8 @@ fn by_path(specs: &[LimitSpec]) -> BTreeMap<String, &LimitSpec> {
 fn warn_of(path: &str, (old, new): (&Limit, &Limit), wall_ns: u64, warnings: &mut Vec<String>) {
     if old.id != new.id {
         warnings.push(format!(
-            "{path} counts or measures differently: it becomes another limit, from the next window on"
+            "{path} matches, counts or measures differently: it becomes another limit. It counts at once, and what it was \
+             counts beside it until its window has ended"
         ));
     } else if is_lower(&old.algorithm, &new.algorithm) || lowers_some(old, new, wall_ns) {
         warnings.push(format!(
@@ -423,7 +425,7 @@ pub(crate) fn rate_milli(algorithm: &Algorithm) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use acequia_limits::limit::OneOrMany;
+    use acequia_limits::limit::ValueSpec;
 
     use super::*;
 
@@ -490,8 +492,8 @@ mod tests {
         let once = with_numbers(&bucket(), &map(&[("api_key", "k1")]), &numbers).expect("sound");
         let twice = with_numbers(&once, &map(&[("api_key", "k1")]), &map(&[("rate", "9/s")])).expect("sound");
         assert_eq!((once.overrides.len(), twice.overrides.len()), (2, 2));
-        assert_eq!(twice.overrides[0].get("rate"), Some(&OneOrMany(vec!["9/s".to_owned()])));
-        assert_eq!(twice.overrides[0].get("burst"), Some(&OneOrMany(vec!["7".to_owned()])));
+        assert_eq!(twice.overrides[0].get("rate"), Some(&ValueSpec::Texts(vec!["9/s".to_owned()])));
+        assert_eq!(twice.overrides[0].get("burst"), Some(&ValueSpec::Texts(vec!["7".to_owned()])));
         assert_eq!(twice.overrides[1], bucket().overrides[0]);
     }
 
@@ -521,7 +523,7 @@ mod tests {
             ordered_limit(&order(text, key), &bucket(), ("why", "ana"), used, NOW_NS)
         };
         let (spec, said) = after("reset", &k1, &used(7)).expect("sound");
-        assert_eq!(spec.overrides[0].get("burst"), Some(&OneOrMany(vec!["127".to_owned()])));
+        assert_eq!(spec.overrides[0].get("burst"), Some(&ValueSpec::Texts(vec!["127".to_owned()])));
         assert_eq!(
             said.changes,
             ["shop/per-key[api_key=k1] is known to have used 7 of 120 (eu 7): 7 are granted until \
@@ -530,7 +532,7 @@ mod tests {
         assert_eq!(said.warnings, Vec::<String>::new(), "the bucket refills in two seconds");
         let again = |units: u64| ordered_limit(&order("reset", &k1), &spec, ("", ""), &used(units), NOW_NS);
         let (spec, said) = again(9).expect("two more were used");
-        assert_eq!(spec.overrides[0].get("burst"), Some(&OneOrMany(vec!["129".to_owned()])));
+        assert_eq!(spec.overrides[0].get("burst"), Some(&ValueSpec::Texts(vec!["129".to_owned()])));
         assert!(said.changes[0].contains("7 were granted): 2 are granted"), "{:?}", said.changes);
         assert!(again(7).expect_err("done").to_string().contains("7 were granted"));
         for (text, key, used, why) in [
@@ -569,7 +571,7 @@ mod tests {
         for (key, numbers, why) in [
             (map(&[]), map(&[]), "rate=100/s"),
             (map(&[]), map(&[("queue", "7")]), "it has burst, rate"),
-            (map(&[]), map(&[("burst", "many")]), "a whole number"),
+            (map(&[]), map(&[("burst", "many")]), "1200, 50k or 2M"),
             (map(&[]), map(&[("rate", "fast")]), "rate"),
             (map(&[]), map(&[("burst", "0")]), "burst"),
             (map(&[("nobody", "k1")]), map(&[("rate", "1/s")]), "nobody"),

@@ -4,13 +4,15 @@
 //! What is granted stands on top of whatever numbers the cell has otherwise, until it ends. So grants come before all other
 //! overrides, the one that ends first before the others, and are written anew whenever what they stand on changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use acequia_limits::{
     Algorithm, Descriptor, Limit,
-    limit::{BySpec, LimitSpec, OneOrMany, parse_instant_ns},
+    limit::{BySpec, LimitSpec, ValueSpec, parse_instant_ns},
     notation::format_duration_ns,
-    selector::canonical_address,
 };
 use jiff::Timestamp;
 
@@ -22,7 +24,7 @@ const WORDS_BYTES_MAX: usize = 256;
 const ABOUT: [&str; 4] = ["until", "why", "author", "granted"];
 
 /// An override as it is written.
-type Fields = BTreeMap<String, OneOrMany>;
+type Fields = BTreeMap<String, ValueSpec>;
 
 /// Whose numbers: the values of a limit's `by`.
 pub(super) type Key = BTreeMap<String, String>;
@@ -43,8 +45,8 @@ pub(super) struct About<'a> {
 struct Grant {
     units: u64,
     until_ns: u64,
-    why: Option<OneOrMany>,
-    author: Option<OneOrMany>,
+    why: Option<ValueSpec>,
+    author: Option<ValueSpec>,
 }
 
 /// The override of exactly this key gets the numbers; a new one comes before the others, so that it counts.
@@ -246,8 +248,8 @@ pub(super) fn exact(spec: &LimitSpec, key: &Key) -> Result<Key, OrderFault> {
 fn canonical(spec: &LimitSpec, key: &Key) -> Key {
     let is_address = |name: &str| spec.by.iter().any(|by| matches!(by, BySpec::Address(a) if a.ip == name));
     let one = |(name, value): (&String, &String)| {
-        let address = if is_address(name) { canonical_address(value) } else { None };
-        (name.clone(), address.unwrap_or_else(|| value.clone()))
+        let address = value.parse::<IpAddr>().ok().filter(|_| is_address(name));
+        (name.clone(), address.map_or_else(|| value.clone(), |address| address.to_canonical().to_string()))
     };
     key.iter().map(one).collect()
 }
@@ -262,8 +264,8 @@ pub(super) fn values(exact: &Key) -> Vec<(&[u8], &[u8])> {
     exact.iter().map(|(name, value)| (name.as_bytes(), unescaped(value).as_bytes())).collect()
 }
 
-fn one(text: &str) -> OneOrMany {
-    OneOrMany(vec![text.to_owned()])
+fn one(text: &str) -> ValueSpec {
+    ValueSpec::Texts(vec![text.to_owned()])
 }
 
 fn counts_by(spec: &LimitSpec, name: &str) -> bool {
@@ -282,11 +284,11 @@ fn is_of(spec: &LimitSpec, fields: &Fields, key: &Key) -> bool {
 
 fn key_of(spec: &LimitSpec, fields: &Fields) -> Key {
     let of = fields.iter().filter(|(name, _)| counts_by(spec, name));
-    of.filter_map(|(name, values)| Some((name.clone(), values.0.first()?.clone()))).collect()
+    of.filter_map(|(name, values)| Some((name.clone(), values.texts().first()?.clone()))).collect()
 }
 
 fn text_of<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
-    fields.get(name)?.0.first().map(String::as_str)
+    fields.get(name)?.texts().first().map(String::as_str)
 }
 
 /// Nothing where it only bridges from what it stood on to what it stands on.
@@ -297,7 +299,7 @@ fn grant_of(fields: &Fields) -> Option<Grant> {
 }
 
 /// What an override says of itself, as fields.
-fn said(spec: &LimitSpec, about: About<'_>) -> Vec<(String, OneOrMany)> {
+fn said(spec: &LimitSpec, about: About<'_>) -> Vec<(String, ValueSpec)> {
     let until = about.until_ns.map(|until_ns| ("until".to_owned(), one(&instant(until_ns))));
     let words = |name: &str, text: &str| {
         let text = short(&clean(text));
@@ -354,27 +356,12 @@ pub(super) fn changes(before: &LimitSpec, after: &LimitSpec) -> Vec<String> {
     all
 }
 
-/// The overrides that are only in `after`, as they are written in a config.
-pub(super) fn written_new(before: &LimitSpec, after: &LimitSpec) -> Vec<String> {
-    let line = |fields: &Fields| {
-        let value = |values: &OneOrMany| match values.0.as_slice() {
-            [text] => serde_json::Value::from(text.as_str()),
-            all => serde_json::Value::from(all),
-        };
-        let fields = fields.iter().map(|(name, values)| (name.clone(), value(values)));
-        serde_json::Value::Object(fields.collect()).to_string()
-    };
-    let new = after.overrides.iter().filter(|fields| !before.overrides.contains(fields));
-    new.map(line).collect()
-}
-
 /// An override: whose, which numbers, until when, and why.
 fn words(spec: &LimitSpec, fields: &Fields) -> String {
-    let text = |values: &OneOrMany| values.0.join(" or ");
     let is_number = |name: &String| spec.number_names().contains(&name.as_str());
     let pairs = |wanted: &dyn Fn(&String) -> bool, between: &str| {
         let found = fields.iter().filter(|(name, _)| wanted(name));
-        found.map(|(name, values)| format!("{name}{between}{}", text(values))).collect::<Vec<_>>().join(", ")
+        found.map(|(name, values)| format!("{name}{between}{values}")).collect::<Vec<_>>().join(", ")
     };
     let is_whose =
         |name: &String| !is_number(name) && (!ABOUT.contains(&name.as_str()) || counts_by(spec, name));

@@ -192,11 +192,15 @@ fn pending(regions: &Regions, version: &Version, progress: &Progress) -> Vec<api
 }
 
 /// Where the file and the catalogue differ in what lasts: grants and what has ended are no difference.
-fn differences_of(regions: &Regions, version: &Version, now: Now) -> Vec<String> {
+pub(super) fn differences_of(regions: &Regions, version: &Version, now: Now) -> Vec<String> {
     let Ok(specs) = specs_of(version) else { return Vec::new() };
-    let lasting = |specs: Vec<LimitSpec>| -> Vec<LimitSpec> {
-        specs.iter().map(|spec| lasting(spec, now.wall_ns)).collect()
-    };
+    differences_in_words(&regions.file(), &specs, now.wall_ns)
+}
+
+/// The same of the limits of a file and those that count.
+pub(super) fn differences_in_words(file: &[LimitSpec], in_force: &[LimitSpec], wall_ns: u64) -> Vec<String> {
+    let lasting =
+        |specs: &[LimitSpec]| -> Vec<LimitSpec> { specs.iter().map(|spec| lasting(spec, wall_ns)).collect() };
     let none = || "none".to_owned();
     let words = |difference| match difference {
         Difference::OnlyInFile { limit } => format!("{limit} is only in the file: it is not enforced"),
@@ -209,7 +213,7 @@ fn differences_of(regions: &Regions, version: &Version, now: Now) -> Vec<String>
             catalogue.unwrap_or_else(none)
         ),
     };
-    differences(&lasting(regions.file()), &lasting(specs)).into_iter().map(words).collect()
+    differences(&lasting(file), &lasting(in_force)).into_iter().map(words).collect()
 }
 
 fn members(version: &Version) -> impl Iterator<Item = api::Member> + '_ {

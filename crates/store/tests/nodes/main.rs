@@ -225,7 +225,7 @@ impl Fleet {
         };
         let node = Arc::new(Node::among(config, Keep::default(), siblings));
         if boot > 1 {
-            let kept = limits().into_iter().map(|limit| Scheduled { limit, from_ns: None, until_ns: None });
+            let kept = limits().into_iter().map(|limit| Scheduled { limit, until_ns: None });
             node.resume(kept.collect(), now).expect("the same limits");
             node.restore_all(now, |_| Vec::new());
         }

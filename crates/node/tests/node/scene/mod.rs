@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use acequia_limits::{
     CellTag, Charge, HashKey, Limit, LimitId, Mode, Now, Request,
     limit::{
-        BySpec, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OnStoreLoss, OneOrMany, QuotaSpec,
-        SlidingWindowSpec, TokenBucketSpec,
+        BySpec, Descriptors, FixedWindowSpec, LeakyBucketSpec, LimitSpec, NoWait, OnStoreLoss, QuotaSpec,
+        SlidingWindowSpec, TokenBucketSpec, ValueSpec,
     },
 };
 use acequia_node::{Answer, Ask, Asker, Config, MEMORY_BYTES_MIN, Node, Row, SHARDS, WALL};
@@ -33,6 +33,8 @@ fn nothing(name: &str) -> LimitSpec {
         domain: "shop".into(),
         when: BTreeMap::new(),
         by: vec![BySpec::Key("key".into())],
+        exact: false,
+        descriptors: Descriptors::Sum,
         cost: None,
         token_bucket: None,
         leaky_bucket: None,
@@ -91,8 +93,8 @@ pub(crate) fn approximate(name: &str, limit: u64, window: &str) -> LimitSpec {
 }
 
 /// `when`, `unlimited`, or an override: keys and their values.
-pub(crate) fn fields(pairs: &[(&str, &[&str])]) -> BTreeMap<String, OneOrMany> {
-    let many = |values: &[&str]| OneOrMany(values.iter().map(|v| (*v).to_owned()).collect());
+pub(crate) fn fields(pairs: &[(&str, &[&str])]) -> BTreeMap<String, ValueSpec> {
+    let many = |values: &[&str]| ValueSpec::Texts(values.iter().map(|v| (*v).to_owned()).collect());
     pairs.iter().map(|(key, values)| ((*key).to_owned(), many(values))).collect()
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use acequia_limits::{
     CellTag, Descriptor, LimitId, Now,
-    limit::{LimitSpec, OneOrMany},
+    limit::{LimitSpec, ValueSpec},
 };
 use acequia_node::{
     Ask, Asker, Config, Drawing, Holding, Home, Keep, LimitAnswer, Node, Row, TAKINGS,
@@ -341,7 +341,7 @@ impl World {
         } else if boot > 1 {
             let until = |specs, until_ns| {
                 let limits = scene::limits(specs).into_iter();
-                limits.map(move |limit| acequia_node::Scheduled { limit, from_ns: None, until_ns })
+                limits.map(move |limit| acequia_node::Scheduled { limit, until_ns })
             };
             let retired = until(&self.retired, Some(now.wall_ns.saturating_sub(1)));
             let schedule = until(&self.specs, None).chain(retired).collect();
@@ -856,8 +856,8 @@ fn named(limit: &LimitAnswer) -> CellTag {
 /// Units that come back in an hour: of a bucket, or of the override that a key has.
 fn hourly_of(spec: &LimitSpec, key: &str) -> u64 {
     let is_its =
-        |fields: &&BTreeMap<String, OneOrMany>| fields.get("key").is_some_and(|keys| keys.0 == [key]);
-    let its = spec.overrides.iter().find(is_its).and_then(|fields| fields.get("rate")?.0.first());
+        |fields: &&BTreeMap<String, ValueSpec>| fields.get("key").is_some_and(|keys| keys.texts() == [key]);
+    let its = spec.overrides.iter().find(is_its).and_then(|fields| fields.get("rate")?.texts().first());
     let rate = spec.token_bucket.as_ref().map(|bucket| &bucket.rate);
     let rate = rate.or(spec.leaky_bucket.as_ref().map(|bucket| &bucket.rate));
     let Some(rate) = its.or(rate) else { return 0 };

@@ -1,0 +1,149 @@
+//! `acequia validate`: every fault of a config file with its line, and what it would change on a running node.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write as _,
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use acequia_api::acequia::v1::Budget;
+use acequia_limits::{Limit, limit::LimitSpec};
+use acequia_server::{
+    clock::{Clock as _, SystemClock},
+    config::{self, Config},
+};
+use clap::Args;
+
+use super::{
+    COULD_NOT_ASK, Output, SUCCESS, complain,
+    operator::{Credentials, Fault},
+};
+
+/// Check a config file: every fault with its line.
+///
+/// With --address, what the file would change on a running node is said too. Nothing changes.
+#[derive(Args, Clone, Debug)]
+pub struct Validate {
+    /// The config file.
+    file: PathBuf,
+
+    /// The admin address (listen.admin) of a node whose limits the file's are compared with.
+    #[arg(long, value_name = "HOST:PORT")]
+    address: Option<String>,
+
+    #[command(flatten)]
+    credentials: Credentials,
+}
+
+impl Validate {
+    /// Reads, says what is wrong or what there is to know, and gives the exit code.
+    pub async fn run(self) -> ExitCode {
+        let name = self.file.display().to_string();
+        let text = match config::read_text(&self.file) {
+            Ok(text) => text,
+            Err(cause) => return complain(&format!("cannot read {name}: {cause}")),
+        };
+        let config = match Config::parse(&name, &text) {
+            Ok(config) => config,
+            Err(faults) => {
+                // A line each that begins with the place, as compilers write them: editors jump there.
+                let _ = writeln!(std::io::stderr(), "{faults}");
+                return ExitCode::from(COULD_NOT_ASK);
+            }
+        };
+        let mut lines = vec![format!("{name} is sound: {config}")];
+        match SystemClock::start() {
+            Ok(clock) => lines.extend(config.notes(clock.now().wall_ns)),
+            Err(fault) => lines.push(format!("note: {fault}")),
+        }
+        match self.changes(&config.live.limits).await {
+            Ok(changes) => lines.extend(changes),
+            Err(fault) => return complain(&fault.to_string()),
+        }
+        Output::new().end(&(lines.join("\n") + "\n"), SUCCESS)
+    }
+
+    /// What the file's limits would change on the node, a line each.
+    async fn changes(&self, file: &[Limit]) -> Result<Vec<String>, Fault> {
+        let Some(address) = &self.address else { return Ok(Vec::new()) };
+        let listed = self.credentials.connect(address)?.list_budgets().await?;
+        Ok(compared(file, &listed.budgets))
+    }
+}
+
+fn compared(file: &[Limit], running: &[Budget]) -> Vec<String> {
+    let read = |listed: &Budget| {
+        let spec: LimitSpec = serde_json::from_str(&listed.limit_json).ok()?;
+        Limit::new(spec).ok()
+    };
+    let running: Vec<Limit> = running.iter().filter_map(read).collect();
+    let mut by_path: BTreeMap<String, Vec<&Limit>> = BTreeMap::new();
+    for limit in &running {
+        by_path.entry(limit.path()).or_default().push(limit);
+    }
+    let mut lines = Vec::new();
+    for limit in file {
+        let path = limit.path();
+        let Some(known) = by_path.get(&path) else {
+            lines.push(format!("note: {path} is new there"));
+            continue;
+        };
+        let same = known.iter().find(|running| running.id == limit.id);
+        match same {
+            None => lines.push(format!(
+                "warning: {path} matches, counts or measures otherwise than there: it would count at once, and the old one \
+                 beside it until what was spent under that is over; both may deny"
+            )),
+            Some(same) if same.spec != limit.spec => lines.push(format!("note: {path} has other numbers there")),
+            Some(_) => {}
+        }
+    }
+    let names: BTreeSet<String> = file.iter().map(Limit::path).collect();
+    let gone = by_path.keys().filter(|path| !names.contains(*path));
+    lines.extend(
+        gone.map(|path| format!("warning: {path} counts there and is not in the file: it would be gone")),
+    );
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(name: &str, by: &str, burst: u64) -> String {
+        format!(
+            r#"{{"name": "{name}", "domain": "shop", "by": ["{by}"], "token_bucket": {{"rate": "1/s", "burst": {burst}}}}}"#
+        )
+    }
+
+    #[test]
+    fn another_shape_is_warned_of_and_other_numbers_are_noted() {
+        let listed = |name: &str, by: &str, burst| Budget {
+            domain: "shop".to_owned(),
+            name: name.to_owned(),
+            limit_json: spec(name, by, burst),
+            budget: String::new(),
+        };
+        let running = [
+            listed("same", "k", 1),
+            listed("other", "k", 1),
+            listed("number", "k", 1),
+            listed("gone", "k", 1),
+        ];
+        let limit = |name: &str, by: &str, burst| {
+            Limit::new(serde_json::from_str(&spec(name, by, burst)).expect("a spec")).expect("a limit")
+        };
+        let file =
+            [limit("same", "k", 1), limit("other", "x", 1), limit("number", "k", 2), limit("new", "k", 1)];
+        let lines = compared(&file, &running);
+        let begins = [
+            "warning: shop/other matches, counts",
+            "note: shop/number has other",
+            "note: shop/new is new",
+            "warning: shop/gone counts there",
+        ];
+        assert_eq!(lines.len(), begins.len(), "{lines:?}");
+        assert!(lines.iter().zip(begins).all(|(line, begin)| line.starts_with(begin)), "{lines:?}");
+    }
+}

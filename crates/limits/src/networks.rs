@@ -1,0 +1,168 @@
+//! Sets of addresses by their networks (CIDR: RFC 4632; RFC 4291, section 2.3).
+
+use std::{fmt, net::IpAddr, ops::RangeInclusive};
+
+/// The addresses that begin with the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The first of them.
+    address: IpAddr,
+    /// How many bits all have in common: to 32, or to 128 for IPv6.
+    bits: u8,
+}
+
+impl Network {
+    /// Reads `10.0.0.0/8`, `2001:db8::/32`, or one address. IPv4 in IPv6 is IPv4.
+    ///
+    /// # Errors
+    /// What is wrong with the text, and how to write it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let fault = || format!("{text:?} is no address and no network: write 203.0.113.7 or 10.0.0.0/8");
+        let (host, bits) = match text.split_once('/') {
+            Some((host, bits)) if !bits.starts_with('+') => (host, Some(bits.parse().map_err(|_| fault())?)),
+            Some(_) => return Err(fault()),
+            None => (text, None),
+        };
+        let written: IpAddr = host.parse().map_err(|_| fault())?;
+        let whole = |address: IpAddr| if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.unwrap_or(whole(written));
+        if bits > whole(written) {
+            return Err(format!("{text:?} has more than {} bits", whole(written)));
+        }
+        let network = match (written, written.to_canonical()) {
+            (IpAddr::V6(_), IpAddr::V4(address)) if bits >= 96 => {
+                Self { address: address.into(), bits: bits - 96 }
+            }
+            _ => Self { address: written, bits },
+        };
+        let first = network.first();
+        if first != network.address {
+            return Err(format!("{text:?} names a host in a network: write {first}/{}", network.bits));
+        }
+        Ok(network)
+    }
+
+    fn first(self) -> IpAddr {
+        match self.address {
+            IpAddr::V4(address) => IpAddr::V4((address.to_bits() & self.mask_v4()).into()),
+            IpAddr::V6(address) => IpAddr::V6((address.to_bits() & self.mask_v6()).into()),
+        }
+    }
+
+    fn mask_v4(self) -> u32 {
+        u32::MAX.checked_shl(32 - u32::from(self.bits)).unwrap_or(0)
+    }
+
+    fn mask_v6(self) -> u128 {
+        u128::MAX.checked_shl(128 - u32::from(self.bits)).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_one = self.bits == if self.address.is_ipv4() { 32 } else { 128 };
+        if is_one { self.address.fmt(f) } else { write!(f, "{}/{}", self.address, self.bits) }
+    }
+}
+
+/// Networks in which an address is looked up by a binary search.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Networks {
+    v4: Vec<RangeInclusive<u32>>,
+    v6: Vec<RangeInclusive<u128>>,
+}
+
+impl Networks {
+    /// Whether one of them has this address.
+    #[inline]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => has(&self.v4, address.to_bits()),
+            IpAddr::V6(address) => has(&self.v6, address.to_bits()),
+        }
+    }
+}
+
+impl FromIterator<Network> for Networks {
+    fn from_iter<I: IntoIterator<Item = Network>>(networks: I) -> Self {
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for network in networks {
+            match network.address {
+                IpAddr::V4(address) => v4.push(address.to_bits()..=address.to_bits() | !network.mask_v4()),
+                IpAddr::V6(address) => v6.push(address.to_bits()..=address.to_bits() | !network.mask_v6()),
+            }
+        }
+        Self { v4: disjoint(v4), v6: disjoint(v6) }
+    }
+}
+
+/// Sorted, without those that lie in another: two networks overlap only so.
+fn disjoint<T: Ord + Copy>(mut ranges: Vec<RangeInclusive<T>>) -> Vec<RangeInclusive<T>> {
+    ranges.sort_unstable_by_key(|range| (*range.start(), std::cmp::Reverse(*range.end())));
+    ranges.dedup_by(|next, kept| next.end() <= kept.end());
+    ranges
+}
+
+fn has<T: Ord + Copy>(ranges: &[RangeInclusive<T>], address: T) -> bool {
+    let after = ranges.partition_point(|range| *range.start() <= address);
+    after > 0 && address <= *ranges[after - 1].end()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn networks_read_as_they_are_written() {
+        for (text, written) in [
+            ("10.0.0.0/8", "10.0.0.0/8"),
+            ("0.0.0.0/0", "0.0.0.0/0"),
+            ("203.0.113.7", "203.0.113.7"),
+            ("203.0.113.7/32", "203.0.113.7"),
+            ("2001:DB8:0::/32", "2001:db8::/32"),
+            ("::/0", "::/0"),
+            ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+            ("::ffff:10.0.0.1", "10.0.0.1"),
+        ] {
+            assert_eq!(Network::parse(text).map(|network| network.to_string()).as_deref(), Ok(written));
+        }
+        for (text, mend) in [
+            ("10.1.2.3/8", "10.0.0.0/8"),
+            ("2001:db8::1/64", "2001:db8::/64"),
+            ("10.0.0.0/33", "more than 32"),
+            ("::/129", "more than 128"),
+            ("10.0.0.0/", "write"),
+            ("10.0.0.0/+8", "write"),
+            ("10.0.0/8", "write"),
+            ("garbage", "write"),
+            ("", "write"),
+        ] {
+            let fault = Network::parse(text).expect_err(text);
+            assert!(fault.contains(mend), "{fault}");
+        }
+    }
+
+    proptest! {
+        /// The definition: the first bits are the same.
+        #[test]
+        fn a_search_finds_what_a_walk_finds(
+            written in prop::collection::vec((any::<u8>(), 0..=8u8, any::<bool>()), 0..20),
+            asked in any::<u8>(),
+        ) {
+            let networks: Vec<Network> = written.iter().map(|(first, bits, is_v6)| {
+                let first = first & u8::MAX.checked_shl(8 - u32::from(*bits)).unwrap_or(0);
+                let text = if *is_v6 { format!("{first:x}00::/{bits}") } else { format!("{first}.0.0.0/{bits}") };
+                Network::parse(&text).expect("a network")
+            }).collect();
+            let set: Networks = networks.iter().copied().collect();
+            for (address, is_v6) in [(format!("{asked}.255.0.1"), false), (format!("{asked:x}ff::1"), true)] {
+                let walk = written.iter().any(|(first, bits, v6)| {
+                    *v6 == is_v6 && (first ^ asked).checked_shr(8 - u32::from(*bits)).unwrap_or(0) == 0
+                });
+                prop_assert_eq!(set.contains(address.parse().expect("an address")), walk, "{}", address);
+            }
+        }
+    }
+}

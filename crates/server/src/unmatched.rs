@@ -1,0 +1,175 @@
+//! Requests that no limit is about: whether they pass, how many there are in each domain, and a line in the log for whoever misspelt a name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use acequia_limits::limit::NAME_BYTES_MAX;
+use serde::Deserialize;
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::worker::Shared;
+
+/// Domains that are counted by name; all others together are [`OTHER`].
+const DOMAINS_MAX: usize = 100;
+/// The label of all domains beyond those.
+const OTHER: &str = "other";
+/// How long from one line in the log to the next.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// What becomes of a request that no limit is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NoMatch {
+    /// It passes.
+    #[default]
+    Allow,
+    /// It is denied with the reason `no-match`.
+    Deny,
+}
+
+/// What becomes of such requests, by domain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NoMatches {
+    /// Where no limit has the domain.
+    pub unknown_domain: NoMatch,
+    /// Where the domain is named here.
+    pub domains: BTreeMap<String, NoMatch>,
+}
+
+impl NoMatches {
+    /// What becomes of a request of a domain. `has_limits`: whether any limit has the domain.
+    pub(crate) fn of(&self, domain: &[u8], has_limits: bool) -> NoMatch {
+        let named = std::str::from_utf8(domain).ok().and_then(|domain| self.domains.get(domain));
+        match named {
+            Some(no_match) => *no_match,
+            None if has_limits => NoMatch::Allow,
+            None => self.unknown_domain,
+        }
+    }
+}
+
+/// One worker's counts of such requests.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    domains: BTreeMap<Box<[u8]>, u64>,
+    other: u64,
+}
+
+impl Counts {
+    /// Counts a request. `names` are those of all workers.
+    pub(crate) fn count(&mut self, domain: &[u8], names: &Names) {
+        match self.domains.get_mut(domain) {
+            Some(count) => *count += 1,
+            None if names.has_room_for(domain) => {
+                self.domains.insert(domain.into(), 1);
+            }
+            None => self.other += 1,
+        }
+    }
+
+    /// Adds what another worker has counted.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (domain, count) in &other.domains {
+            *self.domains.entry(domain.clone()).or_default() += count;
+        }
+        self.other += other.other;
+    }
+
+    /// By domain, as it is shown.
+    pub(crate) fn by_domain(&self) -> impl Iterator<Item = (String, u64)> {
+        let named = self.domains.iter().map(|(domain, count)| (domain.escape_ascii().to_string(), *count));
+        named.chain((self.other > 0).then(|| (OTHER.to_owned(), self.other)))
+    }
+}
+
+/// The domains that are counted by name: the first [`DOMAINS_MAX`] that came, since callers choose them.
+#[derive(Debug, Default)]
+pub(crate) struct Names(Mutex<BTreeSet<Box<[u8]>>>);
+
+impl Names {
+    fn has_room_for(&self, domain: &[u8]) -> bool {
+        // No limit can have a longer one.
+        if domain.len() > NAME_BYTES_MAX {
+            return false;
+        }
+        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.contains(domain) || (names.len() < DOMAINS_MAX && names.insert(domain.into()))
+    }
+}
+
+/// What was told in the log, and when.
+#[derive(Debug)]
+pub(crate) struct Told {
+    counts: Counts,
+    next: Instant,
+}
+
+impl Told {
+    /// Nothing yet.
+    pub(crate) fn new() -> Self {
+        Self { counts: Counts::default(), next: Instant::now() }
+    }
+
+    /// Writes a line where there were such requests since the last, at most once in [`TOLD_EVERY`].
+    pub(crate) fn tell(&mut self, shared: &Shared) {
+        let now = Instant::now();
+        if now < self.next {
+            return;
+        }
+        let counts = shared.unmatched();
+        let before: BTreeMap<String, u64> = self.counts.by_domain().collect();
+        let new = counts.by_domain().map(|(domain, count)| {
+            let new = count - before.get(&domain).copied().unwrap_or(0);
+            (new, domain)
+        });
+        let Some((most, domain)) = new.max().filter(|(most, _)| *most > 0) else { return };
+        self.next = now + TOLD_EVERY;
+        self.counts = counts;
+        warn!(domain, requests = most, "no limit is about some requests: `acequia explain` says why");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_hundred_domains_are_counted_by_name() {
+        let (names, mut workers) = (Names::default(), [Counts::default(), Counts::default()]);
+        for worker in &mut workers {
+            for number in 0..150 {
+                worker.count(format!("d{number:03}").as_bytes(), &names);
+            }
+            worker.count(&[b'x'; 1_000], &names);
+        }
+        let [mut all, second] = workers;
+        all.add(&second);
+        let by_domain: Vec<_> = all.by_domain().collect();
+        assert_eq!(by_domain.len(), DOMAINS_MAX + 1);
+        assert!(
+            by_domain[..DOMAINS_MAX].iter().all(|(domain, count)| domain.starts_with('d') && *count == 2)
+        );
+        assert_eq!(by_domain[DOMAINS_MAX], (OTHER.to_owned(), 102));
+    }
+
+    #[test]
+    fn a_domain_with_its_own_word_goes_by_that() {
+        let domains =
+            BTreeMap::from([("shop".to_owned(), NoMatch::Deny), ("bank".to_owned(), NoMatch::Allow)]);
+        let all = NoMatches { unknown_domain: NoMatch::Deny, domains };
+        for (domain, has_limits, becomes) in [
+            ("shop", true, NoMatch::Deny),
+            ("shop", false, NoMatch::Deny),
+            ("bank", false, NoMatch::Allow),
+            ("shpo", false, NoMatch::Deny),
+            ("other", true, NoMatch::Allow),
+        ] {
+            assert_eq!(all.of(domain.as_bytes(), has_limits), becomes, "{domain}");
+        }
+        assert_eq!(NoMatches::default().of(b"\xff", false), NoMatch::Allow);
+    }
+}
