@@ -386,6 +386,24 @@ fn a_header_that_is_not_there_is_an_entry_that_is_not_there() {
     assert_eq!(http.get("/v1/authz?domain=shop&route=x&header.api_key=no%20header%0a").status, 200);
 }
 
+/// Proxies ask with what clients sent, and nginx makes 500 of an error.
+#[test]
+fn whatever_a_client_puts_into_a_value_is_counted_or_denied_for_a_proxy() {
+    let node = Node::start(&format!(
+        "limits: [{{ name: per-key, domain: shop, by: [api_key], fixed_window: {{ limit: 1, window: {} }} }}]",
+        windows::long()
+    ));
+    let mut http = Http::connect(&node);
+    for value in ["%01", "%00", "%0A", "%FF%FE", "%7F", ""] {
+        let path = format!("/v1/authz?domain=shop&api_key={value}");
+        assert_eq!([http.get(&path).status, http.get(&path).status], [200, 429], "{value}");
+    }
+    let long = "x".repeat((64 << 10) + 1);
+    let path = "/v1/authz?domain=shop&deny_status=403&header.api_key=x-api-key";
+    let denied = http.ask("GET", path, &[("x-api-key", &long)], "").expect("an answer");
+    assert_eq!((denied.status, denied.header("acequia-reason")), (403, Some("too-large")));
+}
+
 #[test]
 fn draft_11_lists_every_enforced_limit() {
     let Told { allowed, denied, window_s } = with_dialects("[draft-11]");

@@ -43,7 +43,7 @@ use crate::{
     headers::{Header, headers},
     json::JsonDescriptor,
     metrics,
-    question::{BadRequest, check_request},
+    question::{BadRequest, check_request, check_sizes},
     respond::{class, members, name, outcome_word, retry_after_ms, status},
     serve::Port,
     worker::{How, Worker},
@@ -508,8 +508,8 @@ fn check_answer<'a>(answer: &Answer, catalogue: &'a Catalogue, names: &Names) ->
 /// `GET /v1/authz?domain=shop&api_key=k1&header.route=x-forwarded-uri&deny_status=403`: every
 /// parameter but `domain`, `cost` and `deny_status` is an entry; `header.KEY=NAME` takes its value
 /// from a header of the request, and leaves the entry out where there is none. A header that comes more than once is a list with commas
-/// (RFC 9110, section 5.3). A question without entries is answered like any that no `when` and no `by` fits: its client left them out, and a
-/// proxy would make 500 of an error.
+/// (RFC 9110, section 5.3). nginx makes 500 of an error, so nothing that a client can choose is one. A question without entries is answered
+/// like any that no `when` and no `by` fits, values may hold any bytes, and one that is too long is denied.
 async fn authz(
     State(worker): State<Arc<Worker>>,
     Extension(rights): Extension<CallRights>,
@@ -524,8 +524,12 @@ async fn authz(
     let mut request = Request { domain: domain.as_bytes(), cost: *cost, ..Request::default() };
     let is_empty = entries.is_empty();
     request.push(entries.iter().map(|(key, value)| (key.as_bytes(), &**value)), None);
-    match check_request(&request) {
+    match check_sizes(&request) {
         Err(BadRequest::EmptyDescriptor(_)) if is_empty => {}
+        Err(fault @ BadRequest::TooLong { .. }) => {
+            worker.refuse(&fault);
+            return (*deny_status, [(REASON, "too-large")]).into_response();
+        }
         Err(fault) => return refuse(&worker, &fault.to_string()),
         Ok(()) => {}
     }

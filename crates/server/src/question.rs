@@ -81,8 +81,7 @@ impl BadRequest {
     }
 }
 
-/// Checks a request of Envoy's: a cost of 0 in a descriptor looks without charging, and values may hold any bytes, since clients choose
-/// them.
+/// Checks a request of Envoy's: a cost of 0 in a descriptor looks without charging.
 pub fn from_envoy<'a>(wire: WireRequest<'a>) -> Result<Request<'a>, BadRequest> {
     let request = request(wire, |hits| Ok(hits.filter(|hits| *hits > 0).unwrap_or(1)))?;
     check_sizes(&request)?;
@@ -127,8 +126,8 @@ pub fn check_request(request: &Request<'_>) -> Result<(), BadRequest> {
     Ok(())
 }
 
-/// Checks what every protocol has in common.
-fn check_sizes(request: &Request<'_>) -> Result<(), BadRequest> {
+/// Checks what every protocol has in common. That is all where clients choose the values: those may hold any bytes.
+pub(crate) fn check_sizes(request: &Request<'_>) -> Result<(), BadRequest> {
     if request.domain.is_empty() {
         return Err(BadRequest::EmptyDomain);
     }
