@@ -21,6 +21,7 @@ mod memory;
 mod moving;
 mod operators;
 mod pages;
+mod proxies;
 mod recipes;
 mod regions;
 mod restart;

@@ -6,21 +6,21 @@
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::process::CommandExt as _,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    net::SocketAddr,
+    path::Path,
+    process::{Command, Stdio},
 };
 
 use acequia_lint::{Block, Page};
-use acequia_tests::{Node, PATIENCE, acequia, binary, eventually, get, whole_config};
+use acequia_tests::{acequia, binary, whole_config};
 use serde_json::Value;
 
-use crate::{client::Http, store::servers::free_port};
+use crate::store::servers::free_port;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// Ports that the pages and the configs beside them name, and nobody may hold while tests run.
-const PORTS: [u16; 15] =
-    [7201, 7202, 7203, 8000, 8080, 8081, 8082, 8180, 8181, 8182, 8280, 8281, 8282, 9000, 10000];
+const PORTS: [u16; 16] =
+    [7201, 7202, 7203, 8000, 8079, 8080, 8081, 8082, 8180, 8181, 8182, 8280, 8281, 8282, 9000, 10000];
 /// What every session begins with: an answer may take a while, and what was started ends with the session.
 const PRELUDE: &str = r#"
 set -eu -o pipefail
@@ -37,14 +37,19 @@ pub(crate) fn blocks(page: &Page, kind: &str) -> Vec<Block> {
 }
 
 /// Another port for each that the pages name.
-struct Ports(BTreeMap<u16, u16>);
+pub(crate) struct Ports(BTreeMap<u16, u16>);
 
 impl Ports {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(PORTS.into_iter().map(|port| (port, free_port())).collect())
     }
 
-    fn replace(&self, text: &str) -> String {
+    /// Where a program listens that has this port in a page.
+    pub(crate) fn address(&self, port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.0[&port]))
+    }
+
+    pub(crate) fn replace(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (written, port) in &self.0 {
             for before in [":", "port_value: "] {
@@ -73,7 +78,7 @@ fn session(name: &str) -> Result<String, String> {
     let script: Vec<_> = blocks(&page(name), "sh").into_iter().map(|block| block.text).collect();
     assert!(!script.is_empty(), "{name} has nothing to run");
     let script = format!("{PRELUDE}{}", ports.replace(&script.concat()));
-    let address = |port| format!("127.0.0.1:{}", ports.0[&port]);
+    let address = |port| ports.address(port).to_string();
     let path = format!(
         "{}:{}",
         folder.path().join("target/release").display(),
@@ -179,136 +184,4 @@ fn every_config_for_limits_is_sound() {
         }
     }
     assert!(count > 10, "only {count} configs were found");
-}
-
-/// A program that ends with the test.
-struct Running(Child);
-
-impl Running {
-    fn start(command: &mut Command) -> Self {
-        Self(command.process_group(0).stdin(Stdio::null()).spawn().expect("it starts"))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // One that has ended needs no signal; nginx has processes of its own.
-        let _ = Command::new("kill").args(["--", &format!("-{}", self.0.id())]).status();
-        let _ = self.0.wait();
-    }
-}
-
-/// The limits of the recipe that the proxies' configs are for, at a node.
-fn node_of_the_proxies(ports: &Ports) -> Node {
-    let page = page("deploy/callers.md");
-    let limits = blocks(&page, "yaml").into_iter().find(|block| block.heading == "Ask").expect("a recipe");
-    let listen = r#"listen: { grpc: "127.0.0.1:8081", http: "127.0.0.1:8080", admin: "127.0.0.1:0" }"#;
-    Node::start_whole(&format!(
-        "region: eu\nnode: eu-1\nworkers: 1\n{}\n{}",
-        ports.replace(listen),
-        limits.text
-    ))
-}
-
-/// An application that answers every request: another node.
-fn app(ports: &Ports) -> Node {
-    let listen = r#"listen: { grpc: "127.0.0.1:0", http: "127.0.0.1:9000" }"#;
-    Node::start_whole(&format!("region: eu\nnode: app\nworkers: 1\nlimits: []\n{}", ports.replace(listen)))
-}
-
-/// Asks a proxy for `/healthz` four times with a key that may pass three times.
-fn is_limited(port: u16) {
-    let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-    eventually("the proxy answers", || get(address, "/healthz").starts_with("HTTP/1.1 200"));
-    let ask = || Http::to(address).ask("GET", "/healthz", &[("x-api-key", "k1")], "").expect("an answer");
-    let codes: Vec<_> = (0..4).map(|_| ask().status).collect();
-    assert_eq!(codes, [200, 200, 200, 429]);
-}
-
-#[test]
-fn envoy_limits_as_the_page_says() {
-    let (ports, folder) = (Ports::new(), tempfile::tempdir().expect("a folder"));
-    let _node = node_of_the_proxies(&ports);
-    let _app = app(&ports);
-    let _envoy = running_envoy(&ports, folder.path(), "");
-    is_limited(ports.0[&10000]);
-    let address = std::net::SocketAddr::from(([127, 0, 0, 1], ports.0[&10000]));
-    let denied = Http::to(address).ask("GET", "/healthz", &[("x-api-key", "k1")], "").expect("an answer");
-    for name in ["retry-after", "ratelimit", "ratelimit-policy"] {
-        assert!(denied.header(name).is_some(), "no {name} in {denied:?}");
-    }
-}
-
-/// Were `%01` refused, Envoy would let it pass.
-#[test]
-fn no_byte_of_a_query_passes_envoy_uncounted() {
-    let (ports, folder) = (Ports::new(), tempfile::tempdir().expect("a folder"));
-    let _node = node_of_the_proxies(&ports);
-    let _app = app(&ports);
-    let by_user = "{ query_parameters: { query_parameter_name: user, descriptor_key: api_key } }";
-    let _envoy = running_envoy(&ports, folder.path(), by_user);
-    let address = std::net::SocketAddr::from(([127, 0, 0, 1], ports.0[&10000]));
-    eventually("the proxy answers", || get(address, "/healthz").starts_with("HTTP/1.1 200"));
-    for user in ["%01", "%00", "%0A", "%FF%FE", "%7F"] {
-        let ask = || Http::to(address).get(&format!("/healthz?user={user}")).status;
-        let codes: Vec<_> = (0..4).map(|_| ask()).collect();
-        assert_eq!(codes, [200, 200, 200, 429], "{user}");
-    }
-}
-
-/// Envoy with the config of the page; with a descriptor more where `action` makes one.
-fn running_envoy(ports: &Ports, folder: &Path, action: &str) -> Running {
-    let [block] = &blocks(&page("deploy/callers.md"), "envoy")[..] else { panic!("one config") };
-    let last = "- actions: [{ remote_address: {} }]";
-    assert!(block.text.contains(last), "the page has that descriptor");
-    let more =
-        if action.is_empty() { String::new() } else { format!("\n              - actions: [{action}]") };
-    let config = folder.join("envoy.yaml");
-    fs::write(&config, ports.replace(&block.text.replace(last, &format!("{last}{more}")))).expect("a file");
-    Running::start(
-        Command::new(envoy())
-            .args(["--concurrency", "1", "--log-level", "error", "--use-dynamic-base-id", "-c"])
-            .arg(&config),
-    )
-}
-
-/// Envoy, as `tests/run` installs it.
-fn envoy() -> PathBuf {
-    let path = Path::new(ROOT).join("target/tools/envoy/_bin/envoy");
-    assert!(path.exists(), "no Envoy at {}: tests/run installs it", path.display());
-    path
-}
-
-#[test]
-fn nginx_limits_as_the_page_says() {
-    let (ports, folder) = (Ports::new(), tempfile::tempdir().expect("a folder"));
-    let node = node_of_the_proxies(&ports);
-    let _app = app(&ports);
-    let [block] = &blocks(&page("deploy/callers.md"), "nginx")[..] else { panic!("one config") };
-    let here = folder.path().display();
-    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-        .map(|kind| format!("{kind}_temp_path {here}/{kind};\n"))
-        .concat();
-    let config = format!(
-        "daemon off; pid {here}/pid; error_log stderr;\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}{}\n}}\n",
-        ports.replace(&block.text)
-    );
-    let path = folder.path().join("nginx.conf");
-    fs::write(&path, config).expect("a file");
-    let _nginx = Running::start(
-        Command::new("nginx").arg("-e").arg("stderr").arg("-p").arg(folder.path()).arg("-c").arg(&path),
-    );
-    is_limited(ports.0[&8000]);
-
-    // Who is denied is told when to come back; and nobody passes while no node answers.
-    let address = std::net::SocketAddr::from(([127, 0, 0, 1], ports.0[&8000]));
-    let denied = Http::to(address).ask("GET", "/healthz", &[("x-api-key", "k1")], "").expect("an answer");
-    assert!(denied.header("retry-after").is_some(), "{denied:?}");
-    drop(node);
-    let ask =
-        || Http::to(address).ask("GET", "/healthz", &[("x-api-key", "k2")], "").expect("an answer").status;
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while ask() != 503 {
-        assert!(std::time::Instant::now() < deadline, "nginx lets pass what nobody decides");
-    }
 }

@@ -36,7 +36,7 @@ pub const OPERATORS: ([&str; 5], usize) = (
     30 * KB,
 );
 /// What stands in a fence is run, compiled, checked or shown by a test; so it is of a kind that is known.
-const KINDS: [&str; 10] = ["", "console", "envoy", "ini", "json", "nginx", "rust", "sh", "text", "yaml"];
+const KINDS: [&str; 8] = ["", "console", "ini", "json", "rust", "sh", "text", "yaml"];
 
 /// Rules for Prometheus: held, as the pages are, to metrics that there are.
 const ALERTS: &str = "deploy/alerts.yaml";
