@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _},
     net::{Ipv4Addr, TcpStream},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
 };
 
 use acequia_tests::{binary, eventually};
@@ -16,6 +16,7 @@ const STEP: u16 = 300;
 /// A demonstration, on ports of its own. Killed when it is dropped.
 struct Demo {
     child: Child,
+    stdout: BufReader<ChildStdout>,
     base_port: u16,
 }
 
@@ -30,7 +31,7 @@ impl Demo {
                 refused.push_str(&format!(" {base_port}"));
                 continue;
             }
-            let child = Command::new(binary())
+            let mut child = Command::new(binary())
                 .args(["demo", "--base-port", &base_port.to_string()])
                 .args(arguments)
                 .stdin(Stdio::null())
@@ -38,16 +39,42 @@ impl Demo {
                 .stderr(Stdio::piped())
                 .spawn()
                 .expect("it starts");
-            return Self { child, base_port };
+            let stdout = BufReader::new(child.stdout.take().expect("piped"));
+            return Self { child, stdout, base_port };
         }
         panic!("no free ports:{refused}");
     }
 
     /// Reads its lines until one holds these words.
     fn until(&mut self, words: &str) {
-        let stdout = self.child.stdout.as_mut().expect("piped");
-        let found = BufReader::new(stdout).lines().map_while(Result::ok).any(|line| line.contains(words));
-        assert!(found, "it ended before it said {words:?}");
+        self.until_all(&[words]);
+    }
+
+    /// Reads its lines until each of these words was said, in their order. Gives what it said.
+    fn until_all(&mut self, words: &[&str]) -> String {
+        let (mut said, mut rest) = (String::new(), words.iter());
+        let mut next = rest.next();
+        for line in self.stdout.by_ref().lines().map_while(Result::ok) {
+            said.push_str(&line);
+            said.push('\n');
+            while next.is_some_and(|words| line.contains(words)) {
+                next = rest.next();
+            }
+            if next.is_none() {
+                return said;
+            }
+        }
+        panic!("it ended before it said {next:?}:\n{said}");
+    }
+
+    /// Sets the budget as an operator does at another terminal.
+    fn set_budget(&self, rate: &str, burst: &str) {
+        let admin = format!("127.0.0.1:{}", self.base_port + 2);
+        let set = Command::new(binary())
+            .args(["budget", "set", "demo/budget", rate, burst, "--yes", "--address", &admin])
+            .output()
+            .expect("it starts");
+        assert!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
     }
 
     fn listens(&self) -> usize {
@@ -58,7 +85,7 @@ impl Demo {
     /// Waits for its end.
     fn end(mut self) -> (Option<i32>, String, String) {
         let (mut said, mut why) = (String::new(), String::new());
-        self.child.stdout.take().expect("piped").read_to_string(&mut said).expect("text");
+        self.stdout.read_to_string(&mut said).expect("text");
         self.child.stderr.take().expect("piped").read_to_string(&mut why).expect("text");
         (self.child.wait().expect("it ends").code(), said, why)
     }
@@ -72,6 +99,19 @@ fn a_split_brain_and_a_kill_are_survived_without_a_unit_too_many() {
         assert!(said.contains(words), "{words:?} is not said:\n{said}");
     }
     assert!(!said.contains("NOT HEALED"), "{said}");
+}
+
+#[test]
+fn a_budget_set_from_another_terminal_is_told_asked_for_and_judged_by() {
+    let mut demo = Demo::start(60, &["--seconds", "24"]);
+    demo.until("three regions share 1000/s");
+    demo.set_budget("rate=2500/s", "burst=3000");
+    let raised = demo.until_all(&["set to 2500/s burst 3000", "in force everywhere", "  2500     0 |"]);
+    demo.set_budget("rate=700/s", "burst=400");
+    let lowered = demo.until_all(&["set to 700/s burst 400", "in force everywhere", "   700     0 |"]);
+    let verdict = demo.until_all(&["never over: ", "now 700/s burst 400"]);
+    let (code, said, why) = demo.end();
+    assert_eq!(code, Some(0), "{raised}{lowered}{verdict}{said}\n{why}");
 }
 
 #[test]

@@ -161,6 +161,8 @@ impl BucketOracle {
 #[derive(Clone, Debug)]
 pub struct WindowOracle {
     limit: u64,
+    /// The largest that was in force in the open window.
+    most: u64,
     window_ns: u64,
     /// How far walls may differ: what is so near to an edge may be in either window.
     clock_error_ns: u64,
@@ -172,7 +174,14 @@ pub struct WindowOracle {
 impl WindowOracle {
     /// Of windows of that length, which must not be 0.
     pub const fn new(limit: u64, window_ns: u64, clock_error_ns: u64) -> Self {
-        Self { limit, window_ns, clock_error_ns, window: 0, admitted: 0, units_over: 0 }
+        Self { limit, most: limit, window_ns, clock_error_ns, window: 0, admitted: 0, units_over: 0 }
+    }
+
+    /// Another limit from now on. In the window in which this is, the larger counts.
+    pub fn set(&mut self, wall_ns: u64, limit: u64) {
+        self.open(wall_ns / self.window_ns);
+        self.limit = limit;
+        self.most = self.most.max(limit);
     }
 
     /// So many units were asked for and admitted at some time of the wall between these two.
@@ -182,11 +191,15 @@ impl WindowOracle {
         if first != last || first < self.window {
             return;
         }
-        if first > self.window {
-            (self.window, self.admitted) = (first, 0);
-        }
+        self.open(first);
         self.admitted = self.admitted.saturating_add(units);
-        self.units_over = self.units_over.max(self.admitted.saturating_sub(self.limit));
+        self.units_over = self.units_over.max(self.admitted.saturating_sub(self.most));
+    }
+
+    fn open(&mut self, window: u64) {
+        if window > self.window {
+            (self.window, self.admitted, self.most) = (window, 0, self.limit);
+        }
     }
 
     /// Units above the limit, in the window that is furthest above it; 0 is the promise.
@@ -351,5 +364,16 @@ mod tests {
         assert_eq!(oracle.units_over(), 0);
         oracle.admit(2_200 * MS, 2_300 * MS, 3);
         assert_eq!(oracle.units_over(), 3);
+    }
+
+    #[test]
+    fn in_a_window_with_two_limits_the_larger_counts() {
+        let mut oracle = WindowOracle::new(10, 1_000 * MS, 10 * MS);
+        oracle.set(1_500 * MS, 20);
+        oracle.set(1_600 * MS, 5);
+        oracle.admit(1_700 * MS, 1_700 * MS, 20);
+        assert_eq!(oracle.units_over(), 0);
+        oracle.admit(2_100 * MS, 2_200 * MS, 6);
+        assert_eq!(oracle.units_over(), 1);
     }
 }

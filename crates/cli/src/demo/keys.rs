@@ -37,29 +37,54 @@ pub enum Order {
     },
     /// Keep the picture as it is, or go on.
     Pause,
+    /// Explain the keys, or no more.
+    Help,
     /// End it.
     Quit,
 }
 
+/// What there is to say of a key, or of several.
+#[derive(Clone, Copy, Debug)]
+pub struct Help {
+    /// As they are written on a keyboard, with spaces between them.
+    pub keys: &'static str,
+    /// In a word, for the last rows.
+    pub word: &'static str,
+    /// In a sentence, for who asks.
+    pub does: &'static str,
+}
+
+const fn help(keys: &'static str, word: &'static str, does: &'static str) -> Help {
+    Help { keys, word, does }
+}
+
 /// What to show of the keys.
-pub const HELP: [(&str, &str); 13] = [
-    ("1 2 3", "link"),
-    ("c", "cut"),
-    ("o", "one way"),
-    ("m", "mend"),
-    ("s", "split brain"),
-    ("tab", "region"),
-    ("k", "kill -9"),
-    ("r", "restart"),
-    ("h", "move heat"),
-    ("+ -", "budget"),
-    ("d D", "delay"),
-    ("space", "pause"),
-    ("q", "quit"),
+pub const HELP: [Help; 14] = [
+    help("1 2 3", "link", "choose a link"),
+    help("c", "cut", "cut the chosen link"),
+    help("o", "one way", "let the chosen link pass one way only"),
+    help("m", "mend", "mend all links"),
+    help("s", "split brain", "cut the hot region off from the others"),
+    help("tab", "region", "choose the next region"),
+    help("k", "kill -9", "kill the chosen region's node, as a crash would"),
+    help("r", "restart", "start the nodes that were killed"),
+    help("h", "move heat", "move most of the demand to the next region"),
+    help("+ -", "budget", "100/s more or less, with as large a burst"),
+    help("d D", "delay", "a longer or a shorter way between regions"),
+    help("space", "pause", "keep the picture as it is, or go on"),
+    help("?", "help", "show the keys, or hide them again (esc)"),
+    help("q", "quit", "end it and print the verdict"),
 ];
 
-/// What a key orders; nothing for keys that mean nothing.
-pub fn order(key: KeyEvent) -> Option<Order> {
+/// What else to say to who asks for the keys.
+pub const NOTES: [(&str, &str); 3] = [
+    ("", "In any time t, at most burst + rate * t is admitted: so more than the"),
+    ("", "rate may pass in a second, after seconds in which less was asked for."),
+    ("", "While a budget changes, the larger one counts until all nodes agree."),
+];
+
+/// What a key orders; nothing for keys that mean nothing. While the keys are explained, escape ends that.
+pub fn order(key: KeyEvent, is_help_shown: bool) -> Option<Order> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
         return (key.code == KeyCode::Char('c')).then_some(Order::Quit);
     }
@@ -81,6 +106,8 @@ pub fn order(key: KeyEvent) -> Option<Order> {
         KeyCode::Char('d') => Order::Delay { is_longer: true },
         KeyCode::Char('D') => Order::Delay { is_longer: false },
         KeyCode::Char(' ') => Order::Pause,
+        KeyCode::Char('?') => Order::Help,
+        KeyCode::Esc if is_help_shown => Order::Help,
         KeyCode::Char('q') | KeyCode::Esc => Order::Quit,
         _ => return None,
     };
@@ -92,12 +119,12 @@ mod tests {
     use super::*;
 
     fn press(code: KeyCode) -> Option<Order> {
-        order(KeyEvent::from(code))
+        order(KeyEvent::from(code), false)
     }
 
     #[test]
     fn every_key_of_the_help_does_something() {
-        for (keys, word) in HELP {
+        for Help { keys, word, .. } in HELP {
             for key in keys.split(' ') {
                 let code = match key {
                     "tab" => KeyCode::Tab,
@@ -118,7 +145,13 @@ mod tests {
     #[test]
     fn control_c_quits_and_c_cuts() {
         let control = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert_eq!(order(control), Some(Order::Quit));
+        assert_eq!(order(control, false), Some(Order::Quit));
         assert_eq!(press(KeyCode::Char('c')), Some(Order::Cut));
+    }
+
+    #[test]
+    fn escape_hides_the_help_before_it_quits() {
+        let escape = KeyEvent::from(KeyCode::Esc);
+        assert_eq!((order(escape, true), order(escape, false)), (Some(Order::Help), Some(Order::Quit)));
     }
 }

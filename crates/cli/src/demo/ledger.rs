@@ -1,10 +1,16 @@
 //! What was asked and admitted, counted by who asked: a tenth of a second at a time.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use acequia_limits::oracle::{BucketOracle, WindowOracle};
 
-use super::plan::{EXPORTS, REGIONS, USER_BURST, USER_RATE, USERS};
+use super::{
+    in_force::{AllNumbers, larger},
+    plan::{EXPORTS, REGIONS, USERS},
+};
 use crate::view::picture::HISTORY_MAX;
 
 /// How long a bin is.
@@ -48,6 +54,24 @@ pub struct Instants {
     pub steady_ns: u64,
     /// Of the wall.
     pub wall_ns: u64,
+}
+
+impl Instants {
+    /// Now, where the ledger was opened then.
+    pub fn now(began: Instant) -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { steady_ns: began.elapsed().as_nanos() as u64, wall_ns: wall.as_nanos() as u64 }
+    }
+
+    /// What both clocks showed when the wall showed that, less what walls may differ by. No later than this.
+    #[must_use]
+    pub fn surely_before(self, wall_ns: u64) -> Self {
+        let ago_ns = self.wall_ns.saturating_sub(wall_ns).saturating_add(CLOCK_ERROR_NS);
+        Self {
+            steady_ns: self.steady_ns.saturating_sub(ago_ns),
+            wall_ns: self.wall_ns.saturating_sub(ago_ns),
+        }
+    }
 }
 
 /// What came back to a question of so many units.
@@ -118,11 +142,20 @@ impl Use {
 }
 
 /// Everything that was counted.
+///
+/// An answer is judged by the numbers that were in force when it came. Those are known a little later, when the nodes
+/// have reported them: until then the answer waits.
 #[derive(Debug)]
 pub struct Ledger {
     budget: BucketOracle,
     users: Vec<BucketOracle>,
     exports: WindowOracle,
+    /// Answers that are not judged yet, in the order in which they came.
+    waiting: VecDeque<Answer>,
+    /// Numbers that no judged answer came under yet, by when they came into force.
+    changes: VecDeque<Change>,
+    /// What answers were judged by last.
+    judged_by: AllNumbers,
     open: Bin,
     /// By kind.
     admitted: [u64; KINDS],
@@ -134,14 +167,25 @@ pub struct Ledger {
     uses: [Use; 2],
 }
 
+/// Numbers that are in force from an instant on.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    from: Instants,
+    numbers: AllNumbers,
+}
+
 impl Ledger {
-    /// Of a budget of so many units a second, with as large a burst.
-    pub fn new(budget: u64) -> Self {
+    /// Of limits with these numbers.
+    pub fn new(numbers: AllNumbers) -> Self {
+        let [budget, user, exports] = numbers;
         Self {
-            budget: BucketOracle::new(budget, budget),
-            users: vec![BucketOracle::new(USER_RATE, USER_BURST); USERS.len()],
-            exports: WindowOracle::new(EXPORTS.units, EXPORTS.window_ns, CLOCK_ERROR_NS),
-            open: Bin { budget, ..Bin::default() },
+            budget: BucketOracle::new(budget.rate, budget.units),
+            users: vec![BucketOracle::new(user.rate, user.units); USERS.len()],
+            exports: WindowOracle::new(exports.units, EXPORTS.window_ns, CLOCK_ERROR_NS),
+            waiting: VecDeque::new(),
+            changes: VecDeque::new(),
+            judged_by: numbers,
+            open: Bin { budget: budget.rate, ..Bin::default() },
             admitted: [0; KINDS],
             bins: VecDeque::new(),
             closed: 0,
@@ -149,22 +193,56 @@ impl Ledger {
         }
     }
 
-    /// Counts an answer. In the order in which they come.
+    /// Counts an answer, to be judged later. In the order in which they come.
     pub fn answer(&mut self, answer: Answer) {
-        let Answer { region, subject, asked, answered, admitted, denied } = answer;
+        let Answer { region, subject, admitted, denied, .. } = answer;
         self.open.admitted[subject.kind()][region] += admitted;
         self.admitted[subject.kind()] += admitted;
         self.open.denied[subject.kind()][region] += denied;
-        match subject {
-            Subject::Budget => self.budget.admit(asked.steady_ns, answered.steady_ns, admitted),
-            Subject::User(user) => self.users[user].admit(asked.steady_ns, answered.steady_ns, admitted),
-            Subject::Exports => self.exports.admit(asked.wall_ns, answered.wall_ns, admitted),
+        self.waiting.push_back(answer);
+    }
+
+    /// Other numbers are in force from an instant on. Where earlier numbers were said to be in force from a later instant
+    /// on, the larger ones count then.
+    pub fn allow(&mut self, from: Instants, numbers: AllNumbers) {
+        let place = self.changes.partition_point(|change| change.from.steady_ns <= from.steady_ns);
+        let mut then = numbers;
+        for later in self.changes.range_mut(place..) {
+            later.numbers = larger(later.numbers, numbers);
+        }
+        if place < self.changes.len() {
+            let before = place.checked_sub(1).and_then(|before| self.changes.get(before));
+            then = larger(numbers, before.map_or(self.judged_by, |change| change.numbers));
+        }
+        self.changes.insert(place, Change { from, numbers: then });
+    }
+
+    /// Judges the answers that came until an instant, by when all numbers are known that were in force.
+    pub fn judge(&mut self, until_ns: u64) {
+        while let Some(answer) = self.waiting.pop_front_if(|answer| answer.answered.steady_ns <= until_ns) {
+            let Answer { subject, asked, answered, admitted, .. } = answer;
+            let is_past = |change: &mut Change| change.from.steady_ns <= answered.steady_ns;
+            while let Some(change) = self.changes.pop_front_if(is_past) {
+                self.apply(change);
+            }
+            match subject {
+                Subject::Budget => self.budget.admit(asked.steady_ns, answered.steady_ns, admitted),
+                Subject::User(user) => {
+                    self.users[user].admit(asked.steady_ns, answered.steady_ns, admitted);
+                }
+                Subject::Exports => self.exports.admit(asked.wall_ns, answered.wall_ns, admitted),
+            }
         }
     }
 
-    /// The budget that may not be passed, from now on, and as large a burst.
-    pub fn allow(&mut self, steady_ns: u64, budget: u64) {
-        self.budget.set(steady_ns, budget, budget);
+    fn apply(&mut self, Change { from, numbers }: Change) {
+        let [budget, user, exports] = numbers;
+        self.budget.set(from.steady_ns, budget.rate, budget.units);
+        for oracle in &mut self.users {
+            oracle.set(from.steady_ns, user.rate, user.units);
+        }
+        self.exports.set(from.wall_ns, exports.units);
+        self.judged_by = numbers;
     }
 
     /// The budget that the chart shows.
@@ -226,13 +304,13 @@ impl Ledger {
         })
     }
 
-    /// Units above each kind of limit, in the worst interval or window; 0 is the promise.
+    /// Units above each kind of limit, in the worst interval or window; 0 is the promise. Of what was judged so far.
     pub fn units_over(&self) -> [u64; KINDS] {
         let users = self.users.iter().map(BucketOracle::units_over).sum();
         [self.budget.units_over(), users, self.exports.units_over()]
     }
 
-    /// Units that the budget allowed so far.
+    /// Units that the budget allowed until the last answer that was judged.
     pub fn allowed(&self) -> u64 {
         self.budget.allowed()
     }
@@ -265,7 +343,13 @@ impl Bin {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{
+            in_force::{AT_START, Numbers},
+            plan::USER_BURST,
+        },
+        *,
+    };
 
     const TENTH: Duration = Duration::from_millis(100);
 
@@ -279,10 +363,11 @@ mod tests {
 
     #[test]
     fn regions_are_counted_together_against_the_budget() {
-        let mut ledger = Ledger::new(1_000);
+        let mut ledger = Ledger::new(AT_START);
         for region in 0..3 {
             ledger.answer(answer(region, Subject::Budget, 5, 334));
         }
+        ledger.judge(u64::MAX);
         assert_eq!(ledger.units_over(), [2, 0, 0]);
         ledger.close(TENTH, 1_000, false);
         assert_eq!(ledger.last_second().admitted[0], [334; 3]);
@@ -292,17 +377,68 @@ mod tests {
 
     #[test]
     fn every_user_has_a_bucket_of_its_own_and_exports_a_window() {
-        let mut ledger = Ledger::new(1_000);
+        let mut ledger = Ledger::new(AT_START);
         ledger.answer(answer(0, Subject::User(0), 5, USER_BURST));
         ledger.answer(answer(1, Subject::User(1), 5, USER_BURST + 3));
         ledger.answer(answer(1, Subject::Exports, 2_000, EXPORTS.units));
         ledger.answer(answer(2, Subject::Exports, 2_500, 4));
+        ledger.judge(u64::MAX);
         assert_eq!(ledger.units_over(), [0, 3, 4]);
+    }
+
+    /// The numbers at the start, but for the budget.
+    fn budget(rate: u64, units: u64) -> AllNumbers {
+        let mut numbers = AT_START;
+        numbers[0] = Numbers { rate, units };
+        numbers
+    }
+
+    #[test]
+    fn each_answer_is_judged_by_the_budget_of_its_moment_even_if_that_is_heard_of_later() {
+        let mut ledger = Ledger::new(AT_START);
+        ledger.answer(answer(0, Subject::Budget, 100, 1_100));
+        ledger.answer(answer(0, Subject::Budget, 1_300, 2_000));
+        // Only now a node reports that 2000/s are in force since 1 s.
+        ledger.allow(instant(1_000), budget(2_000, 2_000));
+        ledger.judge(u64::MAX);
+        assert_eq!(ledger.units_over()[0], 100, "before the raise the old budget counts");
+
+        let mut late = Ledger::new(AT_START);
+        late.answer(answer(0, Subject::Budget, 1_300, 2_000));
+        late.judge(u64::MAX);
+        assert_eq!(late.units_over()[0], 1_000, "without the raise too much was admitted");
+    }
+
+    #[test]
+    fn a_raise_that_is_heard_of_after_a_later_lowering_counts_with_it() {
+        let mut ledger = Ledger::new(budget(3_000, 3_000));
+        ledger.allow(instant(2_000), budget(500, 500));
+        ledger.allow(instant(1_900), budget(500, 4_000));
+        ledger.answer(answer(0, Subject::Budget, 1_950, 4_000));
+        ledger.judge(u64::MAX);
+        assert_eq!(ledger.units_over()[0], 0);
+        assert_eq!(ledger.judged_by[0], Numbers { rate: 3_000, units: 4_000 });
+        ledger.answer(answer(0, Subject::Budget, 2_500, 2_000));
+        ledger.judge(u64::MAX);
+        assert_eq!(ledger.judged_by[0], Numbers { rate: 500, units: 4_000 });
+    }
+
+    #[test]
+    fn users_and_exports_are_judged_by_new_numbers_too() {
+        let mut ledger = Ledger::new(AT_START);
+        let mut numbers = AT_START;
+        numbers[1] = Numbers { rate: 10, units: 50 };
+        numbers[2].units = 700;
+        ledger.allow(instant(100), numbers);
+        ledger.answer(answer(0, Subject::User(0), 200, 51));
+        ledger.answer(answer(0, Subject::Exports, 200, 702));
+        ledger.judge(u64::MAX);
+        assert_eq!(ledger.units_over(), [0, 1, 2]);
     }
 
     #[test]
     fn what_was_used_is_part_of_what_could_be() {
-        let mut ledger = Ledger::new(1_000);
+        let mut ledger = Ledger::new(AT_START);
         assert_eq!(ledger.uses()[0].part(), None);
         ledger.answer(answer(0, Subject::Budget, 5, 150));
         ledger.close(TENTH, 1_000, false);
@@ -316,7 +452,7 @@ mod tests {
 
     #[test]
     fn columns_keep_their_bins_when_the_oldest_go() {
-        let mut ledger = Ledger::new(10);
+        let mut ledger = Ledger::new(AT_START);
         let bins = HISTORY_MAX * BINS_IN_COLUMN + 7;
         for number in 0..bins {
             ledger.answer(answer(0, Subject::Budget, number as u64 * 100, (number / BINS_IN_COLUMN) as u64));

@@ -5,8 +5,8 @@ use std::{fmt::Write as _, time::Duration};
 use super::{
     ledger::Ledger,
     links,
-    plan::{BUDGET, LIMITS, NAMES, REGIONS},
-    state::State,
+    plan::{LIMITS, NAMES, REGIONS},
+    state::{State, numbers},
 };
 use crate::view::{
     picture::{Event, Flow},
@@ -14,11 +14,13 @@ use crate::view::{
 };
 
 /// What is said first.
-pub fn heading() -> String {
+pub fn heading(state: &State) -> String {
+    let budget = numbers(0, state.in_force.newest()[0]);
     let mut text = format!(
         "\
-Three regions on this machine share one budget of {BUDGET}/s. Half as much again is asked for, most of it in one
-region (marked *). share: what a region may spend a second; adm, den: what it admitted and denied.
+Three regions on this machine share one budget: {budget}. In any time t, at most burst + rate * t is admitted.
+Half as much again is asked for, most of it in one region (marked *).
+share: what a region may spend a second; adm, den: what it admitted and denied; of: the rate; over: units too many.
 
    time"
     );
@@ -48,7 +50,8 @@ pub fn line(state: &State, ledger: &Ledger, elapsed: Duration) -> String {
     }
     let all: u64 = (0..REGIONS).map(|place| second.admitted_per_second(0, place)).sum();
     let over: u64 = ledger.units_over().iter().sum();
-    let _ = writeln!(line, "  | {all:>5} {:>5} {over:>5} | {}", state.budget.highest, flows(state));
+    let rate = state.in_force.highest()[0].rate;
+    let _ = writeln!(line, "  | {all:>5} {rate:>5} {over:>5} | {}", flows(state));
     line
 }
 
@@ -93,13 +96,18 @@ pub fn verdict(state: &State, ledger: &Ledger, elapsed: Duration, must_heal: usi
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "{}: {admitted} units admitted in {}, of {} that the budget allows",
+        "{}: {admitted} units admitted in {}, of {} that the budget allowed",
         if kept { "never over" } else { "OVER" },
         short(elapsed),
         ledger.allowed()
     );
-    for ((name, over), admitted) in LIMITS.iter().zip(over).zip([admitted, users, exports]) {
-        let _ = writeln!(text, "  {name:<9} {admitted:>8} admitted, {over} too many in the worst interval");
+    for (kind, admitted) in [admitted, users, exports].into_iter().enumerate() {
+        let (name, over) = (LIMITS[kind], over[kind]);
+        let numbers = numbers(kind, state.in_force.newest()[kind]);
+        let _ = writeln!(
+            text,
+            "  {name:<9} {admitted:>8} admitted, {over} too many in the worst interval; now {numbers}"
+        );
     }
     let [calm, broken] = ledger.uses();
     for (phase, used) in [("while all was well", calm), ("while something was broken or healing", broken)] {
@@ -128,6 +136,7 @@ pub fn verdict(state: &State, ledger: &Ledger, elapsed: Duration, must_heal: usi
 mod tests {
     use super::{
         super::{
+            in_force::AT_START,
             ledger::{Answer, Instants, Subject},
             state::tests::status,
         },
@@ -143,13 +152,14 @@ mod tests {
     }
 
     fn ledger(admitted: u64) -> Ledger {
-        let mut ledger = Ledger::new(1_000);
+        let mut ledger = Ledger::new(AT_START);
         let instant = Instants { steady_ns: 1_000_000, wall_ns: 0 };
         for (region, admitted) in [admitted, 149, 148].into_iter().enumerate() {
             let subject = Subject::Budget;
             let denied = 500;
             ledger.answer(Answer { region, subject, asked: instant, answered: instant, admitted, denied });
         }
+        ledger.judge(u64::MAX);
         ledger.close(Duration::from_secs(1), 1_000, false);
         ledger
     }
@@ -161,7 +171,7 @@ mod tests {
         state.killed(Duration::ZERO, 2);
         state.split(Duration::ZERO);
         let broken = line(&state, &ledger(701), Duration::from_secs(12));
-        let text = format!("{}{whole}{broken}", heading());
+        let text = format!("{}{whole}{broken}", heading(&state));
         let expected = "
    time  | eu share   adm   den  | us share   adm   den  | ap share   adm   den  |   all    of  over | links
     7 s  | eu*  700   701   500  | us   150   149   500  | ap   149   148   500  |   998  1000     0 | whole, 80 ms round trips
@@ -176,7 +186,7 @@ mod tests {
         let (text, outcome) = verdict(&state(), &ledger(701), elapsed, 0);
         assert_eq!(outcome, Outcome::Kept);
         assert!(
-            text.starts_with("never over: 998 units admitted in 40.0 s, of 1001 that the budget allows"),
+            text.starts_with("never over: 998 units admitted in 40.0 s, of 1001 that the budget allowed"),
             "{text}"
         );
         assert!(text.contains("used 99.8 % of what could be used while all was well"), "{text}");

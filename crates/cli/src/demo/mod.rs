@@ -4,6 +4,7 @@
 //! send. Whether more was ever admitted than the limits allow is told by who asks ([`acequia_limits::oracle`]), not by the nodes.
 
 mod classes;
+pub mod in_force;
 pub mod keys;
 pub mod ledger;
 pub mod lines;
@@ -154,6 +155,7 @@ impl Demo {
             show(&mut stage, &mut interrupts).await?;
             0
         };
+        stage.end().await;
         let (text, outcome) = lines::verdict(&stage.state, &stage.ledger(), stage.elapsed(), must_heal);
         print(&format!("\n{text}"));
         if outcome != Outcome::Kept {
@@ -169,7 +171,7 @@ async fn print_lines(
     mut script: Script,
     interrupts: &mut Interrupts,
 ) -> Result<bool, DemoError> {
-    print(&lines::heading());
+    print(&lines::heading(&stage.state));
     let mut bins = bins();
     let mut told = 0;
     let mut next_line = Duration::from_secs(1);
@@ -210,7 +212,7 @@ async fn show(stage: &mut Stage, interrupts: &mut Interrupts) -> Result<(), Demo
         tokio::select! {
             biased;
             () = interrupts.next() => return Ok(()),
-            key = keyboard.next() => match key.map(keys::order) {
+            key = keyboard.next() => match key.map(|key| keys::order(key, stage.state.is_help_shown)) {
                 None | Some(Some(Order::Quit)) => return Ok(()),
                 Some(Some(order)) => stage.carry_out(order)?,
                 Some(None) => {}
@@ -224,6 +226,7 @@ async fn show(stage: &mut Stage, interrupts: &mut Interrupts) -> Result<(), Demo
         }
         if stage.state.is_paused {
             picture.is_paused = true;
+            picture.help = scene::help(&stage.state);
         } else {
             picture = scene::picture(&stage.state, &stage.ledger(), stage.elapsed());
         }

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::{
-    keys::HELP,
+    in_force::Numbers,
+    keys::{HELP, NOTES},
     ledger::{BIN, BINS_IN_COLUMN, Bin, KINDS, Ledger},
-    plan::{AUTHORITY, DOMAIN, EXPORTS, LIMITS, NAMES, PAIRS, REGIONS, USER_BURST, USER_RATE},
-    state::State,
+    plan::{AUTHORITY, DOMAIN, LIMITS, NAMES, PAIRS, REGIONS},
+    state::{State, numbers},
 };
 use crate::view::picture::{Budget, Column, Condition, Link, Picture, Region, Row, Verdict};
 
@@ -32,22 +33,29 @@ pub fn picture(state: &State, ledger: &Ledger, elapsed: Duration) -> Picture {
             watched: elapsed,
             used: ledger.uses()[0].part(),
         },
-        keys: HELP.to_vec(),
+        keys: HELP.iter().map(|key| (key.keys, key.word)).collect(),
+        help: help(state),
     }
 }
 
+/// What the keys do, and what the rows mean, where somebody wants to know.
+pub fn help(state: &State) -> Vec<(&'static str, &'static str)> {
+    let keys = HELP.iter().map(|key| (key.keys, key.does));
+    if state.is_help_shown { keys.chain(NOTES).collect() } else { Vec::new() }
+}
+
 fn budget(state: &State) -> Budget {
-    let units = state.budget.highest;
-    Budget { name: format!("{DOMAIN}/{}", LIMITS[0]), words: words(state, 0), units, unit: "/s" }
+    let Numbers { rate, units } = state.in_force.highest()[0];
+    let name = format!("{DOMAIN}/{}", LIMITS[0]);
+    Budget { name, words: words(state, 0), units: rate, unit: "/s", burst: Some(units) }
 }
 
 /// A limit as a config says it.
 fn words(state: &State, kind: usize) -> String {
-    let ordered = state.budget.ordered;
+    let numbers = numbers(kind, state.in_force.newest()[kind]);
     match kind {
-        0 => format!("token_bucket {ordered}/s burst {ordered}"),
-        1 => format!("token_bucket {USER_RATE}/s burst {USER_BURST}"),
-        _ => format!("fixed_window {} per {}", EXPORTS.units, EXPORTS.window),
+        0 | 1 => format!("token_bucket {numbers}"),
+        _ => format!("fixed_window {numbers}"),
     }
 }
 
@@ -104,7 +112,10 @@ fn row(state: &State, second: &Bin, kind: usize) -> Row {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::state::tests::status, *};
+    use super::{
+        super::{in_force::AT_START, state::tests::status},
+        *,
+    };
     use crate::view::picture::{Flow, Share};
 
     #[test]
@@ -112,7 +123,7 @@ mod tests {
         let mut state = State::default();
         state.hear(Duration::ZERO, 0, Some(status(0, [333, 0, 367])), String::new());
         state.hear(Duration::ZERO, 1, Some(status(1, [333, 183, 0])), String::new());
-        let mut ledger = Ledger::new(1_000);
+        let mut ledger = Ledger::new(AT_START);
         ledger.mark("cut");
         for _ in 0..10 {
             ledger.close(BIN, 1_000, false);
@@ -138,7 +149,7 @@ mod tests {
         }
         state.killed(Duration::ZERO, 2);
         state.split(Duration::ZERO);
-        let picture = picture(&state, &Ledger::new(1_000), Duration::ZERO);
+        let picture = picture(&state, &Ledger::new(AT_START), Duration::ZERO);
         let conditions: Vec<_> = picture.regions.iter().map(|region| region.condition.clone()).collect();
         assert_eq!(conditions, [Condition::Up, Condition::Up, Condition::Down]);
         let flows: Vec<_> = picture.links.iter().map(|link| link.flow).collect();

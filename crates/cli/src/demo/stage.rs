@@ -14,11 +14,12 @@ use tokio::sync::mpsc;
 
 use super::{
     DemoError,
+    in_force::AT_START,
     keys::Order,
-    ledger::Ledger,
+    ledger::{Instants, Ledger},
     links::Relays,
     nodes::{NodeProcess, Nodes},
-    plan::{self, AUTHORITY, BUDGET, DOMAIN, LIMITS, NAMES, Ports, REGIONS},
+    plan::{self, AUTHORITY, DOMAIN, LIMITS, NAMES, Ports, REGIONS},
     state::State,
     traffic::Traffic,
 };
@@ -34,6 +35,10 @@ const REPORTS_EVERY: Duration = Duration::from_millis(100);
 const START_TIME_MAX: Duration = Duration::from_secs(30);
 /// How often it is looked whether they are.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long an answer waits for what the nodes report of its time: then it is judged by what is known.
+const REPORT_TIME_MAX: Duration = Duration::from_secs(3);
+/// The same, of the last answers.
+const LAST_REPORT_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long the authority may take to answer an order.
 const ORDER_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -48,6 +53,8 @@ pub struct Stage {
     ports: [Ports; REGIONS],
     relays: Relays,
     watchers: [Watcher; REGIONS],
+    /// When each node made its last report, or was started.
+    reported: [Instants; REGIONS],
     ledger: Arc<Mutex<Ledger>>,
     traffic: Option<Traffic>,
     began: Instant,
@@ -98,7 +105,8 @@ impl Stage {
             ports,
             relays,
             watchers,
-            ledger: Arc::new(Mutex::new(Ledger::new(BUDGET))),
+            reported: [Instants::default(); REGIONS],
+            ledger: Arc::new(Mutex::new(Ledger::new(AT_START))),
             traffic: None,
             began: Instant::now(),
             ticked: Duration::ZERO,
@@ -125,12 +133,14 @@ impl Stage {
         }
         // Time counts from here on.
         self.began = Instant::now();
+        self.reported = [Instants::now(self.began); REGIONS];
+        *self.ledger() = Ledger::new(self.state.in_force.highest());
         let addresses = self.ports.map(|ports| ports.grpc);
         let traffic = Traffic::start(addresses, &self.ledger, self.began);
         let traffic = traffic.map_err(|fault| DemoError::Address(fault.to_string()))?;
         traffic.set(self.state.demands());
         self.traffic = Some(traffic);
-        let words = format!("three regions share {BUDGET}/s");
+        let words = format!("three regions share {}/s", self.state.in_force.newest()[0].rate);
         self.state.story.tell(Duration::ZERO, Tone::Good, words);
         Ok(())
     }
@@ -187,20 +197,65 @@ impl Stage {
         self.ticked = at;
         let ledger = Arc::clone(&self.ledger);
         let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        ledger.allow(at.as_nanos() as u64, self.state.budget.highest);
-        ledger.show_budget(self.state.budget.highest);
+        ledger.judge(self.known_until().steady_ns);
+        ledger.show_budget(self.state.in_force.highest()[0].rate);
         ledger.close(length, usable, !self.state.is_calm());
         self.state.story.observe(at, &ledger, usable);
         Ok(())
     }
 
+    /// Takes in what the nodes reported, and has answers judged by the numbers that they go by.
     fn listen(&mut self) {
-        let at = self.elapsed();
-        for (place, watcher) in self.watchers.iter_mut().enumerate() {
-            if let Some(sight) = watcher.news() {
-                self.state.hear(at, place, sight.status, sight.fault);
+        for place in 0..REGIONS {
+            let Some(sight) = self.watchers[place].news() else { continue };
+            let now = Instants::now(self.began);
+            let at = Duration::from_nanos(now.steady_ns);
+            let known_until = self.known_until();
+            let before = self.state.in_force.highest();
+            let is_report = sight.fault.is_empty();
+            let made = sight.status.as_ref().filter(|_| is_report).map(|status| status.wall_ns);
+            self.state.hear(at, place, sight.status, sight.fault);
+            let raised = self.state.in_force.highest();
+            if raised != before {
+                // Nobody had them when the reports before this one were made.
+                self.ledger().allow(known_until, raised);
+            }
+            self.state.acknowledge(at, place);
+            let lowered = self.state.in_force.highest();
+            if lowered != raised {
+                self.ledger().allow(now, lowered);
+            }
+            if let Some(wall_ns) = made {
+                self.reported[place] = now.surely_before(wall_ns);
+            }
+            if self.state.in_force.newest() != before
+                && let Some(traffic) = &self.traffic
+            {
+                traffic.set(self.state.demands());
             }
         }
+    }
+
+    /// Until when it is known which numbers the nodes went by: every node that runs has reported since.
+    fn known_until(&self) -> Instants {
+        let now = Instants::now(self.began);
+        let at_least = now.surely_before(now.wall_ns.saturating_sub(REPORT_TIME_MAX.as_nanos() as u64));
+        let alive = (0..REGIONS).filter(|place| self.state.is_alive[*place]);
+        let known = alive.map(|place| self.reported[place]).min_by_key(|instants| instants.steady_ns);
+        known.filter(|known| known.steady_ns > at_least.steady_ns).unwrap_or(at_least)
+    }
+
+    /// Asks no more, and judges the last answers when the nodes have reported by which numbers they gave them.
+    pub async fn end(&mut self) {
+        self.traffic = None;
+        let end = self.elapsed();
+        while self.known_until().steady_ns < end.as_nanos() as u64
+            && self.elapsed() < end + LAST_REPORT_TIME_MAX
+        {
+            tokio::time::sleep(LOOK_EVERY).await;
+            self.listen();
+        }
+        self.ledger().judge(u64::MAX);
     }
 
     /// Does what was ordered, save for what concerns the picture only.
@@ -252,6 +307,10 @@ impl Stage {
                 self.state.is_paused = !self.state.is_paused;
                 ""
             }
+            Order::Help => {
+                self.state.is_help_shown = !self.state.is_help_shown;
+                ""
+            }
             Order::Quit => "",
         };
         self.relays.set(&self.state.links);
@@ -278,6 +337,7 @@ impl Stage {
         let dead: Vec<usize> = (0..REGIONS).filter(|place| !self.state.is_alive[*place]).collect();
         for place in &dead {
             self.nodes[*place].start()?;
+            self.reported[*place] = Instants::now(self.began);
             self.state.restarted(at, *place);
         }
         Ok(if dead.is_empty() { "" } else { "restart" })
@@ -285,11 +345,7 @@ impl Stage {
 
     /// Asks the authority for another budget, and does not wait for it.
     fn order_budget(&mut self, is_more: bool) -> &'static str {
-        let at = self.elapsed();
-        let Some(budget) = self.state.order_budget(at, is_more) else { return "" };
-        // More is allowed from before the first node can know of it; less only when every node does.
-        let highest = self.state.budget.highest;
-        self.ledger().allow(at.as_nanos() as u64, highest);
+        let Some(budget) = self.state.order_budget(is_more) else { return "" };
         let admin = admin(self.ports[AUTHORITY]);
         let answers = self.answers.0.clone();
         tokio::spawn(async move {

@@ -1,12 +1,13 @@
-//! How the demonstration stands: what is cut, who is dead, where the heat is, which budget was ordered.
+//! How the demonstration stands: what is cut, who is dead, where the heat is, which budget is in force.
 
 use std::time::Duration;
 
 use acequia_api::acequia::v1::{Mark, NodeStatus};
 
 use super::{
+    in_force::{InForce, Numbers},
     links::{self, Links},
-    plan::{AUTHORITY, BUDGET, DOMAIN, LIMITS, NAMES, PAIRS, REGIONS},
+    plan::{DOMAIN, EXPORTS, LIMITS, NAMES, PAIRS, REGIONS},
     story::Story,
     traffic::demands,
 };
@@ -26,33 +27,15 @@ const BORROWED_PERCENT: u64 = 20;
 /// How long it has to be so before it is told: loans end and begin within a round trip when they are moved.
 const NEWS_AFTER: Duration = Duration::from_millis(400);
 
-/// A budget, and the last change of it.
+/// What becomes of the last order of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
-    /// What was ordered last.
-    pub ordered: u64,
-    /// The most that was in force anywhere since all nodes agreed.
-    pub highest: u64,
-    /// The order that does not count everywhere yet.
-    pending: Option<Pending>,
-}
-
-/// A change of the budget on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pending {
-    /// What was ordered before.
-    before: u64,
-    /// When it was ordered.
-    since: Duration,
-    /// The version that all nodes have to have; nothing before the authority has answered.
-    version: Option<Mark>,
-}
-
-impl Budget {
-    /// What can be relied on.
-    pub fn usable(&self) -> u64 {
-        self.ordered.min(self.highest)
-    }
+enum Ordered {
+    /// No node is waited for.
+    Done,
+    /// The authority has not answered yet.
+    Sent,
+    /// No node has reported this version of the catalogue yet.
+    Answered(Mark),
 }
 
 /// How it stands.
@@ -64,18 +47,21 @@ pub struct State {
     pub is_alive: [bool; REGIONS],
     /// Where most is asked.
     pub hot: usize,
-    /// The units that all regions share.
-    pub budget: Budget,
+    /// The numbers of the limits.
+    pub in_force: InForce,
     /// Which link the keys are about.
     pub chosen_link: usize,
     /// Which region the keys are about.
     pub chosen_region: usize,
     /// Whether the picture stands still.
     pub is_paused: bool,
+    /// Whether the keys are explained.
+    pub is_help_shown: bool,
     /// What happened.
     pub story: Story,
     /// What the nodes say.
     pub nodes: [Asked; REGIONS],
+    ordered: Ordered,
     /// Until when the heat stays.
     heat_until: Duration,
     borrowing: [Borrowing; REGIONS],
@@ -95,12 +81,14 @@ impl Default for State {
             links: Links::default(),
             is_alive: [true; REGIONS],
             hot: 0,
-            budget: Budget { ordered: BUDGET, highest: BUDGET, pending: None },
+            in_force: InForce::default(),
             chosen_link: 0,
             chosen_region: 1,
             is_paused: false,
+            is_help_shown: false,
             story: Story::default(),
             nodes: Default::default(),
+            ordered: Ordered::Done,
             heat_until: HEAT_STAYS,
             borrowing: Default::default(),
         }
@@ -120,12 +108,12 @@ impl State {
 
     /// What each region is asked, a second.
     pub fn demands(&self) -> [u64; REGIONS] {
-        demands(self.budget.ordered, self.hot)
+        demands(self.in_force.newest()[0].rate, self.hot)
     }
 
     /// What could be used, a second.
     pub fn usable(&self) -> u64 {
-        self.links.usable(self.budget.usable(), self.demands(), self.is_alive)
+        self.links.usable(self.in_force.lowest_rate(), self.demands(), self.is_alive)
     }
 
     /// Cuts the chosen link, or lets it pass one way.
@@ -195,41 +183,36 @@ impl State {
         at >= self.heat_until
     }
 
-    /// Another budget is ordered; nothing at the end of the range, or before the last order was answered.
-    pub fn order_budget(&mut self, at: Duration, is_more: bool) -> Option<u64> {
-        let budget = &mut self.budget;
+    /// Another budget is ordered; nothing at the end of the range, or before a node has reported the last order.
+    pub fn order_budget(&mut self, is_more: bool) -> Option<u64> {
+        let now = self.in_force.newest()[0].rate;
         let next = match is_more {
-            true => budget.ordered + BUDGET_STEP,
-            false => budget.ordered.saturating_sub(BUDGET_STEP),
+            true => now.saturating_add(BUDGET_STEP),
+            false => now.saturating_sub(BUDGET_STEP),
         };
         let next = next.clamp(BUDGET_MIN, BUDGET_MAX);
-        let is_unanswered = budget.pending.is_some_and(|pending| pending.version.is_none());
-        if next == budget.ordered || is_unanswered {
+        if next == now || self.ordered != Ordered::Done {
             return None;
         }
-        budget.pending = Some(Pending { before: budget.ordered, since: at, version: None });
-        budget.ordered = next;
-        budget.highest = budget.highest.max(next);
-        self.story.tell(at, Tone::Plain, format!("budget set to {next}/s"));
+        self.ordered = Ordered::Sent;
         Some(next)
     }
 
     /// What became of an order: the version that says it, or why not.
     pub fn budget_answered(&mut self, at: Duration, answer: Result<Mark, String>) {
-        let Some(pending) = &mut self.budget.pending else { return };
         match answer {
-            Ok(version) => pending.version = Some(version),
+            Ok(version) if self.in_force.has_reached(version) => self.ordered = Ordered::Done,
+            Ok(version) => self.ordered = Ordered::Answered(version),
             Err(why) => {
-                // It may have been carried out all the same: the highest stays what it is.
-                self.budget.ordered = pending.before;
-                self.budget.pending = None;
-                let words = format!("the budget stays as it was: {}", why.lines().next().unwrap_or(""));
+                // The order may have been carried out all the same: then the nodes report it.
+                self.ordered = Ordered::Done;
+                let words = format!("the budget was not set: {}", why.lines().next().unwrap_or(""));
                 self.story.tell(at, Tone::Bad, words);
             }
         }
     }
 
-    /// Takes in what a node says.
+    /// Takes in what a node says, save for what it says of others: see [`Self::acknowledge`].
     pub fn hear(&mut self, at: Duration, region: usize, status: Option<NodeStatus>, fault: String) {
         let node = &mut self.nodes[region];
         node.fault = fault;
@@ -237,23 +220,28 @@ impl State {
         if node.fault.is_empty() {
             node.gauge.report(&status);
         }
+        if let Some(before) = self.in_force.report(at, &status) {
+            for (kind, (now, before)) in self.in_force.newest().into_iter().zip(before).enumerate() {
+                if now != before {
+                    let words = format!("{} set to {}", LIMITS[kind], numbers(kind, now));
+                    self.story.tell(at, Tone::Plain, words);
+                }
+            }
+        }
         node.status = Some(status);
-        if region == AUTHORITY {
-            self.look_at_budget(at);
+        if let Ordered::Answered(version) = self.ordered
+            && self.in_force.has_reached(version)
+        {
+            self.ordered = Ordered::Done;
         }
         self.look_at_loans(at, region);
     }
 
-    /// Whether the ordered budget is now in force everywhere, and no other.
-    fn look_at_budget(&mut self, at: Duration) {
-        let Some(Pending { version: Some(version), since, .. }) = self.budget.pending else { return };
-        let catalogue = self.nodes[AUTHORITY].status.as_ref().and_then(|status| status.catalogue.as_ref());
-        let effective = catalogue.and_then(|catalogue| catalogue.effective);
-        if effective.is_some_and(|mark| (mark.epoch, mark.number) >= (version.epoch, version.number)) {
-            self.budget.pending = None;
-            self.budget.highest = self.budget.ordered;
-            let took = crate::view::words::short(at.saturating_sub(since));
-            let words = format!("{}/s is in force everywhere after {took}", self.budget.ordered);
+    /// Looks at whether a node has said that every node goes by the newest numbers.
+    pub fn acknowledge(&mut self, at: Duration, region: usize) {
+        let status = self.nodes[region].status.as_ref();
+        if let Some(took) = status.and_then(|status| self.in_force.acknowledge(at, status)) {
+            let words = format!("in force everywhere after {}", crate::view::words::short(took));
             self.story.tell(at, Tone::Good, words);
         }
     }
@@ -309,11 +297,19 @@ impl State {
     }
 }
 
+/// A limit's numbers, in short.
+pub fn numbers(kind: usize, Numbers { rate, units }: Numbers) -> String {
+    match kind {
+        0 | 1 => format!("{rate}/s burst {units}"),
+        _ => format!("{units} per {}", EXPORTS.window),
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use acequia_api::acequia::v1::{Catalogue, Holding, LimitStatus, Peer, limit_status::Kind};
 
-    use super::*;
+    use super::{super::plan::AUTHORITY, *};
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -347,6 +343,7 @@ pub(super) mod tests {
             limits: vec![limit],
             peers: (0..REGIONS).filter(|place| *place != region).map(peer).collect(),
             catalogue: Some(Catalogue {
+                requested: Some(Mark { epoch: 1, number: 4 }),
                 effective: Some(Mark { epoch: 1, number: 4 }),
                 is_authority: region == AUTHORITY,
                 ..Catalogue::default()
@@ -359,45 +356,58 @@ pub(super) mod tests {
         state.story.events().map(|event| event.words.clone()).collect()
     }
 
-    #[test]
-    fn a_lower_budget_counts_once_the_authority_says_so() {
-        let mut state = State::default();
-        assert_eq!(state.order_budget(at(1), false), Some(900));
-        assert_eq!((state.budget.usable(), state.budget.highest), (900, 1_000));
-        state.hear(at(2), AUTHORITY, Some(status(0, [333, 0, 0])), String::new());
-        assert_eq!(state.budget.highest, 1_000, "the order was not answered yet");
-        state.budget_answered(at(2), Ok(Mark { epoch: 1, number: 5 }));
-        state.hear(at(2), AUTHORITY, Some(status(0, [333, 0, 0])), String::new());
-        assert_eq!(state.budget.highest, 1_000, "version 4 is in force, not 5");
-        let mut next = status(0, [300, 0, 0]);
-        next.catalogue.as_mut().expect("one").effective = Some(Mark { epoch: 1, number: 5 });
-        state.hear(at(3), AUTHORITY, Some(next), String::new());
-        assert_eq!((state.budget.usable(), state.budget.highest), (900, 900));
-        assert_eq!(told(&state), ["budget set to 900/s", "900/s is in force everywhere after 2.0 s"]);
+    /// What the authority says at this version, of a budget of so many units a second and as large a burst.
+    fn at_version(number: u64, rate: u64, effective: u64) -> NodeStatus {
+        let mut status = status(AUTHORITY, [333, 0, 0]);
+        (status.limits[0].rate_milli, status.limits[0].units) = (rate * 1_000, rate);
+        let catalogue = status.catalogue.as_mut().expect("one");
+        catalogue.requested = Some(Mark { epoch: 1, number });
+        catalogue.effective = Some(Mark { epoch: 1, number: effective });
+        status
+    }
+
+    fn hear(state: &mut State, seconds: u64, status: NodeStatus) {
+        state.hear(at(seconds), AUTHORITY, Some(status), String::new());
+        state.acknowledge(at(seconds), AUTHORITY);
     }
 
     #[test]
-    fn the_budget_stays_in_its_range() {
+    fn a_budget_that_somebody_else_sets_is_told_and_asked_for() {
         let mut state = State::default();
-        while state.order_budget(at(0), false).is_some() {
-            state.budget_answered(at(0), Ok(Mark { epoch: 1, number: 5 }));
-        }
-        assert_eq!(state.budget.ordered, BUDGET_MIN);
-        while state.order_budget(at(0), true).is_some() {
-            state.budget_answered(at(0), Ok(Mark { epoch: 1, number: 5 }));
-        }
-        assert_eq!(state.budget.ordered, BUDGET_MAX);
+        hear(&mut state, 1, at_version(5, 2_000, 4));
+        assert_eq!(state.demands(), [2_400, 300, 300]);
+        assert_eq!(state.usable(), 1_000, "not every node has it yet");
+        hear(&mut state, 2, at_version(5, 2_000, 5));
+        assert_eq!(state.usable(), 2_000);
+        assert_eq!(told(&state), ["budget set to 2000/s burst 2000", "in force everywhere after 1.0 s"]);
     }
 
     #[test]
-    fn one_order_is_given_at_a_time_and_a_refused_one_is_taken_back() {
+    fn the_keys_keep_the_budget_in_its_range() {
         let mut state = State::default();
-        assert_eq!(state.order_budget(at(1), true), Some(1_100));
-        assert_eq!(state.order_budget(at(1), true), None);
+        let mut number = 4;
+        for (is_more, end) in [(false, BUDGET_MIN), (true, BUDGET_MAX)] {
+            while let Some(budget) = state.order_budget(is_more) {
+                number += 1;
+                state.budget_answered(at(0), Ok(Mark { epoch: 1, number }));
+                hear(&mut state, 0, at_version(number, budget, number));
+            }
+            assert_eq!(state.in_force.newest()[0].rate, end);
+        }
+    }
+
+    #[test]
+    fn one_order_is_given_at_a_time_and_a_refused_one_changes_nothing() {
+        let mut state = State::default();
+        assert_eq!(state.order_budget(true), Some(1_100));
+        assert_eq!(state.order_budget(true), None, "the authority has not answered");
         state.budget_answered(at(2), Err("no authority\nand more".to_owned()));
-        assert_eq!((state.budget.ordered, state.budget.highest), (1_000, 1_100));
-        assert_eq!(told(&state)[1], "the budget stays as it was: no authority");
-        assert_eq!(state.order_budget(at(3), true), Some(1_100));
+        assert_eq!(told(&state), ["the budget was not set: no authority"]);
+        assert_eq!(state.order_budget(true), Some(1_100));
+        state.budget_answered(at(3), Ok(Mark { epoch: 1, number: 5 }));
+        assert_eq!(state.order_budget(true), None, "no node has reported it");
+        hear(&mut state, 3, at_version(5, 1_100, 5));
+        assert_eq!(state.order_budget(true), Some(1_200));
     }
 
     #[test]

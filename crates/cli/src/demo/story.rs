@@ -105,7 +105,10 @@ impl Story {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::ledger::{Answer, Instants, Subject},
+        super::{
+            in_force::AT_START,
+            ledger::{Answer, Instants, Subject},
+        },
         *,
     };
 
@@ -124,13 +127,14 @@ mod tests {
             denied: 0,
         };
         ledger.answer(answer);
+        ledger.judge(u64::MAX);
         ledger.close(at(100), 1_000, false);
     }
 
     #[test]
     fn healing_takes_until_almost_all_is_used_for_a_while() {
         let mut story = Story::default();
-        let mut ledger = Ledger::new(1_000);
+        let mut ledger = Ledger::new(AT_START);
         story.heal(at(1_000), "the links were mended");
         for (number, admitted) in [50, 50, 90, 96, 95, 100, 100].into_iter().enumerate() {
             let now = 1_100 + number as u64 * 100;
@@ -153,7 +157,7 @@ mod tests {
     #[test]
     fn going_over_is_told_once_for_each_time_it_grows() {
         let mut story = Story::default();
-        let mut ledger = Ledger::new(1_000);
+        let mut ledger = Ledger::new(AT_START);
         let mut told = 0;
         for (ms, admitted) in [(0, 1_005), (100, 0), (200, 0)] {
             bin(&mut ledger, ms, admitted);

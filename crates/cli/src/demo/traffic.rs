@@ -10,7 +10,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use acequia_client::{CheckResponse, CheckStream, Client, ClientError, Options, Question};
@@ -23,6 +23,8 @@ use super::{
 
 /// What is asked of all regions together, of the budget.
 const DEMAND_PERCENT: u64 = 150;
+/// No larger budget is asked for: this process has to send and read all of it.
+const DEMAND_OF_MAX: u64 = 5_000;
 /// Of that, in the hot region.
 const HOT_PERCENT: u64 = 80;
 /// Exports that are asked for in each region, a second: more in a minute than all regions may have.
@@ -36,7 +38,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// Requests a second that each region is asked about the budget.
 pub fn demands(budget: u64, hot: usize) -> [u64; REGIONS] {
-    let all = budget.saturating_mul(DEMAND_PERCENT) / 100;
+    let all = budget.min(DEMAND_OF_MAX) * DEMAND_PERCENT / 100;
     let hottest = all * HOT_PERCENT / 100;
     let other = (all - hottest) / (REGIONS as u64 - 1);
     std::array::from_fn(|place| if place == hot { hottest } else { other })
@@ -223,19 +225,18 @@ impl Asker {
     }
 
     fn instants(&self) -> Instants {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Instants { steady_ns: self.began.elapsed().as_nanos() as u64, wall_ns: wall.as_nanos() as u64 }
+        Instants::now(self.began)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::in_force::AT_START, *};
 
     fn asker(region: usize, demand: u64) -> Asker {
         let demand = Arc::new(AtomicU64::new(demand));
         let client = Client::connect("127.0.0.1:1", Options::default()).expect("an address");
-        let ledger = Arc::new(Mutex::new(Ledger::new(1_000)));
+        let ledger = Arc::new(Mutex::new(Ledger::new(AT_START)));
         Asker { region, client, ledger, demand, began: Instant::now(), owed: [0; SUBJECTS] }
     }
 
@@ -243,6 +244,7 @@ mod tests {
     fn most_is_asked_in_the_hot_region() {
         assert_eq!(demands(1_000, 0), [1_200, 150, 150]);
         assert_eq!(demands(100, 2), [15, 15, 120]);
+        assert_eq!(demands(u64::MAX, 0), demands(5_000, 0));
     }
 
     #[tokio::test]

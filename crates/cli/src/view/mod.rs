@@ -52,6 +52,7 @@ pub fn draw(picture: &Picture, is_plain: bool, area: Rect, buffer: &mut Buffer) 
         panels::events(picture, events, buffer);
     }
     panels::keys(picture, places.keys, buffer);
+    panels::help(picture, area, buffer);
     if is_plain {
         for cell in &mut buffer.content {
             (cell.fg, cell.bg) = Default::default();
@@ -122,8 +123,24 @@ mod tests {
     }
 
     #[test]
+    fn what_the_keys_do_is_shown_over_all_else_and_whole() {
+        let mut picture = examples::connected();
+        picture.help = crate::demo::keys::HELP.map(|key| (key.keys, key.does)).into();
+        picture.help.extend(crate::demo::keys::NOTES);
+        let text = text(&picture, 80, 24);
+        assert!(text.contains("┌ keys ─"), "{text}");
+        for (keys, does) in picture.help {
+            assert!(text.contains(keys) && text.contains(does), "{does} is cut off:\n{text}");
+        }
+    }
+
+    #[test]
     fn no_terminal_is_too_small_or_too_large() {
-        for picture in [examples::connected(), examples::broken(), examples::many(), Picture::default()] {
+        let mut helped = examples::connected();
+        helped.help = vec![("c", "cut the chosen link"); 30];
+        for picture in
+            [examples::connected(), examples::broken(), examples::many(), helped, Picture::default()]
+        {
             for (width, height) in [(1, 1), (39, 24), (40, 12), (41, 13), (57, 17), (200, 60), (300, 12)] {
                 let text = text(&picture, width, height);
                 assert!(!text.trim().is_empty(), "{width} x {height}");

@@ -67,11 +67,11 @@ fn by_formula(status: &NodeStatus, units: u64) -> u64 {
 
 /// A limit's numbers.
 pub fn budget(limit: &LimitStatus) -> Budget {
-    let (units, unit) = match limit.kind() {
-        Kind::Rate => (limit.rate_milli / 1_000, "/s"),
-        Kind::Window | Kind::Sliding | Kind::Unspecified => (limit.units, ""),
+    let (units, unit, burst) = match limit.kind() {
+        Kind::Rate => (limit.rate_milli / 1_000, "/s", Some(limit.units)),
+        Kind::Window | Kind::Sliding | Kind::Unspecified => (limit.units, "", None),
     };
-    Budget { name: path(limit), words: limit.budget.clone(), units: units.max(1), unit }
+    Budget { name: path(limit), words: limit.budget.clone(), units: units.max(1), unit, burst }
 }
 
 /// Regions, links and limits as the nodes see them now; the boxes are about the chosen limit, or else the busiest.

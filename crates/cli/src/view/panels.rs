@@ -5,6 +5,7 @@ use ratatui::{
     layout::Rect,
     style::{Modifier, Style},
     text::{Line, Span},
+    widgets::{Block, Clear, Widget as _},
 };
 
 use super::{
@@ -37,10 +38,11 @@ pub(super) fn title(picture: &Picture, area: Rect, buffer: &mut Buffer) {
 pub(super) fn heading(picture: &Picture, area: Rect, buffer: &mut Buffer) {
     let admitted = picture.regions.iter().fold(0, |sum: u64, region| sum.saturating_add(region.admitted));
     let budget = &picture.budget;
+    let burst = budget.burst.map_or_else(String::new, |burst| format!(" + burst {}", count(burst)));
     let left = Line::from(vec![
-        Span::raw("admitted everywhere "),
+        Span::raw("admitted "),
         Span::styled(format!("{}/s", count(admitted)), palette::STRONG),
-        Span::raw(format!(" of {}{}", count(budget.units), budget.unit)),
+        Span::raw(format!(" of {}{}{burst}", count(budget.units), budget.unit)),
         Span::styled(format!("  {}", budget.name), palette::FAINT),
     ]);
     buffer.set_line(area.x, area.y, &left, area.width);
@@ -154,6 +156,36 @@ fn event_line(event: &Event, width: usize) -> Line<'static> {
     };
     let words = cut_off(&event.words, width.saturating_sub(time.len()));
     Line::from(vec![Span::styled(time, palette::FAINT), Span::styled(words, style)])
+}
+
+/// A box over all else, with what the keys do.
+pub(super) fn help(picture: &Picture, area: Rect, buffer: &mut Buffer) {
+    let rows = &picture.help;
+    if rows.is_empty() {
+        return;
+    }
+    let keys = rows.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
+    let width_of = |(key, does): &(&str, &str)| match key.is_empty() {
+        true => does.chars().count(),
+        false => keys + 2 + does.chars().count(),
+    };
+    let width = rows.iter().map(width_of).max().unwrap_or(0) + 4;
+    let size = (area.width.min(width as u16), area.height.min(rows.len() as u16 + 2));
+    let place = Rect {
+        x: area.x + (area.width - size.0) / 2,
+        y: area.y + (area.height - size.1) / 2,
+        width: size.0,
+        height: size.1,
+    };
+    Clear.render(place, buffer);
+    let frame = Block::bordered().title(" keys ");
+    let inner = frame.inner(place);
+    frame.render(place, buffer);
+    for ((key, does), y) in rows.iter().zip(inner.top()..inner.bottom()) {
+        let key = if key.is_empty() { String::new() } else { format!("{key:keys$}  ") };
+        let line = Line::from(vec![Span::raw(" "), Span::styled(key, palette::STRONG), Span::raw(*does)]);
+        buffer.set_line(inner.x, y, &line, inner.width);
+    }
 }
 
 /// Rows that the keys take.

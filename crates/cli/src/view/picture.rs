@@ -41,6 +41,8 @@ pub struct Picture {
     pub verdict: Verdict,
     /// What the keys do: the key and a word or two.
     pub keys: Vec<(&'static str, &'static str)>,
+    /// Rows over all else: what the keys do, in sentences. Empty where nobody asks.
+    pub help: Vec<(&'static str, &'static str)>,
 }
 
 /// A global budget.
@@ -54,6 +56,8 @@ pub struct Budget {
     pub units: u64,
     /// What comes behind numbers: "/s" for a rate, nothing for a window.
     pub unit: &'static str,
+    /// What can be had at once beside that, of a rate; nothing for a window.
+    pub burst: Option<u64>,
 }
 
 /// A region: one box.

@@ -1,0 +1,193 @@
+//! Which numbers of the limits are in force, as the nodes report them.
+//!
+//! Anybody may change a limit, also from another terminal. So nothing but the reports is believed.
+
+use std::{collections::VecDeque, time::Duration};
+
+use acequia_api::acequia::v1::{Mark, NodeStatus};
+
+use super::{
+    ledger::KINDS,
+    plan::{BUDGET, DOMAIN, EXPORTS, LIMITS, USER_BURST, USER_RATE},
+};
+
+/// Versions that are kept apart. Where more are under way, the oldest two count as one.
+const VERSIONS_MAX: usize = 64;
+
+/// The numbers of one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// Units a second, rounded up; 0 for a window.
+    pub rate: u64,
+    /// The burst, or the units of a window.
+    pub units: u64,
+}
+
+/// The numbers of all limits, by [`Subject::kind`](super::ledger::Subject::kind).
+pub type AllNumbers = [Numbers; KINDS];
+
+/// What the configs of the nodes say.
+pub const AT_START: AllNumbers = [
+    Numbers { rate: BUDGET, units: BUDGET },
+    Numbers { rate: USER_RATE, units: USER_BURST },
+    Numbers { rate: 0, units: EXPORTS.units },
+];
+
+/// The larger of two, number by number.
+pub fn larger(one: AllNumbers, other: AllNumbers) -> AllNumbers {
+    std::array::from_fn(|kind| Numbers {
+        rate: one[kind].rate.max(other[kind].rate),
+        units: one[kind].units.max(other[kind].units),
+    })
+}
+
+/// The numbers that a node may go by.
+#[derive(Clone, Debug)]
+pub struct InForce {
+    /// The oldest first; never empty. Each has other numbers than the one before.
+    versions: VecDeque<Version>,
+    /// The newest version of the catalogue that a node reported.
+    newest: (u32, u64),
+}
+
+/// Numbers, and where they came from.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    /// The first version of the catalogue that has them.
+    mark: (u32, u64),
+    numbers: AllNumbers,
+    /// When a node first reported them.
+    since: Duration,
+}
+
+impl Default for InForce {
+    fn default() -> Self {
+        let first = Version { mark: (0, 0), numbers: AT_START, since: Duration::ZERO };
+        Self { versions: VecDeque::from([first]), newest: (0, 0) }
+    }
+}
+
+impl InForce {
+    /// The numbers that were set last.
+    pub fn newest(&self) -> AllNumbers {
+        self.versions.back().map_or(AT_START, |version| version.numbers)
+    }
+
+    /// The largest numbers that a node may still go by: what the promise is about.
+    pub fn highest(&self) -> AllNumbers {
+        self.versions.iter().map(|version| version.numbers).reduce(larger).unwrap_or(AT_START)
+    }
+
+    /// The smallest rate of the budget that a node may still go by: what can be relied on.
+    pub fn lowest_rate(&self) -> u64 {
+        self.versions.iter().map(|version| version.numbers[0].rate).min().unwrap_or(BUDGET)
+    }
+
+    /// Whether a node has reported this version of the catalogue, or a later one.
+    pub fn has_reached(&self, mark: Mark) -> bool {
+        self.newest >= (mark.epoch, mark.number)
+    }
+
+    /// Takes in which numbers a node goes by. Gives what they were before, if they are new.
+    pub fn report(&mut self, at: Duration, status: &NodeStatus) -> Option<AllNumbers> {
+        let mark = status.catalogue.as_ref()?.requested?;
+        let mark = (mark.epoch, mark.number);
+        if mark < self.newest {
+            return None;
+        }
+        self.newest = mark;
+        let before = self.newest();
+        let mut numbers = before;
+        for limit in status.limits.iter().filter(|limit| limit.domain == DOMAIN) {
+            if let Some(kind) = LIMITS.iter().position(|name| *name == limit.name) {
+                numbers[kind] = Numbers { rate: limit.rate_milli.div_ceil(1_000), units: limit.units };
+            }
+        }
+        if numbers == before {
+            return None;
+        }
+        self.versions.push_back(Version { mark, numbers, since: at });
+        if self.versions.len() > VERSIONS_MAX
+            && let Some(oldest) = self.versions.pop_front()
+            && let Some(next) = self.versions.front_mut()
+        {
+            next.numbers = larger(next.numbers, oldest.numbers);
+        }
+        Some(before)
+    }
+
+    /// Forgets numbers that no node goes by any more, on the authority's word. Gives how long that took for the newest.
+    pub fn acknowledge(&mut self, at: Duration, status: &NodeStatus) -> Option<Duration> {
+        let catalogue = status.catalogue.as_ref().filter(|catalogue| catalogue.is_authority)?;
+        let effective = catalogue.effective.map(|mark| (mark.epoch, mark.number))?;
+        let before = self.versions.len();
+        while self.versions.get(1).is_some_and(|next| next.mark <= effective) {
+            self.versions.pop_front();
+        }
+        let is_news = self.versions.len() == 1 && before > 1;
+        let newest = self.versions.back().filter(|_| is_news)?;
+        Some(at.saturating_sub(newest.since))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::state::tests::status, *};
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// What the authority reports at a version of the catalogue, with this budget, while all conform to another version.
+    fn report(number: u64, (rate, units): (u64, u64), effective: u64) -> NodeStatus {
+        let mut status = status(0, [333, 0, 0]);
+        (status.limits[0].rate_milli, status.limits[0].units) = (rate * 1_000, units);
+        let catalogue = status.catalogue.as_mut().expect("one");
+        catalogue.requested = Some(Mark { epoch: 1, number });
+        catalogue.effective = Some(Mark { epoch: 1, number: effective });
+        status
+    }
+
+    fn budget(rate: u64, units: u64) -> Numbers {
+        Numbers { rate, units }
+    }
+
+    #[test]
+    fn the_larger_counts_until_every_node_has_acknowledged_the_smaller() {
+        let mut in_force = InForce::default();
+        let lowered = report(5, (900, 500), 4);
+        assert_eq!(in_force.report(at(1), &lowered), Some(AT_START));
+        assert_eq!(in_force.acknowledge(at(1), &lowered), None);
+        assert_eq!((in_force.highest()[0], in_force.lowest_rate()), (budget(1_000, 1_000), 900));
+        let acknowledged = report(5, (900, 500), 5);
+        assert_eq!(in_force.report(at(3), &acknowledged), None);
+        assert_eq!(in_force.acknowledge(at(3), &acknowledged), Some(at(2)));
+        assert_eq!(in_force.highest()[0], budget(900, 500));
+    }
+
+    #[test]
+    fn a_rate_that_rises_while_the_burst_falls_counts_with_the_old_burst() {
+        let mut in_force = InForce::default();
+        in_force.report(at(1), &report(5, (2_000, 100), 4));
+        assert_eq!(in_force.highest()[0], budget(2_000, 1_000));
+    }
+
+    #[test]
+    fn a_node_that_is_behind_reports_nothing_new() {
+        let mut in_force = InForce::default();
+        in_force.report(at(1), &report(5, (2_000, 2_000), 4));
+        assert_eq!(in_force.report(at(1), &report(4, (1_000, 1_000), 4)), None);
+        assert_eq!(in_force.newest()[0], budget(2_000, 2_000));
+    }
+
+    #[test]
+    fn versions_without_end_take_no_more_memory_and_forget_no_budget() {
+        let mut in_force = InForce::default();
+        in_force.report(at(0), &report(5, (7_000, 1), 4));
+        for number in 6..500 {
+            in_force.report(at(1), &report(number, (number, 1), 4));
+        }
+        assert_eq!(in_force.versions.len(), VERSIONS_MAX);
+        assert_eq!(in_force.highest()[0], budget(7_000, 1_000));
+    }
+}
