@@ -145,8 +145,13 @@ fn the_study_of_classes_takes_no_ports_and_comes_out_the_same_every_time() {
     };
     let (code, page) = study(&[]);
     assert_eq!(code, Some(0), "{page}");
-    assert!(page.contains("gold bursts") && page.contains("The lowest class starves first"), "{page}");
+    assert!(page.contains("gold bursts") && page.contains("the lowest class is admitted least"), "{page}");
     assert_eq!(study(&[]).1, page);
+    let (code, line) = study(&["--json", "--rate", "500", "--refill", "300,150,50"]);
+    assert_eq!(code, Some(0), "{line}");
+    let said: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(said["parameters"]["refill"]["free"], 50);
+    assert_eq!(study(&["--rate", "500"]), (Some(2), String::new()), "the buckets have more than the limit");
     for other in [&["--seconds", "24"][..], &["--script"], &["--base-port", "14000"]] {
         assert_eq!(study(other), (Some(2), String::new()), "{other:?}");
     }

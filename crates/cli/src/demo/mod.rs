@@ -51,6 +51,7 @@ const HEALINGS: usize = 2;
   acequia demo
   acequia demo --seconds 60                               a line a second, for scripts
   acequia demo --classes                                  what classes of consumers do to each other
+  acequia demo --classes --peak 60 --refill 400,400,200 --json | jq '.findings[]'
   acequia check --domain demo route=/api --address 127.0.0.1:8181    ask one of its regions")]
 pub struct Demo {
     /// Print lines for so many seconds (16, which its script takes, to 86400), and break and heal things without being asked.
@@ -69,6 +70,13 @@ pub struct Demo {
     /// Study classes of consumers under one limit instead: shared, separate, or both. In simulated time, at once.
     #[arg(long, conflicts_with_all = ["seconds", "script", "base_port"])]
     classes: bool,
+
+    /// Print the study as one line of JSON.
+    #[arg(long, requires = "classes")]
+    json: bool,
+
+    #[command(flatten)]
+    study: classes::parameters::Parameters,
 }
 
 /// Why there is no demonstration.
@@ -135,8 +143,8 @@ impl Demo {
 
     async fn play(self) -> Result<Outcome, DemoError> {
         if self.classes {
-            let page = classes::page().map_err(|fault| DemoError::Classes(fault.to_string()))?;
-            print(&page);
+            let text = if self.json { classes::json_line(&self.study) } else { classes::page(&self.study) };
+            print(&text.map_err(|fault| DemoError::Classes(fault.to_string()))?);
             return Ok(Outcome::Kept);
         }
         let mut interrupts = Interrupts::open().map_err(DemoError::System)?;

@@ -1,20 +1,22 @@
-//! What classes ask for, and when.
-//!
-//! Whether a class bursts or not, it asks for the same in each whole period.
+//! What classes ask for, and when: all together ask for as much at every time.
 
-/// A quiet stretch, and a burst at its end.
-pub(super) const PERIOD_MS: u64 = 10_000;
+/// A stretch of even load, and a burst in it.
+pub(super) const PERIOD_MS: u64 = 15_000;
 /// How long a burst lasts.
-pub(super) const BURST_MS: u64 = 2_000;
+pub(super) const BURST_MS: u64 = 5_000;
 /// Where in its period a burst begins.
-pub(super) const BEGINS_MS: u64 = PERIOD_MS / 2;
+pub(super) const BEGINS_MS: u64 = PERIOD_MS / 3;
+/// Parts that a load is cut into: a third, a percent, and half a percent are whole numbers of them.
+const PARTS: u64 = 600;
 
 /// What three classes ask for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
-    /// Units a second, on average.
-    pub(super) asks: [u64; 3],
-    /// The class that is quiet and then asks for a whole period at once; the others ask evenly.
+    /// Units a second that all ask for together.
+    pub(super) asked: u64,
+    /// Percent of them that the class which bursts asks for.
+    pub(super) peak: u64,
+    /// The class that asks for more at times, while the others ask for less; without one, all ask for a third.
     pub(super) bursts: Option<usize>,
 }
 
@@ -30,13 +32,15 @@ impl Load {
     }
 
     fn asked_before(&self, class: usize, ms: u64) -> u64 {
-        let asks = self.asks[class];
-        if self.bursts != Some(class) {
-            return asks * ms / 1_000;
-        }
-        let a_period = asks * PERIOD_MS / 1_000;
+        let even = PARTS / 3;
+        let in_burst = match self.bursts {
+            None => even,
+            Some(bursting) if bursting == class => self.peak * PARTS / 100,
+            Some(_) => (100 - self.peak) * PARTS / 200,
+        };
         let of_burst = (ms % PERIOD_MS).saturating_sub(BEGINS_MS).min(BURST_MS);
-        a_period * (ms / PERIOD_MS) + a_period * of_burst / BURST_MS
+        let bursts_ms = ms / PERIOD_MS * BURST_MS + of_burst;
+        self.asked * (bursts_ms * in_burst + (ms - bursts_ms) * even) / PARTS / 1_000
     }
 }
 
@@ -45,16 +49,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_all_of_a_period_at_once() {
-        let load = Load { asks: [400, 250, 3], bursts: Some(1) };
-        for (class, asks) in load.asks.into_iter().enumerate() {
-            let asked = |stretch: fn(u64) -> bool| -> u64 {
-                let ms = (PERIOD_MS..2 * PERIOD_MS).filter(|ms| stretch(*ms));
-                ms.map(|ms| load.asked_in(class, ms)).sum()
-            };
-            assert_eq!(asked(|_| true), asks * PERIOD_MS / 1_000);
-            let in_burst = if class == 1 { 10 } else { 2 };
-            assert_eq!(asked(is_burst), asks * in_burst);
+    fn all_together_ask_for_as_much_in_every_second_whoever_bursts() {
+        for bursts in [None, Some(0), Some(1), Some(2)] {
+            let load = Load { asked: 1_350, peak: 80, bursts };
+            for second in 0..2 * PERIOD_MS / 1_000 {
+                let asked = |class| -> u64 {
+                    (second * 1_000..(second + 1) * 1_000).map(|ms| load.asked_in(class, ms)).sum()
+                };
+                let all: u64 = (0..3).map(asked).sum();
+                // Each class is cut to whole units.
+                assert!(all.abs_diff(1_350) <= 3, "{bursts:?}: {all} in second {second}");
+            }
         }
+    }
+
+    #[test]
+    fn the_class_that_bursts_asks_for_its_part_and_the_others_halve_the_rest() {
+        let load = Load { asked: 1_000, peak: 80, bursts: Some(1) };
+        let asked = |class| -> u64 {
+            (PERIOD_MS..2 * PERIOD_MS).filter(|ms| is_burst(*ms)).map(|ms| load.asked_in(class, ms)).sum()
+        };
+        assert_eq!([0, 1, 2].map(asked), [500, 4_000, 500]);
     }
 }

@@ -2,17 +2,27 @@
 //!
 //! **All that is said was counted**: a real node is asked, request by request, in simulated time. So a study takes no time, needs no
 //! port, and comes out the same every time.
+//!
+//! Its load is the paper's: all classes together ask for as much at every time, and for the same whatever the method. A class that
+//! bursts takes a larger part of it. Of separate buckets each has a size and a refill rate of its own.
 
+mod findings;
 mod load;
 mod page;
+pub(super) mod parameters;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use acequia_limits::{HashKey, Limit, Now, Request, limit::LimitSpec};
 use acequia_node::{Ask, Config, MEMORY_BYTES_MIN, Node};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::load::{BEGINS_MS, Load, PERIOD_MS, is_burst};
+use self::{
+    findings::{Finding, findings},
+    load::{BEGINS_MS, Load, PERIOD_MS, is_burst},
+    parameters::Parameters,
+};
 
 /// Those that draw first in front.
 const NAMES: [&str; 3] = ["gold", "silver", "free"];
@@ -20,36 +30,34 @@ const GOLD: usize = 0;
 const SILVER: usize = 1;
 const FREE: usize = 2;
 
-/// The limit: units a second, and units in the full bucket.
-const RATE: u64 = 1_000;
-const BURST: u64 = 2_000;
+/// What each class has for itself where it has a bucket of its own and all share the rest, in percent.
+const OWN_PERCENT: u64 = 15;
 
-/// Periods that are counted, after one in which the full bucket of the beginning is used up.
+/// Periods that are counted, after one in which the full buckets of the beginning are used up.
 const PERIODS: u64 = 6;
-/// A column of a chart.
-const BIN_MS: u64 = 500;
-const BINS: usize = (PERIOD_MS / BIN_MS) as usize;
-/// Where charts begin, in the last but one of the periods: two seconds before its burst, so that what follows is seen as well.
-const CHART_MS: u64 = (PERIODS - 2) * PERIOD_MS + BEGINS_MS - 2_000;
+/// Columns of a chart.
+const BINS: usize = 20;
+const BIN_MS: u64 = PERIOD_MS / BINS as u64;
+/// Where charts begin, in the last but one of the periods: before its burst, so that what follows is seen as well.
+const CHART_MS: u64 = (PERIODS - 2) * PERIOD_MS + BEGINS_MS - 4 * BIN_MS;
 const MS_NS: u64 = 1_000_000;
 
-/// Why there is no study: its own limit is none.
+/// Why there is no study.
 #[derive(Debug, thiserror::Error)]
-#[error("the study's own limit is none: {0}")]
+#[error("there is no study of these: {0}")]
 pub(super) struct Unsound(String);
 
-/// A way to tell classes apart, and what they ask for.
+/// A way to tell classes apart.
 #[derive(Debug)]
 struct Way {
+    name: &'static str,
     title: &'static str,
-    /// As the config says it.
-    classes: Value,
-    /// Units a second, on average, by class.
-    asks: [u64; 3],
+    /// As a config says them.
+    limits: Vec<Value>,
 }
 
 /// What was asked for, and what of it was admitted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct Part {
     asked: u64,
     admitted: u64,
@@ -74,63 +82,135 @@ struct Study {
     bursts: [Run; 3],
 }
 
-/// Makes the study, and the page that shows it.
-pub(super) fn page() -> Result<String, Unsound> {
-    let studies = [shared(), separate(), hybrid()].map(Study::new);
-    let [shared, separate, hybrid] = studies;
-    Ok(page::page(&shared?, &separate?, &hybrid?))
+/// All that was counted.
+#[derive(Debug)]
+struct Studies {
+    parameters: Parameters,
+    shared: Study,
+    separate: Study,
+    hybrid: Study,
+    findings: Vec<Finding>,
 }
 
-/// The same load of each class: what differs is who comes first.
-fn shared() -> Way {
-    Way {
-        title: "shared: one bucket, of which a class leaves a part to those above it",
-        classes: json!({ "entry": "plan", "shared": { "gold": "0%", "silver": "24%", "free": "62%" } }),
-        asks: [400, 400, 400],
+/// Makes the study, and gives the page that shows it.
+pub(super) fn page(parameters: &Parameters) -> Result<String, Unsound> {
+    Ok(page::page(&Studies::new(parameters)?))
+}
+
+/// Makes the study, and gives it for programs: one line.
+pub(super) fn json_line(parameters: &Parameters) -> Result<String, Unsound> {
+    Ok(format!("{}\n", Studies::new(parameters)?.json()))
+}
+
+/// One bucket, which its class draws first.
+fn shared(parameters: &Parameters) -> Way {
+    let classes = json!({ "entry": "plan", "shared": leaves(parameters) });
+    let title = "shared: one bucket, of which a class leaves a part to those above it";
+    Way { name: "shared", title, limits: vec![limit(parameters, "classes", classes)] }
+}
+
+fn leaves(parameters: &Parameters) -> BTreeMap<&'static str, String> {
+    NAMES.into_iter().zip(parameters.leaves().map(|percent| format!("{percent}%"))).collect()
+}
+
+fn limit(parameters: &Parameters, name: &str, classes: Value) -> Value {
+    json!({
+        "name": name,
+        "domain": "study",
+        "by": ["service"],
+        "token_bucket": { "rate": format!("{}/s", parameters.rate()), "burst": parameters.burst() },
+        "classes": classes,
+    })
+}
+
+/// A limit for each class: `classes` gives each a refill rate in proportion to its size, and here they may be others.
+fn separate(parameters: &Parameters) -> Way {
+    let bucket = |class: usize| {
+        json!({
+            "name": NAMES[class],
+            "domain": "study",
+            "by": ["service"],
+            "when": { "plan": NAMES[class] },
+            "token_bucket": {
+                "rate": format!("{}/s", parameters.refill()[class]),
+                "burst": parameters.sizes()[class],
+            },
+        })
+    };
+    let title = "separate: a bucket for each class, with a size and a refill rate of its own";
+    Way { name: "separate", title, limits: (0..NAMES.len()).map(bucket).collect() }
+}
+
+fn hybrid(parameters: &Parameters) -> Way {
+    let own = (parameters.burst() * OWN_PERCENT / 100).max(1);
+    let separate: BTreeMap<_, _> = NAMES.into_iter().map(|name| (name, own)).collect();
+    let classes = json!({ "entry": "plan", "separate": separate, "shared": leaves(parameters) });
+    let title = "both (not in the paper): a bucket for each class, and one for what it lacks";
+    Way { name: "both", title, limits: vec![limit(parameters, "classes", classes)] }
+}
+
+impl Studies {
+    fn new(parameters: &Parameters) -> Result<Self, Unsound> {
+        parameters.check()?;
+        let shared = Study::new(shared(parameters), parameters)?;
+        let separate = Study::new(separate(parameters), parameters)?;
+        let hybrid = Study::new(hybrid(parameters), parameters)?;
+        let findings = findings(parameters, &shared, &separate);
+        Ok(Self { parameters: *parameters, shared, separate, hybrid, findings })
     }
-}
 
-/// Loads as the buckets are to each other.
-fn separate() -> Way {
-    Way {
-        title: "separate: a bucket for each class",
-        classes: json!({ "entry": "plan", "separate": { "gold": 1_000, "silver": 600, "free": 400 } }),
-        asks: [600, 360, 240],
+    fn methods(&self) -> [&Study; 3] {
+        [&self.shared, &self.separate, &self.hybrid]
     }
-}
 
-fn hybrid() -> Way {
-    Way {
-        title: "both: a bucket for each class, and one for what it lacks",
-        classes: json!({
-            "entry": "plan",
-            "separate": { "gold": 300, "silver": 300, "free": 300 },
-            "shared": { "gold": "0%", "silver": "24%", "free": "62%" },
-        }),
-        asks: [400, 400, 400],
+    fn json(&self) -> Value {
+        let by_class = |parts: [Part; 3]| NAMES.into_iter().zip(parts).collect::<BTreeMap<_, _>>();
+        let run = |(bursting, run): (Option<usize>, &Run)| {
+            json!({
+                "bursts": bursting.map(|class| NAMES[class]),
+                "in_bursts": by_class(run.in_bursts),
+                "in_all": by_class(run.in_all),
+            })
+        };
+        let method = |study: &Study| {
+            let runs: Vec<Value> = study.runs().map(run).collect();
+            json!({ "name": study.way.name, "limits": study.way.limits, "runs": runs })
+        };
+        json!({
+            "parameters": self.parameters,
+            "methods": self.methods().map(method),
+            "findings": self.findings,
+        })
     }
 }
 
 impl Study {
-    fn new(way: Way) -> Result<Self, Unsound> {
-        let run = |bursts| way.run(Load { asks: way.asks, bursts });
+    fn new(way: Way, parameters: &Parameters) -> Result<Self, Unsound> {
+        let (asked, peak) = (parameters.asked(), parameters.peak());
+        let run = |bursts| way.run(Load { asked, peak, bursts });
         let even = run(None)?;
         let bursts = [run(Some(GOLD))?, run(Some(SILVER))?, run(Some(FREE))?];
         Ok(Self { way, even, bursts })
     }
+
+    /// All runs, and which class bursts in each.
+    fn runs(&self) -> impl Iterator<Item = (Option<usize>, &Run)> {
+        let bursts = self.bursts.iter().enumerate().map(|(class, run)| (Some(class), run));
+        std::iter::once((None, &self.even)).chain(bursts)
+    }
 }
 
 impl Way {
-    fn limit(&self) -> Result<Limit, Unsound> {
-        let spec = json!({
-            "name": "classes",
-            "domain": "study",
-            "by": ["service"],
-            "token_bucket": { "rate": format!("{RATE}/s"), "burst": BURST },
-            "classes": self.classes,
-        });
-        let spec: LimitSpec = serde_json::from_value(spec).map_err(|fault| Unsound(fault.to_string()))?;
-        Limit::new(spec).map_err(|faults| Unsound(format!("{faults:?}")))
+    fn limits(&self) -> Result<Vec<Limit>, Unsound> {
+        let limit = |spec: &Value| {
+            let spec: LimitSpec =
+                serde_json::from_value(spec.clone()).map_err(|fault| Unsound(fault.to_string()))?;
+            Limit::new(spec).map_err(|faults| {
+                let faults = faults.iter().map(|fault| format!("{}: {}", fault.field, fault.what));
+                Unsound(faults.collect::<Vec<_>>().join("; "))
+            })
+        };
+        self.limits.iter().map(limit).collect()
     }
 
     /// Asks a new node for a load.
@@ -143,7 +223,7 @@ impl Way {
             empty_handed: None,
             home: None,
         }));
-        node.apply(vec![self.limit()?], start, |_| Vec::new()).map_err(|fault| Unsound(fault.to_string()))?;
+        node.apply(self.limits()?, start, |_| Vec::new()).map_err(|fault| Unsound(fault.to_string()))?;
         let mut asker = node.asker();
         let mut run = Run::default();
         for ms in 0..(1 + PERIODS) * PERIOD_MS {
@@ -190,90 +270,63 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    fn study(way: Way) -> Study {
-        Study::new(way).expect("a sound limit")
-    }
-
-    /// What each class is admitted in the seconds of the bursts, in thousandths.
-    fn parts(run: &Run) -> [u64; 3] {
-        run.in_bursts.map(|part| part.of(1_000))
-    }
-
-    /// What each class is admitted of its own burst.
-    fn own_bursts(study: &Study) -> [u64; 3] {
-        std::array::from_fn(|class| parts(&study.bursts[class])[class])
-    }
+    use super::{parameters::tests::parameters, *};
 
     #[test]
-    fn where_all_share_the_lowest_class_starves_first() {
-        let even = parts(&study(shared()).even);
-        assert!(even[GOLD] >= even[SILVER] && even[SILVER] >= even[FREE], "{even:?}");
-        assert!(even[FREE] + 400 < even[SILVER], "far below: {even:?}");
-    }
-
-    #[test]
-    fn where_all_share_a_burst_squeezes_those_below_and_none_above() {
-        let study = study(shared());
-        let even = parts(&study.even);
-        for (bursting, run) in study.bursts.iter().enumerate() {
-            let parts = parts(run);
-            for below in bursting + 1..NAMES.len() {
-                let (name, below) = (NAMES[below], (parts[below], even[below]));
-                assert!(below.0 + 100 < below.1, "{name} below {}: {below:?}", NAMES[bursting]);
-            }
-            assert_eq!(parts[..bursting], even[..bursting], "above {}", NAMES[bursting]);
-        }
-    }
-
-    #[test]
-    fn where_all_share_a_burst_helps_less_the_lower_its_class() {
-        let own = own_bursts(&study(shared()));
-        assert!(own[GOLD] > own[SILVER] + 100 && own[SILVER] > own[FREE] + 100, "{own:?}");
-    }
-
-    #[test]
-    fn separate_classes_keep_their_own_and_bursts_help_each_alike() {
-        let study = study(separate());
-        let even = parts(&study.even);
-        for (bursting, run) in study.bursts.iter().enumerate() {
-            for other in (0..NAMES.len()).filter(|class| *class != bursting) {
-                let (part, even) = (parts(run)[other], even[other]);
-                let names = (NAMES[bursting], NAMES[other]);
-                assert!(part.abs_diff(even) <= 5, "{names:?}: {part} instead of {even}");
+    fn all_methods_are_asked_for_the_same_and_none_admits_more_than_the_limit() {
+        let parameters = parameters(&[]);
+        let studies = Studies::new(&parameters).expect("sound limits");
+        for study in studies.methods() {
+            for (place, (_, run)) in study.runs().enumerate() {
+                let asked = |run: &Run| run.in_all.map(|part| part.asked);
+                let (_, shared) = studies.shared.runs().nth(place).expect("as many");
+                assert_eq!(asked(run), asked(shared), "{}", study.way.name);
+                let sum: u64 = asked(run).iter().sum();
+                assert!(sum.abs_diff(1_350 * PERIODS * PERIOD_MS / 1_000) <= 3, "{sum}");
+                let admitted: u64 = run.in_all.iter().map(|part| part.admitted).sum();
+                assert!(admitted <= 1_000 * PERIODS * PERIOD_MS / 1_000 + 2_000, "{admitted}");
             }
         }
-        let own = own_bursts(&study);
-        let (least, most) = (own.iter().min().expect("three"), own.iter().max().expect("three"));
-        assert!(most - least <= 30, "{own:?}");
     }
 
     #[test]
     fn with_both_the_lowest_class_keeps_more_under_the_bursts_of_others() {
-        let (shared, both) = (study(shared()), study(hybrid()));
+        let studies = Studies::new(&parameters(&[])).expect("sound limits");
         for bursting in [GOLD, SILVER] {
-            let free = |study: &Study| parts(&study.bursts[bursting])[FREE];
-            assert!(free(&both) > free(&shared) + 100, "{} > {}", free(&both), free(&shared));
+            let free = |study: &Study| study.bursts[bursting].in_bursts[FREE].of(1_000);
+            let (shared, both) = (free(&studies.shared), free(&studies.hybrid));
+            assert!(both > shared + 100, "{both} > {shared}");
         }
     }
 
     #[test]
-    fn no_way_admits_more_than_the_limit_and_every_load_asks_for_as_much() {
-        for way in [shared(), separate(), hybrid()] {
-            let study = study(way);
-            for run in study.bursts.iter().chain([&study.even]) {
-                let sum = |count: fn(&Part) -> u64| run.in_all.iter().map(count).sum::<u64>();
-                assert_eq!(sum(|part| part.asked), 1_200 * PERIODS * PERIOD_MS / 1_000);
-                let admitted = sum(|part| part.admitted);
-                assert!(admitted <= RATE * PERIODS * PERIOD_MS / 1_000 + BURST, "{admitted}");
-            }
-        }
+    fn a_refill_rate_is_the_classes_own() {
+        let slow = parameters(&["--refill", "500,100,400"]);
+        let study = Study::new(separate(&slow), &slow).expect("sound limits");
+        let [_, silver, free] = study.even.in_all;
+        assert!(silver.admitted.abs_diff(100 * PERIODS * PERIOD_MS / 1_000) <= 1, "{silver:?}");
+        assert!(free.admitted.abs_diff(400 * PERIODS * PERIOD_MS / 1_000) <= 1, "{free:?}");
+    }
+
+    #[test]
+    fn programs_get_all_that_was_counted_on_one_line() {
+        let line = json_line(&parameters(&["--asked", "900", "--leaves", "0,10,20"])).expect("sound limits");
+        assert_eq!(line.matches('\n').count(), 1);
+        let said: Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(said["parameters"]["asked"], 900);
+        assert_eq!(said["parameters"]["leaves"]["free"], 20);
+        assert_eq!(said["methods"][0]["limits"][0]["classes"]["shared"]["free"], "20%");
+        assert_eq!(said["methods"][1]["runs"][3]["bursts"], "free");
+        assert_eq!(said["methods"][1]["runs"][0]["in_all"]["gold"]["asked"], 27_000);
+        assert_eq!(
+            said["findings"][0]["claim"],
+            "All classes together are never admitted more than the limit."
+        );
     }
 
     #[test]
     fn the_same_study_comes_out_every_time() {
-        let run = || shared().run(Load { asks: [400; 3], bursts: Some(GOLD) }).expect("a sound limit");
+        let run = || json_line(&parameters(&["--asked", "1200"])).expect("sound limits");
         assert_eq!(run(), run());
     }
 }

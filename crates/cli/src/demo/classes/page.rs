@@ -1,10 +1,13 @@
 //! The study as text of 80 columns: what each class is admitted, as bars and over time, and what one sees.
 
 use super::{
-    BIN_MS, BINS, BURST, FREE, GOLD, NAMES, Part, RATE, Run, SILVER, Study,
+    BIN_MS, BINS, NAMES, Part, Run, Studies, Study,
+    findings::Finding,
     load::{BURST_MS, PERIOD_MS, is_burst},
 };
 
+/// Columns of the page.
+const COLUMNS: usize = 80;
 /// Columns of a bar.
 const BAR: u64 = 12;
 /// Columns of what stands to the left of bars and charts.
@@ -14,32 +17,54 @@ const GAP: &str = "  ";
 /// Blocks of 1 to 8 steps.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-pub(super) fn page(shared: &Study, separate: &Study, hybrid: &Study) -> String {
+pub(super) fn page(studies: &Studies) -> String {
+    let parameters = &studies.parameters;
     let mut page = format!(
-        "Classes of consumers under a token bucket of {RATE}/s with a burst of {BURST}: a real\n\
-         node is asked in simulated time. All ask evenly; or one of them is silent, and\n\
-         then asks within {} s for all that it had in {} s. The bars: what is admitted of\n\
-         what each class asks for while a burst lasts.\n",
+        "Classes of consumers under a token bucket of {}/s with a burst of {}: a real\n\
+         node is asked in simulated time. All classes together ask for {} units a\n\
+         second, at every time: a third each; or one asks for {} % of it, for {} s of {}.\n\
+         The bars: what is admitted of what each class asks for in those seconds.\n",
+        parameters.rate(),
+        parameters.burst(),
+        parameters.asked(),
+        parameters.peak(),
         BURST_MS / 1_000,
         PERIOD_MS / 1_000
     );
-    let all = [
-        (shared, seen_in_shared(shared)),
-        (separate, seen_in_separate(separate)),
-        (hybrid, seen_in_hybrid(hybrid, shared)),
-    ];
-    for (study, seen) in all {
+    for study in studies.methods() {
         page.push('\n');
         page.push_str(&block(study));
-        page.push_str(&seen);
     }
+    page.push_str(
+        "What R. Seleznev (2025) finds, and what was counted here. The paper's own\n\
+         numbers are not compared. Three numbers are those of gold, silver and free.\n",
+    );
+    page.extend(studies.findings.iter().map(finding));
     page
 }
 
+/// A claim, whether it is seen, and the figures.
+fn finding(finding: &Finding) -> String {
+    let Finding { method, claim, is_seen, figures } = finding;
+    let seen = if *is_seen { "seen    " } else { "NOT SEEN" };
+    let mut text = format!("\n {seen} {method}:");
+    let mut used = text.chars().count() - 1;
+    let figures = figures.split(' ').enumerate().map(|(place, word)| (place == 0, word));
+    for (is_new_line, word) in claim.split(' ').map(|word| (false, word)).chain(figures) {
+        if is_new_line || used + 1 + word.chars().count() > COLUMNS {
+            text.push_str("\n         ");
+            used = 9;
+        }
+        text.push(' ');
+        text.push_str(word);
+        used += 1 + word.chars().count();
+    }
+    text.push('\n');
+    text
+}
+
 fn block(study: &Study) -> String {
-    let [gold, silver, free] = study.way.asks;
-    let mut block = format!("{}\n", study.way.title);
-    block.push_str(&format!(" units asked for a second: gold {gold}, silver {silver}, free {free}\n\n"));
+    let mut block = format!("{}\n\n", study.way.title);
     block.push_str(&" ".repeat(LABEL));
     block.push_str(&NAMES.map(|name| format!("{name:<19}")).concat());
     block.push('\n');
@@ -101,62 +126,26 @@ fn chart(bins: &[Part; BINS]) -> impl Iterator<Item = char> {
     bins.iter().copied().map(column)
 }
 
-/// In percent, while the burst of a class lasts, or without one.
-fn admitted(study: &Study, bursting: Option<usize>, class: usize) -> u64 {
-    let run = bursting.map_or(&study.even, |bursting| &study.bursts[bursting]);
-    run.in_bursts[class].of(100)
-}
-
-fn own_bursts(study: &Study) -> [u64; 3] {
-    std::array::from_fn(|class| admitted(study, Some(class), class))
-}
-
-fn seen_in_shared(study: &Study) -> String {
-    let [gold, silver, free] = own_bursts(study);
-    let even = admitted(study, None, FREE);
-    let in_all = study.bursts[GOLD].in_all[FREE].of(100);
-    format!(
-        "The lowest class starves first: free has {even} % of an even load, and {} % while\n\
-         gold bursts. A burst helps less the lower its class: {gold}, {silver} and {free} % of it\n\
-         pass; those above do not feel it. What gold leaves when it is silent the others\n\
-         have: over the whole run with gold's bursts, free has {in_all} %.\n",
-        admitted(study, Some(GOLD), FREE)
-    )
-}
-
-fn seen_in_separate(study: &Study) -> String {
-    let [gold, silver, free] = own_bursts(study);
-    format!(
-        "Nobody feels what others do: silver has {} %, and {} % while gold bursts.\n\
-         A burst helps each class alike: {gold}, {silver} and {free} % of it pass. What a silent\n\
-         class leaves nobody has.\n",
-        admitted(study, None, SILVER),
-        admitted(study, Some(GOLD), SILVER)
-    )
-}
-
-fn seen_in_hybrid(study: &Study, shared: &Study) -> String {
-    format!(
-        "Free always has its own: {} % while gold bursts (shared: {} %). Beside that,\n\
-         classes come first in their order, and have what others leave.\n",
-        admitted(study, Some(GOLD), FREE),
-        admitted(shared, Some(GOLD), FREE)
-    )
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::parameters::tests::parameters, *};
 
     #[test]
     fn a_page_fits_a_terminal_and_shows_every_way_and_load() {
-        let page = super::super::page().expect("sound limits");
+        let page = super::super::page(&parameters(&[])).expect("sound limits");
         for line in page.lines() {
             assert!(line.chars().count() <= 80, "{line}");
             assert_eq!(line, line.trim_end());
         }
-        for words in ["shared: one bucket", "separate: a bucket", "both: a bucket", "free bursts", "all even"]
-        {
+        for words in [
+            "shared: one bucket",
+            "separate: a bucket",
+            "both (not in the paper)",
+            "free bursts",
+            "all even",
+            " seen     shared: The higher its class",
+            " NOT SEEN separate: Whatever its class",
+        ] {
             assert!(page.contains(words), "{words}: {page}");
         }
     }
