@@ -4,7 +4,8 @@ for tool in redis-server redis-cli "$acequia"; do
   command -v "$tool" >/dev/null || { echo "there is no $tool: see the head of $0" >&2; exit 2; }
 done
 
-processes=()
+# `nodes` are those of them that are nodes.
+processes=() nodes=()
 stop() {
   trap - EXIT INT TERM
   # The last first: nodes give their callers what they have.
@@ -15,6 +16,23 @@ stop() {
 }
 trap stop EXIT
 trap 'exit 0' INT TERM
+
+# Waits for the nodes. One that gives up ends all; one that somebody stopped is gone, and the others go on.
+until_a_node_fails() {
+  local status ended
+  while [ ${#nodes[@]} -gt 0 ]; do
+    status=0 ended=
+    wait -n -p ended "${nodes[@]}" || status=$?
+    if [ "$status" -gt 0 ] && [ "$status" -lt 128 ]; then
+      echo "a node has given up, as it says above: all is stopped. What was written is in $folder" >&2
+      exit 1
+    fi
+    for place in "${!nodes[@]}"; do
+      if [ "${nodes[place]}" = "$ended" ]; then unset "nodes[place]"; fi
+    done
+  done
+  echo "no node is left: all is stopped" >&2
+}
 
 until_it_is_so() {
   for ((tries = 0; tries < 600; tries++)); do

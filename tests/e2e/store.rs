@@ -16,6 +16,7 @@ use std::{
     ffi::OsString,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
+    path::Path,
     process::{Child, Command, Stdio},
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -246,33 +247,40 @@ fn a_node_that_is_gone_is_left_out_on_an_operator_s_word() {
     until_pools_grant(&nodes);
 }
 
-#[test]
-fn the_region_that_is_shipped_runs_and_stops() {
-    let _alone = alone();
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    let folder = tempfile::tempdir().expect("a folder");
+/// The first of six ports in a row that nobody has.
+fn six_ports() -> u16 {
     let ports = std::iter::repeat_with(servers::free_port);
     let first = ports.take(1_000).find(|first| (*first..first + 6).all(servers::is_free));
-    let first = first.expect("six ports in a row");
+    first.expect("six ports in a row")
+}
+
+/// Writes the configs of the region that is shipped, with ports of their own, and all else as it is.
+fn shipped_configs(folder: &Path) {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let mesh = [servers::free_port(), servers::free_port()];
     for node in ["eu-1", "eu-2"] {
         let mut yaml =
             std::fs::read_to_string(format!("{root}/deploy/region/{node}.yaml")).expect("a config");
-        for (number, port) in (7301..=7303).enumerate() {
-            yaml = yaml.replace(&format!(":{port}"), &format!(":{}", first + number as u16));
-        }
         for port in [8080, 8081, 8082, 8180, 8181, 8182] {
             yaml = yaml.replace(&format!("127.0.0.1:{port}"), "127.0.0.1:0");
         }
         for (number, port) in mesh.iter().enumerate() {
             yaml = yaml.replace(&format!("127.0.0.1:{}", 7201 + number), &format!("127.0.0.1:{port}"));
         }
-        yaml = yaml.replace("./data", &folder.path().display().to_string());
-        std::fs::write(folder.path().join(format!("{node}.yaml")), yaml).expect("a config");
+        std::fs::write(folder.join(format!("{node}.yaml")), yaml).expect("a config");
     }
+}
+
+#[test]
+fn the_region_that_is_shipped_runs_in_another_folder_and_stops() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    shipped_configs(folder.path());
+    let first = six_ports();
+    let data = folder.path().join("a region, & more");
     let settings: [(&str, OsString); 3] = [
         ("REDIS_PORT", first.to_string().into()),
-        ("DATA", folder.path().join("region").into()),
+        ("DATA", data.clone().into()),
         ("CONFIGS", folder.path().into()),
     ];
     let mut script = Script::start("deploy/region/run", settings);
@@ -284,6 +292,28 @@ fn the_region_that_is_shipped_runs_and_stops() {
         eventually("the shipped region answers", || Http::to(node).check(&body).json()["allowed"] == true);
     }
     assert!(script.stop());
+    let is_open = |port| std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+    assert!(!(first..first + 6).any(is_open), "a server runs on");
+    for written in ["certs/ca.pem", "eu-1", "eu-2", &format!("redis-{first}/nodes.conf")] {
+        assert!(data.join(written).exists(), "{written} is elsewhere");
+    }
+}
+
+#[test]
+fn a_shipped_region_whose_nodes_cannot_start_says_so_and_ends() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    shipped_configs(folder.path());
+    let first = six_ports();
+    // Certificates that no node can read: none are made, since these are there.
+    let data = folder.path().join("data");
+    std::fs::create_dir_all(data.join("certs")).expect("a folder");
+    std::fs::write(data.join("certs/ca.pem"), "none").expect("a file");
+    let settings: [(&str, OsString); 3] =
+        [("REDIS_PORT", first.to_string().into()), ("DATA", data.into()), ("CONFIGS", folder.path().into())];
+    let (code, said) = Script::run("deploy/region/run", settings);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("ca.pem") && said.contains("a node has given up, as it says above"), "{said}");
     let is_open = |port| std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
     assert!(!(first..first + 6).any(is_open), "a server runs on");
 }
@@ -304,10 +334,22 @@ struct Script(Child);
 
 impl Script {
     fn start(path: &str, settings: [(&str, OsString); 3]) -> Self {
-        let path = format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"));
-        let mut command = Command::new(path);
+        let mut command = Command::new(Self::path(path));
         command.env("ACEQUIA", binary()).envs(settings);
         Self(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("bash"))
+    }
+
+    /// Runs a script until it ends by itself; gives its exit code, and what it and its nodes said.
+    fn run(path: &str, settings: [(&str, OsString); 3]) -> (Option<i32>, String) {
+        let mut command = Command::new("timeout");
+        command.args(["120".to_owned(), Self::path(path)]).env("ACEQUIA", binary()).envs(settings);
+        let ended = command.stdin(Stdio::null()).output().expect("bash");
+        let said = [ended.stdout, ended.stderr].concat();
+        (ended.status.code(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    fn path(path: &str) -> String {
+        format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))
     }
 
     /// Where its nodes listen: for callers over HTTP, and for operators.
