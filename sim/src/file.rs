@@ -4,7 +4,11 @@ use std::{fmt::Write as _, time::Duration};
 
 use serde::Deserialize;
 
-use crate::schedule::{Fault, Schedule};
+use crate::{
+    NAMES,
+    scenarios::{Plan, Scenario},
+    schedule::{Fault, Schedule},
+};
 
 /// What a file holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,9 +59,35 @@ impl Kept {
         let written: Written = serde_json::from_str(text).map_err(|fault| fault.to_string())?;
         let mut schedule = Schedule::default();
         for Entry { at_ms, fault } in written.schedule {
+            let places = fault.places();
+            if let Some(place) = places.iter().find(|place| **place >= NAMES.len()) {
+                let last = NAMES.len() - 1;
+                return Err(format!(
+                    "the fault at {at_ms} ms names the place {place}: the last one is {last}"
+                ));
+            }
+            if matches!(fault, Fault::Cut(a, b) | Fault::CutOneWay(a, b) if a == b) {
+                return Err(format!("the fault at {at_ms} ms cuts a place from itself"));
+            }
             schedule.at(Duration::from_millis(at_ms), fault);
         }
         Ok(Self { scenario: written.scenario, seed: written.seed, schedule })
+    }
+
+    /// What is run: the scenario's plan, with this schedule.
+    ///
+    /// # Errors
+    /// The schedule names a place that the scenario does not have.
+    pub fn plan_of(&self, scenario: &Scenario) -> Result<Plan, String> {
+        let plan = scenario.plan_of(self.seed);
+        let places = self.schedule.faults().iter().flat_map(|(_, fault)| fault.places());
+        if let Some(place) = places.max().filter(|place| *place >= plan.regions) {
+            let (name, seed, last) = (scenario.name, self.seed, plan.regions - 1);
+            return Err(format!(
+                "the schedule names the place {place}: with seed {seed}, the last of {name} is {last}"
+            ));
+        }
+        Ok(Plan { schedule: self.schedule.clone(), ..plan })
     }
 }
 
@@ -84,5 +114,26 @@ mod tests {
     fn a_file_that_is_wrong_says_where() {
         let fault = Kept::read("{\n \"scenario\": 7 }").expect_err("no file");
         assert!(fault.contains("line 2"), "{fault}");
+    }
+
+    #[test]
+    fn a_place_that_is_not_there_is_refused() {
+        let kept = |fault: &str| {
+            Kept::read(&format!(
+                r#"{{ "scenario": "split-brain", "seed": 7, "schedule": [{{ "at_ms": 5, "fault": {fault} }}] }}"#
+            ))
+        };
+        for (fault, words) in [
+            (r#"{ "Stop": 5 }"#, "at 5 ms names the place 5"),
+            (r#"{ "Order": [0, { "Evict": 9 }] }"#, "names the place 9"),
+            (r#"{ "Cut": [1, 1] }"#, "cuts a place from itself"),
+        ] {
+            let why = kept(fault).expect_err("no such place");
+            assert!(why.contains(words), "{why}");
+        }
+        let scenario = scenarios::named("split-brain").expect("a scenario");
+        let fourth = kept(r#"{ "Stop": 3 }"#).expect("there are five names");
+        let why = fourth.plan_of(&scenario).expect_err("of three regions");
+        assert!(why.contains("the last of split-brain is 2"), "{why}");
     }
 }

@@ -245,9 +245,9 @@ fn run_one(
 }
 
 fn run_file(file: &Path, files: &Files) -> Result<ExitCode, String> {
-    let Kept { scenario, seed, schedule } = read(file)?;
-    let scenario = named(&scenario)?;
-    let plan = Plan { schedule, ..scenario.plan_of(seed) };
+    let kept = read(file)?;
+    let (scenario, seed) = (named(&kept.scenario)?, kept.seed);
+    let plan = kept.plan_of(&scenario)?;
     run_one(&scenario, plan, seed, files, &format!("run --schedule {}", file.display()))
 }
 
@@ -314,6 +314,7 @@ fn run_many(scenarios: &[Scenario], from: u64, seeds: u64, jobs: Option<usize>) 
 fn minimise_one(kept: &Kept, tries: usize, out: Option<&Path>) -> Result<ExitCode, String> {
     let Kept { seed, schedule, .. } = kept;
     let scenario = named(&kept.scenario)?;
+    kept.plan_of(&scenario)?;
     let run = |schedule: &Schedule| {
         let plan = Plan { schedule: schedule.clone(), ..scenario.plan_of(*seed) };
         Job { scenario, seed: *seed, plan: Some(plan) }.run(&Vec::new)

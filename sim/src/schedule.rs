@@ -87,6 +87,38 @@ impl Fault {
         }
     }
 
+    /// The regions or nodes that it is about.
+    pub fn places(&self) -> Vec<Place> {
+        match self {
+            Self::Cut(a, b)
+            | Self::CutOneWay(a, b)
+            | Self::Mend(a, b)
+            | Self::Hold(a, b)
+            | Self::Release(a, b)
+            | Self::Slow(a, b, _)
+            | Self::Lose(a, b, _)
+            | Self::LeaveOut(a, b, _) => vec![*a, *b],
+            Self::Sleep(at)
+            | Self::Wake(at)
+            | Self::Crash(at, _)
+            | Self::Stop(at)
+            | Self::Start(at)
+            | Self::CrashAtWrite(at, _)
+            | Self::LoseDisk(at)
+            | Self::CopyDisk(at)
+            | Self::RestoreDisk(at)
+            | Self::FillDisk(at)
+            | Self::ClearDisk(at)
+            | Self::Wall(at, _)
+            | Self::Drift(at, _)
+            | Self::Smear(at, _)
+            | Self::Counter(at, _) => vec![*at],
+            Self::Order(at, command) => std::iter::once(*at).chain(command.place()).collect(),
+            Self::Store(StoreFault::FailsOver(place)) => place.iter().copied().collect(),
+            Self::Store(_) | Self::Heal => Vec::new(),
+        }
+    }
+
     /// Whether it may end the same more than once: what is tried again, or is in several steps.
     pub fn is_repeated(&self) -> bool {
         matches!(self, Self::Start(_) | Self::LoseDisk(_) | Self::RestoreDisk(_) | Self::Order(..))
@@ -277,6 +309,19 @@ impl fmt::Display for Fault {
 }
 
 impl Command {
+    /// The region that it is about, beside the node that carries it out.
+    const fn place(&self) -> Option<Place> {
+        match self {
+            Self::Weight(at, _)
+            | Self::Evict(at)
+            | Self::EvictAlive(at)
+            | Self::Remove(at)
+            | Self::Add(at, _)
+            | Self::Recover(at) => Some(*at),
+            Self::Budget { .. } | Self::TakeOver => None,
+        }
+    }
+
     /// Another number for a limit.
     pub fn budget(limit: &str, name: &str, value: &str) -> Self {
         Self::Budget { limit: limit.to_owned(), numbers: vec![(name.to_owned(), value.to_owned())] }

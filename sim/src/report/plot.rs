@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 /// How wide a plot is with all that is beside it, in its own units.
-pub(super) const WIDTH: f64 = 840.0;
-/// Where time begins, and where it ends; right of it is room for words.
-pub(super) const LEFT: f64 = 50.0;
-pub(super) const RIGHT: f64 = WIDTH - 118.0;
-/// About how wide a letter of a label is.
-const LETTER: f64 = 6.9;
+pub(super) const WIDTH: f64 = 910.0;
+/// Where time begins, and where it ends; left of it is room for numbers, right of it for words.
+pub(super) const LEFT: f64 = 72.0;
+pub(super) const RIGHT: f64 = WIDTH - 168.0;
+/// About how wide a letter of a label is, in the widest of the fonts that the page names.
+const LETTER: f64 = 7.4;
 
 /// From numbers to places in a plot.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,6 +92,21 @@ pub(super) fn width_of(label: &str) -> f64 {
     label.chars().count() as f64 * LETTER
 }
 
+/// A label in as few lines as a width has room for. A word that is wider has a line of its own.
+pub(super) fn wrapped(label: &str, width: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in label.split(' ') {
+        match lines.last_mut() {
+            Some(line) if width_of(line) + width_of(word) + LETTER <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// Text for a page.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
@@ -140,6 +155,13 @@ mod tests {
         spread(&mut labels, 14.0, (0.0, 100.0));
         assert_eq!(labels, [10.0, 24.0, 86.0, 100.0]);
         assert!(labels.windows(2).all(|two| two[1] - two[0] >= 14.0));
+    }
+
+    #[test]
+    fn a_label_without_room_is_broken_between_words() {
+        assert_eq!(wrapped("a | b cut", width_of("a | b")), ["a | b", "cut"]);
+        assert_eq!(wrapped("a | b cut", WIDTH), ["a | b cut"]);
+        assert_eq!(wrapped("wide", 1.0), ["wide"]);
     }
 
     #[test]

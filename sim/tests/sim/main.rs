@@ -5,6 +5,7 @@ mod failure;
 mod messages;
 mod report;
 mod scenarios;
+mod schedule_file;
 mod store;
 mod stories;
 mod utilisation;

@@ -109,6 +109,48 @@ fn a_split_is_told_in_words() {
     assert!(page.contains("gossip: "));
 }
 
+#[test]
+fn every_label_of_a_plot_is_whole() {
+    for page in [&SPLIT.page, &STORM.page] {
+        let plots: Vec<&str> = page.split("<svg ").skip(1).collect();
+        assert!(plots.len() >= 4, "{} plots", plots.len());
+        let mut labels = 0;
+        for plot in plots {
+            let plot = plot.split("</svg>").next().expect("its end");
+            let size = attribute(plot, "viewBox").expect("a size");
+            let width: f64 = size.split(' ').nth(2).expect("a width").parse().expect("a number");
+            for label in plot.split("<text ").skip(1) {
+                let (from, until) = ends(label);
+                assert!(from >= 0.0 && until <= width, "{from:.0} to {until:.0} of {width}: {label:.200}");
+                labels += 1;
+            }
+        }
+        assert!(labels > 40, "{labels} labels");
+    }
+}
+
+/// From where to where the letters of a label go, in a wide font.
+fn ends(label: &str) -> (f64, f64) {
+    let (_, after) = label.split_once('>').expect("the end of a tag");
+    let text = after.split("</text>").next().expect("its end");
+    let words: String = text.split('<').map(|part| part.rsplit('>').next().unwrap_or("")).collect();
+    let letters = words.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">").chars().count();
+    let is_bold = attribute(label, "class").is_some_and(|class| class == "strong" || class == "cut");
+    let width = letters as f64 * if is_bold { 8.1 } else { 7.4 };
+    let x: f64 = attribute(label, "x").expect("a place").parse().expect("a number");
+    match attribute(label, "text-anchor") {
+        Some("end") => (x - width, x),
+        Some("middle") => (x - width / 2.0, x + width / 2.0),
+        _ => (x, x + width),
+    }
+}
+
+fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
+    let tag = tag.split('>').next()?;
+    let (_, after) = tag.split_once(&format!("{name}=\""))?;
+    after.split('"').next()
+}
+
 /// Every tag that is opened is closed in its order, every attribute is quoted, and `&` begins an entity.
 fn well_formed(page: &str) {
     let mut open: Vec<&str> = Vec::new();

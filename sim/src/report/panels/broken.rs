@@ -5,13 +5,68 @@ use std::fmt::Write as _;
 use super::{
     super::{
         faults::Kind,
-        plot::{WIDTH, escaped, width_of},
+        plot::{WIDTH, escaped, width_of, wrapped},
     },
     Page, framed,
 };
 
 /// A row of what was broken.
 const ROW: f64 = 21.0;
+/// Between a bar or a diamond and its words.
+const GAP: f64 = 8.0;
+
+/// A bar or a diamond, and its words.
+#[derive(Clone, Copy, Debug)]
+struct Mark<'a> {
+    /// From where to where: for a diamond, the same.
+    from: f64,
+    until: f64,
+    class: &'static str,
+    what: &'a str,
+}
+
+/// Where the words of a mark stand.
+#[derive(Clone, Debug, PartialEq)]
+struct Words {
+    /// More than one only where they are below the mark.
+    lines: Vec<String>,
+    x: f64,
+    anchor: &'static str,
+    /// The first row of them, counted from the mark's.
+    below: usize,
+}
+
+impl Mark<'_> {
+    /// Right of the mark, or left of it; or below it, where neither side has room for all of them.
+    fn words(&self) -> Words {
+        let width = width_of(self.what);
+        let beside = |x, anchor| Words { lines: vec![self.what.to_owned()], x, anchor, below: 0 };
+        if self.until + GAP + width <= WIDTH {
+            beside(self.until + GAP, "start")
+        } else if self.from - GAP - width >= 0.0 {
+            beside(self.from - GAP, "end")
+        } else {
+            let lines = wrapped(self.what, WIDTH);
+            let widest = lines.iter().map(|line| width_of(line)).fold(0.0, f64::max);
+            Words { lines, x: self.from.min(WIDTH - widest).max(0.0), anchor: "start", below: 1 }
+        }
+    }
+
+    /// What the mark takes of its row, and what its words take of theirs: from where to where.
+    fn room(&self, words: &Words) -> ((f64, f64), (f64, f64)) {
+        let widest = words.lines.iter().map(|line| width_of(line)).fold(0.0, f64::max);
+        let of_words = match words.anchor {
+            "end" => (words.x - widest, words.x),
+            _ => (words.x, words.x + widest),
+        };
+        let of_mark = (self.from - 6.0, self.until + 6.0);
+        if words.below > 0 {
+            return (of_mark, of_words);
+        }
+        let both = (of_mark.0.min(of_words.0), of_mark.1.max(of_words.1));
+        (both, both)
+    }
+}
 
 impl Page<'_> {
     /// What was broken and when: a bar for each with its words beside it, in as few rows as that takes.
@@ -19,52 +74,92 @@ impl Page<'_> {
         let time = self.time();
         let (mut svg, mut rows): (String, Vec<f64>) = Default::default();
         let bars = self.troubles.iter().map(|trouble| {
-            let (x0, x1) = (time.at(trouble.from.as_secs_f64()), time.at(trouble.until.as_secs_f64()));
+            let (from, until) = (time.at(trouble.from.as_secs_f64()), time.at(trouble.until.as_secs_f64()));
             let class = match trouble.kind {
                 Kind::Cut(_) | Kind::OneWay(_) | Kind::Held(_) => "bar",
                 Kind::Down(_) => "bar down",
                 Kind::Other => "bar other",
             };
-            (x0, x1.max(x0 + 2.0), class, trouble.what.as_str())
+            Mark { from, until: until.max(from + 2.0), class, what: &trouble.what }
         });
         let moments = self.moments.iter().map(|moment| {
             let x = time.at(moment.at.as_secs_f64());
-            (x, x, "moment", moment.what.as_str())
+            Mark { from: x, until: x, class: "moment", what: &moment.what }
         });
         let mut all: Vec<_> = bars.chain(moments).collect();
-        all.sort_by(|one, other| one.0.total_cmp(&other.0));
-        for (x0, x1, class, what) in all {
-            let is_left = x1 + 8.0 + width_of(what) > WIDTH;
-            let (from, until) = if is_left {
-                (x0 - 12.0 - width_of(what), x1 + 6.0)
-            } else {
-                (x0, x1 + 16.0 + width_of(what))
+        all.sort_by(|one, other| one.from.total_cmp(&other.from));
+        for mark in all {
+            let words = mark.words();
+            let (of_mark, of_words) = mark.room(&words);
+            let last = words.below + words.lines.len() - 1;
+            let is_free = |row: usize, from: f64| rows.get(row).is_none_or(|taken| *taken <= from);
+            let fits = |row: &usize| {
+                is_free(*row, of_mark.0) && (1..=last).all(|below| is_free(row + below, of_words.0))
             };
-            let row = rows.iter().position(|taken| *taken <= from).unwrap_or_else(|| {
-                rows.push(0.0);
-                rows.len() - 1
-            });
-            rows[row] = until;
-            let y = row as f64 * ROW + 12.0;
-            if class == "moment" {
-                let _ = write!(svg, r#"<path class="head" d="M{x0:.1} {:.1}l5 5l-5 5l-5 -5Z"/>"#, y - 5.0);
-            } else {
-                let (top, width) = (y - 5.0, x1 - x0);
-                let _ = write!(
-                    svg,
-                    r#"<rect class="{class}" x="{x0:.1}" y="{top:.1}" width="{width:.1}" height="10" rx="2"/>"#
-                );
-            }
-            let (x, anchor) = if is_left { (x0 - 8.0, "end") } else { (x1 + 8.0, "start") };
-            let _ = write!(
-                svg,
-                r#"<text x="{x:.1}" y="{:.1}" text-anchor="{anchor}">{}</text>"#,
-                y + 4.5,
-                escaped(what)
-            );
+            let row = (0..).find(fits).unwrap_or(rows.len());
+            rows.resize(rows.len().max(row + last + 1), f64::NEG_INFINITY);
+            rows[row] = of_mark.1 + GAP;
+            rows[row + 1..=row + last].fill(of_words.1 + GAP);
+            draw(&mut svg, &mark, &words, row as f64 * ROW + 12.0);
         }
         let height = rows.len() as f64 * ROW + 4.0;
         let shades = self.shades(None, (0.0, height));
         framed(height, "What was broken, and when", &(shades + &svg))
+    }
+}
+
+fn draw(svg: &mut String, mark: &Mark<'_>, words: &Words, y: f64) {
+    let Mark { from, until, class, .. } = mark;
+    let top = y - 5.0;
+    // Writing to a string cannot fail.
+    let _ = match *class {
+        "moment" => write!(svg, r#"<path class="head" d="M{from:.1} {top:.1}l5 5l-5 5l-5 -5Z"/>"#),
+        class => write!(
+            svg,
+            r#"<rect class="{class}" x="{from:.1}" y="{top:.1}" width="{:.1}" height="10" rx="2"/>"#,
+            until - from
+        ),
+    };
+    for (line, row) in words.lines.iter().zip(words.below..) {
+        let _ = write!(
+            svg,
+            r#"<text x="{:.1}" y="{:.1}" text-anchor="{}">{}</text>"#,
+            words.x,
+            y + 4.5 + row as f64 * ROW,
+            words.anchor,
+            escaped(line)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(from: f64, until: f64, what: &str) -> Mark<'_> {
+        Mark { from, until, class: "bar", what }
+    }
+
+    #[test]
+    fn words_are_whole_wherever_their_bar_is_and_however_long_they_are() {
+        let long = "eu | us, eu | ap, eu | sa, eu | af, us | ap, us | sa, us | af, ap | sa, ap | af cut";
+        let longest = format!("{long}; {long}");
+        for what in ["eu down", long, &longest] {
+            for (from, until) in [(72.0, 74.0), (72.0, 742.0), (400.0, 420.0), (740.0, 742.0)] {
+                let mark = mark(from, until, what);
+                let words = mark.words();
+                let (_, (left, right)) = mark.room(&words);
+                assert!(left >= -6.0 && right <= WIDTH, "{left} to {right}: {words:?}");
+                assert_eq!(words.lines.join(" "), what);
+            }
+        }
+    }
+
+    #[test]
+    fn words_stand_beside_their_bar_where_there_is_room_and_else_below() {
+        assert_eq!(mark(72.0, 100.0, "eu down").words().anchor, "start");
+        assert_eq!(mark(700.0, 900.0, "eu down").words().anchor, "end");
+        let all = mark(72.0, 742.0, "eu, sa, af | us, ap cut, and more than fits beside it");
+        assert_eq!((all.words().below, all.words().x), (1, 72.0));
     }
 }
