@@ -1,4 +1,4 @@
-//! What the paper finds, and whether it is seen here.
+//! What one expects of the paper's two methods, and whether it is seen here.
 //!
 //! The paper's own numbers are not compared: its loads are others.
 
@@ -16,7 +16,7 @@ const ALIKE: u64 = 20;
 pub(super) struct Finding {
     /// Which way it is about.
     pub(super) method: &'static str,
-    /// What the paper says, in a sentence.
+    /// What one expects, in a sentence.
     pub(super) claim: &'static str,
     /// Whether what was counted is so.
     pub(super) is_seen: bool,

@@ -36,8 +36,8 @@ pub(super) fn page(studies: &Studies) -> String {
         page.push_str(&block(study));
     }
     page.push_str(
-        "What R. Seleznev (2025) finds, and what was counted here. The paper's own\n\
-         numbers are not compared. Three numbers are those of gold, silver and free.\n",
+        "What one expects of the methods of R. Seleznev (2025), and what was counted.\n\
+         The paper's own numbers are not compared. Three numbers: gold, silver, free.\n",
     );
     page.extend(studies.findings.iter().map(finding));
     page
