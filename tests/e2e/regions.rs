@@ -651,7 +651,7 @@ fn the_metrics_say_what_a_region_may_spend_and_whom_it_hears() {
     for line in [
         "acequia_ready 1",
         "acequia_catalogue_version{which=\"effective\"} 1",
-        "acequia_region_rate_milli{limit=\"shop/rate\",kind=\"standing\"} 199",
+        "acequia_region_units_per_second{limit=\"shop/rate\",kind=\"standing\"} 199",
         "acequia_certificate_expiry_timestamp_seconds",
     ] {
         assert!(text.contains(line), "{line} after {:?}:\n{text}", begun.elapsed());

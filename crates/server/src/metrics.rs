@@ -1,4 +1,6 @@
-//! `/metrics`: OpenMetrics text, made when somebody looks. No value of a descriptor is ever a label.
+//! `/metrics`: OpenMetrics text, made when somebody looks. No value of a descriptor is ever a label, and times are in seconds.
+//!
+//! `deploy/metrics.md` says what the metrics mean, with the two pages that it names. A test compares those tables with what nodes show.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +19,7 @@ use acequia_node::{
 use acequia_store::redis::{BreakerState, ROUND_TRIP_BOUNDS_US, ShardState, ShardView};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, MetricEncoder, text::encode},
+    encoding::{DescriptorEncoder, EncodeGaugeValue, MetricEncoder, text::encode},
     metrics::MetricType,
     registry::{Registry, Unit},
 };
@@ -26,9 +28,11 @@ use crate::{
     cells::{Hottest, VERDICTS},
     charges::settled_word,
     clock::{Counter, Health},
+    hints::{HINT_SECONDS, Hints},
+    process::Process,
     regions::Regions,
     siblings::Siblings,
-    tally::{DECISION_SECONDS, Histogram, OUTCOMES, RETRY_SECONDS, SETTLED, Tally},
+    tally::{DECISION_SECONDS, Histogram, OUTCOMES, SETTLED, Tally},
     unmatched,
     webhooks::Counts as WebhookCounts,
     worker::Shared,
@@ -72,6 +76,8 @@ impl Collector for Counts {
             worker.add_hottest(&mut hottest, now);
         }
         let mut out = Out(encoder);
+        out.of_build()?;
+        out.of_process(&Process::look())?;
         let catalogue = shared.node.catalogue();
         out.of_limits(&tally, &hottest, &catalogue)?;
         if catalogue.has_candidates {
@@ -83,18 +89,8 @@ impl Collector for Counts {
             "Requests by verdict.",
             &[(&[("decision", "allow")], tally.allowed), (&[("decision", "deny")], tally.denied)],
         )?;
-        out.histogram(
-            "acequia_retry_after",
-            "Waits that denied requests were told.",
-            &RETRY_SECONDS,
-            &tally.retry_after,
-        )?;
-        out.histogram(
-            "acequia_decision_duration",
-            "Time that a decision takes in the node; one in 64 is timed.",
-            &DECISION_SECONDS,
-            &tally.decision,
-        )?;
+        out.of_hints(&tally.hints, &catalogue)?;
+        out.of_decisions(&tally.decision)?;
         let one = |value| [(&NO_LABELS[..], value)];
         out.counter("acequia_bad_requests", "Requests refused as malformed.", &one(tally.bad_requests))?;
         out.counter(
@@ -193,7 +189,7 @@ impl Collector for Counts {
             let down = u64::from(shared.node.is_journal_down());
             out.gauge("acequia_journal_down", "1 while the journal cannot be written.", &one(down))?;
             let seconds = writer.commit_ns.load(Ordering::Relaxed) as f64 / 1e9;
-            out.seconds("acequia_journal_commit", "Time spent in commits of the journal.", seconds)?;
+            out.seconds_total("acequia_journal_commit", "Time spent in commits of the journal.", seconds)?;
         }
         Ok(())
     }
@@ -201,18 +197,56 @@ impl Collector for Counts {
 
 const NO_LABELS: [(&str, &str); 0] = [];
 
-/// A gauge of a peer: its name, what it says, and its value where it has one.
-type PeerGauge = (&'static str, &'static str, fn(&Peer) -> Option<u64>);
+/// A gauge of a peer or a server: its name, what it says, and its value where it has one.
+type GaugeOf<T, V> = (&'static str, &'static str, fn(&T) -> Option<V>);
 
-const PEER_GAUGES: [PeerGauge; 6] = [
+const PEER_GAUGES: [GaugeOf<Peer, u64>; 4] = [
     ("acequia_peer_connected", "1 while there is a connection.", |peer| Some(u64::from(peer.connected))),
     ("acequia_peer_reached", "1 while it was heard lately, so that rights are lent to it.", |peer| {
         Some(u64::from(peer.reached))
     }),
-    ("acequia_peer_heard_milliseconds", "Since it was last heard.", |peer| peer.heard_ms_ago),
-    ("acequia_peer_round_trip_microseconds", "There and back.", |peer| peer.round_trip_us),
     ("acequia_peer_lent", "Loans given to it now.", |peer| Some(peer.lent)),
     ("acequia_peer_borrowed", "Loans held of it now.", |peer| Some(peer.borrowed)),
+];
+
+const PEER_SECONDS: [GaugeOf<Peer, f64>; 3] = [
+    ("acequia_peer_heard_ago", "Since it was last heard.", |peer| Some(peer.heard_ms_ago? as f64 / 1e3)),
+    ("acequia_peer_round_trip", "There and back.", |peer| Some(peer.round_trip_us? as f64 / 1e6)),
+    (
+        "acequia_peer_wall_ahead",
+        "What its system's wall clock is ahead of the one that this node goes by: below 0 where it is behind.",
+        |peer| Some(peer.wall_ahead_us? as f64 / 1e6),
+    ),
+];
+
+const SHARD_GAUGES: [GaugeOf<ShardView, u64>; 3] = [
+    ("acequia_store_open", "1 while the shard's primary can be called.", |shard| {
+        Some(u64::from(shard.state == ShardState::Open))
+    }),
+    ("acequia_store_breaker", "0 while calls pass, 1 while some do to try, 2 while none do.", |shard| {
+        Some(match shard.breaker {
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
+        })
+    }),
+    ("acequia_store_calls_in_flight", "Calls that wait for an answer.", |shard| Some(shard.in_flight as u64)),
+];
+
+const SHARD_SECONDS: [GaugeOf<ShardView, f64>; 3] = [
+    ("acequia_store_last_round_trip", "The last answer's time there and back.", |shard| {
+        Some(shard.round_trip_us as f64 / 1e6)
+    }),
+    (
+        "acequia_store_function",
+        "How long the shard's primary executed a function, the mean since the last look at it; 0 while that is not known.",
+        |shard| Some(shard.function_us as f64 / 1e6),
+    ),
+    (
+        "acequia_store_clock_ahead",
+        "What the clock of the shard's primary is ahead of the wall that this node goes by: below 0 where it is behind.",
+        |shard| Some(shard.clock_ahead_ns? as f64 / 1e9),
+    ),
 ];
 
 /// A metric's values by their labels.
@@ -221,6 +255,64 @@ type Values<'a> = &'a [(&'a [(&'a str, &'a str)], u64)];
 struct Out<'a>(DescriptorEncoder<'a>);
 
 impl Out<'_> {
+    /// Which binary runs.
+    fn of_build(&mut self) -> Result<(), std::fmt::Error> {
+        let help = "The version of the binary, and the processors that it is built for.";
+        let mut metric = self.0.encode_descriptor("acequia_build", help, None, MetricType::Info)?;
+        metric.encode_info(&[("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)])
+    }
+
+    /// What every client of Prometheus shows, by the names that they have agreed on.
+    fn of_process(&mut self, process: &Process) -> Result<(), std::fmt::Error> {
+        let Process { start_s, cpu_s, resident_bytes, virtual_bytes, threads, open_fds, max_fds } = *process;
+        if let Some(start_s) = start_s {
+            let help = "When the process started, in seconds since 1970.";
+            self.measured("process_start_time", help, Unit::Seconds, start_s)?;
+        }
+        if let Some(cpu_s) = cpu_s {
+            self.seconds_total("process_cpu", "Time that processors spent on the process.", cpu_s)?;
+        }
+        for (name, help, bytes) in [
+            ("process_resident_memory", "Memory that the process has.", resident_bytes),
+            ("process_virtual_memory", "Addresses that the process has.", virtual_bytes),
+        ] {
+            if let Some(bytes) = bytes {
+                self.measured(name, help, Unit::Bytes, signed(bytes))?;
+            }
+        }
+        for (name, help, count) in [
+            ("process_threads", "Threads of the process.", threads),
+            ("process_open_fds", "Descriptors that are open.", open_fds),
+            ("process_max_fds", "Descriptors that may be open.", max_fds),
+        ] {
+            if let Some(count) = count {
+                self.gauge(name, help, &[(&NO_LABELS, count)])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What denied requests were told.
+    fn of_hints(&mut self, hints: &Hints, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
+        let help = "Waits that denied requests were told, by the limit that decided and the reason: the first 200 such pairs, and other.";
+        let unit = Unit::Seconds;
+        let mut metric =
+            self.0.encode_descriptor("acequia_retry_after", help, Some(&unit), MetricType::Histogram)?;
+        for ((limit, reason), waits) in hints.by_label(catalogue) {
+            let labels = [("limit", limit.as_str()), ("reason", reason)];
+            encode_histogram(&mut metric.encode_family(&labels)?, &HINT_SECONDS, &waits)?;
+        }
+        Ok(())
+    }
+
+    /// How long decisions take.
+    fn of_decisions(&mut self, decision: &Histogram<12>) -> Result<(), std::fmt::Error> {
+        let (help, unit) = ("Time that a decision takes in the node; one in 64 is timed.", Unit::Seconds);
+        let name = "acequia_decision_duration";
+        let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
+        encode_histogram(&mut metric, &DECISION_SECONDS, decision)
+    }
+
     fn of_limits(
         &mut self,
         tally: &Tally,
@@ -282,11 +374,8 @@ impl Out<'_> {
             "1 where the processor's counter cannot be trusted, so that the system's clock is read instead.",
             &one(u64::from(health.counter == Counter::Unstable)),
         )?;
-        let (name, help) =
-            ("acequia_clock_ahead", "How far this wall is ahead of the system's, which was set back.");
-        let unit = Unit::Seconds;
-        let mut ahead = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Gauge)?;
-        ahead.encode_gauge(&(health.ahead_ns as f64 / 1e9))?;
+        let help = "How far this wall is ahead of the system's, which was set back.";
+        self.measured("acequia_clock_ahead", help, Unit::Seconds, health.ahead_ns as f64 / 1e9)?;
         self.counter(
             "acequia_clock_slews",
             "How often the system's wall was set back by 3 s or less, so that this one was slewed.",
@@ -385,15 +474,12 @@ impl Out<'_> {
         let status = regions.status(shared);
         let peers: Vec<String> =
             status.peers.iter().map(|peer| format!("{}/{}", peer.region, peer.node)).collect();
-        let of_peers = |value: fn(&Peer) -> Option<u64>| -> Vec<([(&str, &str); 1], u64)> {
-            let values = status.peers.iter().zip(&peers).map(|(peer, name)| (name, value(peer)));
-            values.filter_map(|(name, value)| Some(([("peer", name.as_str())], value?))).collect()
-        };
+        let peers: Vec<(&str, &Peer)> = peers.iter().map(String::as_str).zip(&status.peers).collect();
         for (name, help, value) in PEER_GAUGES {
-            let values = of_peers(value);
-            let values: Vec<(&[(&str, &str)], u64)> =
-                values.iter().map(|(labels, value)| (&labels[..], *value)).collect();
-            self.gauge(name, help, &values)?;
+            self.gauge_of_each((name, help, None), "peer", &peers, |peer| value(peer).map(signed))?;
+        }
+        for (name, help, value) in PEER_SECONDS {
+            self.gauge_of_each((name, help, Some(&Unit::Seconds)), "peer", &peers, value)?;
         }
         let of_catalogue = |mark: Option<Mark>| mark.map_or(0, |mark| mark.number);
         if let Some(catalogue) = &status.catalogue {
@@ -415,7 +501,6 @@ impl Out<'_> {
         let walls = ["own", "peers", "carried", "unconfirmed"].map(|wall| ([("wall", wall)], wall));
         let walls = walls.each_ref().map(|(labels, wall)| (&labels[..], u64::from(status.wall == *wall)));
         self.gauge("acequia_clock_wall", help, &walls)?;
-        self.of_peer_walls(&status.peers, &peers)?;
         self.gauge("acequia_warm_cells", "Cells that are shared actively.", &one(status.warm_cells))?;
         let expiry = regions.certificate_expiry_s();
         let help = "When this node's certificate expires, in seconds since 1970.";
@@ -438,22 +523,6 @@ impl Out<'_> {
         self.counter("acequia_loans_taken", "Loans taken up from other regions.", &one(traffic.loans_taken))?;
         self.counter("acequia_rights_given", "Gifts of rights in windows.", &one(traffic.rights_given))?;
         self.of_holdings(&status.limits)
-    }
-
-    /// What the peers' wall clocks are ahead of the one that this node goes by.
-    fn of_peer_walls(&mut self, peers: &[Peer], names: &[String]) -> Result<(), std::fmt::Error> {
-        let (name, help) = (
-            "acequia_peer_wall_ahead",
-            "What its system's wall clock is ahead of the one that this node goes by: below 0 where it is behind.",
-        );
-        let unit = Unit::Seconds;
-        let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Gauge)?;
-        for (peer, name) in peers.iter().zip(names) {
-            if let Some(ahead_us) = peer.wall_ahead_us {
-                metric.encode_family(&[("peer", name.as_str())])?.encode_gauge(&(ahead_us as f64 / 1e6))?;
-            }
-        }
-        Ok(())
     }
 
     /// Who shares limits with this node, and what names they share.
@@ -541,70 +610,29 @@ impl Out<'_> {
 
     /// The servers where the pools are.
     fn of_shards(&mut self, shards: &[ShardView]) -> Result<(), std::fmt::Error> {
-        type ShardGauge = (&'static str, &'static str, fn(&ShardView) -> u64);
-        let gauges: [ShardGauge; 5] = [
-            ("acequia_store_open", "1 while the shard's primary can be called.", |shard| {
-                u64::from(shard.state == ShardState::Open)
-            }),
-            (
-                "acequia_store_breaker",
-                "0 while calls pass, 1 while some do to try, 2 while none do.",
-                |shard| match shard.breaker {
-                    BreakerState::Closed => 0,
-                    BreakerState::HalfOpen => 1,
-                    BreakerState::Open => 2,
-                },
-            ),
-            ("acequia_store_round_trip_microseconds", "The last answer's time there and back.", |shard| {
-                shard.round_trip_us
-            }),
-            (
-                "acequia_store_function_microseconds",
-                "How long the shard's primary executed a function, the mean since the last look at it; 0 while that is not known.",
-                |shard| shard.function_us,
-            ),
-            ("acequia_store_calls_in_flight", "Calls that wait for an answer.", |shard| {
-                shard.in_flight as u64
-            }),
-        ];
-        for (name, help, value) in gauges {
-            let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for shard in shards {
-                let labels = [("shard", shard.name.as_str())];
-                metric.encode_family(&labels)?.encode_gauge(&signed(value(shard)))?;
-            }
+        let shards: Vec<(&str, &ShardView)> =
+            shards.iter().map(|shard| (shard.name.as_str(), shard)).collect();
+        for (name, help, value) in SHARD_GAUGES {
+            self.gauge_of_each((name, help, None), "shard", &shards, |shard| value(shard).map(signed))?;
         }
-        let (name, help) = (
-            "acequia_store_clock_ahead",
-            "What the clock of the shard's primary is ahead of the wall that this node goes by: below 0 where it is behind.",
-        );
-        let mut metric = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?;
-        for shard in shards {
-            if let Some(ahead_ns) = shard.clock_ahead_ns {
-                let labels = [("shard", shard.name.as_str())];
-                metric.encode_family(&labels)?.encode_gauge(&(ahead_ns as f64 / 1e9))?;
-            }
+        for (name, help, value) in SHARD_SECONDS {
+            self.gauge_of_each((name, help, Some(&Unit::Seconds)), "shard", &shards, value)?;
         }
-        let counters: [ShardGauge; 2] = [
-            ("acequia_store_calls", "Calls of the shard.", |shard| shard.calls),
-            ("acequia_store_calls_missed", "Calls that were not answered.", |shard| shard.missed),
-        ];
-        for (name, help, value) in counters {
-            let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for shard in shards {
-                let labels = [("shard", shard.name.as_str())];
-                metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&value(shard), None)?;
-            }
-        }
+        let labels: Vec<_> = shards.iter().map(|(name, _)| [("shard", *name)]).collect();
+        let of_shards = |count: fn(&ShardView) -> u64| -> Vec<(&[(&str, &str)], u64)> {
+            labels.iter().zip(&shards).map(|(labels, (_, shard))| (&labels[..], count(shard))).collect()
+        };
+        self.counter("acequia_store_calls", "Calls of the shard.", &of_shards(|shard| shard.calls))?;
+        let missed = of_shards(|shard| shard.missed);
+        self.counter("acequia_store_calls_missed", "Calls that were not answered.", &missed)?;
         let (unit, bounds) = (Unit::Seconds, ROUND_TRIP_BOUNDS_US.map(|us| us as f64 / 1e6));
         let (name, help) =
             ("acequia_store_round_trip", "Times there and back of calls and pings that were answered.");
         let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
-        for shard in shards {
+        for ((_, shard), labels) in shards.iter().zip(&labels) {
             let trips = &shard.round_trips;
             let (buckets, above, sum) = (trips.buckets, trips.above, trips.sum_us as f64 / 1e6);
-            let labels = [("shard", shard.name.as_str())];
-            let mut of_shard = metric.encode_family(&labels)?;
+            let mut of_shard = metric.encode_family(labels)?;
             encode_histogram(&mut of_shard, &bounds, &Histogram { buckets, above, sum })?;
         }
         Ok(())
@@ -644,31 +672,21 @@ impl Out<'_> {
 
     fn of_holdings(&mut self, limits: &[LimitStatus]) -> Result<(), std::fmt::Error> {
         let paths: Vec<String> = limits.iter().map(|l| format!("{}/{}", l.domain, l.name)).collect();
-        let units = |holding: Option<Holding>| holding.unwrap_or_default().units;
-        let rate = |holding: Option<Holding>| holding.unwrap_or_default().rate_milli;
-        for (name, help, value) in [
-            (
-                "acequia_region_units",
-                "Units at once, or in the window, of the cells that are shared actively.",
-                &units as &dyn Fn(Option<Holding>) -> u64,
-            ),
-            (
-                "acequia_region_rate_milli",
-                "Thousandths of a unit a second, of the cells that are shared actively.",
-                &rate,
-            ),
-        ] {
-            let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (limit, path) in limits.iter().zip(&paths) {
-                for (kind, holding) in [
-                    ("standing", limit.standing),
-                    ("lent", limit.lent),
-                    ("borrowed", limit.borrowed),
-                    ("effective", limit.effective),
-                ] {
-                    let labels = [("limit", path.as_str()), ("kind", kind)];
-                    metric.encode_family(&labels)?.encode_gauge(&signed(value(holding)))?;
-                }
+        let help = "Units at once, or in the window, of the cells that are shared actively.";
+        let mut metric = self.0.encode_descriptor("acequia_region_units", help, None, MetricType::Gauge)?;
+        for (limit, path) in limits.iter().zip(&paths) {
+            for (kind, holding) in holdings(limit) {
+                let labels = [("limit", path.as_str()), ("kind", kind)];
+                metric.encode_family(&labels)?.encode_gauge(&signed(holding.units))?;
+            }
+        }
+        let help = "Units a second of the cells that are shared actively.";
+        let name = "acequia_region_units_per_second";
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (limit, path) in limits.iter().zip(&paths) {
+            for (kind, holding) in holdings(limit) {
+                let labels = [("limit", path.as_str()), ("kind", kind)];
+                metric.encode_family(&labels)?.encode_gauge(&(holding.rate_milli as f64 / 1e3))?;
             }
         }
         Ok(())
@@ -700,23 +718,51 @@ impl Out<'_> {
         Ok(())
     }
 
-    fn seconds(&mut self, name: &str, help: &str, value: f64) -> Result<(), std::fmt::Error> {
+    /// Seconds that add up.
+    fn seconds_total(&mut self, name: &str, help: &str, value: f64) -> Result<(), std::fmt::Error> {
         let unit = Unit::Seconds;
         let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Counter)?;
         metric.encode_counter::<NoExemplar, _, u64>(&value, None)
     }
 
-    fn histogram<const N: usize>(
+    fn measured(
         &mut self,
         name: &str,
         help: &str,
-        bounds: &[f64; N],
-        counts: &Histogram<N>,
+        unit: Unit,
+        value: impl EncodeGaugeValue,
     ) -> Result<(), std::fmt::Error> {
-        let unit = Unit::Seconds;
-        let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Histogram)?;
-        encode_histogram(&mut metric, bounds, counts)
+        let mut metric = self.0.encode_descriptor(name, help, Some(&unit), MetricType::Gauge)?;
+        metric.encode_gauge(&value)
     }
+
+    /// A gauge of each of several things that have names; none of those that have no value.
+    fn gauge_of_each<T, V: EncodeGaugeValue>(
+        &mut self,
+        (name, help, unit): (&str, &str, Option<&Unit>),
+        label: &str,
+        all: &[(&str, &T)],
+        value: impl Fn(&T) -> Option<V>,
+    ) -> Result<(), std::fmt::Error> {
+        let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+        for (named, one) in all {
+            if let Some(value) = value(one) {
+                metric.encode_family(&[(label, *named)])?.encode_gauge(&value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a region has of a limit, by the words for it.
+fn holdings(limit: &LimitStatus) -> [(&'static str, Holding); 4] {
+    [
+        ("standing", limit.standing),
+        ("lent", limit.lent),
+        ("borrowed", limit.borrowed),
+        ("effective", limit.effective),
+    ]
+    .map(|(kind, holding)| (kind, holding.unwrap_or_default()))
 }
 
 fn encode_histogram<const N: usize>(
@@ -849,8 +895,8 @@ mod tests {
             &[
                 r#"acequia_store_open{shard="a"} 1"#,
                 r#"acequia_store_breaker{shard="a"} 1"#,
-                r#"acequia_store_round_trip_microseconds{shard="a"} 120"#,
-                r#"acequia_store_function_microseconds{shard="a"} 35"#,
+                r#"acequia_store_last_round_trip_seconds{shard="a"} 0.00012"#,
+                r#"acequia_store_function_seconds{shard="a"} 0.000035"#,
                 r#"acequia_store_clock_ahead_seconds{shard="a"} -0.002"#,
                 r#"acequia_store_calls_in_flight{shard="a"} 3"#,
                 r#"acequia_store_calls_total{shard="a"} 40"#,

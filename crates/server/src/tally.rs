@@ -1,14 +1,13 @@
 //! What a worker counts: plain numbers under the worker's own lock, added up when somebody looks.
 
 use acequia_api::acequia::v1::Settled;
-use acequia_limits::verdict::NEVER;
 use acequia_node::{Answer, Catalogue, Outcome, Refunded};
 
-use crate::unmatched;
+use crate::{
+    hints::{Hints, Pairs},
+    unmatched,
+};
 
-/// Upper bounds of the buckets for waits, in seconds.
-pub(crate) const RETRY_SECONDS: [f64; 12] =
-    [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3_600.0, 21_600.0, 86_400.0];
 /// Upper bounds of the buckets for the time that a decision takes, in seconds.
 pub(crate) const DECISION_SECONDS: [f64; 12] =
     [2.5e-7, 5e-7, 1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1];
@@ -20,7 +19,8 @@ pub(crate) const SAMPLE: u64 = 64;
 pub(crate) struct Tally {
     /// By the limit's slot.
     pub(crate) limits: Vec<LimitTally>,
-    pub(crate) retry_after: Histogram<12>,
+    /// Waits that denied requests were told.
+    pub(crate) hints: Hints,
     pub(crate) decision: Histogram<12>,
     /// Requests allowed and denied.
     pub(crate) allowed: u64,
@@ -108,17 +108,15 @@ impl Tally {
         self.seen.is_multiple_of(SAMPLE)
     }
 
-    /// Counts an answer.
+    /// Counts an answer. `pairs` are those of all workers.
     #[inline]
-    pub(crate) fn record(&mut self, answer: &Answer, catalogue: &Catalogue) {
+    pub(crate) fn record(&mut self, answer: &Answer, catalogue: &Catalogue, pairs: &Pairs) {
         self.seen += 1;
         if answer.allowed {
             self.allowed += 1;
         } else {
             self.denied += 1;
-            if answer.retry_after_ns != NEVER {
-                self.retry_after.record(&RETRY_SECONDS, answer.retry_after_ns as f64 / 1e9);
-            }
+            self.hints.count(answer, catalogue, pairs);
         }
         self.unmatched += u64::from(answer.unmatched.count_ones());
         for limit in &answer.limits {
@@ -160,7 +158,7 @@ impl Tally {
             ours.units += theirs.units;
             ours.refunded += theirs.refunded;
         }
-        self.retry_after.add(&other.retry_after);
+        self.hints.add(&other.hints);
         self.decision.add(&other.decision);
         self.allowed += other.allowed;
         self.denied += other.denied;

@@ -26,6 +26,7 @@ use crate::{
     clock::Clock,
     config::{Headers, Live},
     connections::AllConnections,
+    hints,
     metrics::Reloads,
     names::{self, Deciding, Named, SharedNames},
     patience::{Patience, Waiting},
@@ -78,6 +79,8 @@ pub struct Shared {
     pub(crate) expired: AtomicU64,
     /// Domains of requests that no limit was about, as they are counted.
     pub(crate) unmatched_domains: unmatched::Names,
+    /// Limits and reasons of denials, as the waits that were told are counted.
+    pub(crate) hinted: hints::Pairs,
     draining: AtomicBool,
     live: ArcSwap<Settings>,
 }
@@ -117,6 +120,7 @@ impl Shared {
             refused: Refused::default(),
             expired: AtomicU64::new(0),
             unmatched_domains: unmatched::Names::default(),
+            hinted: hints::Pairs::default(),
             draining: AtomicBool::new(false),
             live: ArcSwap::default(),
         }
@@ -593,7 +597,7 @@ impl Held<'_> {
             tally.repeats += 1;
         } else if ask.charge {
             cells.record(answer, catalogue, request, tally.is_sampled(), self.now);
-            tally.record(answer, catalogue);
+            tally.record(answer, catalogue, &self.worker.shared.hinted);
         }
         if enabled!(tracing::Level::DEBUG) {
             trace(&self.worker.shared, request, answer, catalogue);

@@ -47,7 +47,7 @@ fn explain_and_metrics_say_where_a_cell_is_and_how_the_way_there_is() {
     for shard in &shards {
         let labels = [("shard", shard.address())];
         let labels = labels.each_ref().map(|(name, shard)| (*name, shard.as_str()));
-        assert!(metric(&nodes[0], "acequia_store_round_trip_microseconds", &labels) > 0.0);
+        assert!(metric(&nodes[0], "acequia_store_last_round_trip_seconds", &labels) > 0.0);
         eventually("its breaker is closed", || breaker(shard, "0"));
     }
 
