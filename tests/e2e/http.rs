@@ -527,6 +527,8 @@ fn metrics_count_and_tell_no_values() {
     assert_eq!(sum("acequia_decisions_total", &[("limit", "shop/per-key"), ("decision", "deny")]), 1.0);
     assert_eq!(sum("acequia_unmatched_descriptors_total", &[]), 1.0);
     assert_eq!(sum("acequia_bad_requests_total", &[]), 2.0);
+    let decided = [("limit", "shop/per-key"), ("reason", "over-limit")];
+    assert_eq!(sum("acequia_retry_after_seconds_count", &decided), 1.0);
     assert_eq!(sum("acequia_retry_after_seconds_count", &[]), 1.0);
     assert_eq!(sum("acequia_ready", &[]), 1.0);
     assert!(!reply.body.contains(SECRET));

@@ -18,6 +18,7 @@ mod grpc;
 mod hostile;
 mod http;
 mod memory;
+mod metrics;
 mod moving;
 mod operators;
 mod pages;

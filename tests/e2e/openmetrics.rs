@@ -1,11 +1,13 @@
 //! A strict reader of OpenMetrics text 1.0: what it refuses, a scraper may refuse.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that one scrape says.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     pub(crate) samples: Vec<Sample>,
+    /// Every family by the name that queries have for it, with the labels of each sample but `le`.
+    pub(crate) families: BTreeMap<String, BTreeSet<BTreeSet<String>>>,
 }
 
 /// One line.
@@ -43,7 +45,7 @@ pub(crate) fn parse(text: &str) -> Result<Metrics, String> {
     let body = text.strip_suffix("# EOF\n").ok_or("the last line is not # EOF")?;
     let mut names = BTreeSet::new();
     let mut family = Family::default();
-    let mut samples = Vec::new();
+    let mut metrics = Metrics::default();
     for line in body.lines() {
         let fault = |what: &str| format!("{what}: {line:?}");
         if let Some(comment) = line.strip_prefix("# ") {
@@ -51,7 +53,7 @@ pub(crate) fn parse(text: &str) -> Result<Metrics, String> {
             let (word, name) = (words.next().unwrap_or(""), words.next().ok_or_else(|| fault("no name"))?);
             let rest = words.next().ok_or_else(|| fault("nothing after the name"))?;
             if family.name != name {
-                samples.append(&mut family.end()?);
+                family.end(&mut metrics)?;
                 if !is_name(name) || !names.insert(name.to_owned()) {
                     return Err(fault("no name, or one that was there before"));
                 }
@@ -61,7 +63,10 @@ pub(crate) fn parse(text: &str) -> Result<Metrics, String> {
                 return Err(fault("metadata after the samples"));
             }
             match word {
-                "TYPE" if ["counter", "gauge", "histogram"].contains(&rest) && family.kind.is_empty() => {
+                "TYPE"
+                    if ["counter", "gauge", "histogram", "info"].contains(&rest)
+                        && family.kind.is_empty() =>
+                {
                     rest.clone_into(&mut family.kind);
                 }
                 "UNIT" if name.ends_with(&format!("_{rest}")) => {}
@@ -82,14 +87,15 @@ pub(crate) fn parse(text: &str) -> Result<Metrics, String> {
             family.samples.push(sample);
         }
     }
-    samples.append(&mut family.end()?);
-    Ok(Metrics { samples })
+    family.end(&mut metrics)?;
+    Ok(metrics)
 }
 
 impl Family {
     fn suffixes(&self) -> &'static [&'static str] {
         match self.kind.as_str() {
             "counter" => &["_total"],
+            "info" => &["_info"],
             "histogram" => &["_bucket", "_sum", "_count"],
             "gauge" => &[""],
             _ => &[],
@@ -97,11 +103,24 @@ impl Family {
     }
 
     /// Gives the samples, if they make sense together.
-    fn end(&mut self) -> Result<Vec<Sample>, String> {
-        if self.kind == "histogram" {
-            self.check_buckets().map_err(|what| format!("{}: {what}", self.name))?;
+    fn end(&mut self, metrics: &mut Metrics) -> Result<(), String> {
+        match self.kind.as_str() {
+            "histogram" => self.check_buckets().map_err(|what| format!("{}: {what}", self.name))?,
+            "info" if self.samples.iter().any(|sample| sample.value != 1.0) => {
+                return Err(format!("{}: an info that is not 1", self.name));
+            }
+            _ => {}
         }
-        Ok(std::mem::take(&mut self.samples))
+        if !self.name.is_empty() {
+            let suffix = if self.kind == "histogram" { "" } else { self.suffixes().first().unwrap_or(&"") };
+            let labels = |sample: &Sample| {
+                sample.labels.iter().map(|(name, _)| name.clone()).filter(|name| name != "le").collect()
+            };
+            let name = format!("{}{suffix}", self.name);
+            metrics.families.insert(name, self.samples.iter().map(labels).collect());
+        }
+        metrics.samples.append(&mut self.samples);
+        Ok(())
     }
 
     /// Of each histogram: the family has one for each set of labels.
@@ -193,9 +212,17 @@ fn the_reader_is_strict() {
                  b_total{x=\"1\\\"\",y=\"2\"} 3\n\
                  # HELP c Help.\n# TYPE c histogram\nc_sum{x=\"1\"} 1\nc_count{x=\"1\"} 4\n\
                  c_bucket{x=\"1\",le=\"+Inf\"} 4\nc_sum{x=\"2\"} 1\nc_count{x=\"2\"} 2\n\
-                 c_bucket{x=\"2\",le=\"1.0\"} 1\nc_bucket{x=\"2\",le=\"+Inf\"} 2\n# EOF\n";
+                 c_bucket{x=\"2\",le=\"1.0\"} 1\nc_bucket{x=\"2\",le=\"+Inf\"} 2\n\
+                 # HELP d Help.\n# TYPE d info\nd_info{version=\"9\"} 1\n# HELP e Help.\n# TYPE e gauge\n# EOF\n";
     let metrics = parse(sound).expect("sound");
     assert_eq!(metrics.sum("b_total", &[("x", "1\"")]), 3.0);
+    let families: Vec<_> = metrics.families.keys().map(String::as_str).collect();
+    assert_eq!(families, ["a_seconds", "b_total", "c", "d_info", "e"]);
+    let labels = |family: &str| -> Vec<Vec<&str>> {
+        metrics.families[family].iter().map(|labels| labels.iter().map(String::as_str).collect()).collect()
+    };
+    assert_eq!((labels("a_seconds"), labels("c")), (vec![vec![]], vec![vec!["x"]]));
+    assert_eq!((labels("b_total"), labels("e")), (vec![vec!["x", "y"]], vec![]));
     for (from, to) in [
         ("# EOF\n", ""),
         ("# EOF\n", "# EOF\n\n"),
@@ -215,6 +242,8 @@ fn the_reader_is_strict() {
         ("# UNIT a_seconds seconds", "# UNIT a_seconds bytes"),
         ("1\\\"", "1\""),
         ("# HELP b Help.\n", "\n"),
+        ("d_info{", "d{"),
+        ("d_info{version=\"9\"} 1", "d_info{version=\"9\"} 2"),
     ] {
         let broken = sound.replace(from, to);
         assert_ne!(broken, sound);

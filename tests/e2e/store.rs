@@ -6,7 +6,7 @@
 pub(crate) mod servers;
 
 mod breaking;
-mod draws;
+pub(crate) mod draws;
 mod growing;
 mod loss;
 mod resharding;

@@ -321,10 +321,10 @@ impl Out<'_> {
     ) -> Result<(), std::fmt::Error> {
         let help = "What limits said of the requests they matched.";
         let mut metric = self.0.encode_descriptor("acequia_decisions", help, None, MetricType::Counter)?;
-        for active in &catalogue.limits {
-            let Some(counts) = tally.limits.get(active.slot() as usize) else { continue };
-            let path = active.limit.path();
-            for (word, count) in OUTCOMES.iter().zip(counts.outcomes) {
+        let outcomes =
+            by_path(&catalogue.limits, |active| Some(tally.limits.get(active.slot() as usize)?.outcomes));
+        for (path, counts) in &outcomes {
+            for (word, count) in OUTCOMES.iter().zip(*counts) {
                 let labels = [("limit", path.as_str()), ("decision", word)];
                 metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&count, None)?;
             }
@@ -332,10 +332,12 @@ impl Out<'_> {
         let help = "What the cells asked for most have left, from samples: rank 1 is the hottest.";
         let name = "acequia_hottest_cell_remaining";
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let mut by_limit: BTreeMap<String, Hottest> = BTreeMap::new();
         for active in &catalogue.limits {
             let Some(hot) = hottest.get(active.slot() as usize) else { continue };
-            let path = active.limit.path();
-            let mut hot = hot.clone();
+            by_limit.entry(active.limit.path()).or_default().extend(hot);
+        }
+        for (path, mut hot) in by_limit {
             hot.sort_by_key(|cell| (std::cmp::Reverse(cell.count), cell.tag));
             for (rank, cell) in (1..=HOT_SHOWN).zip(&hot) {
                 let rank = rank.to_string();
@@ -423,11 +425,11 @@ impl Out<'_> {
         let help = "Units given back by refunds and commits that callers asked for.";
         let mut metric =
             self.0.encode_descriptor("acequia_refunded_units", help, None, MetricType::Counter)?;
-        for active in &catalogue.limits {
-            let Some(counts) = tally.limits.get(active.slot() as usize) else { continue };
-            let path = active.limit.path();
+        let refunded =
+            by_path(&catalogue.limits, |active| Some([tally.limits.get(active.slot() as usize)?.refunded]));
+        for (path, [refunded]) in &refunded {
             let labels = [("limit", path.as_str())];
-            metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&counts.refunded, None)?;
+            metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(refunded, None)?;
         }
         Ok(())
     }
@@ -435,17 +437,15 @@ impl Out<'_> {
     /// What limits gave up that are open while the store is lost.
     fn of_open(&mut self, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
         let is_open = |active: &&Active| active.limit.spec.on_store_loss == OnStoreLoss::Open;
-        let mut open = catalogue.limits.iter().filter(is_open).peekable();
-        if open.peek().is_none() {
+        let open = by_path(catalogue.limits.iter().filter(is_open), |active| Some([active.open_units()]));
+        if open.is_empty() {
             return Ok(());
         }
         let help = "Units that passed while the store was lost, though this node did not have them.";
         let mut metric = self.0.encode_descriptor("acequia_open_units", help, None, MetricType::Counter)?;
-        for active in open {
-            let path = active.limit.path();
+        for (path, [units]) in &open {
             let labels = [("limit", path.as_str())];
-            let units = active.open_units();
-            metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(&units, None)?;
+            metric.encode_family(&labels)?.encode_counter::<NoExemplar, _, u64>(units, None)?;
         }
         Ok(())
     }
@@ -593,16 +593,12 @@ impl Out<'_> {
 
     /// What this node holds of pools, by the limit's slot.
     fn of_held(&mut self, units: &BTreeMap<u32, u64>, catalogue: &Catalogue) -> Result<(), std::fmt::Error> {
-        // A limit and the one that succeeds it have one name.
-        let mut by_limit: BTreeMap<String, u64> = BTreeMap::new();
-        for active in &catalogue.limits {
-            let all = by_limit.entry(active.limit.path()).or_default();
-            *all = all.saturating_add(units.get(&active.slot()).copied().unwrap_or(0));
-        }
+        let by_limit =
+            by_path(&catalogue.limits, |active| Some([units.get(&active.slot()).copied().unwrap_or(0)]));
         let help = "Units that this node holds of its region's pools, and has not spent or given back.";
         let mut metric =
             self.0.encode_descriptor("acequia_leases_out_units", help, None, MetricType::Gauge)?;
-        for (limit, units) in &by_limit {
+        for (limit, [units]) in &by_limit {
             metric.encode_family(&[("limit", limit.as_str())])?.encode_gauge(&signed(*units))?;
         }
         Ok(())
@@ -752,6 +748,22 @@ impl Out<'_> {
         }
         Ok(())
     }
+}
+
+/// Numbers of each limit, by its path: a limit and the one that succeeds it have one.
+fn by_path<'a, const N: usize>(
+    limits: impl IntoIterator<Item = &'a Active>,
+    numbers: impl Fn(&Active) -> Option<[u64; N]>,
+) -> BTreeMap<String, [u64; N]> {
+    let mut all = BTreeMap::new();
+    for active in limits {
+        let Some(numbers) = numbers(active) else { continue };
+        let sums = all.entry(active.limit.path()).or_insert([0_u64; N]);
+        for (sum, number) in sums.iter_mut().zip(numbers) {
+            *sum = sum.saturating_add(number);
+        }
+    }
+    all
 }
 
 /// What a region has of a limit, by the words for it.

@@ -67,23 +67,30 @@ impl Seen {
     }
 }
 
+/// Two regions, whose certificates are in a folder. The first two nodes share a store.
+pub(crate) fn start(store: &Server, folder: &Path) -> [Node; 3] {
+    let identities = NODES.map(|(region, node)| Identity::new(region, node));
+    certs::create(folder, &identities, &["eu-1"]).expect("certificates");
+    let sockets = NODES.map(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
+    let ports = sockets.map(|socket| socket.local_addr().expect("an address").port());
+    let scene = (store, folder, &ports[..]);
+    let nodes = start_all([0, 1, 2].map(|place| config(place, scene)));
+    until_ready(&nodes);
+    nodes
+}
+
+fn until_ready(nodes: &[Node]) {
+    eventually("every node is ready", || {
+        nodes.iter().all(|node| Http::connect(node).get("/readyz").status == 200)
+    });
+}
+
 #[test]
 fn what_one_node_of_a_region_draws_of_the_other_is_charged_once() {
     let _alone = alone();
     let store = Server::start(&[]);
     let folder = tempfile::tempdir().expect("a folder");
-    let identities = NODES.map(|(region, node)| Identity::new(region, node));
-    certs::create(folder.path(), &identities, &["eu-1"]).expect("certificates");
-    let sockets = NODES.map(|_| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
-    let ports = sockets.map(|socket| socket.local_addr().expect("an address").port());
-    let scene = (&store, folder.path(), &ports[..]);
-    let mut nodes = start_all([0, 1, 2].map(|place| config(place, scene)));
-    let until_ready = |nodes: &[Node]| {
-        eventually("every node is ready", || {
-            nodes.iter().all(|node| Http::connect(node).get("/readyz").status == 200)
-        });
-    };
-    until_ready(&nodes);
+    let mut nodes = start(&store, folder.path());
     until_pools_grant(&nodes[..2]);
 
     let mut seen = Seen { begun: Instant::now(), allowed: [0; KEYS] };

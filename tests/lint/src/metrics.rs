@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, io, path::Path};
 
 /// What `prometheus-client` adds to a metric's name: its unit, and what a line of it says.
-const SUFFIXES: [&str; 6] = ["_total", "_bucket", "_count", "_sum", "_seconds", "_bytes"];
+const SUFFIXES: [&str; 7] = ["_total", "_info", "_bucket", "_count", "_sum", "_seconds", "_bytes"];
 const PREFIX: &str = "acequia_";
 
 /// The names of metrics that a text holds. Paths of Rust, such as `acequia_client::Client`, are none.

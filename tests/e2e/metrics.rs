@@ -1,0 +1,130 @@
+//! What the tables of metrics say, against `/metrics` of every kind of node: alone, among regions, with a store.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use acequia_tests::Node;
+
+use crate::{
+    client::{Http, body, check, metric},
+    openmetrics::{self, Metrics},
+    store::{alone, draws, servers::Server},
+};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+/// Pages with a table of metrics. A metric is in one of them.
+const PAGES: [&str; 3] =
+    ["deploy/metrics.md", "crates/server/METRICS.md", "crates/server/src/clock/README.md"];
+/// Units that are no base units of OpenMetrics. No name has one as a word.
+const WRONG_UNITS: [&str; 16] = [
+    "hours",
+    "kb",
+    "kib",
+    "mb",
+    "mib",
+    "micros",
+    "microseconds",
+    "milli",
+    "millis",
+    "milliseconds",
+    "minutes",
+    "ms",
+    "nanoseconds",
+    "ns",
+    "percent",
+    "us",
+];
+
+/// The labels of every metric that a table names.
+fn tables() -> BTreeMap<String, BTreeSet<String>> {
+    let mut all = BTreeMap::new();
+    for page in PAGES {
+        let text = fs::read_to_string(Path::new(ROOT).join(page)).expect("a page");
+        let cells = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+        // Every second piece is between backticks.
+        let codes = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+        for code in codes.filter(|code| code.starts_with("acequia_") || code.starts_with("process_")) {
+            let (name, labels) =
+                code.strip_suffix('}').and_then(|code| code.split_once('{')).unwrap_or((code, ""));
+            let labels = labels.split(", ").filter(|label| !label.is_empty()).map(str::to_owned).collect();
+            assert!(all.insert(name.to_owned(), labels).is_none(), "{name} is in two rows; {page} has one");
+        }
+    }
+    all
+}
+
+fn scrape(node: &Node) -> Metrics {
+    let text = Http::connect(node).get("/metrics").body;
+    openmetrics::parse(&text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))
+}
+
+/// A node with a journal, a webhook, a candidate and a limit that is open without its store. It has allowed, denied and warned.
+fn lone(folder: &Path) -> Node {
+    let key = folder.join("webhook.key");
+    fs::write(&key, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n").expect("a file");
+    let node = Node::start(&format!(
+        "data: DATA\n\
+         webhooks: [{{ url: \"http://127.0.0.1:9/\", secret_file: {} }}]\n\
+         limits:\n\
+         - {{ name: live, domain: shop, by: [key], on_store_loss: open, warn_at: [50], token_bucket: {{ rate: 1/h, burst: 2 }} }}\n\
+         - {{ name: next, domain: shop, by: [key], mode: shadow, candidate_for: live, token_bucket: {{ rate: 1/h, burst: 1 }} }}\n",
+        key.display()
+    ));
+    for allowed in [true, true, false] {
+        assert_eq!(check(&node, &[("key", "k")])["allowed"], allowed);
+    }
+    assert_eq!(check(&node, &[("kye", "k")])["reason"], "no-match");
+    node
+}
+
+#[test]
+fn the_tables_name_every_metric_that_a_node_shows_and_no_other() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = Server::start(&[]);
+    let among_others = draws::start(&store, folder.path());
+    let lone = lone(folder.path());
+    let mut shown: BTreeMap<String, BTreeSet<BTreeSet<String>>> = BTreeMap::new();
+    for node in among_others.iter().chain([&lone]) {
+        for (name, labels) in scrape(node).families {
+            shown.entry(name).or_default().extend(labels);
+        }
+    }
+
+    let tables = tables();
+    let missing: Vec<_> = shown.keys().filter(|name| !tables.contains_key(*name)).collect();
+    let unknown: Vec<_> = tables.keys().filter(|name| !shown.contains_key(*name)).collect();
+    assert!(missing.is_empty(), "no table has {missing:?}");
+    assert!(unknown.is_empty(), "no node shows {unknown:?}");
+    for (name, labels) in &tables {
+        for other in &shown[name] {
+            assert_eq!(other, labels, "the labels of {name}: nodes show the first, a table names the second");
+        }
+        let wrong = name.split('_').find(|word| WRONG_UNITS.contains(word));
+        assert_eq!(wrong, None, "{name} is in no base unit");
+    }
+}
+
+#[test]
+fn a_node_shows_its_version_and_its_process() {
+    let node = Node::start("limits: []");
+    assert_eq!(metric(&node, "acequia_build_info", &[("version", env!("CARGO_PKG_VERSION"))]), 1.0);
+    let now_s = crate::windows::now_s() as f64;
+    let started_s = metric(&node, "process_start_time_seconds", &[]);
+    assert!((now_s - 600.0..=now_s + 2.0).contains(&started_s), "{started_s}, and now is {now_s}");
+    for name in ["process_resident_memory_bytes", "process_virtual_memory_bytes", "process_threads"] {
+        assert!(metric(&node, name, &[]) >= 1.0, "{name}");
+    }
+    let (open, most) = (metric(&node, "process_open_fds", &[]), metric(&node, "process_max_fds", &[]));
+    assert!(3.0 <= open && open <= most, "{open} of {most}");
+    // What it does takes time, which adds up.
+    let before = metric(&node, "process_cpu_seconds_total", &[]);
+    let mut http = Http::connect(&node);
+    acequia_tests::eventually("the process has worked", || {
+        http.check(&body(&[("key", "k")]));
+        metric(&node, "process_cpu_seconds_total", &[]) > before
+    });
+}
