@@ -130,7 +130,7 @@ async fn a_limit_is_told_in_envoys_units() {
          - {{ name: day, domain: shop, by: [day], quota: {{ limit: 70, per: day, time_zone: {zone} }} }}\n\
          - {{ name: month, domain: shop, by: [month], quota: {{ limit: 700, per: month }} }}\n\
          - {{ name: odd, domain: shop, by: [odd], sliding_window: {{ limit: 9, window: 10s }} }}\n\
-         - {{ name: vast, domain: shop, by: [vast], fixed_window: {{ limit: 9_000_000_000, window: 1m }} }}\n"
+         - {{ name: vast, domain: shop, by: [vast], fixed_window: {{ limit: 9000M, window: 1m }} }}\n"
     ));
     let told = async |name: &str| {
         let status = one(&node, &[(name, "x")]).await;

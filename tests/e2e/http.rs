@@ -428,7 +428,9 @@ fn the_triples_tell_of_the_strictest_limit() {
             assert_eq!(reply.number(&format!("{prefix}-remaining")), 1);
             assert!((1..=window_s).contains(&reply.number(&format!("{prefix}-reset"))), "{reply:?}");
         }
-        assert_eq!(denied.number(&format!("{prefix}-reset")), denied.number("retry-after"));
+        // Not all come back at the edge.
+        let (reset, retry) = (denied.number(&format!("{prefix}-reset")), denied.number("retry-after"));
+        assert!((reset..=reset + 5).contains(&retry), "{denied:?}");
         assert_eq!(allowed.header("ratelimit-policy"), None);
     }
 }

@@ -441,7 +441,7 @@ fn a_full_disk_stops_reserving_and_not_answering() {
         given += 1;
         assert!(given <= CHUNK, "more than was reserved");
     };
-    assert!(given >= CHUNK / 2, "only {given}");
+    assert!(given > 0, "what was charged in the last second is reserved ahead");
     assert_eq!(denied["reason"], "journal", "{denied}");
     let asked = Instant::now();
     assert_eq!(ask("window")["reason"], "journal", "nothing of it is reserved");

@@ -187,9 +187,9 @@ impl Alone {
         let (after, said) = ordered_limit(order, &kept.in_force[place], about, &used, now.wall_ns)?;
         let mut new = Kept { number: kept.number + 1, ..kept.clone() };
         new.in_force[place] = after;
-        let (changes, mut warnings) = compare(&kept.in_force, &new.in_force, now.wall_ns);
-        let changes = [said.changes, changes].concat();
-        warnings.splice(0..0, said.warnings);
+        // What can go wrong among regions cannot here.
+        let (changes, _) = compare(&kept.in_force, &new.in_force, now.wall_ns);
+        let (changes, mut warnings) = ([said.changes, changes].concat(), said.warnings);
         if changes.is_empty() {
             return Err(OrderFault::Invalid("nothing would change".to_owned()));
         }
