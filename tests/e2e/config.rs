@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use acequia_tests::{Node, acequia, eventually, head_lines, whole_config};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     client::{Http, body, check, check_cost, metric},
@@ -47,6 +47,75 @@ fn validate_names_every_fault_with_its_line() {
     let served = acequia(&["serve", "--config", path]);
     assert_eq!(served.status.code(), Some(2), "a node does not start with it either");
     assert!(String::from_utf8_lossy(&served.stderr).contains(&said));
+}
+
+#[test]
+fn programs_get_json_whatever_there_is_to_say() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("acequia.yaml");
+    let path = path.to_str().expect("text");
+    std::fs::write(path, whole_config(FAULTY, folder.path())).expect("a file");
+    let ran = acequia(&["validate", path, "--json"]);
+    assert_eq!(ran.status.code(), Some(2));
+    let said: Value = serde_json::from_slice(&ran.stdout).expect("JSON");
+    assert_eq!((&said["is_sound"], &said["file"]), (&json!(false), &json!(path)));
+    let lines: Vec<_> =
+        said["faults"].as_array().expect("a list").iter().map(|fault| &fault["line"]).collect();
+    let expected: Vec<_> = FAULTS.iter().map(|(line, _)| json!(line + head_lines())).collect();
+    assert_eq!(lines, expected.iter().collect::<Vec<_>>());
+
+    std::fs::write(path, whole_config("limits: []", folder.path())).expect("a file");
+    let ran = acequia(&["validate", path, "--json"]);
+    let said: Value = serde_json::from_slice(&ran.stdout).expect("JSON");
+    assert_eq!((ran.status.code(), &said["is_sound"], &said["faults"]), (Some(0), &json!(true), &json!([])));
+
+    // Nobody listens there.
+    for command in [
+        &["check", "--json", "--address", "127.0.0.1:1", "--domain", "shop", "k=v"][..],
+        &["budget", "list", "--json", "--address", "127.0.0.1:1"],
+        &["validate", "/nowhere.yaml", "--json"],
+    ] {
+        let ran = acequia(command);
+        assert_eq!((ran.status.code(), &ran.stdout[..]), (Some(2), &b""[..]), "{command:?}");
+        let said: Value = serde_json::from_slice(&ran.stderr).expect("JSON");
+        assert!(said["error"].as_str().is_some_and(|what| !what.is_empty()), "{command:?}: {said}");
+    }
+}
+
+#[test]
+fn validate_says_what_a_file_would_change_on_a_running_node() {
+    let listen = r#"{ grpc: "127.0.0.1:0", http: "127.0.0.1:0", admin: "127.0.0.1:0" }"#;
+    let yaml = |by: &str, burst: u64| {
+        format!(
+            "region: eu\nnode: eu-1\nlisten: {listen}\nlimits:\n- {{ name: per-key, domain: shop, by: [{by}], \
+             token_bucket: {{ rate: 1/s, burst: {burst} }} }}\n"
+        )
+    };
+    let node = Node::start_whole(&yaml("key", 9));
+    let address = node.admin().to_string();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("new.yaml");
+    let path = path.to_str().expect("text");
+    for (by, burst, word) in [
+        ("key", 9, None),
+        ("key", 8, Some("note: shop/per-key has other numbers there")),
+        ("user", 9, Some("warning: shop/per-key matches, counts or measures otherwise")),
+    ] {
+        std::fs::write(path, yaml(by, burst)).expect("a file");
+        let ran = acequia(&["validate", path, "--address", &address]);
+        assert_eq!(ran.status.code(), Some(0));
+        let said = String::from_utf8(ran.stdout).expect("text");
+        assert!(said.contains("is sound"), "{said}");
+        assert_eq!(said.contains("there"), word.is_some(), "{said}");
+        assert!(word.is_none_or(|word| said.contains(word)), "{said}");
+    }
+    // The change itself is said by the node, and by who explains.
+    node.write_whole_config(&yaml("user", 9));
+    node.until_it_says("the limit matches or counts otherwise now");
+    let grpc = node.grpc().to_string();
+    let ran = acequia(&["explain", "--address", &grpc, "--domain", "shop", "user=u", "key=k"]);
+    let said = String::from_utf8(ran.stdout).expect("text");
+    assert!(said.contains("warning") && said.contains("counts beside it for"), "{said}");
 }
 
 #[test]

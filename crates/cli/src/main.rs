@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use acequia_cli::arguments::{Arguments, Command};
+use acequia_cli::{
+    arguments::{Arguments, Command},
+    commands,
+};
 use acequia_server::run;
 use clap::Parser as _;
 
@@ -11,7 +14,11 @@ use clap::Parser as _;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    match Arguments::parse().command {
+    let arguments = Arguments::parse();
+    if std::env::args_os().any(|word| word == "--json") {
+        commands::write_messages_as_json();
+    }
+    match arguments.command {
         Command::Demo(demo) => wait_for(demo.run()),
         Command::Serve { config, log_json, incarnation, until_stdin_ends } => {
             if until_stdin_ends {

@@ -695,7 +695,7 @@ impl Algorithm {
 
     /// The most units to reserve on disk ahead of use: a restart wastes at most this much of a cell.
     pub fn chunk_max(&self) -> u64 {
-        /// One part in so many: at most 1.6 % of a limit is wasted by a crash.
+        /// One part in so many: however many are asked for, a crash wastes at most 1.6 % of a limit.
         const PARTS: u64 = 64;
         match self {
             // A log on disk must be the log in memory: charges that leave the window later than

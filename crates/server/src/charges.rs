@@ -43,7 +43,7 @@ pub struct Names {
 
 /// `reserve: { ttl, on_lapse, at_most }` of a JSON check.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object such as { \"ttl\": \"10m\" }")]
 pub(crate) struct WrittenReserve {
     ttl: String,
     #[serde(default)]

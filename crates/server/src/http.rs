@@ -183,7 +183,7 @@ fn forbidden(worker: &Worker, rights: &CallRights, what: May, domain: Option<&st
 
 /// The body of `POST /v1/check`.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with `domain` and `descriptors`")]
 struct CheckBody {
     domain: String,
     descriptors: Vec<JsonDescriptor>,
@@ -197,7 +197,7 @@ struct CheckBody {
 
 /// The body of `POST /v1/peek`.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with `domain` and `descriptors`")]
 struct PeekBody {
     domain: String,
     descriptors: Vec<JsonDescriptor>,
@@ -223,13 +223,13 @@ struct UnmatchedJson<'a> {
 
 /// The bodies of `POST /v1/refund` and `/v1/commit`.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with `charge_id`")]
 struct RefundBody {
     charge_id: String,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with `charge_id` and `cost`")]
 struct CommitBody {
     charge_id: String,
     cost: u64,

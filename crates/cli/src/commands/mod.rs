@@ -39,6 +39,7 @@ use std::{
     io::{self, IsTerminal as _, Write as _},
     path::PathBuf,
     process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -187,13 +188,28 @@ impl Output {
 
 /// Says on standard error what whoever reads the output should know.
 fn note(what: &str) {
-    let _ = writeln!(io::stderr(), "acequia: {what}");
+    let _ = writeln!(io::stderr(), "{}", message("note", what));
+}
+
+/// Whether `--json` was given: then messages are JSON, too.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on, messages on standard error are an object of JSON a line, `{"error": "..."}` or `{"note": "..."}`.
+pub fn write_messages_as_json() {
+    IS_JSON.store(true, Ordering::Relaxed);
+}
+
+fn message(kind: &str, what: &str) -> String {
+    match IS_JSON.load(Ordering::Relaxed) {
+        true => serde_json::json!({ kind: what }).to_string(),
+        false => format!("acequia: {what}"),
+    }
 }
 
 /// Says on standard error what went wrong.
 fn complain(what: &str) -> ExitCode {
     // Without a standard error, the exit code says it.
-    let _ = writeln!(io::stderr(), "acequia: {what}");
+    let _ = writeln!(io::stderr(), "{}", message("error", what));
     ExitCode::from(COULD_NOT_ASK)
 }
 

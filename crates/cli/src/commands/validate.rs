@@ -14,9 +14,10 @@ use acequia_server::{
     config::{self, Config},
 };
 use clap::Args;
+use serde::Serialize;
 
 use super::{
-    COULD_NOT_ASK, Output, SUCCESS, complain,
+    COULD_NOT_ASK, Output, SUCCESS, complain, json_line,
     operator::{Credentials, Fault},
 };
 
@@ -32,8 +33,28 @@ pub struct Validate {
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
 
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+
     #[command(flatten)]
     credentials: Credentials,
+}
+
+/// What there is to say of a file, for programs.
+#[derive(Debug, Serialize)]
+struct ValidateJson<'a> {
+    file: &'a str,
+    is_sound: bool,
+    faults: Vec<FaultJson<'a>>,
+    notes: &'a [String],
+}
+
+#[derive(Debug, Serialize)]
+struct FaultJson<'a> {
+    /// From 1; 0 where the fault concerns the whole file.
+    line: u64,
+    what: &'a str,
 }
 
 impl Validate {
@@ -46,22 +67,35 @@ impl Validate {
         };
         let config = match Config::parse(&name, &text) {
             Ok(config) => config,
+            Err(found) if self.json => {
+                let faults =
+                    found.faults.iter().map(|fault| FaultJson { line: fault.line, what: &fault.what });
+                let faults = faults.collect();
+                let json = ValidateJson { file: &name, is_sound: false, faults, notes: &[] };
+                return Output::new().end(&json_line(&json), COULD_NOT_ASK);
+            }
             Err(faults) => {
                 // A line each that begins with the place, as compilers write them: editors jump there.
                 let _ = writeln!(std::io::stderr(), "{faults}");
                 return ExitCode::from(COULD_NOT_ASK);
             }
         };
-        let mut lines = vec![format!("{name} is sound: {config}")];
+        let mut notes = Vec::new();
         match SystemClock::start() {
-            Ok(clock) => lines.extend(config.notes(clock.now().wall_ns)),
-            Err(fault) => lines.push(format!("note: {fault}")),
+            Ok(clock) => notes.extend(config.notes(clock.now().wall_ns)),
+            Err(fault) => notes.push(format!("note: {fault}")),
         }
         match self.changes(&config.live.limits).await {
-            Ok(changes) => lines.extend(changes),
+            Ok(changes) => notes.extend(changes),
             Err(fault) => return complain(&fault.to_string()),
         }
-        Output::new().end(&(lines.join("\n") + "\n"), SUCCESS)
+        let text = if self.json {
+            json_line(&ValidateJson { file: &name, is_sound: true, faults: Vec::new(), notes: &notes })
+        } else {
+            let notes = notes.iter().map(|note| format!("{note}\n"));
+            format!("{name} is sound: {config}\n{}", notes.collect::<String>())
+        };
+        Output::new().end(&text, SUCCESS)
     }
 
     /// What the file's limits would change on the node, a line each.

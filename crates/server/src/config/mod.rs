@@ -8,6 +8,7 @@ mod faults;
 mod file;
 mod limits;
 mod listen;
+mod parts;
 mod quote;
 mod regions;
 mod store;
@@ -214,18 +215,17 @@ impl Config {
                 format!("the file is larger than {FILE_BYTES_MAX} bytes: split the limits over domains");
             return Err(fail(vec![ConfigFault { line: 0, what }]));
         }
-        let options = serde_saphyr::options! {
-            budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_events: 2 * NODES_MAX },
-        };
-        let quoted = quote::quoted(text);
-        let written: Written = serde_saphyr::from_str_with_options(&quoted, options).map_err(|e| {
-            let line = e.location().map_or(0, |at| at.line());
-            fail(vec![ConfigFault { line, what: mend(&plain(e.without_snippet().to_string())) }])
-        })?;
         let mut faults = Faults::new(text);
-        let config = written.validate(&mut faults);
+        let Some(Read { written, is_whole }) = read(text, &mut faults) else {
+            return Err(fail(faults.into_sorted()));
+        };
+        // Fields that were left out may be all that is wrong with the others.
+        let config = is_whole.then(|| written.validate(&mut faults));
         let faults = faults.into_sorted();
-        if faults.is_empty() { Ok(config) } else { Err(fail(faults)) }
+        match config {
+            Some(config) if faults.is_empty() => Ok(config),
+            _ => Err(fail(faults)),
+        }
     }
 
     /// The number that this node goes by among those of all regions, its region's where that has no other ([`MemberConfig::number`]), and
@@ -414,9 +414,49 @@ fn is_close(one: &str, other: &str) -> bool {
     }
 }
 
-/// One line of what the parser says.
-fn plain(message: String) -> String {
-    let mut line = message.lines().next().unwrap_or("the file is no config").to_owned();
+/// The most parts of a file that are named as wrong at once: each is found by reading the whole again.
+const PARTS_MAX: usize = 20;
+
+/// A file as it was read.
+struct Read {
+    written: Written,
+    /// Whether every field but limits was read.
+    is_whole: bool,
+}
+
+/// Reads a file. A part that cannot be read is a fault, and the rest is read without it; nothing where even that cannot be.
+fn read(text: &str, faults: &mut Faults<'_>) -> Option<Read> {
+    let mut rest = quote::quoted(text);
+    let mut is_whole = true;
+    for _ in 0..PARTS_MAX {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_events: 2 * NODES_MAX },
+        };
+        let fault = match serde_saphyr::from_str_with_options(&rest, options) {
+            Ok(written) => return Some(Read { written, is_whole }),
+            Err(fault) => fault,
+        };
+        let line = fault.location().map_or(0, |at| at.line());
+        // A field that is missing since it was left out is no other fault.
+        let what = plain(&fault);
+        if is_whole || !what.contains("missing field") {
+            faults.add(line, mend(&what));
+        }
+        let part = parts::parts(&rest).into_iter().find(|part| part.has_line(line))?;
+        is_whole &= part.is_limit();
+        let without = part.left_out(&rest);
+        if without == *rest {
+            return None;
+        }
+        rest = without.into();
+    }
+    None
+}
+
+/// What is wrong, in one line.
+fn plain(fault: &serde_saphyr::Error) -> String {
+    let said = fault.without_snippet().render_with_formatter(&serde_saphyr::UserMessageFormatter);
+    let mut line = said.lines().next().unwrap_or("the file is no config").to_owned();
     // The line is in front already.
     if let Some(place) = line.find(" at line ") {
         line.truncate(place);

@@ -215,6 +215,45 @@ fn what_is_sound_and_surely_not_meant_is_noted() {
 }
 
 #[test]
+fn every_fault_of_a_file_is_named_at_once() {
+    let text = "\
+region: eu
+node: eu-1
+listne: { grpc: x }
+workers: many
+limits:
+  - name: a
+    domain: shop
+    token_bucket: { rate: 1/s, brust: 9 }
+  - { name: b, domain: shop, fixed_window: { limit: 0x10, window: 1h } }
+  - name: c
+    domain: shop
+    by: { ip: k, v4: x }
+    token_bucket: { rate: fast, burst: 9 }
+  - { name: d, name: d, domain: shop, token_bucket: { rate: 1/s, burst: 9 } }
+memory: 64MB
+";
+    let error = Config::parse("a.yaml", text).expect_err("faults");
+    let lines: Vec<u64> = error.faults.iter().map(|fault| fault.line).collect();
+    assert_eq!(lines, [3, 4, 8, 9, 12, 14], "{error}");
+    for word in ["listne", "workers", "brust", "1200, 50k or 2M", "name"] {
+        assert!(error.to_string().contains(word), "{word}: {error}");
+    }
+    for word in ["struct", "Policy", "Written", "u64", "usize", "deserialize"] {
+        assert!(!error.to_string().contains(word), "{word}: {error}");
+    }
+
+    // Where limits alone are wrong, all else is looked at as well.
+    let text = format!(
+        "{HEAD}memory: 64MB\nlimits:\n  - {{ name: a, domain: shop, brust: 9 }}\n  - {{ name: b, domain: shop }}\n  \
+         - {{ name: c, domain: shop, mode: shadow, candidate_for: a, token_bucket: {{ rate: 1/s, burst: 9 }} }}\n"
+    );
+    let error = Config::parse("a.yaml", &text).expect_err("faults");
+    let lines: Vec<u64> = error.faults.iter().map(|fault| fault.line).collect();
+    assert_eq!(lines, [3, 5, 6], "{error}");
+}
+
+#[test]
 fn numbers_are_decimal_digits_in_thousands_or_millions() {
     let text = |number: &str| {
         format!(
