@@ -39,8 +39,12 @@ const WRONG_UNITS: [&str; 16] = [
 ];
 
 /// The labels of every metric that a table names.
-fn tables() -> BTreeMap<String, BTreeSet<String>> {
-    let mut all = BTreeMap::new();
+type Tables = BTreeMap<String, BTreeSet<String>>;
+/// The labels of the samples of every metric that some node shows.
+type Shown = BTreeMap<String, BTreeSet<BTreeSet<String>>>;
+
+fn tables() -> Tables {
+    let mut all = Tables::new();
     for page in PAGES {
         let text = fs::read_to_string(Path::new(ROOT).join(page)).expect("a page");
         let cells = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
@@ -51,6 +55,24 @@ fn tables() -> BTreeMap<String, BTreeSet<String>> {
                 code.strip_suffix('}').and_then(|code| code.split_once('{')).unwrap_or((code, ""));
             let labels = labels.split(", ").filter(|label| !label.is_empty()).map(str::to_owned).collect();
             assert!(all.insert(name.to_owned(), labels).is_none(), "{name} is in two rows; {page} has one");
+        }
+    }
+    all
+}
+
+/// What tables and nodes do not agree on.
+fn differences(tables: &Tables, shown: &Shown) -> Vec<String> {
+    let missing = shown.keys().filter(|name| !tables.contains_key(*name));
+    let mut all: Vec<_> = missing.map(|name| format!("no table has {name}")).collect();
+    for (name, labels) in tables {
+        let Some(samples) = shown.get(name) else {
+            all.push(format!("no node shows {name}"));
+            continue;
+        };
+        let others = samples.iter().filter(|other| *other != labels);
+        all.extend(others.map(|other| format!("{name} has {other:?}, and in its table {labels:?}")));
+        if name.split('_').any(|word| WRONG_UNITS.contains(&word)) {
+            all.push(format!("{name} is in no base unit"));
         }
     }
     all
@@ -87,25 +109,38 @@ fn the_tables_name_every_metric_that_a_node_shows_and_no_other() {
     let store = Server::start(&[]);
     let among_others = draws::start(&store, folder.path());
     let lone = lone(folder.path());
-    let mut shown: BTreeMap<String, BTreeSet<BTreeSet<String>>> = BTreeMap::new();
+    let mut shown = Shown::new();
     for node in among_others.iter().chain([&lone]) {
         for (name, labels) in scrape(node).families {
             shown.entry(name).or_default().extend(labels);
         }
     }
 
-    let tables = tables();
-    let missing: Vec<_> = shown.keys().filter(|name| !tables.contains_key(*name)).collect();
-    let unknown: Vec<_> = tables.keys().filter(|name| !shown.contains_key(*name)).collect();
-    assert!(missing.is_empty(), "no table has {missing:?}");
-    assert!(unknown.is_empty(), "no node shows {unknown:?}");
-    for (name, labels) in &tables {
-        for other in &shown[name] {
-            assert_eq!(other, labels, "the labels of {name}: nodes show the first, a table names the second");
-        }
-        let wrong = name.split('_').find(|word| WRONG_UNITS.contains(word));
-        assert_eq!(wrong, None, "{name} is in no base unit");
-    }
+    let differences = differences(&tables(), &shown);
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+#[test]
+fn a_name_that_only_a_table_or_only_a_node_has_is_a_difference() {
+    let set = |labels: &[&str]| labels.iter().map(|label| (*label).to_owned()).collect::<BTreeSet<_>>();
+    let tables = ["acequia_ready", "acequia_gone", "acequia_wait_ms"].map(|name| (name.to_owned(), set(&[])));
+    let tables: Tables =
+        tables.into_iter().chain([("acequia_waits_total".to_owned(), set(&["why"]))]).collect();
+    let shown = Shown::from([
+        ("acequia_ready".to_owned(), [set(&[])].into()),
+        ("acequia_wait_ms".to_owned(), BTreeSet::new()),
+        ("acequia_waits_total".to_owned(), [set(&["outcome"])].into()),
+        ("acequia_new".to_owned(), BTreeSet::new()),
+    ]);
+    assert_eq!(
+        differences(&tables, &shown),
+        [
+            "no table has acequia_new",
+            "no node shows acequia_gone",
+            "acequia_wait_ms is in no base unit",
+            "acequia_waits_total has {\"outcome\"}, and in its table {\"why\"}",
+        ]
+    );
 }
 
 #[test]
