@@ -306,6 +306,23 @@ fn a_node_that_stands_alone_takes_orders_and_keeps_them_until_the_file_changes()
     node.hup();
     eventually("the file counts", || differences() == 0.0);
     assert_eq!(allowed(&node, &[("user", "x")], 9), 5);
+
+    // What the file has withdrawn does not come back, whatever the file says later.
+    node.terminate();
+    node.write_whole_config(&config_alone(&four));
+    node.start_again();
+    assert_eq!(allowed(&node, &[("user", "y")], 9), 7);
+}
+
+#[test]
+fn a_grant_is_for_one_address_and_not_for_a_network() {
+    let node = alone(
+        "limits: [{ name: per-ip, domain: shop, by: [{ ip: ip, v6: 128 }], token_bucket: { rate: 1/h, burst: 2 } }]\n",
+    );
+    refused(&node, &["grant", "shop/per-ip[ip=10.0.0.0/8]", "5", "--yes"], "is no address");
+    done(&node, &["grant", "shop/per-ip[ip=10.0.0.1]", "5", "--yes"]);
+    assert_eq!(allowed(&node, &[("ip", "[::ffff:10.0.0.1]:80")], 9), 7);
+    assert_eq!(allowed(&node, &[("ip", "10.0.0.2")], 9), 2);
 }
 
 #[test]

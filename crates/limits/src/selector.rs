@@ -92,6 +92,12 @@ impl Condition {
         Self { any, none, addresses: Some(Box::new(addresses)), ..self }
     }
 
+    /// How many patterns are neither addresses nor networks, and are tried one by one.
+    pub(crate) fn others(&self) -> usize {
+        let addresses = self.addresses.as_ref();
+        addresses.map_or(0, |addresses| addresses.any.patterns.len() + addresses.none.patterns.len())
+    }
+
     /// What is wrong with the patterns of a key whose values hold addresses: one that no address fits, and how to write it.
     pub fn misfit(&self) -> Option<String> {
         let addresses = self.addresses.as_ref()?;
@@ -178,7 +184,9 @@ fn address_set(patterns: Vec<Pattern>) -> (Vec<Pattern>, AddressSet) {
         };
         match network {
             Some(network) => {
-                shown.push(Pattern::Literal(network.to_string()));
+                // A network stands as it is written: what a limit is goes by its patterns, and must not change with how they are read.
+                let is_one = matches!(&pattern, Pattern::Literal(text) if !text.contains('/'));
+                shown.push(if is_one { Pattern::Literal(network.to_string()) } else { pattern });
                 networks.push(network);
             }
             None => {

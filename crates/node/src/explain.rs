@@ -14,16 +14,13 @@ pub struct Unmatched {
 }
 
 impl Catalogue {
-    /// The limits of the request's domain that no descriptor matches, in the order of the file.
-    pub fn unmatched(&self, request: &Request<'_>, wall_ns: u64) -> Vec<Unmatched> {
-        let mut unmatched = Vec::new();
-        for number in self.limits_of(request.domain) {
-            let active = &self.limits[*number as usize];
-            if let Some(why) = why_not(active, request, wall_ns) {
-                unmatched.push(Unmatched { limit: *number, why });
-            }
-        }
-        unmatched
+    /// The limits of the request's domain that no descriptor matches, in the order of the file: the first `most` of them.
+    pub fn unmatched(&self, request: &Request<'_>, most: usize, wall_ns: u64) -> Vec<Unmatched> {
+        let unmatched = self.limits_of(request.domain).iter().filter_map(|number| {
+            let why = why_not(&self.limits[*number as usize], request, wall_ns)?;
+            Some(Unmatched { limit: *number, why })
+        });
+        unmatched.take(most).collect()
     }
 }
 
@@ -58,7 +55,7 @@ fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<Strin
             Some(condition) if condition.is_absent => format!("there is an entry {}", condition.key),
             Some(condition) => match descriptor.value(condition.key.as_bytes()) {
                 Some(value) => {
-                    format!("{} is {}, wanted {condition}", condition.key, value.escape_ascii())
+                    format!("{} is {}, wanted {condition}", condition.key, short(value))
                 }
                 None => format!("no entry {}", condition.key),
             },
@@ -67,10 +64,7 @@ fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<Strin
                 match (missing, active.limit.stranger(&descriptor)) {
                     (Some(missing), _) => format!("no entry {}", missing.key),
                     (None, Some(key)) if active.limit.spec.exact => {
-                        format!(
-                            "entry {} is not in `when` or `by`, and the limit is exact",
-                            key.escape_ascii()
-                        )
+                        format!("entry {} is not in `when` or `by`, and the limit is exact", short(key))
                     }
                     // The descriptor matches, and so does the request.
                     (None, _) => return None,
@@ -80,4 +74,13 @@ fn why_not(active: &Active, request: &Request<'_>, wall_ns: u64) -> Option<Strin
         first.get_or_insert(why);
     }
     first
+}
+
+/// The most of a caller's text that is shown.
+const SHOWN_BYTES: usize = 256;
+
+/// A caller's text as it is shown.
+fn short(text: &[u8]) -> String {
+    let begin = &text[..text.len().min(SHOWN_BYTES)];
+    format!("{}{}", begin.escape_ascii(), if begin.len() < text.len() { "..." } else { "" })
 }

@@ -43,7 +43,7 @@ use crate::{
     headers::{Header, headers},
     json::JsonDescriptor,
     metrics,
-    question::{BadRequest, check_request, check_sizes},
+    question::{BadRequest, UNMATCHED_MAX, check_request, check_sizes},
     respond::{class, members, name, outcome_word, retry_after_ms, status},
     serve::Port,
     worker::{How, Worker},
@@ -385,7 +385,7 @@ async fn peek(
     Extension(rights): Extension<CallRights>,
     body: Body,
 ) -> Response {
-    let (body, _hold): (PeekBody, _) = match read_json(&worker, &life, body, "peek").await {
+    let (body, mut hold): (PeekBody, _) = match read_json(&worker, &life, body, "peek").await {
         Ok(body) => body,
         Err(refusal) => return refusal,
     };
@@ -397,7 +397,7 @@ async fn peek(
         Err(fault) => return refuse(&worker, &fault.to_string()),
     };
     let respond = |answer: &Answer, catalogue: &Catalogue, now: Now| {
-        let unmatched = catalogue.unmatched(&request, now.wall_ns);
+        let unmatched = catalogue.unmatched(&request, UNMATCHED_MAX, now.wall_ns);
         let unmatched = unmatched.iter().map(|one| UnmatchedJson {
             name: &catalogue.limits[one.limit as usize].limit.spec.name,
             why: &one.why,
@@ -405,10 +405,15 @@ async fn peek(
         let unmatched = unmatched.collect();
         let verdict = check_answer(answer, catalogue, &worker.shared.names);
         let warnings = catalogue.replaced(request.domain, now.wall_ns);
-        Json(PeekAnswer { verdict, unmatched, warnings }).into_response()
+        serde_json::to_vec(&PeekAnswer { verdict, unmatched, warnings }).unwrap_or_default()
     };
     match worker.ask(&request, Ask::PEEK.into(), respond).await {
-        Ok(response) => response,
+        Ok(json) => {
+            // An answer that nobody reads is held, too.
+            hold.keep(json.len());
+            let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+            (kind, Body::new(HeldText { text: json.into(), _hold: hold })).into_response()
+        }
         Err(IdReused) => refuse(&worker, &BadRequest::IdReused.to_string()),
     }
 }

@@ -273,7 +273,7 @@ impl Service {
                 .node
                 .apply(limits, now, |id| store_ref.map_or_else(Vec::new, |store| reading.rows(store, id)))?;
             debug!(changes = changes.len(), "limits in force");
-            alone.tell_differences(&shared);
+            alone.look(&shared);
             // Once: nobody else has the service yet.
             let _ = shared.alone.set(alone);
         }
@@ -481,6 +481,8 @@ impl Service {
             .crashed
             .map(|Now { steady_ns, wall_ns }| [steady_ns.to_be_bytes(), wall_ns.to_be_bytes()].concat());
         values.extend(crashed.as_ref().map(|bytes| (CRASHED, Some(&bytes[..]))));
+        let ordered = self.shared.alone.get().map(Alone::value);
+        values.extend(ordered.as_ref().map(|(name, bytes)| (*name, bytes.as_deref())));
         writer.write(&[], &values)?;
         Ok(())
     }
@@ -777,8 +779,9 @@ fn read_schedule(store: &dyn Store) -> Result<Option<Vec<Scheduled>>, StartError
     let Some(bytes) = store.value(SCHEDULE)? else { return Ok(None) };
     let kept: Vec<KeptLimit> = serde_json::from_slice(&bytes).map_err(|e| fault(e.to_string()))?;
     let mut schedule = Vec::new();
-    for KeptLimit { spec, until_ns } in kept {
+    for KeptLimit { mut spec, until_ns } in kept {
         let name = spec.name.clone();
+        spec.modernise();
         let limit = Limit::new(spec).map_err(|faults| fault(format!("limit {name}: {}", faults[0])))?;
         schedule.push(Scheduled { limit, until_ns });
     }

@@ -79,7 +79,16 @@ impl Counts {
         self.other += other.other;
     }
 
-    /// By domain, as it is shown.
+    /// The domain with most requests since an earlier look, and how many; nothing where there were none.
+    fn grown_most_since(&self, before: &Self) -> Option<(u64, String)> {
+        let before = before.by_domain().collect::<BTreeMap<String, u64>>();
+        let since = |(domain, count): (String, u64)| {
+            (count.saturating_sub(before.get(&domain).copied().unwrap_or(0)), domain)
+        };
+        self.by_domain().map(since).max().filter(|(requests, _)| *requests > 0)
+    }
+
+    /// By domain, as it is shown. No name comes twice.
     pub(crate) fn by_domain(&self) -> impl Iterator<Item = (String, u64)> {
         let named = self.domains.iter().map(|(domain, count)| (domain.escape_ascii().to_string(), *count));
         named.chain((self.other > 0).then(|| (OTHER.to_owned(), self.other)))
@@ -92,8 +101,8 @@ pub(crate) struct Names(Mutex<BTreeSet<Box<[u8]>>>);
 
 impl Names {
     fn has_room_for(&self, domain: &[u8]) -> bool {
-        // No limit can have a longer one.
-        if domain.len() > NAME_BYTES_MAX {
+        // No limit can have a longer one, and that name is all others'.
+        if domain.len() > NAME_BYTES_MAX || domain == OTHER.as_bytes() {
             return false;
         }
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,12 +130,7 @@ impl Told {
             return;
         }
         let counts = shared.unmatched();
-        let before: BTreeMap<String, u64> = self.counts.by_domain().collect();
-        let new = counts.by_domain().map(|(domain, count)| {
-            let new = count - before.get(&domain).copied().unwrap_or(0);
-            (new, domain)
-        });
-        let Some((most, domain)) = new.max().filter(|(most, _)| *most > 0) else { return };
+        let Some((most, domain)) = counts.grown_most_since(&self.counts) else { return };
         self.next = now + TOLD_EVERY;
         self.counts = counts;
         warn!(domain, requests = most, "no limit is about some requests: `acequia explain` says why");
@@ -154,6 +158,19 @@ mod tests {
             by_domain[..DOMAINS_MAX].iter().all(|(domain, count)| domain.starts_with('d') && *count == 2)
         );
         assert_eq!(by_domain[DOMAINS_MAX], (OTHER.to_owned(), 102));
+    }
+
+    #[test]
+    fn a_domain_that_is_called_other_is_one_of_the_others() {
+        let (names, mut counts) = (Names::default(), Counts::default());
+        counts.count(b"other", &names);
+        let before = counts.clone();
+        counts.count(b"shop", &names);
+        counts.count(&[b'x'; 200], &names);
+        counts.count(&[b'y'; 200], &names);
+        assert_eq!(counts.by_domain().collect::<Vec<_>>(), [("shop".to_owned(), 1), ("other".to_owned(), 3)]);
+        assert_eq!(counts.grown_most_since(&before), Some((2, "other".to_owned())));
+        assert_eq!(counts.grown_most_since(&counts), None);
     }
 
     #[test]

@@ -111,26 +111,23 @@ fn compared(file: &[Limit], running: &[Budget]) -> Vec<String> {
         let spec: LimitSpec = serde_json::from_str(&listed.limit_json).ok()?;
         Limit::new(spec).ok()
     };
-    let running: Vec<Limit> = running.iter().filter_map(read).collect();
-    let mut by_path: BTreeMap<String, Vec<&Limit>> = BTreeMap::new();
-    for limit in &running {
-        by_path.entry(limit.path()).or_default().push(limit);
-    }
+    // Of one name, a limit comes after those that it has replaced.
+    let by_path: BTreeMap<String, Option<Limit>> =
+        running.iter().map(|listed| (format!("{}/{}", listed.domain, listed.name), read(listed))).collect();
     let mut lines = Vec::new();
     for limit in file {
         let path = limit.path();
-        let Some(known) = by_path.get(&path) else {
-            lines.push(format!("note: {path} is new there"));
-            continue;
-        };
-        let same = known.iter().find(|running| running.id == limit.id);
-        match same {
-            None => lines.push(format!(
+        match by_path.get(&path) {
+            None => lines.push(format!("note: {path} is new there")),
+            Some(None) => lines.push(format!("note: {path} is written there in a way that this version cannot compare")),
+            Some(Some(running)) if running.id != limit.id => lines.push(format!(
                 "warning: {path} matches, counts or measures otherwise than there: it would count at once, and the old one \
                  beside it until what was spent under that is over; both may deny"
             )),
-            Some(same) if same.spec != limit.spec => lines.push(format!("note: {path} has other numbers there")),
-            Some(_) => {}
+            Some(Some(running)) if running.spec != limit.spec => {
+                lines.push(format!("note: {path} has other numbers there"));
+            }
+            Some(Some(_)) => {}
         }
     }
     let names: BTreeSet<String> = file.iter().map(Limit::path).collect();

@@ -202,6 +202,12 @@ impl Faults {
                 continue;
             };
             let condition = condition.of_addresses(trust);
+            if condition.others() > PATTERNS_MAX {
+                self.add(
+                    field,
+                    format!("`{field}` {key} has more than {PATTERNS_MAX} values that are no addresses"),
+                );
+            }
             if trust == 0 {
                 self.add(field, "`trust` counts proxies: at least 1, the one that asks here".to_owned());
             }

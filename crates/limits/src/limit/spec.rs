@@ -373,6 +373,27 @@ impl LimitSpec {
         self.overrides.retain(|fields| !is_over(fields));
     }
 
+    /// Numbers as earlier versions wrote them: `1_000/d` and `1_000` were numbers. Of what is kept or comes from other nodes, and never of a
+    /// config.
+    pub fn modernise(&mut self) {
+        let rates = [
+            self.token_bucket.as_mut().map(|spec| &mut spec.rate),
+            self.leaky_bucket.as_mut().map(|spec| &mut spec.rate),
+            self.throttle.as_mut().map(|spec| &mut spec.rate),
+        ];
+        rates.into_iter().flatten().for_each(|rate| rate.retain(|c| c != '_'));
+        let names = self.number_names();
+        for fields in &mut self.overrides {
+            for (_, value) in fields.iter_mut().filter(|(name, _)| names.contains(&name.as_str())) {
+                if let ValueSpec::Texts(texts) = value
+                    && let [text] = texts.as_mut_slice()
+                {
+                    text.retain(|c| c != '_');
+                }
+            }
+        }
+    }
+
     /// The number of units that an override replaces, and a grant raises: `burst`, `queue` or `limit`.
     pub fn units_name(&self) -> Option<&'static str> {
         self.number_names().into_iter().find(|name| *name != "rate")
@@ -484,7 +505,9 @@ pub(crate) fn units<'de, D: de::Deserializer<'de>>(deserializer: D) -> Result<u6
 }
 
 fn some_units<'de, D: de::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    units(deserializer).map(Some)
+    #[derive(Deserialize)]
+    struct Units(#[serde(deserialize_with = "units")] u64);
+    Ok(Option::<Units>::deserialize(deserializer)?.map(|Units(units)| units))
 }
 
 impl<'de> Deserialize<'de> for ValueSpec {
@@ -594,6 +617,22 @@ mod tests {
         let mut lasting = override_with(&[("api_key", "x"), ("burst", "9")]);
         lasting.forget_ended(u64::MAX);
         assert_eq!(lasting.overrides.len(), 1);
+    }
+
+    #[test]
+    fn numbers_of_earlier_versions_are_read_where_they_were_kept() {
+        let mut kept = override_with(&[("api_key", "a_b"), ("burst", "1_000"), ("rate", "2_000/s")]);
+        if let Some(bucket) = &mut kept.token_bucket {
+            bucket.rate = "1_0/s".to_owned();
+        }
+        assert!(crate::Limit::new(kept.clone()).is_err());
+        kept.modernise();
+        let limit = crate::Limit::new(kept).expect("a limit");
+        assert_eq!(
+            (limit.spec.numbers().as_str(), limit.overrides[0].algorithm.budget()),
+            ("10/s, burst 120", 1_000)
+        );
+        assert!(limit.overrides[0].when[0].accepts(b"a_b"), "a value is text");
     }
 
     #[test]

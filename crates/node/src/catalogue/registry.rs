@@ -178,7 +178,10 @@ impl Registry {
             if named.is_empty() {
                 others.extend(unfinished(limit, all_named(&retired, limit), now));
             }
+            let is_other_replaced =
+                named.iter().any(|s| in_force(&s) && s.limit.id != limit.id && s.until_ns.is_none());
             let kind = match (same, others.iter().filter_map(|s| s.until_ns).max()) {
+                (Some(_), Some(at_ns)) if is_other_replaced => Some(ChangeKind::Succeeds { at_ns }),
                 (Some(same), _) => {
                     let changed = same.limit != *limit || same.until_ns.is_some();
                     changed.then_some(ChangeKind::Renumbered)
@@ -581,16 +584,24 @@ fn ids<'a>(limits: impl Iterator<Item = &'a Limit>) -> BTreeSet<LimitId> {
     limits.map(|limit| limit.id).collect()
 }
 
-/// A limit of this name and another shape that was removed lately, back in force until nothing
-/// spent under it can be spent again: removing it first gains nothing.
-fn unfinished(limit: &Limit, retired: &[&Scheduled], now: Now) -> Option<Scheduled> {
-    let old = retired.iter().find(|old| old.limit.id != limit.id)?;
-    let removed_ns = old.until_ns?;
-    let ago_ns = now.wall_ns.saturating_sub(removed_ns);
-    let removed = Now { steady_ns: now.steady_ns.saturating_sub(ago_ns), wall_ns: removed_ns };
-    let at_ns = old.succession_at(removed);
-    let back = Scheduled { limit: old.limit.clone(), until_ns: Some(at_ns) };
-    (at_ns > now.wall_ns).then_some(back)
+/// Limits of this name and other shapes that were removed lately, back in force until nothing
+/// spent under them can be spent again: removing them first gains nothing.
+fn unfinished(limit: &Limit, retired: &[&Scheduled], now: Now) -> Vec<Scheduled> {
+    let mut back: Vec<Scheduled> = Vec::new();
+    for old in retired.iter().filter(|old| old.limit.id != limit.id) {
+        let Some(removed_ns) = old.until_ns else { continue };
+        let ago_ns = now.wall_ns.saturating_sub(removed_ns);
+        let removed = Now { steady_ns: now.steady_ns.saturating_sub(ago_ns), wall_ns: removed_ns };
+        let at_ns = old.succession_at(removed);
+        if at_ns <= now.wall_ns {
+            continue;
+        }
+        match back.iter_mut().find(|other| other.limit.id == old.limit.id) {
+            Some(other) => other.until_ns = other.until_ns.max(Some(at_ns)),
+            None => back.push(Scheduled { limit: old.limit.clone(), until_ns: Some(at_ns) }),
+        }
+    }
+    back
 }
 
 impl Unwritten {

@@ -153,8 +153,9 @@ pub fn limits_to_bytes(specs: &[LimitSpec]) -> Result<Vec<u8>, String> {
 /// What is wrong with them.
 pub fn limits_from_bytes(bytes: &[u8]) -> Result<Vec<Limit>, String> {
     let specs: Vec<LimitSpec> = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    let read = |spec: LimitSpec| {
+    let read = |mut spec: LimitSpec| {
         let name = spec.name.clone();
+        spec.modernise();
         Limit::new(spec).map_err(|faults| match faults.first() {
             Some(fault) => format!("{name}: {fault}"),
             None => name,

@@ -424,6 +424,34 @@ fn another_window_begins_when_the_old_one_has_ended() {
 }
 
 #[test]
+fn all_shapes_that_were_removed_hold_beside_a_new_one() {
+    let by_key = scene::window("w", 100, "1h");
+    let by_all = LimitSpec { by: vec![], ..scene::window("w", 10, "1h") };
+    let other = LimitSpec { when: scene::fields(&[("key", &["*"])]), ..by_all.clone() };
+    let node = scene::node(std::slice::from_ref(&by_key), START);
+    let mut asker = node.asker();
+    succeed(&node, &by_all, START);
+    assert_eq!(scene::drain(&mut asker, "k", START), 10);
+    scene::apply(&node, &[], START.later(S));
+    succeed(&node, &other, START.later(2 * S));
+    assert_eq!(scene::drain(&mut asker, "j", START.later(HOUR - 1)), 0, "by_all has given what it had");
+    assert_eq!(scene::drain(&mut asker, "j", START.later(HOUR)), 10);
+}
+
+#[test]
+fn another_shape_counts_at_once() {
+    let by_key = scene::window("w", 10, "1h");
+    let by_all = LimitSpec { by: vec![], ..scene::window("w", 15, "1h") };
+    let node = scene::node(std::slice::from_ref(&by_key), START);
+    let mut asker = node.asker();
+    assert_eq!(scene::drain(&mut asker, "a", START), 10);
+    succeed(&node, &by_all, START);
+    assert_eq!(scene::drain(&mut asker, "a", START), 0, "what was spent is spent");
+    assert_eq!(scene::drain(&mut asker, "b", START), 10);
+    assert_eq!(scene::drain(&mut asker, "c", START), 5, "the new one counts from its first moment");
+}
+
+#[test]
 fn a_change_that_is_taken_back_in_time_never_was() {
     let (hourly, by_all) = (scene::window("w", 10, "1h"), scene::window("w", 10, "1h"));
     let by_all = LimitSpec { by: vec![], ..by_all };

@@ -382,9 +382,10 @@ fn keys_like_others(limits: &[Limit]) -> Vec<String> {
     }
     let mut notes = Vec::new();
     for keys in by_domain.values() {
+        let others = keys.iter().filter(|(_, by)| by.len() > 1).map(|(key, _)| *key);
+        let others: Vec<&str> = others.take(KEYS_COMPARED).collect();
         for (key, by) in keys.iter().filter(|(_, by)| by.len() == 1) {
-            let others = keys.iter().filter(|(_, by)| by.len() > 1);
-            if let Some((other, _)) = others.take(KEYS_COMPARED).find(|(other, _)| is_close(key, other)) {
+            if let Some(other) = others.iter().find(|other| is_close(key, other)) {
                 notes.push(format!(
                     "note: {} names the key {key}, and other limits of its domain name {other}: is one of them misspelt?",
                     by[0].path()

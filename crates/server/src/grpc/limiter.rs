@@ -19,7 +19,7 @@ use crate::{
     cells::{BothSides, both_sides},
     charges::{SettleFault, Settlement, settle},
     config::May,
-    question::from_check,
+    question::{UNMATCHED_MAX, from_check},
     respond::with_check_out,
     worker::{How, Worker},
 };
@@ -78,7 +78,7 @@ pub(super) fn peek(by: By<'_>, message: &[u8]) -> Result<Bytes, Status> {
     let mut held = worker.hold();
     let now = held.now;
     let ((mut response, answer, catalogue), _) = held.ask(&request, Ask::PEEK, |answer, catalogue| {
-        let unmatched = catalogue.unmatched(&request, now.wall_ns);
+        let unmatched = catalogue.unmatched(&request, UNMATCHED_MAX, now.wall_ns);
         let unmatched = unmatched.into_iter().map(|unmatched| api::Unmatched {
             name: catalogue.limits[unmatched.limit as usize].limit.spec.name.clone(),
             why: unmatched.why,

@@ -143,7 +143,9 @@ impl Service {
             let spec = &active.limit.spec;
             spec.domain == domain && spec.name == name && active.is_in_force(wall_ns)
         };
-        let found = catalogue.limits.iter().find(is_it).map(|active| find(&catalogue, active));
+        // Not the one that it has replaced, which counts beside it.
+        let found = catalogue.limits.iter().filter(is_it).max_by_key(|active| active.until_ns.is_none());
+        let found = found.map(|active| find(&catalogue, active));
         found.ok_or_else(|| {
             Status::not_found(format!("no limit {domain}/{name} in force here: see `acequia budget list`"))
         })

@@ -7,10 +7,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use acequia_limits::{Descriptor, Limit, limit::LimitSpec};
-use acequia_node::Scheduled;
+use acequia_limits::{
+    Descriptor, Limit,
+    limit::{LimitSpec, parse_instant_ns},
+};
 use acequia_rights::Mark;
 use acequia_store::{Store, StoreError};
+use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
@@ -33,8 +36,19 @@ const ORDERED: &str = "ordered_limits";
 pub(crate) struct Alone {
     /// The folder of the audit log; none where nothing survives a restart.
     folder: Option<PathBuf>,
-    /// Held as long as limits are being put in force: orders and changes of the file come one after the other.
+    /// Held as long as limits are being put in force and written down: orders and changes of the file come one after the other.
     kept: Mutex<Kept>,
+    /// What is shown of it, so that nobody who looks waits for a disk.
+    shown: ArcSwap<Shown>,
+}
+
+/// Where the limits that count differ from the file.
+#[derive(Debug, Default)]
+struct Shown {
+    /// A line each.
+    differences: Vec<String>,
+    /// When an override ends, and with it perhaps a difference: wall clock, nanoseconds.
+    until_ns: u64,
 }
 
 /// What the journal keeps of it.
@@ -46,13 +60,16 @@ struct Kept {
     in_force: Vec<LimitSpec>,
     /// Orders so far.
     number: u64,
+    /// Whether the journal has something else.
+    #[serde(skip)]
+    is_unwritten: bool,
 }
 
 impl Kept {
     /// The limits that count with another file: what that changed is as it says, and the rest as it was ordered.
     fn with_file(&self, file: &[LimitSpec]) -> Self {
         let in_force = merged(&self.in_force, &changed(&self.file, file));
-        Self { file: file.to_vec(), in_force, number: self.number }
+        Self { file: file.to_vec(), in_force, number: self.number, is_unwritten: self.is_unwritten }
     }
 
     /// In the order of the file, as limits. Where one is none any more with what was ordered, the file counts.
@@ -80,10 +97,23 @@ impl Kept {
         limits
     }
 
+    fn is_ordered(&self) -> bool {
+        self.file != self.in_force
+    }
+
     /// As the journal has it; nothing where the file says all there is.
     fn bytes(&self) -> Option<Vec<u8>> {
-        let is_ordered = self.file != self.in_force;
-        is_ordered.then(|| serde_json::to_vec(self).ok()).flatten()
+        self.is_ordered().then(|| serde_json::to_vec(self).ok()).flatten()
+    }
+
+    fn shown(&self, wall_ns: u64) -> Shown {
+        if !self.is_ordered() {
+            return Shown { differences: Vec::new(), until_ns: u64::MAX };
+        }
+        let ends = self.in_force.iter().flat_map(|spec| &spec.overrides);
+        let ends = ends.filter_map(|fields| parse_instant_ns(fields.get("until")?.texts().first()?).ok());
+        let until_ns = ends.filter(|end| *end > wall_ns).min().unwrap_or(u64::MAX);
+        Shown { differences: differences_in_words(&self.file, &self.in_force, wall_ns), until_ns }
     }
 }
 
@@ -98,14 +128,22 @@ impl Alone {
         file: &[Limit],
     ) -> Result<(Self, Vec<Limit>), StoreError> {
         let bytes = store.map(|store| store.value(ORDERED)).transpose()?.flatten();
-        let before = bytes.and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
+        let before = bytes.and_then(|bytes| {
+            let read = serde_json::from_slice::<Kept>(&bytes);
+            read.inspect_err(|fault| warn!(%fault, "what was ordered cannot be read: the file counts")).ok()
+        });
         let specs: Vec<LimitSpec> = file.iter().map(|limit| limit.spec.clone()).collect();
         let mut kept = match before {
             Some(before) => before.with_file(&specs),
-            None => Kept { file: specs.clone(), in_force: specs, number: 0 },
+            None => Kept { file: specs.clone(), in_force: specs, ..Kept::default() },
         };
         let limits = kept.limits(file);
-        Ok((Self { folder, kept: Mutex::new(kept) }, limits))
+        Ok((Self { folder, kept: Mutex::new(kept), shown: ArcSwap::default() }, limits))
+    }
+
+    /// What the journal is to have when a node begins, beside its other values: what the file withdrew must not come back.
+    pub(crate) fn value(&self) -> (&'static str, Option<Vec<u8>>) {
+        (ORDERED, self.kept().bytes())
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -127,26 +165,39 @@ impl Alone {
         let mut new = kept.with_file(&specs);
         let limits = new.limits(file);
         let done = apply(limits)?;
-        let was_ordered = kept.bytes().is_some();
+        new.is_unwritten |= kept.is_ordered() || new.is_ordered();
         *kept = new;
-        if let (Some(writer), true) = (&shared.writer, was_ordered || kept.bytes().is_some()) {
-            // A crash before this is written comes to the same: the file is compared again at the next start.
-            if let Err(fault) = writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]) {
-                warn!(%fault, "what was ordered is not written down again");
+        if let (Some(writer), true) = (&shared.writer, kept.is_unwritten) {
+            // Where a disk fails, the next change or start writes it.
+            match writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]) {
+                Ok(()) => kept.is_unwritten = false,
+                Err(fault) => warn!(%fault, "what was ordered is not written down again"),
             }
         }
+        self.show(&kept, shared.clock.now().wall_ns);
         drop(kept);
         self.tell_differences(shared);
         Ok(done)
     }
 
-    /// Where the limits that count differ from the file, a line each.
+    fn show(&self, kept: &Kept, wall_ns: u64) {
+        self.shown.store(Arc::new(kept.shown(wall_ns)));
+    }
+
+    /// Where the limits that count differ from the file, a line each. Never waits for an order.
     pub(crate) fn differences(&self, wall_ns: u64) -> Vec<String> {
-        let kept = self.kept();
-        if kept.file == kept.in_force {
-            return Vec::new();
+        if wall_ns >= self.shown.load().until_ns
+            && let Ok(kept) = self.kept.try_lock()
+        {
+            self.show(&kept, wall_ns);
         }
-        differences_in_words(&kept.file, &kept.in_force, wall_ns)
+        self.shown.load().differences.clone()
+    }
+
+    /// Shows and says what was ordered before this start.
+    pub(crate) fn look(&self, shared: &Shared) {
+        self.show(&self.kept(), shared.clock.now().wall_ns);
+        self.tell_differences(shared);
     }
 
     /// Says in the log that an operator's numbers count, and not the file's.
@@ -201,35 +252,44 @@ impl Alone {
         if ordered.is_dry {
             return Ok(Outcome { before, after: before, changes, warnings });
         }
-        let limits = |kept: &Kept| -> Result<Vec<Limit>, OrderFault> {
-            kept.in_force.iter().map(super::overrides::read).collect()
-        };
-        let (old, limits) = (limits(&kept)?, limits(&new)?);
+        let limits: Vec<Limit> = new.in_force.iter().map(super::overrides::read).collect::<Result<_, _>>()?;
+        let is_same = kept.in_force[place..=place]
+            .iter()
+            .map(super::overrides::read)
+            .all(|old| old.is_ok_and(|old| old.id == limits[place].id));
+        if !is_same {
+            return Err(OrderFault::Invalid(format!(
+                "{domain}/{name} would be another limit: change that in the config file"
+            )));
+        }
+        // Each try has a number of its own in the audit log.
+        kept.number = new.number;
         if let Some(folder) = &self.folder {
             let entry = AuditEntry {
                 wall_ns: now.wall_ns,
                 author: clean(&ordered.author),
                 reason: clean(&ordered.reason),
                 what: clean(&order.to_string()),
-                before: (0, kept.number),
+                before: (0, before.number),
                 after: (0, new.number),
                 changes: changes.clone(),
             };
             let written = Audit::open(folder).and_then(|mut audit| audit.append(&entry));
             written.map_err(OrderFault::Audit)?;
         }
+        // On disk first: a restart must know what was in force.
+        write(shared, &new)?;
         // Numbers alone have changed: no cell is to be read from the journal.
-        let apply = |limits: Vec<Limit>| {
-            let done = shared.node.apply(limits, now, |_| Vec::new());
-            done.map_err(|fault| OrderFault::Adopt(fault.to_string()))
-        };
-        apply(limits)?;
-        if let Err(fault) = write(shared, &shared.node.schedule(), &new) {
-            // What a restart would not know of must not be in force.
-            apply(old)?;
-            return Err(fault);
+        if let Err(fault) = shared.node.apply(limits, now, |_| Vec::new()) {
+            kept.is_unwritten = write(shared, &kept).is_err();
+            return Err(OrderFault::Adopt(fault.to_string()));
+        }
+        if let (Some(writer), Ok(schedule)) = (&shared.writer, schedule_bytes(&shared.node.schedule())) {
+            // Without it, the next start has the limits as they were, and the numbers as they are.
+            let _ = writer.write(&[], &[(SCHEDULE, Some(&schedule))]);
         }
         *kept = new;
+        self.show(&kept, now.wall_ns);
         Ok(Outcome { before, after, changes, warnings })
     }
 
@@ -243,13 +303,10 @@ impl Alone {
     }
 }
 
-fn write(shared: &Shared, schedule: &[Scheduled], kept: &Kept) -> Result<(), OrderFault> {
+fn write(shared: &Shared, kept: &Kept) -> Result<(), OrderFault> {
     let Some(writer) = &shared.writer else { return Ok(()) };
-    let fault = |fault: &dyn std::fmt::Display| OrderFault::Adopt(fault.to_string());
-    let schedule = schedule_bytes(schedule).map_err(|cause| fault(&cause))?;
-    let ordered = kept.bytes();
-    let values = [(SCHEDULE, Some(&schedule[..])), (ORDERED, ordered.as_deref())];
-    writer.write(&[], &values).map_err(|cause| fault(&cause))
+    let written = writer.write(&[], &[(ORDERED, kept.bytes().as_deref())]);
+    written.map_err(|fault| OrderFault::Adopt(fault.to_string()))
 }
 
 /// What a cell is known to have used here.

@@ -12,7 +12,7 @@ use std::{
 use acequia_limits::{
     Algorithm, Descriptor, Limit,
     limit::{BySpec, LimitSpec, ValueSpec, parse_instant_ns},
-    notation::format_duration_ns,
+    notation::{format_duration_ns, parse_units},
 };
 use jiff::Timestamp;
 
@@ -232,6 +232,11 @@ pub(super) fn exact(spec: &LimitSpec, key: &Key) -> Result<Key, OrderFault> {
                  budget set`"
             )));
         }
+        if is_address(spec, name) && !value.is_empty() && value.parse::<IpAddr>().is_err() {
+            return Err(invalid(&format!(
+                "{name}={value} is no address: name one, or give a network other numbers with `acequia budget set`"
+            )));
+        }
         if value.chars().any(char::is_control) {
             return Err(invalid(&format!(
                 "{name} has a control character, which no request may have: leave it out"
@@ -244,11 +249,14 @@ pub(super) fn exact(spec: &LimitSpec, key: &Key) -> Result<Key, OrderFault> {
     Ok(exact)
 }
 
+fn is_address(spec: &LimitSpec, name: &str) -> bool {
+    spec.by.iter().any(|by| matches!(by, BySpec::Address(address) if address.ip == name))
+}
+
 /// Addresses in their canonical form, since cells have one set of numbers however an address is written.
 fn canonical(spec: &LimitSpec, key: &Key) -> Key {
-    let is_address = |name: &str| spec.by.iter().any(|by| matches!(by, BySpec::Address(a) if a.ip == name));
     let one = |(name, value): (&String, &String)| {
-        let address = value.parse::<IpAddr>().ok().filter(|_| is_address(name));
+        let address = value.parse::<IpAddr>().ok().filter(|_| is_address(spec, name));
         (name.clone(), address.map_or_else(|| value.clone(), |address| address.to_canonical().to_string()))
     };
     key.iter().map(one).collect()
@@ -293,7 +301,7 @@ fn text_of<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
 
 /// Nothing where it only bridges from what it stood on to what it stands on.
 fn grant_of(fields: &Fields) -> Option<Grant> {
-    let units = text_of(fields, "granted")?.parse().ok().filter(|units| *units > 0)?;
+    let units = parse_units(text_of(fields, "granted")?).ok().filter(|units| *units > 0)?;
     let until_ns = parse_instant_ns(text_of(fields, "until")?).ok()?;
     Some(Grant { units, until_ns, why: fields.get("why").cloned(), author: fields.get("author").cloned() })
 }
