@@ -462,7 +462,19 @@ fn plain(fault: &serde_saphyr::Error) -> String {
     if let Some(place) = line.find(" at line ") {
         line.truncate(place);
     }
-    line
+    // In words of the config, and none of the parser's.
+    let wanted = match line.as_str() {
+        "invalid boolean" => "write true or false",
+        "invalid floating point" => "a number is wanted here",
+        "expected sequence start" => "a list is wanted here, such as [a, b]",
+        "expected mapping start" => "fields are wanted here, such as { name: value }",
+        "expected string scalar" => "a text is wanted here",
+        other if other.starts_with("invalid u") || other.starts_with("invalid i") => {
+            "a whole number is wanted here"
+        }
+        _ => return line,
+    };
+    wanted.to_owned()
 }
 
 /// Adds what the parser cannot know.
