@@ -459,7 +459,7 @@ fn a_change_that_is_taken_back_in_time_never_was() {
     let mut asker = node.asker();
     assert_eq!(scene::drain(&mut asker, "k", START), 10);
     succeed(&node, &by_all, START);
-    succeed(&node, &LimitSpec { cost: Some(2), ..by_all }, START.later(S));
+    scene::apply(&node, &[LimitSpec { cost: Some(2), ..by_all }], START.later(S));
     scene::apply(&node, &[hourly], START.later(2 * S));
     for now in [START.later(3 * S), START.later(HOUR - 1)] {
         assert_eq!(scene::drain(&mut asker, "k", now), 0);

@@ -299,8 +299,8 @@ fn a_catalogue_of_another_cluster_is_not_adopted() {
     assert!(fault.to_string().contains("another cluster"), "{fault}");
 }
 
-/// From an edge on a limit has another shape. A node begins with a wall that is beyond it, and is told what time it is: until
-/// then the old shape holds, and what was spent under it is known.
+/// A limit has another shape, beside which the old one counts up to an edge. A node begins with a wall that is beyond it, and is told what
+/// time it is: until then the old shape holds, and what was spent under it is known.
 #[test]
 fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
     let mut world = World::new(2, &[window("w", 300, "1h")], 20 * MS);
@@ -314,11 +314,11 @@ fn a_limit_that_seemed_to_be_over_holds_when_the_wall_is_corrected() {
     world.restart(1, None, writer(1));
     world.run(5 * S, |_, _| 5);
     assert_eq!(world.places[0].admitted + world.places[1].admitted, 300);
-    // From the edge on the new one holds.
+    // From the edge on the new one holds alone. It has counted what passed since it was heard of.
     world.run(to_edge_ns, |_, ms| u64::from(ms % 1_000 == 0));
     world.run(5 * S, |_, _| 5);
     let all = world.places[0].admitted + world.places[1].admitted;
-    assert_eq!(all, 300 + 200);
+    assert!((301..=300 + 200).contains(&all), "{all}");
 }
 
 /// One region draws what all others have, and then another is asked: what it does not believe of the first it gets by way of those
