@@ -462,7 +462,7 @@ mod tests {
             ("weight: 2", "weight: -1", 9, "weight -1"),
             ("weight: 2", "weight: 10001", 9, "a weight is 1 to 10000"),
             ("weight: 2", "weight: 999", 7, "more than 1000: round them, for example to us 9"),
-            ("weight: 2", "weight: two", 9, "invalid"),
+            ("weight: 2", "weight: two", 9, "a whole number"),
             ("  ap: {", "  a p: {", 10, "a region is 1 to 64 letters"),
             ("ap-1: ", "ap/1: ", 10, "a node is 1 to 64 letters"),
             ("ap-1: ", "ca: ", 10, "cannot be called ca"),
