@@ -69,8 +69,8 @@ async fn check_decides_and_lists_limits_when_asked_or_denied() {
     assert_eq!((denied.reason(), denied.remaining), (Reason::OverLimit, Some(1)));
     let [limit] = &denied.limits[..] else { panic!("{denied:?}") };
     assert_eq!((limit.outcome(), limit.cost), (Outcome::Deny, 2));
-    assert_eq!(limit.retry_after_ms, denied.retry_after_ms);
-    assert!(denied.retry_after_ms.is_some());
+    // Not all are told to come back at the edge.
+    assert!(limit.retry_after_ms.is_some() && denied.retry_after_ms >= limit.retry_after_ms, "{denied:?}");
 
     let nothing = ask(&mut limiter, question(&[("route", "/")])).await;
     assert_eq!((nothing.allowed, nothing.reason()), (true, Reason::NoMatch));
@@ -115,7 +115,7 @@ async fn a_stream_answers_every_message_in_order() {
     const CHECKS: usize = 100;
     let node = Node::start(&format!(
         "data: DATA\n\
-         limits: [{{ name: all, domain: shop, by: [api_key], fixed_window: {{ limit: 4_900, window: {} }} }}]",
+         limits: [{{ name: all, domain: shop, by: [api_key], fixed_window: {{ limit: 4900, window: {} }} }}]",
         windows::long()
     ));
     let mut limiter = limiter(&node).await;
@@ -134,7 +134,7 @@ async fn a_stream_answers_every_message_in_order() {
     let answers: Vec<_> = answers.map(|answer| answer.expect("an answer").results).collect().await;
 
     assert_eq!(answers.len(), MESSAGES);
-    let mut left = 4_900;
+    let mut left = 4900;
     for (number, result) in answers.iter().flatten().enumerate() {
         if number % 10 == 0 {
             assert_eq!((result.reason(), result.remaining), (Reason::NoMatch, None), "check {number}");

@@ -462,9 +462,9 @@ fn a_full_disk_stops_reserving_and_not_answering() {
     assert_eq!(watch.get("/readyz").body, "ready\n");
     node.until_it_says("the journal is written again");
     let used = LIMIT - ask("quota")["remaining"].as_u64().expect("a number");
-    // What was denied because it was not on disk in time was charged all the same.
+    // What was denied because it was not on disk in time may be charged all the same.
     let given = FIRST + given;
-    assert!((given + 2..=given + 4).contains(&used), "{used} used, {given} given");
+    assert!((given + 1..=given + 4).contains(&used), "{used} used, {given} given");
     assert_eq!(ask("window")["allowed"], true);
     node.crash();
     let left = check(&node, &[("quota", "x")])["remaining"].as_u64().expect("a number");
