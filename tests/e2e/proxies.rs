@@ -203,6 +203,14 @@ impl Scene {
             assert_eq!(reply.status, self.proxy.unanswered, "{reply:?}");
         }
     }
+
+    /// What each proxy that asks `/v1/authz` does while its node answers.
+    fn counts_as_the_page_says(&self) {
+        self.counts_keys();
+        self.counts_whatever_is_sent();
+        self.counts_the_true_address_and_path();
+        self.hands_bodies_on();
+    }
 }
 
 /// The configs with other ports, in a folder of the same name.
@@ -329,10 +337,7 @@ fn no_byte_of_a_query_passes_envoy_uncounted() {
 #[test]
 fn nginx_limits_as_the_page_says() {
     let scene = Scene::start(&NGINX);
-    scene.counts_keys();
-    scene.counts_whatever_is_sent();
-    scene.counts_the_true_address_and_path();
-    scene.hands_bodies_on();
+    scene.counts_as_the_page_says();
     scene.is_soon_without_a_late_node();
     scene.goes_on_without_a_node();
 }
@@ -340,10 +345,7 @@ fn nginx_limits_as_the_page_says() {
 #[test]
 fn caddy_limits_as_the_page_says() {
     let scene = Scene::start(&CADDY);
-    scene.counts_keys();
-    scene.counts_whatever_is_sent();
-    scene.counts_the_true_address_and_path();
-    scene.hands_bodies_on();
+    scene.counts_as_the_page_says();
     scene.is_soon_without_a_late_node();
     scene.goes_on_without_a_node();
 }
@@ -351,10 +353,7 @@ fn caddy_limits_as_the_page_says() {
 #[test]
 fn traefik_limits_as_the_page_says() {
     let scene = Scene::start(&TRAEFIK);
-    scene.counts_keys();
-    scene.counts_whatever_is_sent();
-    scene.counts_the_true_address_and_path();
-    scene.hands_bodies_on();
+    scene.counts_as_the_page_says();
     // Traefik waits half a minute for a node that is late.
     scene.goes_on_without_a_node();
 }
@@ -362,10 +361,7 @@ fn traefik_limits_as_the_page_says() {
 #[test]
 fn haproxy_limits_as_the_page_says() {
     let scene = Scene::start(&HAPROXY);
-    scene.counts_keys();
-    scene.counts_whatever_is_sent();
-    scene.counts_the_true_address_and_path();
-    scene.hands_bodies_on();
+    scene.counts_as_the_page_says();
     scene.is_soon_without_a_late_node();
     scene.goes_on_without_a_node();
 }

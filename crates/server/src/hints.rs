@@ -1,14 +1,11 @@
 //! How long denied requests were told to wait, by the limit that decided and the reason.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, OnceLock, PoisonError},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use acequia_limits::verdict::{NEVER, Reason};
 use acequia_node::{Answer, Catalogue};
 
-use crate::tally::Histogram;
+use crate::{labels::FirstLabels, tally::Histogram};
 
 /// Pairs of a limit and a reason that are counted by name. Further limits are counted together.
 const PAIRS_MAX: usize = 200;
@@ -47,7 +44,7 @@ impl Hints {
         if let Some(waits) = self.0.get_mut(&named) {
             return waits.record(&HINT_SECONDS, wait_s);
         }
-        let has_room = slot.is_none_or(|slot| pairs.has_room_for((slot, reason)));
+        let has_room = slot.is_none_or(|slot| pairs.takes(&(slot, reason)));
         let decider = if has_room { named.0 } else { Decider::Other };
         self.0.entry((decider, reason)).or_default().record(&HINT_SECONDS, wait_s);
     }
@@ -89,28 +86,12 @@ impl Decider {
     }
 }
 
-/// The pairs that are counted by name: the first [`PAIRS_MAX`] that came, since callers choose which limits they hit.
-#[derive(Debug, Default)]
-pub(crate) struct Pairs {
-    first: Mutex<BTreeSet<(u32, Reason)>>,
-    /// All of them, once no more are taken: then nobody waits for a lock.
-    all: OnceLock<BTreeSet<(u32, Reason)>>,
-}
+/// The pairs that are counted by name: callers choose which limits they hit.
+pub(crate) type Pairs = FirstLabels<(u32, Reason)>;
 
-impl Pairs {
-    #[cold]
-    fn has_room_for(&self, pair: (u32, Reason)) -> bool {
-        if let Some(all) = self.all.get() {
-            return all.contains(&pair);
-        }
-        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_room = first.contains(&pair) || (first.len() < PAIRS_MAX && first.insert(pair));
-        if first.len() == PAIRS_MAX {
-            // Another worker may have been earlier, with the same ones.
-            let _ = self.all.set(first.clone());
-        }
-        has_room
-    }
+/// No pairs yet.
+pub(crate) const fn pairs() -> Pairs {
+    FirstLabels::new(PAIRS_MAX)
 }
 
 #[cfg(test)]
@@ -122,7 +103,7 @@ mod tests {
 
     #[test]
     fn the_first_two_hundred_pairs_are_counted_by_name() {
-        let (pairs, mut workers) = (Pairs::default(), [Hints::default(), Hints::default()]);
+        let (pairs, mut workers) = (pairs(), [Hints::default(), Hints::default()]);
         for worker in &mut workers {
             for slot in 1..=150 {
                 worker.record(Some(slot), Reason::OverLimit, 2.0, &pairs);
@@ -145,7 +126,7 @@ mod tests {
     #[test]
     fn a_denial_is_counted_under_the_limit_that_decided_and_its_reason() {
         let (answer, catalogue) = answer(OnStoreLoss::Closed);
-        let (mut hints, pairs) = (Hints::default(), Pairs::default());
+        let (mut hints, pairs) = (Hints::default(), pairs());
         hints.count(&answer, &catalogue, &pairs);
         let gone = catalogue.limits[0].slot() + 1;
         hints.record(Some(gone), Reason::OverLimit, 1.0, &pairs);

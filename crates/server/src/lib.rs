@@ -21,6 +21,7 @@ pub mod headers;
 mod hints;
 pub mod http;
 pub mod json;
+mod labels;
 mod linger;
 pub mod metrics;
 mod names;

@@ -1,17 +1,13 @@
 //! Requests that no limit is about: whether they pass, how many there are in each domain, and a line in the log for whoever misspelt a name.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use acequia_limits::limit::NAME_BYTES_MAX;
 use serde::Deserialize;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::worker::Shared;
+use crate::{labels::FirstLabels, worker::Shared};
 
 /// Domains that are counted by name; all others together are [`OTHER`].
 const DOMAINS_MAX: usize = 100;
@@ -55,7 +51,7 @@ impl NoMatches {
 /// One worker's counts of such requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
-    domains: BTreeMap<Box<[u8]>, u64>,
+    domains: BTreeMap<Vec<u8>, u64>,
     other: u64,
 }
 
@@ -64,8 +60,8 @@ impl Counts {
     pub(crate) fn count(&mut self, domain: &[u8], names: &Names) {
         match self.domains.get_mut(domain) {
             Some(count) => *count += 1,
-            None if names.has_room_for(domain) => {
-                self.domains.insert(domain.into(), 1);
+            None if can_be_named(domain) && names.takes(domain) => {
+                self.domains.insert(domain.to_vec(), 1);
             }
             None => self.other += 1,
         }
@@ -95,19 +91,17 @@ impl Counts {
     }
 }
 
-/// The domains that are counted by name: the first [`DOMAINS_MAX`] that came, since callers choose them.
-#[derive(Debug, Default)]
-pub(crate) struct Names(Mutex<BTreeSet<Box<[u8]>>>);
+/// The domains that are counted by name, as callers choose them.
+pub(crate) type Names = FirstLabels<Vec<u8>>;
 
-impl Names {
-    fn has_room_for(&self, domain: &[u8]) -> bool {
-        // No limit can have a longer one, and that name is all others'.
-        if domain.len() > NAME_BYTES_MAX || domain == OTHER.as_bytes() {
-            return false;
-        }
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        names.contains(domain) || (names.len() < DOMAINS_MAX && names.insert(domain.into()))
-    }
+/// No domains yet.
+pub(crate) const fn names() -> Names {
+    FirstLabels::new(DOMAINS_MAX)
+}
+
+/// Whether a domain can be counted by name: no limit can have a longer one, and that of all others is taken.
+fn can_be_named(domain: &[u8]) -> bool {
+    domain.len() <= NAME_BYTES_MAX && domain != OTHER.as_bytes()
 }
 
 /// What was told in the log, and when.
@@ -143,7 +137,7 @@ mod tests {
 
     #[test]
     fn the_first_hundred_domains_are_counted_by_name() {
-        let (names, mut workers) = (Names::default(), [Counts::default(), Counts::default()]);
+        let (names, mut workers) = (super::names(), [Counts::default(), Counts::default()]);
         for worker in &mut workers {
             for number in 0..150 {
                 worker.count(format!("d{number:03}").as_bytes(), &names);
@@ -162,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_domain_that_is_called_other_is_one_of_the_others() {
-        let (names, mut counts) = (Names::default(), Counts::default());
+        let (names, mut counts) = (super::names(), Counts::default());
         counts.count(b"other", &names);
         let before = counts.clone();
         counts.count(b"shop", &names);

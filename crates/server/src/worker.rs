@@ -119,8 +119,8 @@ impl Shared {
             connections: Arc::default(),
             refused: Refused::default(),
             expired: AtomicU64::new(0),
-            unmatched_domains: unmatched::Names::default(),
-            hinted: hints::Pairs::default(),
+            unmatched_domains: unmatched::names(),
+            hinted: hints::pairs(),
             draining: AtomicBool::new(false),
             live: ArcSwap::default(),
         }
@@ -310,7 +310,7 @@ impl Worker {
         self.ask_within(request, how, Duration::MAX, respond).await
     }
 
-    /// The same for a caller that waits no longer than that.
+    /// Asks as [`Worker::ask`] does, for a caller that waits for `longest` at most.
     pub(crate) async fn ask_within<R>(
         &self,
         request: &Request<'_>,
@@ -589,7 +589,8 @@ impl Held<'_> {
         respond: impl FnOnce(&Answer, &Arc<Catalogue>) -> R,
     ) -> (R, Option<Unwritten>) {
         let Inner { asker, tally, cells, random } = &mut *self.inner;
-        if let Some(most_ns) = spread_ns(asker.last()) {
+        let (answer, catalogue) = asker.last();
+        if let Some(most_ns) = spread_ns(answer, catalogue) {
             asker.ask_later(next(random) % most_ns);
         }
         let (answer, catalogue) = asker.last();
@@ -633,7 +634,7 @@ const SPREAD_PART: u64 = 16;
 
 /// How much later whoever was denied may be told to come back, in nanoseconds; nothing where nobody else waits for the same moment.
 #[inline]
-fn spread_ns((answer, catalogue): (&Answer, &Arc<Catalogue>)) -> Option<u64> {
+fn spread_ns(answer: &Answer, catalogue: &Catalogue) -> Option<u64> {
     if answer.allowed || answer.reason != Reason::OverLimit || is_never(answer.retry_after_ns) {
         return None;
     }

@@ -481,7 +481,7 @@ pub struct ListBudgetsResponse {
     pub budgets: ::prost::alloc::vec::Vec<Budget>,
     #[prost(message, optional, tag = "2")]
     pub catalogue: ::core::option::Option<Catalogue>,
-    /// Of a node that stands alone: where what operators ordered, which counts, differs from its file.
+    /// Where the numbers that operators ordered differ from the file of a node that stands alone. The ordered numbers count.
     #[prost(string, repeated, tag = "3")]
     pub differences: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }

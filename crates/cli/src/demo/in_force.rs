@@ -139,9 +139,9 @@ mod tests {
     }
 
     /// What the authority reports at a version of the catalogue, with this budget, while all conform to another version.
-    fn report(number: u64, (rate, units): (u64, u64), effective: u64) -> NodeStatus {
+    fn report(number: u64, budget: Numbers, effective: u64) -> NodeStatus {
         let mut status = status(0, [333, 0, 0]);
-        (status.limits[0].rate_milli, status.limits[0].units) = (rate * 1_000, units);
+        (status.limits[0].rate_milli, status.limits[0].units) = (budget.rate * 1_000, budget.units);
         let catalogue = status.catalogue.as_mut().expect("one");
         catalogue.requested = Some(Mark { epoch: 1, number });
         catalogue.effective = Some(Mark { epoch: 1, number: effective });
@@ -155,11 +155,11 @@ mod tests {
     #[test]
     fn the_larger_counts_until_every_node_has_acknowledged_the_smaller() {
         let mut in_force = InForce::default();
-        let lowered = report(5, (900, 500), 4);
+        let lowered = report(5, budget(900, 500), 4);
         assert_eq!(in_force.report(at(1), &lowered), Some(AT_START));
         assert_eq!(in_force.acknowledge(at(1), &lowered), None);
         assert_eq!((in_force.highest()[0], in_force.lowest_rate()), (budget(1_000, 1_000), 900));
-        let acknowledged = report(5, (900, 500), 5);
+        let acknowledged = report(5, budget(900, 500), 5);
         assert_eq!(in_force.report(at(3), &acknowledged), None);
         assert_eq!(in_force.acknowledge(at(3), &acknowledged), Some(at(2)));
         assert_eq!(in_force.highest()[0], budget(900, 500));
@@ -168,24 +168,24 @@ mod tests {
     #[test]
     fn a_rate_that_rises_while_the_burst_falls_counts_with_the_old_burst() {
         let mut in_force = InForce::default();
-        in_force.report(at(1), &report(5, (2_000, 100), 4));
+        in_force.report(at(1), &report(5, budget(2_000, 100), 4));
         assert_eq!(in_force.highest()[0], budget(2_000, 1_000));
     }
 
     #[test]
     fn a_node_that_is_behind_reports_nothing_new() {
         let mut in_force = InForce::default();
-        in_force.report(at(1), &report(5, (2_000, 2_000), 4));
-        assert_eq!(in_force.report(at(1), &report(4, (1_000, 1_000), 4)), None);
+        in_force.report(at(1), &report(5, budget(2_000, 2_000), 4));
+        assert_eq!(in_force.report(at(1), &report(4, budget(1_000, 1_000), 4)), None);
         assert_eq!(in_force.newest()[0], budget(2_000, 2_000));
     }
 
     #[test]
     fn versions_without_end_take_no_more_memory_and_forget_no_budget() {
         let mut in_force = InForce::default();
-        in_force.report(at(0), &report(5, (7_000, 1), 4));
+        in_force.report(at(0), &report(5, budget(7_000, 1), 4));
         for number in 6..500 {
-            in_force.report(at(1), &report(number, (number, 1), 4));
+            in_force.report(at(1), &report(number, budget(number, 1), 4));
         }
         assert_eq!(in_force.versions.len(), VERSIONS_MAX);
         assert_eq!(in_force.highest()[0], budget(7_000, 1_000));

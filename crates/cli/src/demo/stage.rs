@@ -33,11 +33,11 @@ use crate::{
 const REPORTS_EVERY: Duration = Duration::from_millis(100);
 /// How long all nodes together may take to be ready: a fraction of a second each, on a machine that is not busy.
 const START_TIME_MAX: Duration = Duration::from_secs(30);
-/// How often it is looked whether they are.
+/// How often the nodes are looked at while something is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long an answer waits for what the nodes report of its time: then it is judged by what is known.
 const REPORT_TIME_MAX: Duration = Duration::from_secs(3);
-/// The same, of the last answers.
+/// How long the last answers wait for such reports.
 const LAST_REPORT_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long the authority may take to answer an order.
 const ORDER_TIME_MAX: Duration = Duration::from_secs(5);

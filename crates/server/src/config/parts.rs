@@ -56,7 +56,11 @@ pub(super) fn parts(text: &str) -> Vec<Part> {
         match value.value {
             Value::List(items) if key.text() == "limits" => {
                 parts.extend(items.into_iter().map(|item| Part {
-                    limit: Some(["name", "domain"].map(|field| item.field(field).to_owned())),
+                    // One without a name gets that of its line: that the name is missing has been said.
+                    limit: Some(["name", "domain"].map(|field| match item.field(field) {
+                        "" => format!("line-{}", item.lines.start),
+                        text => text.to_owned(),
+                    })),
                     place: item.place,
                     lines: item.lines,
                 }))

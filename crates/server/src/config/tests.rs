@@ -251,6 +251,14 @@ memory: 64MB
     let error = Config::parse("a.yaml", &text).expect_err("faults");
     let lines: Vec<u64> = error.faults.iter().map(|fault| fault.line).collect();
     assert_eq!(lines, [3, 5, 6], "{error}");
+
+    // A limit without a name is named once.
+    let text = format!(
+        "{HEAD}limits:\n  - {{ domain: shop, token_bucket: {{ rate: 1/s, burst: 9 }} }}\n  - {{ name: b }}\n"
+    );
+    let error = Config::parse("a.yaml", &text).expect_err("faults");
+    let lines: Vec<u64> = error.faults.iter().map(|fault| fault.line).collect();
+    assert_eq!(lines, [4, 5], "{error}");
 }
 
 #[test]

@@ -253,11 +253,7 @@ impl Alone {
             return Ok(Outcome { before, after: before, changes, warnings });
         }
         let limits: Vec<Limit> = new.in_force.iter().map(super::overrides::read).collect::<Result<_, _>>()?;
-        let is_same = kept.in_force[place..=place]
-            .iter()
-            .map(super::overrides::read)
-            .all(|old| old.is_ok_and(|old| old.id == limits[place].id));
-        if !is_same {
+        if super::overrides::read(&kept.in_force[place])?.id != limits[place].id {
             return Err(OrderFault::Invalid(format!(
                 "{domain}/{name} would be another limit: change that in the config file"
             )));

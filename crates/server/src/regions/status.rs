@@ -197,7 +197,7 @@ pub(super) fn differences_of(regions: &Regions, version: &Version, now: Now) -> 
     differences_in_words(&regions.file(), &specs, now.wall_ns)
 }
 
-/// The same of the limits of a file and those that count.
+/// Where the limits of a file differ in what lasts from those that count.
 pub(super) fn differences_in_words(file: &[LimitSpec], in_force: &[LimitSpec], wall_ns: u64) -> Vec<String> {
     let lasting =
         |specs: &[LimitSpec]| -> Vec<LimitSpec> { specs.iter().map(|spec| lasting(spec, wall_ns)).collect() };
