@@ -129,7 +129,7 @@ impl Question {
     pub(crate) fn with<T>(&self, read: impl FnOnce(&Descriptor<'_>) -> T) -> T {
         let entries: Vec<_> =
             self.entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
-        read(&Descriptor { entries: &entries, cost: None })
+        read(&Descriptor::new(&entries, None))
     }
 }
 

@@ -242,7 +242,7 @@ impl CellSeries {
         let mut lent = BTreeMap::new();
         let mut bound: Option<Bound> = None;
         let entries: Vec<_> = self.by.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
-        let values = Descriptor { entries: &entries, cost: None };
+        let values = Descriptor::new(&entries, None);
         for (place, region) in world.regions().iter().enumerate() {
             let process = region.process();
             let seen = process.as_ref().and_then(|process| {
@@ -329,7 +329,7 @@ fn most_asked(limit: &Limit, answers: &[Answer]) -> Option<Vec<(String, String)>
 pub fn cell_of(limit: &Limit, question: &Question) -> Option<Vec<(String, String)>> {
     let entries: Vec<_> =
         question.entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
-    let descriptor = Descriptor { entries: &entries, cost: None };
+    let descriptor = Descriptor::new(&entries, None);
     if !limit.when.iter().all(|condition| condition.holds(&descriptor)) {
         return None;
     }

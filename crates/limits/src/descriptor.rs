@@ -1,6 +1,10 @@
 //! What a request says about itself, borrowed from the bytes it came in.
 
+use std::{cell::Cell, net::IpAddr};
+
 use smallvec::SmallVec;
+
+use crate::selector::address_of;
 
 /// Descriptors in a request that need no allocation.
 const DESCRIPTORS_INLINE: usize = 4;
@@ -38,12 +42,22 @@ pub struct Span {
 
 /// One thing that is to be counted: its entries in any order. A limit counts by the first value of a key that comes twice; see
 /// [`crate::selector::Condition`] for what it matches.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Descriptor<'a> {
     /// At least one.
     pub entries: &'a [Entry<'a>],
     /// As [`Span::cost`].
     pub cost: Option<u64>,
+    /// The last value that was read as an address: a limit often counts by it and compares it.
+    address: Cell<Option<ReadAddress<'a>>>,
+}
+
+/// A value, the place in its list, and the address there, if any.
+#[derive(Clone, Copy, Debug)]
+struct ReadAddress<'a> {
+    value: &'a [u8],
+    hop: u8,
+    address: Option<IpAddr>,
 }
 
 impl<'a> Request<'a> {
@@ -68,14 +82,31 @@ impl<'a> Request<'a> {
 
     /// The descriptors, in order.
     pub fn descriptors(&self) -> impl ExactSizeIterator<Item = Descriptor<'_>> {
-        self.spans.iter().map(|span| Descriptor {
-            entries: &self.entries[span.start as usize..span.end as usize],
-            cost: span.cost,
-        })
+        self.spans
+            .iter()
+            .map(|span| Descriptor::new(&self.entries[span.start as usize..span.end as usize], span.cost))
     }
 }
 
 impl<'a> Descriptor<'a> {
+    /// A descriptor with these entries, and with this cost of its own ([`Span::cost`]).
+    #[inline]
+    pub fn new(entries: &'a [Entry<'a>], cost: Option<u64>) -> Self {
+        Self { entries, cost, address: Cell::new(None) }
+    }
+
+    /// The address in one of its values, as [`address_of`] reads it.
+    pub(crate) fn address_of(&self, value: &'a [u8], hop: u8) -> Option<IpAddr> {
+        match self.address.get() {
+            Some(read) if std::ptr::eq(read.value, value) && read.hop == hop => read.address,
+            _ => {
+                let address = address_of(value, hop);
+                self.address.set(Some(ReadAddress { value, hop, address }));
+                address
+            }
+        }
+    }
+
     /// The values of a key, which may come more than once.
     #[inline]
     pub fn values(&self, key: &[u8]) -> impl Iterator<Item = &'a [u8]> {

@@ -1,6 +1,6 @@
 //! Sets of addresses by their networks (CIDR: RFC 4632; RFC 4291, section 2.3).
 
-use std::{fmt, net::IpAddr, ops::RangeInclusive};
+use std::{fmt, net::IpAddr};
 
 /// The addresses that begin with the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +65,11 @@ impl fmt::Display for Network {
     }
 }
 
-/// Networks in which an address is looked up by a binary search.
+/// Networks in which an address is looked up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks {
-    v4: Vec<RangeInclusive<u32>>,
-    v6: Vec<RangeInclusive<u128>>,
+    v4: Ranges<u32>,
+    v6: Ranges<u128>,
 }
 
 impl Networks {
@@ -77,8 +77,8 @@ impl Networks {
     #[inline]
     pub fn contains(&self, address: IpAddr) -> bool {
         match address {
-            IpAddr::V4(address) => has(&self.v4, address.to_bits()),
-            IpAddr::V6(address) => has(&self.v6, address.to_bits()),
+            IpAddr::V4(address) => self.v4.has(address.to_bits()),
+            IpAddr::V6(address) => self.v6.has(address.to_bits()),
         }
     }
 }
@@ -88,24 +88,80 @@ impl FromIterator<Network> for Networks {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for network in networks {
             match network.address {
-                IpAddr::V4(address) => v4.push(address.to_bits()..=address.to_bits() | !network.mask_v4()),
-                IpAddr::V6(address) => v6.push(address.to_bits()..=address.to_bits() | !network.mask_v6()),
+                IpAddr::V4(address) => v4.push((address.to_bits(), address.to_bits() | !network.mask_v4())),
+                IpAddr::V6(address) => v6.push((address.to_bits(), address.to_bits() | !network.mask_v6())),
             }
         }
-        Self { v4: disjoint(v4), v6: disjoint(v6) }
+        Self { v4: Ranges::new(v4), v6: Ranges::new(v6) }
     }
 }
 
-/// Sorted, without those that lie in another: two networks overlap only so.
-fn disjoint<T: Ord + Copy>(mut ranges: Vec<RangeInclusive<T>>) -> Vec<RangeInclusive<T>> {
-    ranges.sort_unstable_by_key(|range| (*range.start(), std::cmp::Reverse(*range.end())));
-    ranges.dedup_by(|next, kept| next.end() <= kept.end());
-    ranges
+/// An address as a number.
+trait Bits: Copy + Ord {
+    /// The number of the slice of 2^`shift` addresses that it is in, counted from a lower address.
+    fn slice(self, lowest: Self, shift: u32) -> usize;
 }
 
-fn has<T: Ord + Copy>(ranges: &[RangeInclusive<T>], address: T) -> bool {
-    let after = ranges.partition_point(|range| *range.start() <= address);
-    after > 0 && address <= *ranges[after - 1].end()
+impl Bits for u32 {
+    #[inline]
+    fn slice(self, lowest: Self, shift: u32) -> usize {
+        ((self - lowest) >> shift) as usize
+    }
+}
+
+impl Bits for u128 {
+    #[inline]
+    fn slice(self, lowest: Self, shift: u32) -> usize {
+        usize::try_from((self - lowest) >> shift).unwrap_or(usize::MAX)
+    }
+}
+
+/// Ranges of addresses, of which none lies in another. What they span is cut into slices of one size, about as many as there are ranges, so
+/// that a binary search has few to look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Ranges<T> {
+    /// The first and the last address of each, in order.
+    ranges: Vec<(T, T)>,
+    /// How many ranges begin before each slice, and then how many there are.
+    before: Vec<u32>,
+    /// The number of addresses in a slice, as a power of two.
+    shift: u32,
+}
+
+impl<T: Bits> Ranges<T> {
+    fn new(mut ranges: Vec<(T, T)>) -> Self {
+        ranges.sort_unstable_by_key(|(first, last)| (*first, std::cmp::Reverse(*last)));
+        // Two networks overlap only where one lies in the other.
+        ranges.dedup_by(|next, kept| next.1 <= kept.1);
+        let (Some((lowest, _)), Some((_, highest))) = (ranges.first().copied(), ranges.last().copied())
+        else {
+            return Self { ranges, before: Vec::new(), shift: 0 };
+        };
+        // Two at least, which half of all addresses each can fill.
+        let slices_max = 2 * ranges.len().next_power_of_two();
+        let mut shift = 0;
+        while highest.slice(lowest, shift) >= slices_max {
+            shift += 1;
+        }
+        let begin_before =
+            |slice| ranges.partition_point(|range| range.0.slice(lowest, shift) < slice) as u32;
+        let before = (0..=highest.slice(lowest, shift) + 1).map(begin_before).collect();
+        Self { ranges, before, shift }
+    }
+
+    #[inline]
+    fn has(&self, address: T) -> bool {
+        let Some((lowest, _)) = self.ranges.first().filter(|(lowest, _)| *lowest <= address) else {
+            return false;
+        };
+        let slice = address.slice(*lowest, self.shift);
+        let Some(&[before, until]) = self.before.get(slice..).and_then(|slices| slices.first_chunk()) else {
+            return false;
+        };
+        let in_slice = &self.ranges[before as usize..until as usize];
+        let begun = before as usize + in_slice.partition_point(|(first, _)| *first <= address);
+        begun > 0 && address <= self.ranges[begun - 1].1
+    }
 }
 
 #[cfg(test)]
@@ -162,6 +218,28 @@ mod tests {
                     *v6 == is_v6 && (first ^ asked).checked_shr(8 - u32::from(*bits)).unwrap_or(0) == 0
                 });
                 prop_assert_eq!(set.contains(address.parse().expect("an address")), walk, "{}", address);
+            }
+        }
+
+        /// At the edges of networks that lie in clumps, of every size.
+        #[test]
+        fn edges_are_found_in_clumps(written in prop::collection::vec((any::<u32>(), 0..=32u32, 0..3u32), 1..60)) {
+            let starts: Vec<(u32, u32)> = written.iter().map(|(address, bits, clump)| {
+                let address = [*address, 0x0A00_0000 | address & 0xFFFF, 0xFFFF_FF00 | address & 0xFF][*clump as usize];
+                (address & u32::MAX.checked_shl(32 - bits).unwrap_or(0), *bits)
+            }).collect();
+            let network = |(address, bits): &(u32, u32)| Network { address: IpAddr::V4((*address).into()), bits: *bits as u8 };
+            let set: Networks = starts.iter().map(network).collect();
+            let wide = |address: u32| u128::from(address) << 77 | u128::from(address);
+            let ranges = |(address, bits): &(u32, u32)| (wide(*address), wide(*address | u32::MAX.checked_shr(*bits).unwrap_or(0)));
+            let set_v6 = Ranges::new(starts.iter().map(ranges).collect());
+            for (address, bits) in &starts {
+                let last = address | u32::MAX.checked_shr(*bits).unwrap_or(0);
+                for asked in [*address, last, address.wrapping_sub(1), last.wrapping_add(1)] {
+                    let walk = starts.iter().any(|(address, bits)| (address ^ asked).checked_shr(32 - bits).unwrap_or(0) == 0);
+                    prop_assert_eq!(set.contains(IpAddr::V4(asked.into())), walk, "{}", asked);
+                    prop_assert_eq!(set_v6.has(wide(asked)), walk, "{}", asked);
+                }
             }
         }
     }

@@ -115,13 +115,12 @@ impl Condition {
 
     /// Whether a value fits.
     pub fn accepts(&self, value: &[u8]) -> bool {
-        let Fit { is_asked_for, is_excluded } = self.fit(value);
-        is_asked_for && !is_excluded
+        self.fit(&Descriptor::new(&[], None), value).is_met()
     }
 
-    fn fit(&self, value: &[u8]) -> Fit {
+    fn fit<'v>(&self, descriptor: &Descriptor<'v>, value: &'v [u8]) -> Fit {
         if let Some(addresses) = &self.addresses {
-            let address = address_of(value, addresses.hop);
+            let address = descriptor.address_of(value, addresses.hop);
             let is_asked_for = self.any.is_empty() || addresses.any.has(address);
             return Fit { is_asked_for, is_excluded: addresses.none.has(address) };
         }
@@ -138,7 +137,7 @@ impl Condition {
             if self.is_absent {
                 return false;
             }
-            let fit = self.fit(value);
+            let fit = self.fit(descriptor, value);
             is_asked_for |= fit.is_asked_for;
             is_excluded &= fit.is_excluded;
         }
@@ -148,7 +147,7 @@ impl Condition {
     /// Whether a cell has other numbers by this condition: the first value fits.
     pub fn holds_for_first(&self, descriptor: &Descriptor<'_>) -> bool {
         match descriptor.value(self.key.as_bytes()) {
-            Some(value) => !self.is_absent && self.accepts(value),
+            Some(value) => !self.is_absent && self.fit(descriptor, value).is_met(),
             None => self.is_absent,
         }
     }
@@ -162,7 +161,7 @@ impl Condition {
         let mut is_there = false;
         values.all(|value| {
             is_there = true;
-            self.accepts(value)
+            self.fit(descriptor, value).is_met()
         }) && is_there
     }
 }
@@ -171,6 +170,12 @@ impl Condition {
 struct Fit {
     is_asked_for: bool,
     is_excluded: bool,
+}
+
+impl Fit {
+    fn is_met(&self) -> bool {
+        self.is_asked_for && !self.is_excluded
+    }
 }
 
 /// Patterns as they are shown, and the set of addresses that they stand for.
@@ -262,14 +267,15 @@ pub struct Prefix {
 }
 
 impl By {
-    /// The bytes that stand for a value. An address is cut to its prefix; IPv4 in IPv6 is IPv4. All values that
-    /// hold no address stand for one cell, since a client could make up as many as it likes.
+    /// The bytes that stand for a descriptor's first value of the key; nothing where it has none. An address is cut to its prefix; IPv4 in
+    /// IPv6 is IPv4. All values that hold no address stand for one cell, since a client could make up as many as it likes.
     #[inline]
-    pub fn canonical<'v>(&self, value: &'v [u8]) -> Canonical<'v> {
-        match self.prefix {
+    pub fn canonical<'v>(&self, descriptor: &Descriptor<'v>) -> Option<Canonical<'v>> {
+        let value = descriptor.value(self.key.as_bytes())?;
+        Some(match self.prefix {
             None => Canonical::Value(value),
-            Some(prefix) => prefix.canonical(value),
-        }
+            Some(prefix) => prefix.canonical(descriptor.address_of(value, prefix.hop)),
+        })
     }
 }
 
@@ -300,8 +306,8 @@ impl Canonical<'_> {
 }
 
 impl Prefix {
-    fn canonical(self, value: &[u8]) -> Canonical<'static> {
-        match address_of(value, self.hop) {
+    fn canonical(self, address: Option<IpAddr>) -> Canonical<'static> {
+        match address {
             Some(IpAddr::V4(address)) => Canonical::V4(self.cut_v4(address).octets()),
             Some(IpAddr::V6(address)) => Canonical::V6(self.cut_v6(address).octets()),
             None => Canonical::NoAddress,
@@ -335,7 +341,7 @@ mod tests {
         assert!(all_but.accepts(b"/x") && !all_but.accepts(b"/health"));
         assert!(Condition::new("k", [r"\!x"]).accepts(b"!x"));
         let entries = [(&b"method"[..], &b"GET"[..])];
-        assert!(!all_but.holds(&Descriptor { entries: &entries, cost: None }));
+        assert!(!all_but.holds(&Descriptor::new(&entries, None)));
     }
 
     /// Envoy makes such descriptors of two actions with one key.
@@ -355,7 +361,7 @@ mod tests {
             let condition = Condition::new("k", patterns.iter().copied());
             let entries: Vec<(&[u8], &[u8])> =
                 values.iter().map(|value| (&b"k"[..], value.as_bytes())).collect();
-            let descriptor = Descriptor { entries: &entries, cost: None };
+            let descriptor = Descriptor::new(&entries, None);
             let said = (condition.holds(&descriptor), condition.holds_for_all(&descriptor));
             assert_eq!(said, (holds, holds_for_all), "{patterns:?} of {values:?}");
             let first = values.first().is_some_and(|value| condition.accepts(value.as_bytes()));
@@ -363,10 +369,31 @@ mod tests {
         }
     }
 
+    /// The bytes that stand for a value.
+    fn bytes_of(by: &By, value: &[u8]) -> Vec<u8> {
+        let entries = [(by.key.as_bytes(), value)];
+        by.canonical(&Descriptor::new(&entries, None)).expect("the key is there").bytes().to_vec()
+    }
+
+    /// What was read of one value, or at one place of a list, is never taken for another.
+    #[test]
+    fn an_address_that_was_read_is_that_of_its_value_and_place() {
+        let (list, other) = (&b"1.1.1.1, 2.2.2.2"[..], &b"1.1.1.1, 3.3.3.3"[..]);
+        let entries = [(&b"ip"[..], list), (&b"via"[..], other), (&b"ip"[..], &list[..7])];
+        let descriptor = Descriptor::new(&entries, None);
+        let is = |address: &str, hop, key| {
+            Condition::new(key, [address]).of_addresses(hop).holds_for_first(&descriptor)
+        };
+        assert!(is("2.2.2.2", 1, "ip") && is("1.1.1.1", 2, "ip") && is("2.2.2.2", 1, "ip"));
+        assert!(is("3.3.3.3", 1, "via") && is("1.1.1.1", 2, "via") && !is("2.2.2.2", 1, "via"));
+        assert!(Condition::new("ip", ["1.1.1.1"]).of_addresses(1).holds(&descriptor), "by the second value");
+        assert!(!Condition::new("ip", ["1.1.1.1"]).of_addresses(1).holds_for_all(&descriptor));
+    }
+
     #[test]
     fn an_address_is_one_however_it_is_written() {
         let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 32, v6: 128, hop: 1 }) };
-        let canonical = |value: &'static str| by.canonical(value.as_bytes());
+        let canonical = |value: &str| bytes_of(&by, value.as_bytes());
         for (one, others) in [
             (
                 "203.0.113.7",
@@ -403,9 +430,9 @@ mod tests {
             ",",
         ];
         for text in nonsense {
-            assert_eq!(canonical(text), Canonical::NoAddress, "{text:?}");
+            assert!(canonical(text).is_empty(), "{text:?}");
         }
-        assert_eq!(by.canonical(b"\xff"), Canonical::NoAddress);
+        assert!(bytes_of(&by, b"\xff").is_empty());
     }
 
     #[test]
@@ -422,9 +449,9 @@ mod tests {
         }
         let exempt = Condition::new("ip", ["::ffff:2.2.2.2", "2001:DB8::0:1"]).of_addresses(2);
         let entries = [(&b"ip"[..], &list[..])];
-        assert!(exempt.holds_for_all(&Descriptor { entries: &entries, cost: None }));
+        assert!(exempt.holds_for_all(&Descriptor::new(&entries, None)));
         let entries = [(&b"ip"[..], &b"[2001:db8::1]:80"[..])];
-        assert!(exempt.holds(&Descriptor { entries: &entries, cost: None }));
+        assert!(exempt.holds(&Descriptor::new(&entries, None)));
     }
 
     #[test]
@@ -454,7 +481,7 @@ mod tests {
     fn a_key_that_must_be_absent_is() {
         let absent = Condition::absent("svc");
         let of = |entries: &[(&[u8], &[u8])]| {
-            let descriptor = Descriptor { entries, cost: None };
+            let descriptor = Descriptor::new(entries, None);
             [
                 absent.holds(&descriptor),
                 absent.holds_for_all(&descriptor),
@@ -469,7 +496,7 @@ mod tests {
     #[test]
     fn addresses_count_by_prefix() {
         let by = By { key: "ip".into(), prefix: Some(Prefix { v4: 24, v6: 64, hop: 1 }) };
-        let canonical = |value: &str| by.canonical(value.as_bytes()).bytes().to_vec();
+        let canonical = |value: &str| bytes_of(&by, value.as_bytes());
         assert_eq!(canonical("10.1.2.3"), canonical("10.1.2.200"));
         assert_ne!(canonical("10.1.2.3"), canonical("10.1.3.3"));
         assert_eq!(canonical("::ffff:10.1.2.3"), canonical("10.1.2.3"));

@@ -284,7 +284,7 @@ impl Active {
     /// The cell that counts these values, and its numbers.
     fn cell_of(&self, values: &Descriptor<'_>, now: Now) -> Option<(CellTag, u16)> {
         let by = self.limit.by.iter();
-        let all: Option<Vec<_>> = by.map(|by| Some(by.canonical(values.value(by.key.as_bytes())?))).collect();
+        let all: Option<Vec<_>> = by.map(|by| by.canonical(values)).collect();
         let tag = match all?.as_slice() {
             [one] => self.tagger.one(one.bytes()),
             all => self.tagger.all(all.iter().map(|value| value.bytes())),

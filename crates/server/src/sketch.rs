@@ -151,11 +151,12 @@ impl CellKeyText {
             }
             self.push_encoded(by.key.as_bytes());
             self.push("=");
-            match by.canonical(descriptor.value(by.key.as_bytes()).unwrap_or_default()) {
-                Canonical::Value(value) => self.push_encoded(value),
-                Canonical::V4(network) => self.push(&std::net::Ipv4Addr::from(network).to_string()),
-                Canonical::V6(network) => self.push(&std::net::Ipv6Addr::from(network).to_string()),
-                Canonical::NoAddress => self.push("none"),
+            match by.canonical(descriptor) {
+                None => {}
+                Some(Canonical::Value(value)) => self.push_encoded(value),
+                Some(Canonical::V4(network)) => self.push(&std::net::Ipv4Addr::from(network).to_string()),
+                Some(Canonical::V6(network)) => self.push(&std::net::Ipv6Addr::from(network).to_string()),
+                Some(Canonical::NoAddress) => self.push("none"),
             }
         }
     }
@@ -283,7 +284,7 @@ mod tests {
     fn written(limit: &str, pairs: &[(&[u8], &[u8])]) -> CellKeyText {
         let limit = Limit::new(serde_json::from_str(limit).expect("a spec")).expect("a limit");
         let mut key = CellKeyText::default();
-        key.write(&limit, &Descriptor { entries: pairs, cost: None });
+        key.write(&limit, &Descriptor::new(pairs, None));
         key
     }
 

@@ -209,7 +209,7 @@ impl Watched {
             let mut side = Side { places: places.clone(), ..Side::default() };
             for place in places {
                 let Some(process) = world.regions()[*place].process() else { continue };
-                let values = Descriptor { entries: &[], cost: None };
+                let values = Descriptor::new(&[], None);
                 let now = process.clock.now();
                 let holding = process.node.holding_named(self.limit.id, &values, now).unwrap_or_default();
                 // Until somebody asks, a node has not taken leave of the window before, and what moved in it.

@@ -44,13 +44,12 @@ fuzz_target!(init: seeds::write(seeds), |bytes: &[u8]| {
     let bits = |byte: Option<&u8>, most: u8| byte.map_or(0, |b| b % (most + 1));
     let hop = bytes.len() as u8;
     let prefix = Prefix { v4: bits(bytes.first(), 32), v6: bits(bytes.last(), 128), hop };
-    let by = By { key: String::new(), prefix: Some(prefix) };
-    let canonical = by.canonical(value);
+    let by = By { key: text.to_owned(), prefix: Some(prefix) };
+    let entries = [(text.as_bytes(), value)];
+    let descriptor = Descriptor::new(&entries, None);
+    let canonical = by.canonical(&descriptor).expect("the key is there");
     assert!(matches!(canonical.bytes().len(), 0 | 4 | 16));
-    let _ = Condition::new(text, [text, "!a*"]).of_addresses(hop).holds_for_all(&Descriptor {
-        entries: &[(text.as_bytes(), value)],
-        cost: None,
-    });
+    let _ = Condition::new(text, [text, "!a*"]).of_addresses(hop).holds_for_all(&descriptor);
 });
 
 /// The definition, place by place: `fits[j]` is whether the pattern so far fits the first `j` bytes.

@@ -44,7 +44,8 @@ fn addresses(bytes: &[u8]) {
     assert_eq!(condition.misfit(), None);
     let is_in = address.is_some_and(|address| written.iter().any(|(line, _)| has(line, address)));
     assert_eq!(address.is_some_and(|address| set.contains(address)), is_in, "{asked:?} in {written:?}");
-    let descriptor = Descriptor { entries: &[(b"ip", asked.as_bytes())], cost: None };
+    let entries = [(&b"ip"[..], asked.as_bytes())];
+    let descriptor = Descriptor::new(&entries, None);
     assert_eq!(condition.holds(&descriptor), is_in || written.is_empty());
 }
 

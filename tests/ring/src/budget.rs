@@ -211,7 +211,7 @@ impl Measured {
     pub fn holding(&self, place: &Place, (key, cell): (usize, usize), true_ns: u64) -> Option<Holding> {
         let key = &self.keys[key];
         let entries = [(self.name.as_bytes(), key.value.as_bytes())];
-        let values = Descriptor { entries: &entries, cost: None };
+        let values = Descriptor::new(&entries, None);
         place.node()?.holding_as((self.id, key.cells[cell]), (&values, self.role(cell)), place.now(true_ns))
     }
 

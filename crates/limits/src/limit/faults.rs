@@ -625,7 +625,7 @@ mod tests {
     fn the_one_cell_of_a_limit_has_other_numbers_for_a_time() {
         let one = |fields: &[(&str, &str)]| LimitSpec { by: vec![], ..override_with(fields) };
         let limit = Limit::new(one(&[("burst", "9"), ("until", "2027-01-01")])).expect("a limit");
-        let any = Descriptor { entries: &[], cost: None };
+        let any = Descriptor::new(&[], None);
         assert_eq!((limit.override_for(&any, 0), limit.override_for(&any, u64::MAX)), (Some(0), None));
         refused(one(&[("burst", "9")]), "overrides", "needs an `until`");
     }

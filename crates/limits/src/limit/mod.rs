@@ -402,12 +402,12 @@ mod tests {
         ]))
         .expect("a limit");
         let entries = [(&b"api_key"[..], &b"big-co"[..])];
-        let big = Descriptor { entries: &entries, cost: None };
+        let big = Descriptor::new(&entries, None);
         let until = limit.overrides[0].until_ns.expect("an end");
         assert_eq!(limit.override_for(&big, until - 1), Some(0));
         assert_eq!(limit.override_for(&big, until), None);
         let entries = [(&b"api_key"[..], &b"x"[..])];
-        assert_eq!(limit.override_for(&Descriptor { entries: &entries, cost: None }, 0), None);
+        assert_eq!(limit.override_for(&Descriptor::new(&entries, None), 0), None);
         assert_eq!(
             limit.overrides[0].algorithm,
             Algorithm::TokenBucket(Meter::new(Rate::parse("600/s").expect("a rate"), 120))

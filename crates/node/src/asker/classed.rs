@@ -280,7 +280,7 @@ fn lacking(own: &Hit, beside: &Hit, answer: &Answer, place: usize) -> Option<Cla
 fn tag_of_role(active: &Active, descriptor: &Descriptor<'_>, role: &str) -> Option<CellTag> {
     let mut values: SmallVec<[Canonical<'_>; HITS_INLINE]> = SmallVec::new();
     for by in &active.limit.by {
-        values.push(by.canonical(descriptor.value(by.key.as_bytes())?));
+        values.push(by.canonical(descriptor)?);
     }
     values.push(Canonical::Value(role.as_bytes()));
     Some(active.tagger.all(values.iter().map(Canonical::bytes)))

@@ -124,11 +124,11 @@ impl Check<'_, '_> {
             return None;
         }
         let tag = match limit.by.as_slice() {
-            [by] => active.tagger.one(by.canonical(descriptor.value(by.key.as_bytes())?).bytes()),
+            [by] => active.tagger.one(by.canonical(descriptor)?.bytes()),
             all => {
                 let mut values: SmallVec<[Canonical<'_>; HITS_INLINE]> = SmallVec::new();
                 for by in all {
-                    values.push(by.canonical(descriptor.value(by.key.as_bytes())?));
+                    values.push(by.canonical(descriptor)?);
                 }
                 active.tagger.all(values.iter().map(Canonical::bytes))
             }

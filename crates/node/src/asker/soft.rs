@@ -170,7 +170,7 @@ impl Check<'_, '_> {
         let first = hit.descriptors.trailing_zeros() as usize;
         let descriptor = self.request.descriptors().nth(first);
         let by = limit.by.iter().filter_map(|by| {
-            let value = descriptor?.value(by.key.as_bytes())?;
+            let value = descriptor.as_ref()?.value(by.key.as_bytes())?;
             let value = &value[..value.len().min(VALUE_BYTES_MAX)];
             Some((by.key.clone(), String::from_utf8_lossy(value).into_owned()))
         });

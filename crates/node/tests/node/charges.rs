@@ -211,7 +211,7 @@ fn lease(asker: &mut Asker, id: u128, cost: u64, ttl_ns: u64, now: Now) -> (u64,
 
 /// What an operator sees to be left.
 fn seen(node: &Node, now: Now) -> u64 {
-    let values = Descriptor { entries: &[(b"key", b"k")], cost: None };
+    let values = Descriptor::new(&[(b"key", b"k")], None);
     let limit = node.catalogue().limits[0].limit.id;
     node.holding_named(limit, &values, now).expect("a cell").left
 }

@@ -402,7 +402,7 @@ fn a_clean_stop_soon_after_a_crash_remembers_what_the_crash_forgot() {
     let third = restarted(&second, &mut disk, &specs, START.later(3 * S), true);
     // Whoever looks is told so before anybody asks.
     let limit = third.schedule()[0].limit.id;
-    let values = Descriptor { entries: &[(b"key", b"k")], cost: None };
+    let values = Descriptor::new(&[(b"key", b"k")], None);
     let holding = third.holding_named(limit, &values, START.later(3 * S));
     assert_eq!(holding.expect("a cell").left, 0);
     assert_eq!(scene::drain(&mut third.asker(), "k", START.later(3 * S)), 0);

@@ -304,7 +304,7 @@ pub(super) fn ordered_limit(
     let exact = overrides::exact(&spec, key)?;
     let limit = overrides::read(&spec)?;
     let path = format!("{}{}", limit.path(), brackets(key));
-    let Some(cell) = used(&limit, &Descriptor { entries: &overrides::values(&exact), cost: None }) else {
+    let Some(cell) = used(&limit, &Descriptor::new(&overrides::values(&exact), None)) else {
         return Err(OrderFault::NotYet(format!(
             "{} is not in force here yet: its change is coming, so ask again when its window has ended",
             limit.path()

@@ -127,7 +127,7 @@ fn written(limit: &Limit, key: &Key, grants: &[Grant]) -> Result<Vec<Fields>, Or
     let name = spec.units_name().ok_or_else(|| invalid("the limit has no units to grant"))?;
     let values: Vec<(&[u8], &[u8])> =
         key.iter().map(|(name, value)| (name.as_bytes(), unescaped(value).as_bytes())).collect();
-    let cell = Descriptor { entries: &values, cost: None };
+    let cell = Descriptor::new(&values, None);
     let Some(last_ns) = grants.iter().map(|grant| grant.until_ns).max() else { return Ok(Vec::new()) };
     let others = limit.overrides.iter().filter_map(|o| o.until_ns).filter(|until_ns| *until_ns < last_ns);
     let ends: BTreeSet<u64> = others.chain(grants.iter().map(|grant| grant.until_ns)).collect();
@@ -432,7 +432,7 @@ mod tests {
     fn units(spec: &LimitSpec, tenant: &str, wall_ns: u64) -> u64 {
         let limit = read(spec).expect("a limit");
         let entries = [(&b"tenant"[..], tenant.as_bytes())];
-        let found = limit.override_for(&Descriptor { entries: &entries, cost: None }, wall_ns);
+        let found = limit.override_for(&Descriptor::new(&entries, None), wall_ns);
         found.map_or_else(|| limit.algorithm.budget(), |place| limit.overrides[place].algorithm.budget())
     }
 

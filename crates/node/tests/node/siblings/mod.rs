@@ -837,7 +837,8 @@ impl World {
     /// What an operator sees that a node has of a key of the first limit.
     pub(crate) fn holding(&self, place: usize, key: &str) -> Holding {
         let (node, now) = (&self.nodes[place].node, self.now(place));
-        let values = Descriptor { entries: &[(b"key", key.as_bytes())], cost: None };
+        let entries = [(&b"key"[..], key.as_bytes())];
+        let values = Descriptor::new(&entries, None);
         let limit = node.catalogue().limits[0].limit.id;
         node.holding_named(limit, &values, now).expect("a cell")
     }
