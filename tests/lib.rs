@@ -338,10 +338,14 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Between two looks at something that happens by itself.
 const POLL: Duration = Duration::from_millis(5);
 
-/// The binary, built in the profile and the target folder of the test itself.
+/// The binary that `ACEQUIA_BINARY` names, such as one that is installed; else the workspace's, built in the profile and the target folder
+/// of the test itself.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
+        if let Some(named) = std::env::var_os("ACEQUIA_BINARY") {
+            return named.into();
+        }
         let test = std::env::current_exe().expect("a test is a file");
         let folder = test.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).expect("a folder");
         let target = folder.parent().expect("a target folder");
@@ -357,7 +361,8 @@ pub fn binary() -> &'static Path {
             cargo.env_remove(name);
         }
         let built = cargo
-            .args(["build", "--package", "acequia-cli", "--bin", "acequia", "--profile", profile])
+            // Of the whole workspace: else cargo chooses other features of what it uses, and compiles the server again.
+            .args(["build", "--workspace", "--bin", "acequia", "--profile", profile])
             .arg("--target-dir")
             .arg(target)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
