@@ -11,6 +11,7 @@ mod histories;
 mod leases;
 mod members;
 mod memory;
+mod ordinary;
 mod patience;
 mod regions;
 mod reload;

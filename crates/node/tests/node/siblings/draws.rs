@@ -179,6 +179,9 @@ impl World {
             let ask = Ask::CHECK.again().drawing(drawing);
             let is_allowed = self.ask_since(place, &waiting.key, cost, (ask, came_ns)).0;
             self.passed_late += u64::from(is_allowed);
+            if is_allowed || self.true_ns >= waiting.until_ns {
+                self.note_decided(place, came_ns, is_allowed);
+            }
             if !is_allowed && self.true_ns < waiting.until_ns {
                 self.draw(&mut waiting);
                 self.waiting.push(waiting);

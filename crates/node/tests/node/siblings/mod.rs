@@ -110,6 +110,17 @@ impl Way {
     pub(crate) const CUT: Self = Self { delay_ns: (0, 1), lost: 100 };
 }
 
+/// What became of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Decided {
+    /// When the request came, and when it was answered: true time.
+    pub(crate) came_ns: u64,
+    pub(crate) at_ns: u64,
+    pub(crate) is_allowed: bool,
+    /// What the answer said is left of the first limit.
+    pub(crate) remaining: u64,
+}
+
 /// One node.
 pub(crate) struct Place1 {
     pub(crate) node: Arc<Node>,
@@ -148,6 +159,8 @@ pub(crate) struct Regions {
     pub(crate) of: Vec<usize>,
     /// Of all regions but the first.
     pub(crate) servers: Vec<Server>,
+    /// Whether regions have stores: not where each is one node that needs none.
+    pub(crate) have_stores: bool,
     /// Between nodes of several regions, and between those of one.
     pub(crate) delay_ns: (u64, u64),
     pub(crate) near_ns: (u64, u64),
@@ -157,6 +170,8 @@ pub(crate) struct Regions {
     pub(crate) repeated: u64,
     /// Frames from region to region, and their bytes.
     pub(crate) crossed: (u64, u64),
+    /// Of these, frames without entries, and their bytes.
+    pub(crate) pulses: (u64, u64),
 }
 
 pub(crate) fn writer(place: usize) -> Writer {
@@ -196,7 +211,11 @@ pub(crate) struct World {
     pub(crate) most: Option<Terms>,
     /// Requests that passed after they had waited.
     pub(crate) passed_late: u64,
+    /// Those that `ask_or_wait` asked, in the order in which they were answered, where a story reads them.
+    pub(crate) decided: Option<Vec<Decided>>,
+    /// Calls of pools; and with those that say what a node has.
     pub(crate) calls: u64,
+    pub(crate) round_trips: u64,
     pub(crate) refused: Vec<Said>,
     pub(crate) regions: Option<Regions>,
     /// What is granted of windows that have not begun is not heard of.
@@ -212,17 +231,29 @@ impl World {
 
     /// Several regions of so many nodes each, of which nobody has any share yet: see [`World::order`].
     pub(crate) fn among_regions(nodes: &[usize], specs: &[LimitSpec], percent: u8, seed: u64) -> Self {
+        let regions = Self::regions_of(nodes);
+        Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
+    }
+
+    /// Several regions of one node each, without stores.
+    pub(crate) fn among_lone(count: usize, specs: &[LimitSpec], seed: u64) -> Self {
+        let regions = Regions { have_stores: false, ..Self::regions_of(&vec![1; count]) };
+        Self::begun(count, specs, 100, seed, (true, true), Some(regions))
+    }
+
+    fn regions_of(nodes: &[usize]) -> Regions {
         let of = (0..).zip(nodes).flat_map(|(region, nodes)| vec![region; *nodes]);
-        let regions = Regions {
+        Regions {
             of: of.collect(),
             servers: (1..nodes.len()).map(|_| Server::new()).collect(),
+            have_stores: true,
             delay_ns: (MS, 20 * MS),
             near_ns: (MS / 4, MS),
             cut: BTreeSet::new(),
             repeated: 0,
             crossed: (0, 0),
-        };
-        Self::begun(nodes.iter().sum(), specs, percent, seed, (true, true), Some(regions))
+            pulses: (0, 0),
+        }
     }
 
     /// The same, of nodes that write down what they take of windows.
@@ -266,7 +297,9 @@ impl World {
             charges: Charges::default(),
             most: None,
             passed_late: 0,
+            decided: None,
             calls: 0,
+            round_trips: 0,
             refused: Vec::new(),
             regions,
             loses_ahead: false,
@@ -332,7 +365,10 @@ impl World {
         let home = self.regions.as_ref().map(|_| home);
         let config =
             Config { key: KEY, memory_bytes: self.memory_bytes, durable: false, empty_handed: crashed, home };
-        let node = Arc::new(Node::among(config, Keep::default(), siblings));
+        let node = Arc::new(match &self.regions {
+            Some(regions) if !regions.have_stores => Node::new(config),
+            _ => Node::among(config, Keep::default(), siblings),
+        });
         if self.regions.is_some() {
             let disk = self.nodes.get(place).map(|at| &at.rows);
             let rows = |id| disk.map_or_else(Vec::new, |disk| rows_of(disk, id));
@@ -476,7 +512,9 @@ impl World {
     /// The same, and time does not pass meanwhile: whether it passes late is counted in `passed_late`.
     pub(crate) fn ask_or_wait(&mut self, place: usize, key: &str, cost: u64) -> bool {
         let (is_allowed, patience_ns) = self.ask_as(place, key, cost, Ask::CHECK.drawing(Drawing::May));
-        if !is_allowed && patience_ns > 0 {
+        if is_allowed || patience_ns == 0 {
+            self.note_decided(place, self.true_ns, is_allowed);
+        } else {
             let (came_ns, since_ns, at) = (self.true_ns, self.now(place).steady_ns, &self.nodes[place]);
             let (boot, news, until_ns) = (at.boot, at.node.news(), came_ns + patience_ns);
             let (key, draw) = (key.to_owned(), None);
@@ -487,6 +525,14 @@ impl World {
             self.waiting.push(waiting);
         }
         is_allowed
+    }
+
+    /// Notes what became of the request that a node was asked about last.
+    fn note_decided(&mut self, place: usize, came_ns: u64, is_allowed: bool) {
+        let Some(decided) = &mut self.decided else { return };
+        let remaining =
+            self.nodes[place].asker.last().0.limits.first().map_or(0, |limit| limit.verdict.remaining);
+        decided.push(Decided { came_ns, at_ns: self.true_ns, is_allowed, remaining });
     }
 
     /// Gives how long the caller may wait, too.
@@ -660,6 +706,7 @@ impl World {
                 self.send_frame(place, usize::from(to.0) - 1, frame);
             }
             while let Some(call) = self.nodes[place].node.poll_call() {
+                self.round_trips += 1;
                 self.calls += u64::from(matches!(
                     call.question,
                     Question::Take(..) | Question::Exchange(..) | Question::Slide(..)
@@ -710,6 +757,10 @@ impl World {
         if !is_near {
             regions.crossed.0 += 1;
             regions.crossed.1 += frame.len() as u64;
+            if sharing::wire::read(&frame).is_ok_and(|frame| frame.entries.is_empty()) {
+                regions.pulses.0 += 1;
+                regions.pulses.1 += frame.len() as u64;
+            }
         } else {
             self.note_draws(from, to, &frame);
         }

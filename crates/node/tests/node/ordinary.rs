@@ -1,0 +1,341 @@
+//! The ordinary case, as tables: nothing is broken, and what anybody would expect happens. Beside it, what that costs.
+//!
+//! A row that misses its bar is marked. `tests/soak ordinary` prints all, and fails where any is missed.
+
+use acequia_limits::limit::{LimitSpec, SharingSpec};
+
+use crate::{
+    scene::{MINUTE, MS, S, bucket, sliding, window},
+    siblings::{Decided, World},
+};
+
+/// Whether every bar is to hold: `tests/soak ordinary` sets this.
+fn is_strict() -> bool {
+    std::env::var_os("ACEQUIA_ORDINARY").is_some()
+}
+
+/// How many nodes a region has: the suite looks at few, `tests/soak ordinary` at many.
+fn sizes(few: &[u64], many: &[u64]) -> Vec<u64> {
+    if is_strict() { many.to_vec() } else { few.to_vec() }
+}
+
+/// Rows of a table, and how many of them miss their bars.
+#[derive(Default)]
+struct Table {
+    text: String,
+    missed: u32,
+}
+
+impl Table {
+    fn row(&mut self, is_met: bool, row: &str) {
+        self.missed += u32::from(!is_met);
+        let mark = if is_met { "" } else { "   missed" };
+        self.text += &format!("{row}{mark}\n");
+    }
+
+    #[track_caller]
+    fn end(self) {
+        assert!(!is_strict() || self.missed == 0, "{} rows miss their bars", self.missed);
+    }
+}
+
+/// Regions of so many nodes each, that share a limit evenly, 80 ms there and back from each other. One node a region has no store.
+fn regions(seed: u64, nodes: &[usize], spec: LimitSpec) -> World {
+    let are_lone = nodes.iter().all(|nodes| *nodes == 1);
+    let mut world = match are_lone {
+        true => World::among_lone(nodes.len(), &[spec], seed),
+        false => World::among_regions(nodes, &[spec], 10, seed),
+    };
+    world.is_prompt = true;
+    let among = world.regions.as_mut().expect("regions");
+    among.delay_ns = (39 * MS, 41 * MS);
+    among.near_ns = (MS / 10, MS / 5);
+    world.pass(S);
+    assert!(world.order(&(0..world.nodes.len()).map(|place| (place, 1)).collect::<Vec<_>>()));
+    world.pass(6 * S);
+    if !are_lone {
+        world.expect_granting("at first");
+    }
+    world
+}
+
+/// One region, asked round robin for single units, so many a second, until `asks` were asked. Begins with a fresh window.
+fn round_robin(nodes: u64, spec: &LimitSpec, (a_second, asks): (u64, u64)) -> Vec<Decided> {
+    let mut world = regions(1, &[nodes as usize], spec.clone());
+    world.pass(2 * MINUTE - world.true_ns);
+    world.decided = Some(Vec::new());
+    let key = format!("{}1", spec.name);
+    for number in 0..asks {
+        world.ask_or_wait((number % nodes) as usize, &key, 1);
+        world.pass(S / a_second);
+    }
+    world.pass(S);
+    world.decided.take().expect("it is kept")
+}
+
+/// What a store in the middle would have left when a request was denied at first, in units, and what passed in all.
+///
+/// `holds` gives what that store has at a time, by when those came that passed before.
+fn first_denial(decided: &[Decided], holds: impl Fn(&[u64], u64) -> u64) -> (u64, u64) {
+    let (mut passed, mut left) = (Vec::new(), 0);
+    for one in decided {
+        if one.is_allowed {
+            passed.push(one.at_ns);
+        } else {
+            left = left.max(holds(&passed, one.at_ns));
+        }
+    }
+    (left, passed.len() as u64)
+}
+
+/// Whether the cells of a limit of so many units are decided by one node of the region for the others.
+const fn is_forwarded(units: u64, nodes: u64) -> bool {
+    units < 16 * nodes
+}
+
+fn exact(
+    table: &mut Table,
+    name: &str,
+    units: u64,
+    nodes: u64,
+    a_second: u64,
+    (left, passed): (u64, u64),
+    due: Option<u64>,
+) {
+    let most = if is_forwarded(units, nodes) { 0 } else { nodes };
+    let is_met = left <= most && due.is_none_or(|due| passed == due);
+    let how = if is_forwarded(units, nodes) { "forwarded" } else { "leased" };
+    let due = due.map_or_else(String::new, |due| format!(" of {due}"));
+    table.row(
+        is_met,
+        &format!(
+            "{name:<22} {nodes:>5} {a_second:>8}  {how:<10} {left:>14}  {:>12}",
+            format!("{passed}{due}")
+        ),
+    );
+}
+
+/// A store is healthy, and the nodes of one region are asked round robin.
+#[test]
+fn a_region_gives_all_that_its_limit_has() {
+    println!("one region, round robin: the most that was left at a denial, and what passed");
+    println!("{:<22} nodes asks/s    how          left at denial        passed", "limit");
+    let mut table = Table::default();
+    for nodes in sizes(&[2], &[2, 10]) {
+        for a_second in [10, 50, 1_000] {
+            for units in [10, 100, 1_000] {
+                let decided =
+                    round_robin(nodes, &window("w", units, "2m"), (a_second, 2 * units.min(60 * a_second)));
+                let found = first_denial(&decided, |passed, _| units - passed.len() as u64);
+                exact(&mut table, &format!("{units} a window"), units, nodes, a_second, found, Some(units));
+            }
+            let decided = round_robin(nodes, &bucket("b", "60/s", 120), (a_second, 30 * a_second));
+            let found = first_denial(&decided, |passed, at_ns| {
+                // Of a full bucket of 120 thousand-millionths: what passed takes, and what comes back.
+                let (mut left_nano, mut last_ns) = (120 * S, passed.first().copied().unwrap_or(at_ns));
+                for at_ns in passed {
+                    left_nano = (left_nano + 60 * (at_ns - last_ns)).min(120 * S) - S;
+                    last_ns = *at_ns;
+                }
+                (left_nano + 60 * (at_ns - last_ns)).min(120 * S) / S
+            });
+            exact(&mut table, "60/s, burst 120", 120, nodes, a_second, found, None);
+            let decided = round_robin(nodes, &sliding("s", 100, "10s"), (a_second, 25 * a_second));
+            let found = first_denial(&decided, |passed, at_ns| {
+                100 - passed.iter().filter(|passed| **passed + 10 * S > at_ns).count() as u64
+            });
+            exact(&mut table, "100 in any 10 s", 100, nodes, a_second, found, None);
+        }
+    }
+    print!("{}", table.text);
+    table.end();
+}
+
+/// Three regions, of which one has all demand, from a key's very first request.
+#[test]
+fn a_key_that_lives_in_one_region_has_the_whole_limit() {
+    println!(
+        "three regions, 80 ms there and back; one is asked for up to 95 % of the limit, from the first request on"
+    );
+    println!("{:<26} nodes  asks/s   first 10 s, %   then, %   last denial after the first, ms", "limit");
+    let mut table = Table::default();
+    let waits = |spec: LimitSpec| LimitSpec {
+        sharing: Some(SharingSpec { wait: Some("250ms".into()), ..SharingSpec::default() }),
+        ..spec
+    };
+    let specs = [
+        ("1000/s, burst 1000", bucket("b", "1000/s", 1_000), 950, true),
+        ("60/s, burst 120", bucket("b", "60/s", 120), 57, true),
+        ("10/s, burst 10", bucket("b", "10/s", 10), 9, true),
+        ("100/s, burst 20", bucket("b", "100/s", 20), 95, false),
+        ("600 a minute", window("w", 600, "1m"), 9, true),
+        ("100 in any 10 s", sliding("s", 100, "10s"), 9, true),
+    ];
+    for nodes in sizes(&[1], &[1, 2]) {
+        for (name, spec, a_second, outlasts) in &specs {
+            let ways = if *outlasts {
+                vec![(false, spec.clone())]
+            } else {
+                vec![(true, waits(spec.clone())), (false, spec.clone())]
+            };
+            for (does_wait, spec) in ways {
+                let decided = in_one_region(nodes, &spec, *a_second);
+                let first_ns = decided.iter().map(|one| one.came_ns).min().expect("requests");
+                let parts = |from_ns: u64, to_ns: u64| {
+                    let part =
+                        decided.iter().filter(|one| (from_ns..to_ns).contains(&(one.came_ns - first_ns)));
+                    let (asked, passed) = part.fold((0_u64, 0_u64), |(asked, passed), one| {
+                        (asked + 1, passed + u64::from(one.is_allowed))
+                    });
+                    1_000 * passed / asked.max(1)
+                };
+                let (early, late) = (parts(0, 10 * S), parts(2 * S, 40 * S));
+                let mut denied = decided.iter().filter(|one| !one.is_allowed).map(|one| one.at_ns);
+                let first_denied = denied.next();
+                let span_ms =
+                    first_denied.map_or(0, |first_ns| (denied.max().unwrap_or(first_ns) - first_ns) / MS);
+                let is_met =
+                    if *outlasts || does_wait { early >= 995 && late == 1_000 } else { span_ms <= 250 };
+                let name = if does_wait { format!("{name}, wait") } else { (*name).to_owned() };
+                let percent = |parts: u64| format!("{}.{}", parts / 10, parts % 10);
+                table.row(
+                    is_met,
+                    &format!(
+                        "{name:<26} {nodes:>5} {a_second:>7} {:>15} {:>9} {span_ms:>10}",
+                        percent(early),
+                        percent(late)
+                    ),
+                );
+            }
+        }
+        let passed = all_at_once(nodes);
+        table.row(passed >= 115, &format!("60/s, burst 120: of 120 asked at once {passed} pass within 400 ms, {nodes} nodes a region (115)"));
+    }
+    print!("{}", table.text);
+    table.end();
+}
+
+/// So many a second, at the nodes of the first region in turn.
+fn in_one_region(nodes: u64, spec: &LimitSpec, a_second: u64) -> Vec<Decided> {
+    let mut world = regions(1, &[nodes as usize; 3], spec.clone());
+    world.pass(2 * MINUTE - world.true_ns);
+    world.decided = Some(Vec::new());
+    let key = format!("{}1", spec.name);
+    for number in 0..40 * a_second {
+        world.ask_or_wait((number % nodes) as usize, &key, 1);
+        world.pass(S / a_second);
+    }
+    world.pass(S);
+    world.decided.take().expect("it is kept")
+}
+
+/// How many of 120 requests that come at once pass within 400 ms, if those that are denied come again every 10 ms.
+fn all_at_once(nodes: u64) -> u64 {
+    let mut world = regions(1, &[nodes as usize; 3], bucket("b", "60/s", 120));
+    world.pass(2 * MINUTE - world.true_ns);
+    world.decided = Some(Vec::new());
+    let (mut to_ask, begun_ns, mut passed) = (120_u64, world.true_ns, 0);
+    while world.true_ns < begun_ns + 400 * MS && passed < 120 {
+        for number in 0..to_ask {
+            world.ask_or_wait((number % nodes) as usize, "b1", 1);
+        }
+        world.pass(10 * MS);
+        let decided = world.decided.replace(Vec::new()).expect("it is kept");
+        to_ask = decided.iter().filter(|one| !one.is_allowed).count() as u64;
+        passed += decided.iter().filter(|one| one.is_allowed).count() as u64;
+    }
+    passed
+}
+
+/// What the headers are made of never says more than there is, and rises only by what comes back.
+#[test]
+fn what_remains_falls_with_what_is_spent() {
+    println!(
+        "one region, a fresh window: how often `remaining` rose or said more than there was, and how far two nodes were apart"
+    );
+    println!("{:<22} nodes asks/s    how          rose  too much   apart", "limit");
+    let mut table = Table::default();
+    for nodes in sizes(&[2], &[2, 10]) {
+        for (units, a_second) in [(10, 10), (100, 50), (1_000, 50), (10_000, 500)] {
+            let decided = round_robin(nodes, &window("w", units, "2m"), (a_second, units + units / 10));
+            let (mut rose, mut above, mut apart, mut last, mut passed) = (0, 0, 0_u64, units, 0);
+            for one in &decided {
+                passed += u64::from(one.is_allowed);
+                rose += u64::from(one.remaining > last);
+                above += u64::from(one.remaining > units - passed);
+                apart = apart.max(one.remaining.abs_diff(units - passed));
+                last = one.remaining;
+            }
+            // What was spent in half a second, or a hundredth.
+            let most = if is_forwarded(units, nodes) { 0 } else { (units / 100).max(a_second / 2) };
+            let how = if is_forwarded(units, nodes) { "forwarded" } else { "leased" };
+            let is_met = above == 0 && apart <= most && (rose == 0 || !is_forwarded(units, nodes));
+            table.row(
+                is_met,
+                &format!(
+                    "{:<22} {nodes:>5} {a_second:>8}  {how:<10} {rose:>6} {above:>9} {apart:>7}",
+                    format!("{units} a window")
+                ),
+            );
+        }
+    }
+    print!("{}", table.text);
+    table.end();
+}
+
+/// What nodes of several regions say to each other, by how many there are in a region.
+#[test]
+fn more_nodes_a_region_send_little_more() {
+    println!("three regions, two cells of 200/s, 200 requests a second: frames a second between regions");
+    println!("nodes a region   with entries   times one node's   without, a pair of nodes");
+    let mut table = Table::default();
+    let mut first = None;
+    for nodes in sizes(&[1, 2], &[1, 2, 4, 8]) {
+        let (frames, pulses) = frames_between(nodes);
+        let first = *first.get_or_insert(frames);
+        let pairs = 3 * nodes * nodes;
+        let times = frames as f64 / first.max(1) as f64;
+        let each = pulses as f64 / pairs as f64;
+        table.row(
+            times <= 1.5 && each <= 0.2,
+            &format!("{nodes:>14} {frames:>14} {times:>18.2} {each:>25.2}"),
+        );
+    }
+    print!("{}", table.text);
+    table.end();
+}
+
+/// Frames a second from region to region with entries, and without.
+fn frames_between(nodes: u64) -> (u64, u64) {
+    const SECONDS: u64 = 60;
+    let mut world = regions(1, &[nodes as usize; 3], bucket("b", "200/s", 200));
+    let among = world.regions.as_mut().expect("regions");
+    (among.crossed, among.pulses) = ((0, 0), (0, 0));
+    for number in 0..SECONDS * 200 {
+        let hot = number / (20 * 200);
+        let region = if world.below(10) == 0 { world.below(3) } else { hot };
+        let place = region * nodes + world.below(nodes);
+        let key = format!("b{}", world.below(2));
+        world.ask_or_wait(place as usize, &key, 1);
+        world.pass(S / 200);
+    }
+    let among = world.regions.as_ref().expect("regions");
+    ((among.crossed.0 - among.pulses.0) / SECONDS, among.pulses.0 / SECONDS)
+}
+
+/// What nodes do that nobody asks anything.
+#[test]
+fn an_idle_region_hardly_calls_its_store() {
+    println!("one region that nobody asks: round trips a second to its store, a node");
+    let mut table = Table::default();
+    for nodes in [2, 4] {
+        let mut world = regions(1, &[nodes], bucket("b", "60/s", 120));
+        world.pass(MINUTE);
+        world.round_trips = 0;
+        world.pass(MINUTE);
+        let each = world.round_trips as f64 / 60.0 / nodes as f64;
+        table.row(each <= 2.0, &format!("{nodes} nodes {each:>8.1}"));
+    }
+    print!("{}", table.text);
+    table.end();
+}
