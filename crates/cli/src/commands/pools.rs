@@ -44,6 +44,9 @@ fn contents(pool: &Pool) -> String {
     let all = words(pool, pool.pool);
     match pool.pool_left {
         Some(left) => format!("{left} left of {all} when it last said so"),
+        None if pool.leased.is_some_and(|leased| leased != Holding::default()) => {
+            format!("{all}; it has not said what is left of that")
+        }
         None => format!("{all}; not called yet, since the guard share is enough"),
     }
 }
@@ -168,6 +171,8 @@ mod tests {
             store(&unknown),
             "group 17, generation 0: nobody has told yet whether it grants; no server is known for it"
         );
-        assert_eq!(contents(&unknown), "90/s + 180; not called yet, since the guard share is enough");
+        assert_eq!(contents(&unknown), "90/s + 180; it has not said what is left of that");
+        let uncalled = Pool { leased: None, ..unknown };
+        assert_eq!(contents(&uncalled), "90/s + 180; not called yet, since the guard share is enough");
     }
 }

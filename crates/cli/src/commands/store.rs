@@ -160,7 +160,7 @@ impl Shown {
         let text =
             if self.json { json_line(&StoreJson::new(store)) } else { for_people(store, console.paint) };
         console.answer(&text)?;
-        Ok(if store.granting == store.groups { SUCCESS } else { NOT_DONE })
+        Ok(if store.granting == store.groups && store.lost == 0 { SUCCESS } else { NOT_DONE })
     }
 }
 
@@ -168,8 +168,16 @@ fn for_people(store: &StoreStatus, paint: Paint) -> String {
     let StoreStatus { nodes, groups, granting, lost, left_out } = store;
     let nodes = nodes.iter().map(|node| plain(node)).collect::<Vec<_>>().join(", ");
     let mut text = format!("shared by {nodes}\n");
-    let state = if granting == groups {
+    if *lost > 0 {
+        let lost =
+            format!("nobody answers for {lost} groups: this node spends what it holds and its guard share");
+        text.push_str(&paint.word(Colour::Red, &lost));
+        text.push('\n');
+    }
+    let state = if granting == groups && *lost == 0 {
         paint.word(Colour::Green, "all pools grant")
+    } else if granting == groups {
+        "every node had told what it holds: pools grant again when somebody answers".to_owned()
     } else {
         let waits = format!("{granting} of {groups} groups of pools grant");
         let why = "the others do when every node has told what it holds of them: a node that is gone for good is left out with \
@@ -178,12 +186,6 @@ fn for_people(store: &StoreStatus, paint: Paint) -> String {
     };
     text.push_str(&state);
     text.push('\n');
-    if *lost > 0 {
-        let lost =
-            format!("nobody answers for {lost} groups: this node spends what it holds and its guard share");
-        text.push_str(&paint.word(Colour::Red, &lost));
-        text.push('\n');
-    }
     for out in left_out {
         let (node, left) = (plain(&out.node), duration(out.left_ms));
         text.push_str(&format!("{node} is left out for {left} more\n"));
@@ -212,5 +214,28 @@ impl<'a> StoreJson<'a> {
         let left_out = left_out.map(|out| LeftOutJson { node: &out.node, left_ms: out.left_ms }).collect();
         let StoreStatus { nodes, groups, granting, lost, .. } = store;
         Self { nodes, groups: *groups, granting: *granting, lost: *lost, left_out }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_nobody_answers_for_is_never_said_to_grant() {
+        let store = StoreStatus {
+            nodes: vec!["eu-1".to_owned(), "eu-2".to_owned()],
+            groups: 1_024,
+            granting: 1_024,
+            ..StoreStatus::default()
+        };
+        assert_eq!(for_people(&store, Paint::OFF), "shared by eu-1, eu-2\nall pools grant\n");
+        let lost = StoreStatus { lost: 1_024, ..store };
+        assert_eq!(
+            for_people(&lost, Paint::OFF),
+            "shared by eu-1, eu-2\n\
+             nobody answers for 1024 groups: this node spends what it holds and its guard share\n\
+             every node had told what it holds: pools grant again when somebody answers\n"
+        );
     }
 }
