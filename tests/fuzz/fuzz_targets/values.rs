@@ -83,9 +83,10 @@ fn yaml(bytes: &[u8]) {
         });
         events.collect()
     };
-    if let Some(events) = read(text) {
-        assert_eq!(read(&quoted), Some(events), "{text:?} became {quoted:?}");
-    }
+    let (Some(before), after) = (read(text), read(&quoted)) else { return };
+    // The parser lets a tab begin a line after a plain scalar, and not after one in quotes: such a config is refused, with its line.
+    assert!(after.is_some() || text.contains('\t'), "{text:?} became {quoted:?}");
+    assert!(after.is_none_or(|after| after == before), "{text:?} became {quoted:?}");
 }
 
 /// Texts are what JSON says, and numbers and truths are as they stand.
