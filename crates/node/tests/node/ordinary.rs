@@ -1,6 +1,7 @@
 //! The ordinary case, as tables: nothing is broken, and what anybody would expect happens. Beside it, what that costs.
 //!
-//! A row that misses its bar is marked. `tests/soak ordinary` prints all, and fails where any is missed.
+//! A row that misses its bar is marked. `tests/soak ordinary` prints all rows, and fails where any is marked. The suite prints some, and fails
+//! where more are marked than a test says.
 
 use acequia_limits::limit::{LimitSpec, SharingSpec};
 
@@ -33,9 +34,11 @@ impl Table {
         self.text += &format!("{row}{mark}\n");
     }
 
+    /// The rows are over, of which so many of the suite's are known to miss their bars.
     #[track_caller]
-    fn end(self) {
-        assert!(!is_strict() || self.missed == 0, "{} rows miss their bars", self.missed);
+    fn end(&self, known: u32) {
+        let most = if is_strict() { 0 } else { known };
+        assert!(self.missed <= most, "{} rows miss their bars, and {most} may", self.missed);
     }
 }
 
@@ -59,24 +62,24 @@ fn regions(seed: u64, nodes: &[usize], spec: LimitSpec) -> World {
     world
 }
 
-/// One region, asked round robin for single units, so many a second, until `asks` were asked. Begins with a fresh window.
-fn round_robin(nodes: u64, spec: &LimitSpec, (a_second, asks): (u64, u64)) -> Vec<Decided> {
-    let mut world = regions(1, &[nodes as usize], spec.clone());
+/// The nodes of the first of some regions, asked in turn for single units of one key, so many a second. Begins with a fresh window.
+fn asked_in_turn(nodes: &[usize], spec: &LimitSpec, a_second: u64, asks: u64) -> Vec<Decided> {
+    let mut world = regions(1, nodes, spec.clone());
     world.pass(2 * MINUTE - world.true_ns);
     world.decided = Some(Vec::new());
     let key = format!("{}1", spec.name);
     for number in 0..asks {
-        world.ask_or_wait((number % nodes) as usize, &key, 1);
+        world.ask_or_wait(number as usize % nodes[0], &key, 1);
         world.pass(S / a_second);
     }
     world.pass(S);
     world.decided.take().expect("it is kept")
 }
 
-/// What a store in the middle would have left when a request was denied at first, in units, and what passed in all.
+/// The most units that a store in the middle would have had left when a request was denied, and what passed in all.
 ///
-/// `holds` gives what that store has at a time, by when those came that passed before.
-fn first_denial(decided: &[Decided], holds: impl Fn(&[u64], u64) -> u64) -> (u64, u64) {
+/// `holds` gives what that store has at a time, by when earlier requests passed.
+fn left_at_denials(decided: &[Decided], holds: impl Fn(&[u64], u64) -> u64) -> (u64, u64) {
     let (mut passed, mut left) = (Vec::new(), 0);
     for one in decided {
         if one.is_allowed {
@@ -93,26 +96,31 @@ const fn is_forwarded(units: u64, nodes: u64) -> bool {
     units < 16 * nodes
 }
 
-fn exact(
-    table: &mut Table,
-    name: &str,
+/// One row about a region whose nodes are asked in turn.
+struct Case<'a> {
+    name: &'a str,
     units: u64,
     nodes: u64,
     a_second: u64,
-    (left, passed): (u64, u64),
-    due: Option<u64>,
-) {
-    let most = if is_forwarded(units, nodes) { 0 } else { nodes };
-    let is_met = left <= most && due.is_none_or(|due| passed == due);
-    let how = if is_forwarded(units, nodes) { "forwarded" } else { "leased" };
-    let due = due.map_or_else(String::new, |due| format!(" of {due}"));
-    table.row(
-        is_met,
-        &format!(
-            "{name:<22} {nodes:>5} {a_second:>8}  {how:<10} {left:>14}  {:>12}",
-            format!("{passed}{due}")
-        ),
-    );
+}
+
+impl Case<'_> {
+    fn how(&self) -> &'static str {
+        if is_forwarded(self.units, self.nodes) { "forwarded" } else { "leased" }
+    }
+
+    /// Its first columns.
+    fn head(&self) -> String {
+        format!("{:<22} {:>5} {:>8}  {:<10}", self.name, self.nodes, self.a_second, self.how())
+    }
+
+    /// The row of what was left at denials, and of what passed; `due` is what must pass.
+    fn exact(&self, table: &mut Table, (left, passed): (u64, u64), due: Option<u64>) {
+        let most = if is_forwarded(self.units, self.nodes) { 0 } else { self.nodes };
+        let is_met = left <= most && due.is_none_or(|due| passed == due);
+        let of_due = due.map_or_else(String::new, |due| format!(" of {due}"));
+        table.row(is_met, &format!("{} {left:>14}  {:>12}", self.head(), format!("{passed}{of_due}")));
+    }
 }
 
 /// A store is healthy, and the nodes of one region are asked round robin.
@@ -122,16 +130,18 @@ fn a_region_gives_all_that_its_limit_has() {
     println!("{:<22} nodes asks/s    how          left at denial        passed", "limit");
     let mut table = Table::default();
     for nodes in sizes(&[2], &[2, 10]) {
+        let decided =
+            |spec: &LimitSpec, a_second, asks| asked_in_turn(&[nodes as usize], spec, a_second, asks);
         for a_second in [10, 50, 1_000] {
             for units in [10, 100, 1_000] {
-                let decided =
-                    round_robin(nodes, &window("w", units, "2m"), (a_second, 2 * units.min(60 * a_second)));
-                let found = first_denial(&decided, |passed, _| units - passed.len() as u64);
-                exact(&mut table, &format!("{units} a window"), units, nodes, a_second, found, Some(units));
+                let decided = decided(&window("w", units, "2m"), a_second, 2 * units.min(60 * a_second));
+                let found = left_at_denials(&decided, |passed, _| units - passed.len() as u64);
+                let name = format!("{units} a window");
+                Case { name: &name, units, nodes, a_second }.exact(&mut table, found, Some(units));
             }
-            let decided = round_robin(nodes, &bucket("b", "60/s", 120), (a_second, 30 * a_second));
-            let found = first_denial(&decided, |passed, at_ns| {
-                // Of a full bucket of 120 thousand-millionths: what passed takes, and what comes back.
+            let of_bucket = decided(&bucket("b", "60/s", 120), a_second, 30 * a_second);
+            let found = left_at_denials(&of_bucket, |passed, at_ns| {
+                // A full bucket of 120 units, in thousand-millionths: what passed takes, and what comes back.
                 let (mut left_nano, mut last_ns) = (120 * S, passed.first().copied().unwrap_or(at_ns));
                 for at_ns in passed {
                     left_nano = (left_nano + 60 * (at_ns - last_ns)).min(120 * S) - S;
@@ -139,16 +149,16 @@ fn a_region_gives_all_that_its_limit_has() {
                 }
                 (left_nano + 60 * (at_ns - last_ns)).min(120 * S) / S
             });
-            exact(&mut table, "60/s, burst 120", 120, nodes, a_second, found, None);
-            let decided = round_robin(nodes, &sliding("s", 100, "10s"), (a_second, 25 * a_second));
-            let found = first_denial(&decided, |passed, at_ns| {
+            Case { name: "60/s, burst 120", units: 120, nodes, a_second }.exact(&mut table, found, None);
+            let of_sliding = decided(&sliding("s", 100, "10s"), a_second, 25 * a_second);
+            let found = left_at_denials(&of_sliding, |passed, at_ns| {
                 100 - passed.iter().filter(|passed| **passed + 10 * S > at_ns).count() as u64
             });
-            exact(&mut table, "100 in any 10 s", 100, nodes, a_second, found, None);
+            Case { name: "100 in any 10 s", units: 100, nodes, a_second }.exact(&mut table, found, None);
         }
     }
     print!("{}", table.text);
-    table.end();
+    table.end(5);
 }
 
 /// Three regions, of which one has all demand, from a key's very first request.
@@ -179,7 +189,7 @@ fn a_key_that_lives_in_one_region_has_the_whole_limit() {
                 vec![(true, waits(spec.clone())), (false, spec.clone())]
             };
             for (does_wait, spec) in ways {
-                let decided = in_one_region(nodes, &spec, *a_second);
+                let decided = asked_in_turn(&[nodes as usize; 3], &spec, *a_second, 40 * a_second);
                 let first_ns = decided.iter().map(|one| one.came_ns).min().expect("requests");
                 let parts = |from_ns: u64, to_ns: u64| {
                     let part =
@@ -212,21 +222,7 @@ fn a_key_that_lives_in_one_region_has_the_whole_limit() {
         table.row(passed >= 115, &format!("60/s, burst 120: of 120 asked at once {passed} pass within 400 ms, {nodes} nodes a region (115)"));
     }
     print!("{}", table.text);
-    table.end();
-}
-
-/// So many a second, at the nodes of the first region in turn.
-fn in_one_region(nodes: u64, spec: &LimitSpec, a_second: u64) -> Vec<Decided> {
-    let mut world = regions(1, &[nodes as usize; 3], spec.clone());
-    world.pass(2 * MINUTE - world.true_ns);
-    world.decided = Some(Vec::new());
-    let key = format!("{}1", spec.name);
-    for number in 0..40 * a_second {
-        world.ask_or_wait((number % nodes) as usize, &key, 1);
-        world.pass(S / a_second);
-    }
-    world.pass(S);
-    world.decided.take().expect("it is kept")
+    table.end(7);
 }
 
 /// How many of 120 requests that come at once pass within 400 ms, if those that are denied come again every 10 ms.
@@ -257,7 +253,8 @@ fn what_remains_falls_with_what_is_spent() {
     let mut table = Table::default();
     for nodes in sizes(&[2], &[2, 10]) {
         for (units, a_second) in [(10, 10), (100, 50), (1_000, 50), (10_000, 500)] {
-            let decided = round_robin(nodes, &window("w", units, "2m"), (a_second, units + units / 10));
+            let spec = window("w", units, "2m");
+            let decided = asked_in_turn(&[nodes as usize], &spec, a_second, units + units / 10);
             let (mut rose, mut above, mut apart, mut last, mut passed) = (0, 0, 0_u64, units, 0);
             for one in &decided {
                 passed += u64::from(one.is_allowed);
@@ -268,19 +265,14 @@ fn what_remains_falls_with_what_is_spent() {
             }
             // What was spent in half a second, or a hundredth.
             let most = if is_forwarded(units, nodes) { 0 } else { (units / 100).max(a_second / 2) };
-            let how = if is_forwarded(units, nodes) { "forwarded" } else { "leased" };
             let is_met = above == 0 && apart <= most && (rose == 0 || !is_forwarded(units, nodes));
-            table.row(
-                is_met,
-                &format!(
-                    "{:<22} {nodes:>5} {a_second:>8}  {how:<10} {rose:>6} {above:>9} {apart:>7}",
-                    format!("{units} a window")
-                ),
-            );
+            let name = format!("{units} a window");
+            let head = Case { name: &name, units, nodes, a_second }.head();
+            table.row(is_met, &format!("{head} {rose:>6} {above:>9} {apart:>7}"));
         }
     }
     print!("{}", table.text);
-    table.end();
+    table.end(4);
 }
 
 /// What nodes of several regions say to each other, by how many there are in a region.
@@ -302,7 +294,7 @@ fn more_nodes_a_region_send_little_more() {
         );
     }
     print!("{}", table.text);
-    table.end();
+    table.end(2);
 }
 
 /// Frames a second from region to region with entries, and without.
@@ -310,7 +302,7 @@ fn frames_between(nodes: u64) -> (u64, u64) {
     const SECONDS: u64 = 60;
     let mut world = regions(1, &[nodes as usize; 3], bucket("b", "200/s", 200));
     let among = world.regions.as_mut().expect("regions");
-    (among.crossed, among.pulses) = ((0, 0), (0, 0));
+    (among.crossed, among.pulses) = ((0, 0), 0);
     for number in 0..SECONDS * 200 {
         let hot = number / (20 * 200);
         let region = if world.below(10) == 0 { world.below(3) } else { hot };
@@ -320,7 +312,7 @@ fn frames_between(nodes: u64) -> (u64, u64) {
         world.pass(S / 200);
     }
     let among = world.regions.as_ref().expect("regions");
-    ((among.crossed.0 - among.pulses.0) / SECONDS, among.pulses.0 / SECONDS)
+    ((among.crossed.0 - among.pulses) / SECONDS, among.pulses / SECONDS)
 }
 
 /// What nodes do that nobody asks anything.
@@ -337,5 +329,5 @@ fn an_idle_region_hardly_calls_its_store() {
         table.row(each <= 2.0, &format!("{nodes} nodes {each:>8.1}"));
     }
     print!("{}", table.text);
-    table.end();
+    table.end(2);
 }

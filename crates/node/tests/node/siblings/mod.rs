@@ -170,8 +170,8 @@ pub(crate) struct Regions {
     pub(crate) repeated: u64,
     /// Frames from region to region, and their bytes.
     pub(crate) crossed: (u64, u64),
-    /// Of these, frames without entries, and their bytes.
-    pub(crate) pulses: (u64, u64),
+    /// Frames from region to region that have no entries.
+    pub(crate) pulses: u64,
 }
 
 pub(crate) fn writer(place: usize) -> Writer {
@@ -211,10 +211,11 @@ pub(crate) struct World {
     pub(crate) most: Option<Terms>,
     /// Requests that passed after they had waited.
     pub(crate) passed_late: u64,
-    /// Those that `ask_or_wait` asked, in the order in which they were answered, where a story reads them.
+    /// What became of requests of `ask_or_wait`, in the order of their answers; nothing where no story reads it.
     pub(crate) decided: Option<Vec<Decided>>,
-    /// Calls of pools; and with those that say what a node has.
+    /// Calls of pools.
     pub(crate) calls: u64,
+    /// Calls of the store: of pools, and those that ask for a group or tell what a node has of it.
     pub(crate) round_trips: u64,
     pub(crate) refused: Vec<Said>,
     pub(crate) regions: Option<Regions>,
@@ -252,7 +253,7 @@ impl World {
             cut: BTreeSet::new(),
             repeated: 0,
             crossed: (0, 0),
-            pulses: (0, 0),
+            pulses: 0,
         }
     }
 
@@ -758,8 +759,7 @@ impl World {
             regions.crossed.0 += 1;
             regions.crossed.1 += frame.len() as u64;
             if sharing::wire::read(&frame).is_ok_and(|frame| frame.entries.is_empty()) {
-                regions.pulses.0 += 1;
-                regions.pulses.1 += frame.len() as u64;
+                regions.pulses += 1;
             }
         } else {
             self.note_draws(from, to, &frame);
