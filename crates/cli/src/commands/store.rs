@@ -174,10 +174,12 @@ fn for_people(store: &StoreStatus, paint: Paint) -> String {
         text.push_str(&paint.word(Colour::Red, &lost));
         text.push('\n');
     }
-    let state = if granting == groups && *lost == 0 {
-        paint.word(Colour::Green, "all pools grant")
-    } else if granting == groups {
-        "every node had told what it holds: pools grant again when somebody answers".to_owned()
+    let state = if granting == groups {
+        match *lost {
+            0 => paint.word(Colour::Green, "all pools grant"),
+            lost if lost == *groups => "no pool grants until the store answers".to_owned(),
+            _ => "the pools of all other groups grant".to_owned(),
+        }
     } else {
         let waits = format!("{granting} of {groups} groups of pools grant");
         let why = "the others do when every node has told what it holds of them: a node that is gone for good is left out with \
@@ -235,7 +237,9 @@ mod tests {
             for_people(&lost, Paint::OFF),
             "shared by eu-1, eu-2\n\
              nobody answers for 1024 groups: this node spends what it holds and its guard share\n\
-             every node had told what it holds: pools grant again when somebody answers\n"
+             no pool grants until the store answers\n"
         );
+        let some = StoreStatus { lost: 1, ..lost };
+        assert!(for_people(&some, Paint::OFF).ends_with("\nthe pools of all other groups grant\n"));
     }
 }
