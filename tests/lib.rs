@@ -361,7 +361,7 @@ pub fn binary() -> &'static Path {
             cargo.env_remove(name);
         }
         let built = cargo
-            // Of the whole workspace: else cargo chooses other features of what it uses, and compiles the server again.
+            // Features are chosen for the whole workspace: else cargo compiles the server again, with others.
             .args(["build", "--workspace", "--bin", "acequia", "--profile", profile])
             .arg("--target-dir")
             .arg(target)

@@ -137,7 +137,7 @@ impl<T: Bits> Ranges<T> {
         else {
             return Self { ranges, before: Vec::new(), shift: 0 };
         };
-        // Two at least, which half of all addresses each can fill.
+        // With two slices, a shift by all bits but one is enough for any span.
         let slices_max = 2 * ranges.len().next_power_of_two();
         let mut shift = 0;
         while highest.slice(lowest, shift) >= slices_max {
