@@ -93,6 +93,13 @@ impl Hit {
         self.classed.of == Of::Remainder
     }
 
+    /// Whether it is a class's own cell, beside which `remainder` is.
+    fn has_beside(&self, remainder: &Self) -> bool {
+        self.classed.of == Of::Own
+            && self.classed.beside == half(remainder.tag)
+            && self.limit == remainder.limit
+    }
+
     /// Whether it was denied for the sake of classes that draw first.
     pub(super) fn is_kept_back(&self) -> bool {
         self.classed.is_kept_back
@@ -201,15 +208,15 @@ impl Check<'_, '_> {
     /// Whether any class needs what they share beside their own: those of `earlier` whose own cells have too little, as the answer
     /// says so far. It is asked for what they lack.
     pub(super) fn is_lacked(&self, hit: &mut Hit, earlier: &[Hit], answer: &Answer) -> bool {
+        let limit = &self.limit(hit).limit;
         for (place, own) in earlier.iter().enumerate() {
             let Some(classed) = lacking(own, hit, answer, place) else { continue };
             let class = usize::from(classed.class);
-            let classes = self.limit(hit).limit.classes.as_ref();
-            let leaves = classes.and_then(|classes| classes.all[class].leaves_percent).unwrap_or(0);
-            hit.charges |= own.charges;
+            let leaves = limit.classes.as_ref().and_then(|classes| classes.all[class].leaves_percent);
+            let leaves = leaves.unwrap_or(0);
             if own.charges {
-                hit.units = hit.units.saturating_add(own.units);
-            } else {
+                hit.charge(own.units, limit.spec.descriptors);
+            } else if !hit.charges {
                 hit.units = hit.units.max(own.units);
             }
             hit.descriptors |= own.descriptors;
@@ -234,7 +241,10 @@ impl Check<'_, '_> {
                 .filter(|(place, own)| lacking(own, &hits[beside], answer, *place).is_some())
                 .map(|(place, _)| place)
                 .collect();
-            let asked: u64 = lacking.iter().map(|place| hits[*place].units).fold(0, u64::saturating_add);
+            let with_own = hits
+                .iter()
+                .filter(|own| own.has_beside(&hits[beside]))
+                .fold(0, |all, own| all | own.descriptors);
             let verdict = answer.limits[beside].verdict;
             if verdict.allowed {
                 silent.extend(lacking);
@@ -245,8 +255,8 @@ impl Check<'_, '_> {
                 own.verdict.retry_after_ns = own.verdict.retry_after_ns.min(verdict.retry_after_ns);
                 own.verdict.remaining = own.verdict.remaining.max(verdict.remaining);
             }
-            // A class without an own cell has nothing else to say.
-            if !lacking.is_empty() && hits[beside].units <= asked {
+            // A class without an own cell has nothing else to say. Where all have one, those say it.
+            if hits[beside].descriptors & !with_own == 0 {
                 silent.push(beside);
             }
         }
@@ -271,9 +281,7 @@ fn merge_seldom(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
 
 /// What classes make of an own cell that has too little, beside which `beside` is.
 fn lacking(own: &Hit, beside: &Hit, answer: &Answer, place: usize) -> Option<Classed> {
-    let is_beside = own.classed.of == Of::Own && own.classed.beside == half(beside.tag);
-    let lacks = is_beside && own.limit == beside.limit && !answer.limits[place].verdict.allowed;
-    lacks.then_some(own.classed)
+    (own.has_beside(beside) && !answer.limits[place].verdict.allowed).then_some(own.classed)
 }
 
 /// The tag of a role's cell.

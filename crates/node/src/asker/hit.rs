@@ -34,6 +34,19 @@ pub(super) struct Hit {
     pub(super) classed: Classed,
 }
 
+impl Hit {
+    /// Charges it for one more of a request's descriptors: once, for the sum or the largest. What it was looked at for no longer counts.
+    #[inline(always)]
+    pub(super) fn charge(&mut self, units: u64, descriptors: Descriptors) {
+        self.units = match (self.charges, descriptors) {
+            (false, _) => units,
+            (true, Descriptors::Sum) => self.units.saturating_add(units),
+            (true, Descriptors::Max) => self.units.max(units),
+        };
+        self.charges = true;
+    }
+}
+
 /// What a hit is before anything is known of its cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
@@ -156,7 +169,7 @@ impl Check<'_, '_> {
     }
 }
 
-/// Descriptors that hit one cell charge it once: with the sum of their costs, or with the largest.
+/// Descriptors that hit one cell are one hit ([`Hit::charge`]).
 #[inline(always)]
 pub(super) fn merge(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
     let same = |h: &&mut Hit| h.tag == hit.tag && h.limit == hit.limit && h.exempt == hit.exempt;
@@ -166,12 +179,7 @@ pub(super) fn merge(hits: &mut Vec<Hit>, hit: Hit, descriptors: Descriptors) {
             first.descriptors |= hit.descriptors;
             first.classed.join(&hit.classed);
             if hit.charges {
-                first.units = match (first.charges, descriptors) {
-                    (false, _) => hit.units,
-                    (true, Descriptors::Sum) => first.units.saturating_add(hit.units),
-                    (true, Descriptors::Max) => first.units.max(hit.units),
-                };
-                first.charges = true;
+                first.charge(hit.units, descriptors);
             }
         }
     }

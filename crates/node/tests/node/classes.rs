@@ -5,7 +5,7 @@ use crate::scene::{HOUR, MS, S, START, apply, bucket, node, quota, sliding, wind
 use acequia_limits::{
     Limit, Now, Reason, Request,
     classes::ClassesSpec,
-    limit::{BySpec, LimitSpec},
+    limit::{BySpec, Descriptors, LimitSpec},
 };
 use acequia_node::{Ask, Asker};
 use proptest::prelude::*;
@@ -136,6 +136,32 @@ fn a_request_is_charged_to_one_of_the_two_and_never_in_halves() {
     };
     assert_eq!(left(&mut asker, "gold"), 80 - 5 - 22);
     assert_eq!(left(&mut asker, "free"), 10);
+}
+
+#[test]
+fn what_classes_share_is_charged_with_the_largest_of_several_descriptors_where_the_limit_says_so() {
+    let json = r#"{"entry": "plan", "separate": {"gold": 10, "free": 10},
+        "shared": {"gold": "0%", "free": "0%", "none": "0%"}}"#;
+    let spec = LimitSpec { descriptors: Descriptors::Max, ..classes(window("l", 100, "1h"), json) };
+    let node = node(&[spec], START);
+    let mut asker = node.asker();
+    let mut ask = |costs: [(&str, u64); 3]| {
+        let mut request = Request::new("shop", &[]);
+        for (plan, cost) in costs {
+            request.push([(&b"service"[..], &b"s"[..]), (&b"plan"[..], plan.as_bytes())], Some(cost));
+        }
+        let answer = asker.check(&request, START, Ask::CHECK);
+        (answer.allowed, answer.limits.iter().map(|limit| limit.verdict.remaining).collect::<Vec<_>>())
+    };
+    // Two own cells have too little, and a class has none: the largest of the three is charged. What only looks charges nothing.
+    assert_eq!(ask([("gold", 11), ("free", 20), ("none", 15)]), (true, vec![80 - 20]));
+    assert_eq!(ask([("gold", 11), ("free", 0), ("none", 15)]), (true, vec![10, 60 - 15]));
+    // Each own cell has enough.
+    assert_eq!(ask([("gold", 4), ("free", 10), ("none", 45)]), (true, vec![6, 0, 0]));
+    // Nothing has. The class that has no own cell is told so.
+    let (allowed, left) = ask([("gold", 7), ("free", 1), ("none", 1)]);
+    assert!(!allowed);
+    assert_eq!(left, vec![6, 0, 0]);
 }
 
 #[test]
