@@ -415,7 +415,7 @@ impl History {
             21 => Entry::Ping,
             20 => Entry::Drawn {
                 // As the node has drawn them, which begins once.
-                number: (u64::from(u.arbitrary::<bool>()?) << 40) + small(u, 8)?,
+                number: (u64::from(u.arbitrary::<bool>()?) << 40).saturating_add(small(u, 8)?),
                 units: if u.arbitrary()? { Some(small(u, 4)?) } else { None },
             },
             _ => {
