@@ -280,6 +280,10 @@ impl Outbox {
 
     /// What the peer confirms. Gives how long that took, if it is news.
     pub(crate) fn confirmed(&mut self, seen: &Seen, now_ns: u64) -> Option<Rounds> {
+        // On an old disk a process counts as an earlier one did. What the peer saw of that says nothing of what this one has sent.
+        if seen.highest > self.next_number {
+            return None;
+        }
         let late_ns = self.confirmed_late(seen, now_ns);
         let mut newest_ns = None;
         let mut longest_ns = late_ns;
@@ -497,6 +501,18 @@ mod tests {
         tell_news(&mut outbox, 7);
         outbox.confirmed(&seen(3), 41);
         assert_eq!(outbox.len(), 1);
+    }
+
+    #[test]
+    fn what_the_peer_saw_of_another_process_says_nothing() {
+        let mut outbox = Outbox::default();
+        tell_news(&mut outbox, 7);
+        assert_eq!(next(&mut outbox), (1, 1));
+        let of_another = Seen { highest: 900, mask: u64::MAX, ..Seen::default() };
+        assert!(outbox.confirmed(&of_another, 2).is_none());
+        assert_eq!(outbox.len(), 0, "it is not said again with each frame that comes");
+        outbox.expire(2);
+        assert_eq!(outbox.len(), 1, "but when it has not been confirmed for long");
     }
 
     #[test]
