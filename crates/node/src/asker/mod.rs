@@ -301,11 +301,12 @@ impl<'a> Check<'a, '_> {
     }
 
     /// Whether a cell without an account needs one: it denied what others may have, or half of the own part
-    /// is used.
+    /// is used. Where the region has a pool, a unit more than half is worth no call.
     #[inline]
     fn is_warm(&self, hit: &Hit, limit: &LimitAnswer) -> bool {
         if limit.verdict.allowed {
-            limit.verdict.remaining < self.algorithm(hit).budget() / 2
+            let half = self.algorithm(hit).budget() / 2;
+            limit.verdict.remaining < half + u64::from(self.node.leases.is_none())
         } else {
             self.is_short(limit.reason)
         }

@@ -14,6 +14,8 @@ use super::{
 
 /// A cell that nobody asked for, in any region that said so, for so long gives everything back.
 const IDLE_NS: u64 = 10_000_000_000;
+/// A region that was not asked for a cell for so long has no use for it, as far as anybody can know.
+const UNASKED_NS: u64 = 60_000_000_000;
 /// A view of another region that was not renewed for so long is not gone by any more.
 const VIEW_NS: u64 = 10 * 1_000_000_000;
 /// What a region has left, where it said nothing of the window that is open.
@@ -136,6 +138,8 @@ pub(crate) struct Warm {
     busy_ns: u64,
     /// When this region was last asked for it; 0 for never.
     asked_ns: u64,
+    /// Since when it is warm: steady clock.
+    since_ns: u64,
 }
 
 impl Warm {
@@ -148,6 +152,16 @@ impl Warm {
     /// Another region said something of note.
     pub(crate) fn note_busy(&mut self, now_ns: u64) {
         self.busy_ns = now_ns;
+    }
+
+    /// Whether it has been warm for less than so long.
+    pub(crate) fn is_new(&self, now_ns: u64, for_ns: u64) -> bool {
+        now_ns.saturating_sub(self.since_ns) < for_ns
+    }
+
+    /// Whether this region was not asked for it for long.
+    fn is_unasked(&self, now_ns: u64) -> bool {
+        self.asked_ns == 0 || now_ns.saturating_sub(self.asked_ns) > UNASKED_NS
     }
 
     /// Whether nobody has asked for it for long, in any region that says so. Regions see that within a message's time of each
@@ -230,6 +244,7 @@ impl Warm {
             asked_of: None,
             busy_ns: now_ns,
             asked_ns: 0,
+            since_ns: now_ns,
         }
     }
 
@@ -315,7 +330,7 @@ impl Warm {
 pub(crate) enum Resource {
     /// A bucket's rate, in parts; `milli` units a second in thousandths in all.
     Rate { milli: u64 },
-    /// A sliding window's units.
+    /// A sliding window's units, and for how long each counts.
     Units { window_ns: u64, total: u64 },
     /// A window's rights: they do not flow, they are given.
     Rights,
@@ -342,13 +357,17 @@ impl Resource {
         }
     }
 
-    /// What this region could use of a cell of so many units. Of what its own part leaves over it is not sure until demand has
-    /// been as it is for the time in which the bucket fills: what comes and goes within that is what its burst is for. Where
-    /// that takes longer than others shall wait, a region that nobody asks lends half of its part at once.
-    pub(crate) fn want_here(&self, warm: &Warm, standing: Part, budget: u64) -> u64 {
+    /// What this region could use of a cell of so many units. Where nobody has asked here for long, that is nothing: most keys live in one
+    /// region. Else it is not sure of what its own part leaves over until demand has been as it is for the time in which the bucket fills: what
+    /// comes and goes within that is what its burst is for. Where that takes longer than others shall wait, a region that nobody asks lends
+    /// half of its part at once.
+    pub(crate) fn want_here(&self, warm: &Warm, standing: Part, budget: u64, now_ns: u64) -> u64 {
         const LONGEST_NS: u128 = 5_000_000_000;
         let (want, demand) = (self.want(warm.demand_milli(self)), &warm.demand);
         let Self::Rate { milli } = self else { return want };
+        if warm.is_unasked(now_ns) {
+            return want;
+        }
         let fills_ns = u128::from(budget) * 1_000 * 1_000_000_000 / u128::from(*milli);
         if u128::from(demand.age_ns()) >= fills_ns.min(LONGEST_NS) {
             return want;

@@ -34,6 +34,11 @@ use crate::{
 const SHORT_NS: u64 = 3_000_000_000;
 /// What was borrowed for such a one and is enough is kept so long after the last.
 const SPARE_SHORT_NS: u64 = 10_000_000_000;
+/// A cell that is new is looked at more often for a moment: what it is asked for is hardly known.
+const NEW_LOOK_NS: u64 = 30_000_000;
+const NEW_LOOKS_NS: u64 = 200_000_000;
+/// A pause in what a cell is asked for that is new says little.
+const NEW_NS: u64 = 1_000_000_000;
 /// Loans both ways between two regions are looked for so often: while demand moves, they come and go by themselves.
 const NET_NS: u64 = 5_000_000_000;
 /// How old what was told of a cell gets that somebody asks for.
@@ -183,7 +188,11 @@ impl Sharing {
             }
             return Some((false, 0));
         }
-        let after_ns = look_after(warm.demand.events_milli(), scarce);
+        let mut after_ns = look_after(warm.demand.events_milli(), scarce);
+        let is_rate = matches!(resource, Resource::Rate { .. });
+        if is_rate && warm.is_new(now.steady_ns, NEW_LOOKS_NS) && offered.events > 0 {
+            after_ns = after_ns.min(NEW_LOOK_NS);
+        }
         Some((true, if self.wants_pool { after_ns.min(POOL_NS) } else { after_ns }))
     }
 
@@ -204,6 +213,10 @@ impl Sharing {
         let left = account.unleased(words, now, ground.salt);
         let effective = account.effective();
         let budget = ground.global.budget();
+        if warm.told.is_none() && (left < effective.units || self.beats.boot() > 1) {
+            // Somebody asked before another region made it warm; or may have asked an earlier process.
+            warm.note_asked(now.steady_ns);
+        }
         note_short(warm, account, offered, budget, now);
         let (reach, standing) = match node.leases {
             None => (Part::default(), account.standing()),
@@ -221,7 +234,7 @@ impl Sharing {
         }
         let own = Seat {
             region: self.me().region,
-            want: resource.want_here(warm, standing, budget),
+            want: resource.want_here(warm, standing, budget, now.steady_ns),
             holds: resource.weigh(effective).saturating_add(resource.weigh(reach)).saturating_add(beside),
             standing: resource.weigh(standing),
             short: if warm.short > effective.units { warm.short } else { 0 },
@@ -276,6 +289,7 @@ impl Sharing {
             is_rate: matches!(resource, Resource::Rate { .. }),
             left: left.saturating_add(reach.units),
             is_mate: matches!(speaker, Speaker::Mate(_)),
+            is_new: warm.is_new(now.steady_ns, NEW_NS),
         };
         let mut plan = plan(&flow);
         if !ground.in_force {

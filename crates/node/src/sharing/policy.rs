@@ -85,6 +85,8 @@ pub(crate) struct Flow<'a> {
     pub(crate) left: u64,
     /// Whether a first request here finds a unit elsewhere in its region.
     pub(crate) is_mate: bool,
+    /// Whether the cell has been warm for a moment only: a pause says little of what it is asked for.
+    pub(crate) is_new: bool,
 }
 
 /// What to do about a cell.
@@ -136,7 +138,7 @@ pub(crate) fn plan(flow: &Flow<'_>) -> Plan {
         (d, s) => u64::try_from((u128::from(surplus) * u128::from(d)).div_ceil(u128::from(s))).unwrap_or(0),
     };
     // What is borrowed and far more than is wanted goes back unasked: its owner can lend it on.
-    let unused = flow.own.holds > flow.own.want.saturating_mul(2);
+    let unused = !flow.is_new && flow.own.holds > flow.own.want.saturating_mul(2);
     let back = if unused { flow.own.holds.saturating_sub(flow.own.want + flow.own.want / 4) } else { give };
     let returned = give_back(flow, &deficits, back, &mut plan);
     give = give.saturating_sub(returned);
@@ -527,6 +529,7 @@ mod tests {
             is_rate: true,
             left: 200,
             is_mate: false,
+            is_new: false,
         }
     }
 
