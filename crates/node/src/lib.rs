@@ -49,6 +49,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
+    task::Waker,
 };
 
 use acequia_limits::{
@@ -170,6 +171,8 @@ pub struct Node {
     found: Mutex<Vec<CellKey>>,
     /// Whether any cell calls for a look.
     calls: AtomicBool,
+    /// Who waits for that.
+    caller: Mutex<Option<Waker>>,
     /// Why this region owns nothing: see `region`.
     owns_nothing: AtomicU8,
     /// What is added to the wall clock while it is not believed, in nanoseconds.
@@ -292,6 +295,7 @@ impl Node {
             memory: Mutex::new(memory),
             found: Mutex::default(),
             calls: AtomicBool::new(false),
+            caller: Mutex::default(),
             owns_nothing: AtomicU8::new(if config.home.is_some() { region::NO_CATALOGUE } else { 0 }),
             correction_ns: AtomicI64::new(0),
             carried: Carried::default(),

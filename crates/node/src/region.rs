@@ -4,7 +4,10 @@
 //! milliseconds or so (at once while [`Node::calls`]), and sends what [`Node::poll`] gives until it
 //! gives nothing. Rows are written as for any node: what depends on a row waits for it by itself.
 
-use std::sync::{Arc, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering};
+use std::{
+    sync::{Arc, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, atomic::Ordering},
+    task::{Context, Poll},
+};
 
 use acequia_limits::{
     Algorithm, CellTag, HashKey, Limit, LimitId, Now, Reason, UNITS_MAX,
@@ -224,6 +227,13 @@ impl Node {
     /// Whether a cell calls for a look: time for a [`Node::tick`].
     pub fn calls(&self) -> bool {
         self.calls.load(Ordering::Acquire)
+    }
+
+    /// Ready while a cell calls for a look. Of several that wait for that the last is woken.
+    pub fn poll_calls(&self, context: &Context<'_>) -> Poll<()> {
+        // What calls from here on finds whom to wake.
+        *lock(&self.caller) = Some(context.waker().clone());
+        if self.calls() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// The next frame to send, and to which region; nothing when all is said that may leave now.
@@ -717,7 +727,11 @@ impl Node {
     /// A cell calls for a look.
     pub(crate) fn call(&self, shard: usize) {
         self.shards[shard].call();
-        self.calls.store(true, Ordering::Release);
+        if !self.calls.swap(true, Ordering::AcqRel)
+            && let Some(waker) = lock(&self.caller).take()
+        {
+            waker.wake();
+        }
     }
 
     pub(crate) const fn ask_again_ns(&self) -> u64 {

@@ -14,6 +14,13 @@ use acequia_limits::{
     limit::{BySpec, LimitSpec},
 };
 use acequia_node::{Ask, leases::GROUPS};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::{Context, Wake, Waker},
+};
 
 /// Guard shares together, in percent.
 const GUARD: u8 = 10;
@@ -42,6 +49,34 @@ fn a_cold_cell_is_exact() {
         let passed = world.admitted(0, "k") - before;
         assert!((9..=10).contains(&passed), "{name}: {passed} of 10");
     }
+}
+
+/// A task that counts how often it is woken.
+#[derive(Default)]
+struct Task(AtomicU32);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn whoever_waits_for_cells_that_call_is_woken_once() {
+    let mut world = settled(2, window("w", 1_000, "10s"));
+    let task = Arc::new(Task::default());
+    let waker = Waker::from(Arc::clone(&task));
+    let poll = |world: &World| world.nodes[0].node.poll_calls(&Context::from_waker(&waker));
+    assert!(poll(&world).is_pending());
+    // Half of a guard share, and one more.
+    while !world.nodes[0].node.calls() {
+        assert!(world.ask(0, "k", 1));
+    }
+    world.ask(0, "k", 1);
+    assert_eq!(task.0.load(Ordering::Relaxed), 1);
+    assert!(poll(&world).is_ready());
+    world.pass(S);
+    assert!(poll(&world).is_pending());
 }
 
 #[test]

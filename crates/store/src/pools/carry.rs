@@ -1,6 +1,6 @@
 //! A node's calls, carried to where the pools are.
 
-use std::{fmt, pin::Pin, sync::Arc, time::Duration};
+use std::{fmt, future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 
 use acequia_limits::Now;
 use acequia_node::{
@@ -10,17 +10,17 @@ use acequia_node::{
 use acequia_rights::pool::{Letter, name};
 use tokio::{
     task::{JoinError, JoinSet},
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, sleep_until},
 };
 use tracing::error;
 
 use super::{Answer, At, Pools};
 use crate::redis::{Group, Missed};
 
-/// How often it is looked whether a cell calls: a decision waits for a pool for a few times as long.
+/// Cells that call are looked at so long after others: a decision waits for a pool for a few times as long.
 const LOOK: Duration = Duration::from_millis(1);
 /// Time passes for a node at least so often.
-const TICKS: u32 = 10;
+const TICK: Duration = Duration::from_millis(10);
 /// What could not be written is tried again after so long.
 const KEEP_AGAIN: Duration = Duration::from_millis(250);
 
@@ -139,11 +139,13 @@ impl Carrier {
 
 /// Carries a node's calls until the task is dropped.
 pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut process: impl Process) {
-    let mut looks = interval(LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut calls, mut ticks) = (JoinSet::new(), 0);
-    let mut keep_at = Instant::now();
+    let mut calls = JoinSet::new();
+    let (mut looked, mut keep_at) = (Instant::now(), Instant::now());
     loop {
+        let now_ns = process.now().steady_ns;
+        let due_in = node.leases_due_ns().map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(now_ns)));
+        let due = due_in.map_or(looked + TICK, |due_in| Instant::now() + due_in);
+        let next = due.clamp(looked + LOOK, looked + TICK);
         tokio::select! {
             biased;
             Some(answered) = calls.join_next() => {
@@ -153,11 +155,12 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
                     hear(&node, &mut process, answered);
                 }
             }
-            _ = looks.tick() => ticks += 1,
+            () = called(&node, looked + LOOK) => {}
+            () = sleep_until(next) => {}
         }
         let is_due = |due_ns| due_ns <= process.now().steady_ns;
-        if node.calls() || ticks >= TICKS || node.leases_due_ns().is_some_and(is_due) {
-            ticks = 0;
+        if node.calls() || looked.elapsed() >= TICK || node.leases_due_ns().is_some_and(is_due) {
+            looked = Instant::now();
             pools.compare_clocks(&node, &|| process.now());
             node.tick_leases(process.now());
             if node.leases_want_disk() {
@@ -176,6 +179,12 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
             calls.spawn(async move { (call.id, carry(&pools, &call).await) });
         }
     }
+}
+
+/// Waits until a cell calls for a look, and for this time.
+async fn called(node: &Node, not_before: Instant) {
+    poll_fn(|context| node.poll_calls(context)).await;
+    sleep_until(not_before).await;
 }
 
 /// Takes what came of a call.
