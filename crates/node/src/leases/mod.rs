@@ -103,7 +103,13 @@ const APART_NS: u64 = 500_000;
 const APART_IN_VAIN_NS: u64 = 2_000_000;
 /// Every group is asked how it is so often, whether this node has anything of it or not: a generation grants when all nodes have
 /// told what they hold, and nobody tells a node that another has begun one.
-const WATCH_NS: u64 = 4_000_000_000;
+const WATCH_NS: u64 = 64_000_000_000;
+/// Some of them are asked together so often, in one round trip.
+const WATCH_SOME_NS: u64 = 1_000_000_000;
+/// While any are lost, one of them is asked so often.
+const PROBE_NS: u64 = 100_000_000;
+/// What becomes of one mostly becomes of many: then all are asked at once, and no more often than this.
+const DOUBT_NS: u64 = 4_000_000_000;
 /// Groups that are heard of for the first time in one tick.
 const FIRST_MAX: usize = 128;
 /// Cells that are dropped at once, where a group is asked how it is.
@@ -222,10 +228,15 @@ pub(crate) struct Leases {
     silent: BTreeSet<u16>,
     /// Groups whose store is lost.
     lost: BTreeSet<u16>,
-    /// Of those, the ones to ask now, since another was found again.
+    /// Of those, the ones to ask now, since another was found again; which one was asked last whether it is there, and when: steady clock.
     sought: BTreeSet<u16>,
-    /// Groups to ask at once, since another one was lost and may not be the only one; and when that last began: steady clock.
-    doubted: (BTreeSet<u16>, u64),
+    probed: u16,
+    probed_ns: u64,
+    /// Groups to ask at once: another one was lost or is another now, and may not be the only one; or there is more to drop in them.
+    asked_soon: BTreeSet<u16>,
+    /// Whether all are to be asked at once, and when that last began: steady clock.
+    is_doubted: bool,
+    doubted_ns: u64,
     /// Nodes that are left out, until when: steady clock.
     left_out: BTreeMap<u16, u64>,
     /// By which wall this node goes, where it hears of no clocks but the servers'.
@@ -291,7 +302,11 @@ impl Leases {
             silent: BTreeSet::new(),
             lost: BTreeSet::new(),
             sought: BTreeSet::new(),
-            doubted: (BTreeSet::new(), 0),
+            probed: 0,
+            probed_ns: 0,
+            asked_soon: BTreeSet::new(),
+            is_doubted: false,
+            doubted_ns: 0,
             cells: BTreeMap::new(),
             held: Held::default(),
             leaving: None,
@@ -620,6 +635,12 @@ impl Leases {
             match said {
                 Said::Nothing => group.miss(id, now.steady_ns),
                 Said::Known(_) | Said::Unknown(_) => {}
+                Said::Swept(dropped) => {
+                    group.is_same(id);
+                    if *dropped >= u64::from(SWEEP_MAX) {
+                        self.asked_soon.insert(pending.group);
+                    }
+                }
                 _ => group.is_same(id),
             }
             return;
@@ -729,6 +750,7 @@ impl Leases {
         }
         if is_other {
             self.counts.generations += 1;
+            self.is_doubted = true;
         }
         self.is_unkept |= !group.is_kept();
         for key in group.untold.clone() {

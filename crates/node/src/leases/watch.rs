@@ -1,10 +1,13 @@
 //! Which groups a node asks how they are, and when: those that do not grant yet, those for which nobody answers, and all others in turn.
+//!
+//! Where nobody asks for anything that is one round trip a second. What becomes of one group mostly becomes of many, since a node or a server
+//! has begun anew: then all are asked at once, and again until none of them is another than it was.
 
 use acequia_limits::Now;
 use acequia_rights::pool::{Generation, group::Begin};
 
 use super::{
-    FIRST_MAX, GROUPS, Leases, Question, SWEEP_MAX, WATCH_NS,
+    DOUBT_NS, FIRST_MAX, GROUPS, Leases, PROBE_NS, Question, SWEEP_MAX, WATCH_NS, WATCH_SOME_NS,
     group::Need,
     pending::{About, Pending},
 };
@@ -33,7 +36,7 @@ impl Leases {
 
     /// Asks groups again for which nobody answered, until their store counts as lost: one call that was lost is no such thing. All others
     /// are asked then, too: cells that nobody asks for shall not hear of it when they are. From then
-    /// on they are asked as all others are, now and then, and at once when the first of them is found again.
+    /// on one of them is asked now and then, and all at once when the first of them is found again.
     pub(super) fn keep_silent(&mut self, node: &Node, now: Now) {
         for number in self.silent.clone() {
             let group = &self.groups[usize::from(number)];
@@ -41,21 +44,31 @@ impl Leases {
                 self.silent.remove(&number);
                 self.lost.insert(number);
                 node.losses.set(number, true);
-                if now.steady_ns.saturating_sub(self.doubted.1) >= WATCH_NS {
-                    let others = (0..GROUPS).filter(|other| !self.lost.contains(other));
-                    self.doubted = (others.collect(), now.steady_ns);
-                }
+                self.is_doubted = true;
             } else if group.may_be_asked_again(now.steady_ns) {
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
+        if self.is_doubted && now.steady_ns >= self.doubted_ns + DOUBT_NS {
+            (self.is_doubted, self.doubted_ns) = (false, now.steady_ns);
+            self.asked_soon = (0..GROUPS).filter(|number| !self.lost.contains(number)).collect();
+        }
         let mut asked = 0;
         while asked < FIRST_MAX
-            && let Some(number) = self.doubted.0.pop_first()
+            && let Some(number) = self.asked_soon.pop_first()
         {
             let group = &self.groups[usize::from(number)];
             if group.may_be_watched() && !self.silent.contains(&number) {
                 asked += 1;
+                self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
+            }
+        }
+        if now.steady_ns >= self.probed_ns + PROBE_NS
+            && let Some(number) = self.next_lost()
+        {
+            (self.probed, self.probed_ns) = (number, now.steady_ns);
+            let group = &self.groups[usize::from(number)];
+            if group.may_be_watched() {
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
@@ -70,6 +83,11 @@ impl Leases {
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
+    }
+
+    /// The lost group after the one that was asked last.
+    fn next_lost(&self) -> Option<u16> {
+        self.lost.range(self.probed + 1..).next().or(self.lost.first()).copied()
     }
 
     /// Begins generations, and says that all was told.
@@ -99,10 +117,13 @@ impl Leases {
         }
     }
 
-    /// Asks groups that grant how they are, one after the other.
+    /// Asks groups that grant how they are, some at a time, one after the other.
     fn watch_groups(&mut self, now: Now) {
         let each_ns = WATCH_NS / u64::from(GROUPS);
         let (mut number, since_ns) = self.watched;
+        if now.steady_ns < since_ns + WATCH_SOME_NS {
+            return;
+        }
         let mut at_ns = since_ns.max(now.steady_ns.saturating_sub(WATCH_NS));
         while at_ns + each_ns <= now.steady_ns {
             at_ns += each_ns;

@@ -215,7 +215,7 @@ pub(crate) struct World {
     pub(crate) decided: Option<Vec<Decided>>,
     /// Calls of pools.
     pub(crate) calls: u64,
-    /// Calls of the store: of pools, and those that ask for a group or tell what a node has of it.
+    /// Round trips to the store: what a node calls at once goes together.
     pub(crate) round_trips: u64,
     pub(crate) refused: Vec<Said>,
     pub(crate) regions: Option<Regions>,
@@ -706,8 +706,9 @@ impl World {
             {
                 self.send_frame(place, usize::from(to.0) - 1, frame);
             }
+            let mut calls = false;
             while let Some(call) = self.nodes[place].node.poll_call() {
-                self.round_trips += 1;
+                self.round_trips += u64::from(!std::mem::replace(&mut calls, true));
                 self.calls += u64::from(matches!(
                     call.question,
                     Question::Take(..) | Question::Exchange(..) | Question::Slide(..)
