@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 /// How long anything may take that happens by itself: a start, a reload, an exit. Generous, for
 /// machines that do much else; only a failing test waits so long.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What stands for the node's own folder for its journal in a config: `data: DATA`.
 const DATA: &str = "DATA";
