@@ -58,6 +58,7 @@ use self::{
     pending::{About, Pending},
     places::Who,
     takings::{Record, Takings},
+    watch::Watch,
 };
 
 use crate::{
@@ -101,15 +102,6 @@ const LATER_NS: u64 = 10_000_000;
 /// Looks at one cell that calls are at least so far apart: far less than a decision waits, and more while its pool cannot be asked anyway.
 const APART_NS: u64 = 500_000;
 const APART_IN_VAIN_NS: u64 = 2_000_000;
-/// Every group is asked how it is so often, whether this node has anything of it or not: a generation grants when all nodes have
-/// told what they hold, and nobody tells a node that another has begun one.
-const WATCH_NS: u64 = 64_000_000_000;
-/// Some of them are asked together so often, in one round trip.
-const WATCH_SOME_NS: u64 = 1_000_000_000;
-/// While any are lost, one of them is asked so often.
-const PROBE_NS: u64 = 100_000_000;
-/// What becomes of one mostly becomes of many: then all are asked at once, and no more often than this.
-const DOUBT_NS: u64 = 4_000_000_000;
 /// Groups that are heard of for the first time in one tick.
 const FIRST_MAX: usize = 128;
 /// Cells that are dropped at once, where a group is asked how it is.
@@ -222,21 +214,12 @@ pub(crate) struct Leases {
     is_unkept: bool,
     /// Groups that need something before they grant.
     unsettled: BTreeSet<u16>,
-    /// The group that is asked next how it is, and when: steady clock.
-    watched: (u16, u64),
+    /// Which groups are asked how they are.
+    watch: Watch,
     /// Groups for which nobody answered the last call, and that are not lost yet.
     silent: BTreeSet<u16>,
     /// Groups whose store is lost.
     lost: BTreeSet<u16>,
-    /// Of those, the ones to ask now, since another was found again; which one was asked last whether it is there, and when: steady clock.
-    sought: BTreeSet<u16>,
-    probed: u16,
-    probed_ns: u64,
-    /// Groups to ask at once: another one was lost or is another now, and may not be the only one; or there is more to drop in them.
-    asked_soon: BTreeSet<u16>,
-    /// Whether all are to be asked at once, and when that last began: steady clock.
-    is_doubted: bool,
-    doubted_ns: u64,
     /// Nodes that are left out, until when: steady clock.
     left_out: BTreeMap<u16, u64>,
     /// By which wall this node goes, where it hears of no clocks but the servers'.
@@ -298,15 +281,9 @@ impl Leases {
             groups,
             is_unkept: false,
             unsettled: (0..GROUPS).collect(),
-            watched: (0, 0),
+            watch: Watch::default(),
             silent: BTreeSet::new(),
             lost: BTreeSet::new(),
-            sought: BTreeSet::new(),
-            probed: 0,
-            probed_ns: 0,
-            asked_soon: BTreeSet::new(),
-            is_doubted: false,
-            doubted_ns: 0,
             cells: BTreeMap::new(),
             held: Held::default(),
             leaving: None,
@@ -637,9 +614,7 @@ impl Leases {
                 Said::Known(_) | Said::Unknown(_) => {}
                 Said::Swept(dropped) => {
                     group.is_same(id);
-                    if *dropped >= u64::from(SWEEP_MAX) {
-                        self.asked_soon.insert(pending.group);
-                    }
+                    self.watch.hears_swept(pending.group, *dropped);
                 }
                 _ => group.is_same(id),
             }
@@ -750,7 +725,7 @@ impl Leases {
         }
         if is_other {
             self.counts.generations += 1;
-            self.is_doubted = true;
+            self.watch.doubt_all();
         }
         self.is_unkept |= !group.is_kept();
         for key in group.untold.clone() {

@@ -1,17 +1,61 @@
 //! Which groups a node asks how they are, and when: those that do not grant yet, those for which nobody answers, and all others in turn.
 //!
-//! Where nobody asks for anything that is one round trip a second. What becomes of one group mostly becomes of many, since a node or a server
-//! has begun anew: then all are asked at once, and again until none of them is another than it was.
+//! A node that nobody asks for anything so makes one round trip a second. When one group was lost, or has another generation than before,
+//! so have others, mostly: a server or a node has begun anew. Then all are asked at once, and again until none has changed meanwhile.
+
+use std::collections::BTreeSet;
 
 use acequia_limits::Now;
 use acequia_rights::pool::{Generation, group::Begin};
 
 use super::{
-    DOUBT_NS, FIRST_MAX, GROUPS, Leases, PROBE_NS, Question, SWEEP_MAX, WATCH_NS, WATCH_SOME_NS,
+    FIRST_MAX, GROUPS, Leases, Question, SWEEP_MAX,
     group::Need,
     pending::{About, Pending},
 };
 use crate::Node;
+
+/// Every group is asked how it is so often, whether this node has anything of it or not: a generation grants when all nodes have
+/// told what they hold, and nobody tells a node that another has begun one.
+const WATCH_NS: u64 = 64_000_000_000;
+/// Those that are due are asked together so often, in one round trip.
+const TOGETHER_NS: u64 = 1_000_000_000;
+/// While any groups are lost, one of them is asked so often.
+const PROBE_NS: u64 = 100_000_000;
+/// All groups are asked at once no more often than this.
+const DOUBT_NS: u64 = 4_000_000_000;
+
+/// Which groups are asked how they are, and when. All times are of the steady clock.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// The group that was asked last in turn, and when it was due.
+    last: u16,
+    last_ns: u64,
+    /// Groups to ask at once: all were to be asked, or there is more to drop in them.
+    soon: BTreeSet<u16>,
+    /// Whether all are to be asked at once, and when that last began.
+    is_doubted: bool,
+    doubted_ns: u64,
+    /// Lost groups to ask at once, since another one was found again.
+    sought: BTreeSet<u16>,
+    /// The lost group that was asked last, and when.
+    probed: u16,
+    probed_ns: u64,
+}
+
+impl Watch {
+    /// A group was lost, or has another generation: others may, too.
+    pub(super) const fn doubt_all(&mut self) {
+        self.is_doubted = true;
+    }
+
+    /// So many cells were dropped where a group was asked. If that is all that one call may drop, there is more.
+    pub(super) fn hears_swept(&mut self, group: u16, dropped: u64) {
+        if dropped >= u64::from(SWEEP_MAX) {
+            self.soon.insert(group);
+        }
+    }
+}
 
 impl Leases {
     /// Notes a call to which nobody answered, or that somebody did.
@@ -28,8 +72,8 @@ impl Leases {
         self.silent.remove(&number);
         if self.lost.remove(&number) {
             node.losses.set(number, false);
-            if self.sought.is_empty() {
-                self.sought.clone_from(&self.lost);
+            if self.watch.sought.is_empty() {
+                self.watch.sought.clone_from(&self.lost);
             }
         }
     }
@@ -44,18 +88,18 @@ impl Leases {
                 self.silent.remove(&number);
                 self.lost.insert(number);
                 node.losses.set(number, true);
-                self.is_doubted = true;
+                self.watch.doubt_all();
             } else if group.may_be_asked_again(now.steady_ns) {
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
-        if self.is_doubted && now.steady_ns >= self.doubted_ns + DOUBT_NS {
-            (self.is_doubted, self.doubted_ns) = (false, now.steady_ns);
-            self.asked_soon = (0..GROUPS).filter(|number| !self.lost.contains(number)).collect();
+        if self.watch.is_doubted && now.steady_ns >= self.watch.doubted_ns + DOUBT_NS {
+            (self.watch.is_doubted, self.watch.doubted_ns) = (false, now.steady_ns);
+            self.watch.soon = (0..GROUPS).filter(|number| !self.lost.contains(number)).collect();
         }
         let mut asked = 0;
         while asked < FIRST_MAX
-            && let Some(number) = self.asked_soon.pop_first()
+            && let Some(number) = self.watch.soon.pop_first()
         {
             let group = &self.groups[usize::from(number)];
             if group.may_be_watched() && !self.silent.contains(&number) {
@@ -63,23 +107,23 @@ impl Leases {
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
-        if now.steady_ns >= self.probed_ns + PROBE_NS
+        if now.steady_ns >= self.watch.probed_ns + PROBE_NS
             && let Some(number) = self.next_lost()
         {
-            (self.probed, self.probed_ns) = (number, now.steady_ns);
+            (self.watch.probed, self.watch.probed_ns) = (number, now.steady_ns);
             let group = &self.groups[usize::from(number)];
             if group.may_be_watched() {
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
-        let sought: Vec<u16> = self.sought.iter().copied().collect();
+        let sought: Vec<u16> = self.watch.sought.iter().copied().collect();
         for number in sought {
             let group = &self.groups[usize::from(number)];
             if !self.lost.contains(&number) || !group.grants() {
-                self.sought.remove(&number);
+                self.watch.sought.remove(&number);
             } else if group.may_be_watched() && asked < FIRST_MAX {
                 asked += 1;
-                self.sought.remove(&number);
+                self.watch.sought.remove(&number);
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
@@ -87,7 +131,7 @@ impl Leases {
 
     /// The lost group after the one that was asked last.
     fn next_lost(&self) -> Option<u16> {
-        self.lost.range(self.probed + 1..).next().or(self.lost.first()).copied()
+        self.lost.range(self.watch.probed + 1..).next().or(self.lost.first()).copied()
     }
 
     /// Begins generations, and says that all was told.
@@ -120,11 +164,11 @@ impl Leases {
     /// Asks groups that grant how they are, some at a time, one after the other.
     fn watch_groups(&mut self, now: Now) {
         let each_ns = WATCH_NS / u64::from(GROUPS);
-        let (mut number, since_ns) = self.watched;
-        if now.steady_ns < since_ns + WATCH_SOME_NS {
+        let Watch { last: mut number, last_ns, .. } = self.watch;
+        if now.steady_ns < last_ns + TOGETHER_NS {
             return;
         }
-        let mut at_ns = since_ns.max(now.steady_ns.saturating_sub(WATCH_NS));
+        let mut at_ns = last_ns.max(now.steady_ns.saturating_sub(WATCH_NS));
         while at_ns + each_ns <= now.steady_ns {
             at_ns += each_ns;
             number = (number + 1) % GROUPS;
@@ -133,7 +177,7 @@ impl Leases {
                 self.call_group((number, group.generation()), Question::Sweep(SWEEP_MAX), now);
             }
         }
-        self.watched = (number, at_ns);
+        (self.watch.last, self.watch.last_ns) = (number, at_ns);
     }
 
     pub(super) fn call_group(
