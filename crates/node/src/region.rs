@@ -229,9 +229,9 @@ impl Node {
         self.calls.load(Ordering::Acquire)
     }
 
-    /// Ready while a cell calls for a look. Of several that wait for that the last is woken.
+    /// Ready while a cell calls for a look ([`Node::calls`]). One task may wait: the last that polled is woken.
     pub fn poll_calls(&self, context: &Context<'_>) -> Poll<()> {
-        // What calls from here on finds whom to wake.
+        // A cell that calls after this wakes the task; one that called before is seen below.
         *lock(&self.caller) = Some(context.waker().clone());
         if self.calls() { Poll::Ready(()) } else { Poll::Pending }
     }

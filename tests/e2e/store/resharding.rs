@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use acequia_tests::{Node, eventually};
+use acequia_tests::{Node, PATIENCE, eventually};
 
 use super::{alone, config_of, listed, servers::Server, start_all, until_pools_grant};
 use crate::{
@@ -138,7 +138,7 @@ fn a_store_has_one_shard_more_while_its_region_serves() {
             break;
         }
         assert!(
-            asked.elapsed() < Duration::from_secs(60),
+            asked.elapsed() < PATIENCE,
             "{quick} of 40 quick ones pass, and these are not whole: {lacking:?}"
         );
     }

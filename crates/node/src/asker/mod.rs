@@ -301,7 +301,7 @@ impl<'a> Check<'a, '_> {
     }
 
     /// Whether a cell without an account needs one: it denied what others may have, or half of the own part
-    /// is used. Where the region has a pool, a unit more than half is worth no call.
+    /// is used. Where the region has a pool, it is asked one unit later: for half alone that call would not pay.
     #[inline]
     fn is_warm(&self, hit: &Hit, limit: &LimitAnswer) -> bool {
         if limit.verdict.allowed {

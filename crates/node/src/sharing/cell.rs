@@ -138,7 +138,7 @@ pub(crate) struct Warm {
     busy_ns: u64,
     /// When this region was last asked for it; 0 for never.
     asked_ns: u64,
-    /// Since when it is warm: steady clock.
+    /// The time at which it became warm: steady clock.
     since_ns: u64,
 }
 
@@ -154,7 +154,7 @@ impl Warm {
         self.busy_ns = now_ns;
     }
 
-    /// Whether it has been warm for less than so long.
+    /// Whether the cell became warm less than `for_ns` ago.
     pub(crate) fn is_new(&self, now_ns: u64, for_ns: u64) -> bool {
         now_ns.saturating_sub(self.since_ns) < for_ns
     }
@@ -357,10 +357,11 @@ impl Resource {
         }
     }
 
-    /// What this region could use of a cell of so many units. Where nobody has asked here for long, that is nothing: most keys live in one
-    /// region. Else it is not sure of what its own part leaves over until demand has been as it is for the time in which the bucket fills: what
-    /// comes and goes within that is what its burst is for. Where that takes longer than others shall wait, a region that nobody asks lends
-    /// half of its part at once.
+    /// What this region could use of a cell of `budget` units.
+    ///
+    /// Most keys live in one region. So a region that nobody asked for long needs nothing beyond its demand. Any other region cannot be sure that
+    /// it will not use its own part, until its demand has lasted for as long as the bucket takes to fill: a burst comes and goes within that.
+    /// Where that takes longer than other regions shall wait, a region without demand lends half of its part at once.
     pub(crate) fn want_here(&self, warm: &Warm, standing: Part, budget: u64, now_ns: u64) -> u64 {
         const LONGEST_NS: u128 = 5_000_000_000;
         let (want, demand) = (self.want(warm.demand_milli(self)), &warm.demand);

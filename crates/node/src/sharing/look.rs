@@ -34,10 +34,10 @@ use crate::{
 const SHORT_NS: u64 = 3_000_000_000;
 /// What was borrowed for such a one and is enough is kept so long after the last.
 const SPARE_SHORT_NS: u64 = 10_000_000_000;
-/// A cell that is new is looked at more often for a moment: what it is asked for is hardly known.
+/// The demand of a bucket's cell is hardly known at first. So the cell is looked at every `NEW_LOOK_NS` for `NEW_LOOKS_NS`.
 const NEW_LOOK_NS: u64 = 30_000_000;
 const NEW_LOOKS_NS: u64 = 200_000_000;
-/// A pause in what a cell is asked for that is new says little.
+/// A pause says little of the demand of a cell that became warm less than this ago.
 const NEW_NS: u64 = 1_000_000_000;
 /// Loans both ways between two regions are looked for so often: while demand moves, they come and go by themselves.
 const NET_NS: u64 = 5_000_000_000;
@@ -214,7 +214,7 @@ impl Sharing {
         let effective = account.effective();
         let budget = ground.global.budget();
         if warm.told.is_none() && (left < effective.units || self.beats.boot() > 1) {
-            // Somebody asked before another region made it warm; or may have asked an earlier process.
+            // Units are gone, so this region was asked. After a restart it is not known, and counts as asked.
             warm.note_asked(now.steady_ns);
         }
         note_short(warm, account, offered, budget, now);

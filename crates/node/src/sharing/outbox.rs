@@ -280,7 +280,7 @@ impl Outbox {
 
     /// What the peer confirms. Gives how long that took, if it is news.
     pub(crate) fn confirmed(&mut self, seen: &Seen, now_ns: u64) -> Option<Rounds> {
-        // On an old disk a process counts as an earlier one did. What the peer saw of that says nothing of what this one has sent.
+        // This process has sent no such frame. An earlier one has, of which an old copy of the disk says nothing.
         if seen.highest > self.next_number {
             return None;
         }

@@ -85,7 +85,7 @@ pub(crate) struct Flow<'a> {
     pub(crate) left: u64,
     /// Whether a first request here finds a unit elsewhere in its region.
     pub(crate) is_mate: bool,
-    /// Whether the cell has been warm for a moment only: a pause says little of what it is asked for.
+    /// A cell that became warm a moment ago: a pause says little of its demand, so nothing goes back unasked.
     pub(crate) is_new: bool,
 }
 

@@ -53,7 +53,7 @@ fn moving(nodes: u64, a_second: u64) -> Cost {
     }
 }
 
-/// The same of one world.
+/// What [`moving`] finds in the world of one seed.
 fn moving_by(seed: u64, nodes: u64, a_second: u64) -> Cost {
     const SECONDS: u64 = 60;
     let mut world = three_by(seed, nodes as usize, bucket("b", "200/s", 200));

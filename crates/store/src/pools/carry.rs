@@ -17,7 +17,7 @@ use tracing::error;
 use super::{Answer, At, Pools};
 use crate::redis::{Group, Missed};
 
-/// Cells that call are looked at so long after others: a decision waits for a pool for a few times as long.
+/// Looks at cells that call are at least so far apart: a decision waits for a pool for a few times as long.
 const LOOK: Duration = Duration::from_millis(1);
 /// Time passes for a node at least so often.
 const TICK: Duration = Duration::from_millis(10);
@@ -181,7 +181,7 @@ pub async fn share<P: Pools + Clone + 'static>(node: Arc<Node>, pools: P, mut pr
     }
 }
 
-/// Waits until a cell calls for a look, and for this time.
+/// Waits until a cell calls for a look, and until `not_before`.
 async fn called(node: &Node, not_before: Instant) {
     poll_fn(|context| node.poll_calls(context)).await;
     sleep_until(not_before).await;
