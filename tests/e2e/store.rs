@@ -95,6 +95,16 @@ fn ask(nodes: &[Node], entry: (&str, &str), times: usize) -> u64 {
     (0..times).map(allowed).filter(|allowed| *allowed).count() as u64
 }
 
+/// Asks for a bucket that is full again after a second, once a second, until so many of so many pass.
+fn until_it_gives(nodes: &[Node], entry: (&str, &str), of: usize, least: u64) {
+    eventually("a full bucket gives what it has", || {
+        let passed = ask(nodes, entry, of);
+        // Asked again at once it would lack what was taken just now.
+        thread::sleep(Duration::from_secs(1));
+        passed >= least
+    });
+}
+
 /// Asks until most of a limit of 200 is there, or nothing came for long; says how many were allowed.
 fn use_up(nodes: &[Node], entry: (&str, &str)) -> u64 {
     let mut allowed = 0;

@@ -5,7 +5,7 @@ use std::{net::UdpSocket, path::Path, slice, thread};
 use acequia_mesh::{Identity, certs};
 use acequia_tests::{Node, eventually};
 
-use super::{alone, ask, servers::Cluster, until_pools_grant, use_up};
+use super::{alone, ask, servers::Cluster, until_it_gives, until_pools_grant, use_up};
 use crate::{client::Http, operators::order, windows};
 
 const NODES: [&str; 3] = ["eu-1", "eu-2", "eu-3"];
@@ -90,7 +90,8 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
     until_ready(&nodes);
     until_pools_grant(&nodes);
     let third = slice::from_ref(&nodes[2]);
-    eventually("who is new has more than its guard share", || ask(third, ("b", "three"), 50) >= 40);
+    // More than its guard share.
+    until_it_gives(third, ("b", "three"), 50, 40);
     // Of windows that are open the pool goes on as it was; who is new has something of it.
     let mut of_third = 0;
     eventually("who is new has something of a window that is open", || {
