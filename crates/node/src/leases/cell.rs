@@ -585,7 +585,14 @@ impl Leased {
         let of_pool_milli = u128::from(rate_milli) * u128::from(seen.pool.rate) / u128::from(RATE_PARTS);
         let is_scarce = seen.is_scarce(u64::try_from(of_pool_milli).unwrap_or(u64::MAX));
         let more = if is_scarce || seen.is_wanted_elsewhere() { 0 } else { self.bunch_rate(seen.pool) };
-        let liked_rate = self.asked_rate(rate_milli).saturating_add(more).min(RATE_PARTS);
+        // Before it is known what others would like, no more than this node's part: they may be asked at the same time.
+        let own_part = match self.fair {
+            None if !is_scarce => {
+                seen.standing.rate.saturating_add(seen.pool.rate / u32::try_from(seen.nodes).unwrap_or(1))
+            }
+            _ => RATE_PARTS,
+        };
+        let liked_rate = self.asked_rate(rate_milli).saturating_add(more).min(own_part).min(RATE_PARTS);
         let liked = seen.beside_others(Part { rate: liked_rate, units: 0 });
         let mut rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
         let mut along = along(seen.pool, rate).max(liked.units);

@@ -360,16 +360,20 @@ impl Resource {
     /// What this region could use of a cell of `budget` units.
     ///
     /// Most keys live in one region. So a region that nobody asked for long needs nothing beyond its demand. Any other region cannot be sure that
-    /// it will not use its own part, until its demand has lasted for as long as the bucket takes to fill: a burst comes and goes within that.
+    /// it will not use its own part, until its demand has lasted for as long as the bucket takes to fill, or the window is long: a burst comes
+    /// and goes within that.
     /// Where that takes longer than other regions shall wait, a region without demand lends half of its part at once.
     pub(crate) fn want_here(&self, warm: &Warm, standing: Part, budget: u64, now_ns: u64) -> u64 {
         const LONGEST_NS: u128 = 5_000_000_000;
         let (want, demand) = (self.want(warm.demand_milli(self)), &warm.demand);
-        let Self::Rate { milli } = self else { return want };
+        let fills_ns = match self {
+            Self::Rate { milli } => u128::from(budget) * 1_000 * 1_000_000_000 / u128::from(*milli),
+            Self::Units { window_ns, .. } => u128::from(*window_ns),
+            Self::Rights => return want,
+        };
         if warm.is_unasked(now_ns) {
             return want;
         }
-        let fills_ns = u128::from(budget) * 1_000 * 1_000_000_000 / u128::from(*milli);
         if u128::from(demand.age_ns()) >= fills_ns.min(LONGEST_NS) {
             return want;
         }
