@@ -95,13 +95,13 @@ fn ask(nodes: &[Node], entry: (&str, &str), times: usize) -> u64 {
     (0..times).map(allowed).filter(|allowed| *allowed).count() as u64
 }
 
-/// Asks for a bucket that is full again after a second, once a second, until so many of so many pass.
-fn until_it_gives(nodes: &[Node], entry: (&str, &str), of: usize, least: u64) {
+/// Asks for a limit of which every key has a full bucket, for another key each time, until so many of so many requests pass.
+fn until_it_gives(nodes: &[Node], limit: &str, of: usize, least: u64) {
+    let mut tried = 0;
     eventually("a full bucket gives what it has", || {
-        let passed = ask(nodes, entry, of);
-        // Asked again at once it would lack what was taken just now.
-        thread::sleep(Duration::from_secs(1));
-        passed >= least
+        // The one before lacks what was just taken of it.
+        tried += 1;
+        ask(nodes, (limit, &format!("full-{tried}")), of) >= least
     });
 }
 

@@ -91,7 +91,7 @@ fn a_region_has_one_node_more_and_one_less_while_it_serves() {
     until_pools_grant(&nodes);
     let third = slice::from_ref(&nodes[2]);
     // More than its guard share.
-    until_it_gives(third, ("b", "three"), 50, 40);
+    until_it_gives(third, "b", 50, 40);
     // Of windows that are open the pool goes on as it was; who is new has something of it.
     let mut of_third = 0;
     eventually("who is new has something of a window that is open", || {

@@ -138,7 +138,7 @@ fn a_store_has_one_shard_more_while_its_region_serves() {
         }
         assert!(asked.elapsed() < PATIENCE, "these are not whole: {lacking:?}");
     }
-    until_it_gives(&nodes, ("q", "one"), 40, 30);
+    until_it_gives(&nodes, "q", 40, 30);
     assert_ne!(shards[2].cli(&["DBSIZE"]), "0");
     // What the old owners had is not given again by new ones; and what stays where it was has lost nothing besides.
     for cells in [&mut used, &mut between, &mut new] {

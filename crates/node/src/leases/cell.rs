@@ -585,14 +585,16 @@ impl Leased {
         let of_pool_milli = u128::from(rate_milli) * u128::from(seen.pool.rate) / u128::from(RATE_PARTS);
         let is_scarce = seen.is_scarce(u64::try_from(of_pool_milli).unwrap_or(u64::MAX));
         let more = if is_scarce || seen.is_wanted_elsewhere() { 0 } else { self.bunch_rate(seen.pool) };
-        // Before it is known what others would like, no more than this node's part: they may be asked at the same time.
-        let own_part = match self.fair {
+        // The pool has not said yet what the other nodes would like. They may be asked at the same time, so this one asks for no more than its part.
+        let most_rate = match self.fair {
             None if !is_scarce => {
-                seen.standing.rate.saturating_add(seen.pool.rate / u32::try_from(seen.nodes).unwrap_or(1))
+                let of_pool = u64::from(seen.pool.rate) / seen.nodes;
+                // No more than the pool's.
+                seen.standing.rate.saturating_add(of_pool as u32).min(RATE_PARTS)
             }
             _ => RATE_PARTS,
         };
-        let liked_rate = self.asked_rate(rate_milli).saturating_add(more).min(own_part).min(RATE_PARTS);
+        let liked_rate = self.asked_rate(rate_milli).saturating_add(more).min(most_rate);
         let liked = seen.beside_others(Part { rate: liked_rate, units: 0 });
         let mut rate = self.fair.map_or(liked.rate, |fair| liked.rate.min(fair)).max(seen.kept.rate);
         let mut along = along(seen.pool, rate).max(liked.units);

@@ -360,8 +360,8 @@ impl Resource {
     /// What this region could use of a cell of `budget` units.
     ///
     /// Most keys live in one region. So a region that nobody asked for long needs nothing beyond its demand. Any other region cannot be sure that
-    /// it will not use its own part, until its demand has lasted for as long as the bucket takes to fill, or the window is long: a burst comes
-    /// and goes within that.
+    /// it will not use its own part, until its demand has lasted as long as the bucket takes to fill, or as the window: a burst comes and goes
+    /// within that.
     /// Where that takes longer than other regions shall wait, a region without demand lends half of its part at once.
     pub(crate) fn want_here(&self, warm: &Warm, standing: Part, budget: u64, now_ns: u64) -> u64 {
         const LONGEST_NS: u128 = 5_000_000_000;
