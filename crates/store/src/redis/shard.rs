@@ -4,13 +4,16 @@ use std::{
     borrow::Cow,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use acequia_node::leases::ServerClock;
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit},
+    time::{timeout, timeout_at},
+};
 
 use super::{
     answer::{Arg, Fault, Missed, Value},
@@ -23,9 +26,12 @@ use super::{
     settings::{Address, Settings},
 };
 
-/// Calls in flight to one shard. One core of Redis executes about 50 000 functions a second: of more than this many, the last could not
-/// be answered within the usual deadline, and would only make the others wait.
+/// Calls in flight to one shard. One core of Redis executes about 50 000 functions a second, so each is answered within some 5 ms.
 pub(super) const IN_FLIGHT_MAX: usize = 256;
+
+/// More calls wait for a place, in the order in which they came: a node that asks all groups at once must not lose the calls that come
+/// after. A call waits for so long at most, and for half of its deadline: what a bucket's pool grants is of use for 20 ms after the call.
+const PLACE_WAIT_MAX: Duration = Duration::from_millis(10);
 
 /// Periods of pings after which a connection that was not tried is not called over. A server is given up earlier if it does not answer,
 /// so this is for a process of ours that was held up.
@@ -58,7 +64,7 @@ pub(super) struct Shard {
 pub(super) struct Tally {
     calls: AtomicU64,
     missed: AtomicU64,
-    in_flight: AtomicUsize,
+    places: Places,
     /// Of calls and pings that were answered.
     round_trips: Counted,
 }
@@ -177,16 +183,27 @@ impl Shard {
     }
 
     async fn asked(&self, call: &Call<'_>) -> Result<Vec<Value>, Missed> {
-        let _place = Place::taken(&self.tally.in_flight)
-            .ok_or_else(|| Missed::not_sent("too many calls to its shard are in flight"))?;
+        let until = tokio::time::Instant::now() + call.deadline;
+        let _place = self.place(call.deadline / 2).await?;
         let link = self.standing().link(Instant::now(), self.doubt_max)?;
-        match timeout(call.deadline, self.tried(&link, call)).await {
+        match timeout_at(until, self.tried(&link, call)).await {
             Ok(answer) => answer,
             Err(_) => {
                 self.standing().breaker.missed(Instant::now());
                 Err(Missed::unknown("its deadline passed"))
             }
         }
+    }
+
+    /// A place among the calls in flight. Nobody waits for one where the shard is not known to answer.
+    async fn place(&self, longest: Duration) -> Result<SemaphorePermit<'_>, Missed> {
+        let places = &self.tally.places.0;
+        if let Ok(place) = places.try_acquire() {
+            return Ok(place);
+        }
+        let wait = if self.standing().answers() { longest.min(PLACE_WAIT_MAX) } else { Duration::ZERO };
+        let waited = timeout(wait, places.acquire()).await.ok().and_then(Result::ok);
+        waited.ok_or_else(|| Missed::not_sent("too many calls to its shard are in flight"))
     }
 
     /// Sends it, and again if the function was not there.
@@ -428,7 +445,7 @@ impl Shard {
             function_us: standing.executing.mean_us(),
             calls: self.tally.calls.load(Ordering::Relaxed),
             missed: self.tally.missed.load(Ordering::Relaxed),
-            in_flight: self.tally.in_flight.load(Ordering::Relaxed),
+            in_flight: self.tally.places.taken(),
             clock_ahead_ns: standing.clock_ahead_ns,
         }
     }
@@ -478,34 +495,25 @@ impl Standing {
     fn is_open(&self) -> bool {
         self.links().next().is_some()
     }
-}
 
-/// A place among the calls in flight.
-struct Place<'a>(&'a AtomicUsize);
-
-impl<'a> Place<'a> {
-    fn taken(in_flight: &'a AtomicUsize) -> Option<Self> {
-        let more = |count: usize| (count < IN_FLIGHT_MAX).then_some(count + 1);
-        in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(in_flight))
+    /// Whether calls go there, as far as is known.
+    fn answers(&self) -> bool {
+        self.is_open() && self.unfit.is_none() && self.breaker.state() == BreakerState::Closed
     }
 }
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+/// Places of calls in flight, which are had in the order in which they were asked for.
+#[derive(Debug)]
+struct Places(Semaphore);
+
+impl Default for Places {
+    fn default() -> Self {
+        Self(Semaphore::new(IN_FLIGHT_MAX))
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_in_flight_are_given_back() {
-        let in_flight = AtomicUsize::new(0);
-        let places: Vec<_> = std::iter::from_fn(|| Place::taken(&in_flight)).collect();
-        assert_eq!(places.len(), IN_FLIGHT_MAX);
-        drop(places);
-        assert!(Place::taken(&in_flight).is_some());
+impl Places {
+    fn taken(&self) -> usize {
+        IN_FLIGHT_MAX - self.0.available_permits()
     }
 }
