@@ -111,6 +111,8 @@ pub(super) struct Leased {
     pub(super) wants_word: bool,
     /// In which generation it was last told what is held, by the window's end; 0 where there are no edges.
     told: SmallVec<[(u64, Generation); 2]>,
+    /// The window of the last call, by its end, or 0 where there are no edges: if this node stops, and nobody answered the call.
+    pub(super) unheard: Option<u64>,
     /// Whether the call that is under way says what is held now.
     says_now: bool,
     /// Windows, by their ends, of which something was asked for and nothing heard since; and whether there was more then.
@@ -209,6 +211,7 @@ impl Leased {
         Self {
             demand: Demand::since(now_ns),
             pending: None,
+            unheard: None,
             due_ns: now_ns,
             looked_ns: 0,
             busy_ns: now_ns,

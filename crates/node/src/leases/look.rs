@@ -220,7 +220,7 @@ fn ask_part(
     let generation = scene.generation?;
     let held = account.pooled();
     let flow = scene.leaves_part(flow, (account, words, ground), held, now);
-    let is_untold = held != Part::default() && !leased.was_told(0, generation);
+    let is_untold = leased.unheard.is_some() || held != Part::default() && !leased.was_told(0, generation);
     let mut flow = flow.or(is_untold.then_some(Flow { keeps: held, ..Flow::default() }))?;
     // What is given back to a lost store reaches nobody. What may not be held any more goes all the same.
     if flow.keeps != held && !leased.must_shrink() && !scene.reaches_somebody(leased) {
@@ -271,6 +271,8 @@ fn ask_window(
     // Who has joined since goes by what is said of the window.
     let is_said = may_say(ground, open_ns) && ground.local.spares() && is_open;
     let is_heard = !scene.is_lost && now.steady_ns >= leased.quiet_until_ns;
+    // What a node that stops gives back is said until it was heard.
+    let untold = leased.unheard.or(untold);
     let unsaid = (is_said && is_heard && !leased.was_told(open_ns, generation)).then_some(open_ns);
     let untold = untold.or(unsaid).map(|end_ns| (account.taken_of(end_ns), Stock::default()));
     let mut later = || {
@@ -292,7 +294,8 @@ fn ask_window(
     let later = if stock.is_none() && untold.is_none() && !scene.is_leaving { later() } else { None };
     let mut more = match scene.is_leaving {
         true => {
-            scene.leaves_windows((account, ground), seen.available, now).filter(|_| is_open && !scene.is_lost)
+            let may_return = is_open && !scene.is_lost && leased.unheard.is_none();
+            scene.leaves_windows((account, ground), seen.available, now).filter(|_| may_return)
         }
         false => stock.map(|stock| (open, stock)).or(later),
     };

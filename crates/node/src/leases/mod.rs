@@ -433,7 +433,8 @@ impl Leases {
         let Some(mut leased) = self.cells.remove(&key) else { return };
         let taker = self.taker();
         let group = &self.groups[usize::from(number)];
-        let may_call = group.is_heard() && leased.pending.is_none() && self.pending.len() < CALLS_MAX;
+        let is_full = self.pending.len() >= CALLS_MAX;
+        let may_call = group.is_heard() && leased.pending.is_none() && !is_full;
         let generation = may_call.then(|| group.generation());
         let (known, since) = (group.generation(), group.remembers_since());
         let (home, is_lost) = (&self.home, self.lost.contains(&number));
@@ -497,7 +498,9 @@ impl Leases {
         if let (Some((about, question)), Some(generation)) = (ask, generation) {
             leased.calls(self.call((number, generation), about, question, now));
         }
-        if leased.pending.is_none() {
+        // Of a store that is lost nothing is heard.
+        let is_heard = leased.unheard.is_none() || is_lost;
+        if leased.pending.is_none() && is_heard && !is_full {
             self.left(&key);
         }
         let has_none = leased.is_dry(now) || (is_lost && leased.is_missed());
@@ -639,6 +642,7 @@ impl Leases {
             Some(units) => leased.came(units, wanted, now.steady_ns),
             None => leased.missed(now.steady_ns),
         }
+        leased.unheard = (*said == Said::Nothing && self.leaving.is_some()).then_some(end_ns);
         self.cells.insert(key, leased);
         if came.is_some_and(|units| units > 0) {
             node.elsewhere.tell();
