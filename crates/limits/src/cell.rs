@@ -56,6 +56,15 @@ impl Tagger {
     }
 }
 
+impl Tagger {
+    /// The cell beside another one, for requests with its values that go by the limit's own numbers
+    /// ([`crate::limit::Numbers::OwnApart`]).
+    #[cold]
+    pub fn apart(&self, tag: CellTag) -> CellTag {
+        self.all([&tag.0.to_le_bytes()[..], b"apart"].into_iter())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +84,8 @@ mod tests {
             all(3, &["a", "bc"]),
             all(3, &[]),
             Tagger::new(&HashKey([8; 16]), LimitId(1)).one(b"a"),
+            tagger(1).apart(tagger(1).one(b"a")),
+            tagger(1).apart(tagger(1).one(b"b")),
         ];
         let distinct: std::collections::BTreeSet<CellTag> = tags.into_iter().collect();
         assert_eq!(distinct.len(), tags.len());

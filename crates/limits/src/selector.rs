@@ -12,8 +12,8 @@ use crate::{
 /// empty) and none of `none`. A descriptor without the key does not fit, unless that is the condition.
 ///
 /// A key may come twice in a descriptor, and a client may choose one of the values. So a limit applies if any value fits
-/// ([`Condition::holds`]), and an exemption only if all do ([`Condition::holds_for_all`]). Overrides go by the first, which the cell is
-/// counted by: a cell has one set of numbers ([`Condition::holds_for_first`]).
+/// ([`Condition::holds`]), and an exemption or an override only if all do ([`Condition::holds_for_all`]). A cell has one set of numbers. Its
+/// first value names it, and says which numbers those are ([`Condition::holds_for_first`]). Requests for other numbers have a cell apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// The entry's key.

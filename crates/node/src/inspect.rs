@@ -173,7 +173,7 @@ impl Node {
         let (slot, now) = (self.slot_of(limit)?, self.not_before(now));
         let catalogue = self.catalogue();
         let active = catalogue.active_of(slot)?;
-        let numbers = active.numbers_of(active.limit.override_for(values, now.wall_ns), role);
+        let numbers = active.numbers_of(active.limit.numbers_for(values, now.wall_ns).index(), role);
         self.holding_of((slot, tag), Some(numbers), now)
     }
 
@@ -293,7 +293,9 @@ impl Active {
             // There is a cell for each class.
             return None;
         }
-        Some((tag, self.numbers_of(self.limit.override_for(values, now.wall_ns), 0)))
+        let whose = self.limit.numbers_for(values, now.wall_ns);
+        let tag = if whose.is_apart() { self.tagger.apart(tag) } else { tag };
+        Some((tag, self.numbers_of(whose.index(), 0)))
     }
 }
 

@@ -274,17 +274,19 @@ impl Limit {
         cost.saturating_mul(self.cost)
     }
 
-    /// The numbers for a descriptor: the index into `overrides`, or nothing for the limit's own.
+    /// The numbers for a descriptor at a time on the wall clock, in nanoseconds.
     #[inline]
-    pub fn override_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Option<usize> {
-        if self.overrides.is_empty() { None } else { self.first_override(descriptor, wall_ns) }
+    pub fn numbers_for(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Numbers {
+        if self.overrides.is_empty() { Numbers::Own } else { self.overridden(descriptor, wall_ns) }
     }
 
     #[cold]
-    fn first_override(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Option<usize> {
-        self.overrides
-            .iter()
-            .position(|o| !o.is_over(wall_ns) && o.when.iter().all(|c| c.holds_for_first(descriptor)))
+    fn overridden(&self, descriptor: &Descriptor<'_>, wall_ns: u64) -> Numbers {
+        let is_its =
+            |o: &Override| !o.is_over(wall_ns) && o.when.iter().all(|c| c.holds_for_first(descriptor));
+        let Some(index) = self.overrides.iter().position(is_its) else { return Numbers::Own };
+        let fits = self.overrides[index].when.iter().all(|c| c.holds_for_all(descriptor));
+        if fits { Numbers::Override(index) } else { Numbers::OwnApart }
     }
 
     /// Whether cells need so long to become idle that they must survive a crash.
@@ -305,6 +307,33 @@ impl Limit {
     /// What callers that cannot wait are told when there would be a delay.
     pub fn no_wait(&self) -> NoWait {
         self.spec.leaky_bucket.as_ref().map_or(NoWait::Allow, |spec| spec.no_wait)
+    }
+}
+
+/// By which of a limit's numbers a descriptor counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    /// The limit's own.
+    Own,
+    /// Those of an override, by its index in `overrides`: the first that fits.
+    Override(usize),
+    /// The limit's own, in a cell apart ([`crate::cell::Tagger::apart`]). A key comes twice. An override fits its first value, and not every
+    /// value; the cell of the first value has the override's numbers.
+    OwnApart,
+}
+
+impl Numbers {
+    /// The index into `overrides`, or nothing for the limit's own numbers.
+    pub const fn index(self) -> Option<usize> {
+        match self {
+            Self::Override(index) => Some(index),
+            Self::Own | Self::OwnApart => None,
+        }
+    }
+
+    /// Whether the cell is not the one that the values of `by` name.
+    pub const fn is_apart(self) -> bool {
+        matches!(self, Self::OwnApart)
     }
 }
 
@@ -404,10 +433,18 @@ mod tests {
         let entries = [(&b"api_key"[..], &b"big-co"[..])];
         let big = Descriptor::new(&entries, None);
         let until = limit.overrides[0].until_ns.expect("an end");
-        assert_eq!(limit.override_for(&big, until - 1), Some(0));
-        assert_eq!(limit.override_for(&big, until), None);
-        let entries = [(&b"api_key"[..], &b"x"[..])];
-        assert_eq!(limit.override_for(&Descriptor::new(&entries, None), 0), None);
+        assert_eq!(limit.numbers_for(&big, until - 1), Numbers::Override(0));
+        assert_eq!(limit.numbers_for(&big, until), Numbers::Own);
+        let numbers_of = |values: &[&str]| {
+            let entries: Vec<(&[u8], &[u8])> =
+                values.iter().map(|value| (&b"api_key"[..], value.as_bytes())).collect();
+            limit.numbers_for(&Descriptor::new(&entries, None), 0)
+        };
+        assert_eq!(numbers_of(&["x"]), Numbers::Own);
+        // A client may choose one of the values.
+        assert_eq!(numbers_of(&["x", "big-co"]), Numbers::Own);
+        assert_eq!(numbers_of(&["big-co", "x"]), Numbers::OwnApart);
+        assert_eq!(numbers_of(&["big-co", "big-one"]), Numbers::Override(0));
         assert_eq!(
             limit.overrides[0].algorithm,
             Algorithm::TokenBucket(Meter::new(Rate::parse("600/s").expect("a rate"), 120))

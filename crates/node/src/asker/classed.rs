@@ -182,10 +182,11 @@ impl Check<'_, '_> {
             let hit = Hit { classed: classed(Of::All, leaves_percent), ..found.hit() };
             return merge_seldom(hits, hit, descriptors);
         }
-        let own_numbers = active.limit.override_for(descriptor, self.now.wall_ns);
+        let whose = active.limit.numbers_for(descriptor, self.now.wall_ns);
         let of_role = |role: usize, classed, units| {
             let tag = tag_of_role(active, descriptor, classes.role_name(classes.roles[role]))?;
-            let numbers = active.numbers_of(own_numbers, role);
+            let tag = if whose.is_apart() { active.tagger.apart(tag) } else { tag };
+            let numbers = active.numbers_of(whose.index(), role);
             let variant = self.local(active, numbers).place_of(tag.salt());
             Some(Hit { tag, numbers, variant, classed, units, ..found.hit() })
         };

@@ -147,7 +147,9 @@ impl Check<'_, '_> {
             }
         };
         let cost = descriptor.cost.unwrap_or(cost);
-        let numbers = active.numbers_of(limit.override_for(descriptor, self.now.wall_ns), 0);
+        let whose = limit.numbers_for(descriptor, self.now.wall_ns);
+        let tag = if whose.is_apart() { active.tagger.apart(tag) } else { tag };
+        let numbers = active.numbers_of(whose.index(), 0);
         let variant = self.local(active, numbers).place_of(tag.salt());
         let found = Found {
             limit: number,

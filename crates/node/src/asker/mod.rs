@@ -11,7 +11,7 @@ mod soft;
 
 use std::sync::{Arc, MutexGuard, atomic::Ordering};
 
-use acequia_limits::{Algorithm, CellTag, Mode, Now, Reason, Request, Verdict, algorithm::State};
+use acequia_limits::{Algorithm, CellTag, Descriptor, Mode, Now, Reason, Request, Verdict, algorithm::State};
 use acequia_rights::broken::{Broken, broken};
 use smallvec::SmallVec;
 
@@ -573,8 +573,11 @@ impl<'a> Check<'a, '_> {
     fn carry(&self, hit: &Hit, from: u16, words: &[u64]) -> State {
         let first = hit.descriptors.trailing_zeros() as usize;
         let descriptor = self.request.descriptors().nth(first).expect("a hit has a descriptor");
-        let whose = (&descriptor, hit.tag.salt());
-        self.catalogue.carry(self.limit(hit).slot, from, hit.numbers, words, self.now, whose)
+        let active = self.limit(hit);
+        let is_apart = active.limit.numbers_for(&descriptor, self.now.wall_ns).is_apart();
+        // A cell apart never has the numbers of an override.
+        let whose = if is_apart { Descriptor::new(&[], None) } else { descriptor };
+        self.catalogue.carry(active.slot, from, hit.numbers, words, self.now, (&whose, hit.tag.salt()))
     }
 
     /// Units that earlier hits of the request take from the cell that this one shares with them.

@@ -311,14 +311,21 @@ impl Reference {
         if spec.exact && !descriptor.entries.iter().all(|(key, _)| named(key)) {
             return None;
         }
-        let values = spec.by.iter().map(|by| counted_value(by, descriptor)).collect::<Option<Vec<_>>>()?;
+        let mut values =
+            spec.by.iter().map(|by| counted_value(by, descriptor)).collect::<Option<Vec<_>>>()?;
         let cost = descriptor.cost.unwrap_or(request.cost);
         let own_keys = |key: &str| spec.by.iter().any(|by| matches!(by, BySpec::Key(by) if by == key));
-        let numbers = spec.overrides.iter().zip(&self.limits[limit].overrides).position(|(fields, o)| {
-            let whose = fields.iter().filter(|(key, _)| own_keys(key));
-            o.until_ns.is_none_or(|until| now.wall_ns < until)
-                && whose.into_iter().all(|(key, any)| has_numbers(key, any, descriptor))
-        });
+        let fits = |number: usize, says: fn(&str, &ValueSpec, &Descriptor<'_>) -> bool| {
+            let mut whose = spec.overrides[number].iter().filter(|(key, _)| own_keys(key));
+            whose.all(|(key, any)| says(key, any, descriptor))
+        };
+        let is_over = |number: usize| {
+            self.limits[limit].overrides[number].until_ns.is_some_and(|until| now.wall_ns >= until)
+        };
+        let first = (0..spec.overrides.len()).find(|number| !is_over(*number) && fits(*number, has_numbers));
+        // Of a key that comes twice every value must fit; else the request counts in a cell apart, by the limit's own numbers.
+        let numbers = first.filter(|number| fits(*number, is_exempt));
+        values.extend((first != numbers).then(|| b"apart".to_vec()));
         Some(ReferenceHit {
             limit,
             values,
@@ -481,7 +488,7 @@ fn is_exempt(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bo
     !said.is_empty() && said.iter().all(|said| *said == (true, false))
 }
 
-/// The first must fit, by which the cell is counted.
+/// Whether a cell has an override's numbers: the first value fits, by which it is counted.
 fn has_numbers(key: &str, patterns: &ValueSpec, descriptor: &Descriptor<'_>) -> bool {
     said_of(key, patterns, descriptor).first() == Some(&(true, false))
 }

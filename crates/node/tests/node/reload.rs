@@ -319,6 +319,29 @@ fn an_override_for_more_keys_keeps_the_debt_of_those_it_had() {
     assert_eq!(scene::drain(&mut asker, "big", START), 0);
 }
 
+/// A key comes twice, and an override fits one of its values: such requests have a cell apart, with the limit's own numbers.
+#[test]
+fn a_cell_apart_keeps_its_debt() {
+    let big = || override_of("big", 100, "1/s", None);
+    let node = scene::node(&[with_overrides(&[big()])], START);
+    let mut asker = node.asker();
+    let drain = |asker: &mut Asker, now| {
+        let request = Request::new("shop", &[("key", "big"), ("key", "other")]);
+        (0..200).filter(|_| asker.check(&request, now, Ask::CHECK).allowed).count()
+    };
+    assert_eq!(drain(&mut asker, START), 10, "the limit's own burst");
+    assert_eq!(scene::drain(&mut asker, "big", START), 100, "as if nothing else had been asked for");
+    // Numbers were replaced: what is owed is carried over, and not by way of the override's.
+    let slower = LimitSpec { overrides: vec![big()], ..scene::bucket("b", "5/h", 10) };
+    scene::apply(&node, &[slower], START.later(MS));
+    assert_eq!(drain(&mut asker, START.later(MS)), 0);
+    assert_eq!(drain(&mut asker, START.later(HOUR + MS)), 5);
+    // Without the override they count as the first value says.
+    scene::apply(&node, &[with_overrides(&[])], START.later(HOUR + 2 * MS));
+    assert_eq!(drain(&mut asker, START.later(HOUR + 2 * MS)), 10);
+    assert_eq!(scene::drain(&mut asker, "big", START.later(HOUR + 2 * MS)), 0, "they share a cell");
+}
+
 #[test]
 fn an_override_that_has_ended_by_the_clock_of_one_thread_has_ended_for_all() {
     let until = START.later(S);
