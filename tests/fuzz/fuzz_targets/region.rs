@@ -334,7 +334,7 @@ impl History {
 
     fn entry(&mut self, peer: usize, u: &mut Unstructured<'_>) -> Result<Entry> {
         let id = self.id(peer, u)?;
-        Ok(match u.int_in_range(0..=21)? {
+        Ok(match u.int_in_range(0..=23)? {
             0..=2 => {
                 let (limit, tag) = self.cell(u)?;
                 self.peers[peer].ids = (self.peers[peer].ids + 2) % 64;
