@@ -29,4 +29,5 @@ mod restart;
 mod settlements;
 mod store;
 mod strangers;
+mod values;
 mod webhooks;

@@ -395,3 +395,16 @@ fn a_candidate_is_compared_with_the_limit_that_it_may_replace() {
     let text = String::from_utf8(said.stderr).expect("text");
     assert!(said.status.code() == Some(2) && text.contains("there is no limit shop/gone"), "{text}");
 }
+
+/// What is measured takes nothing of what others have: it asks for a domain of its own.
+#[test]
+fn a_benchmark_charges_no_limit_of_others() {
+    let node = Node::start(&format!(
+        "limits: [{{ name: all, domain: shop, fixed_window: {{ limit: 5, window: {} }} }}]",
+        windows::long()
+    ));
+    let address = node.grpc().to_string();
+    let ran = acequia(&["bench", "--address", &address, "--seconds", "1", "--keys", "10", "--mode", "check"]);
+    assert!(ran.status.success(), "{ran:?}");
+    assert_eq!(allowed(&node, &[("key", "1")], 9), 5);
+}

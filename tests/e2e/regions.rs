@@ -200,6 +200,21 @@ fn numbers(status: &NodeStatus) -> (u64, u64, usize) {
     (number(catalogue.requested), number(catalogue.effective), catalogue.pending.len())
 }
 
+/// A file is edited at a node that is not the authority: the node says that it goes by something else.
+#[test]
+fn a_file_that_differs_from_the_catalogue_is_told_of() {
+    let cluster = Cluster::start(&limits());
+    let us = &cluster.nodes[US];
+    let differences = || metric(us, "acequia_config_differences", &[]);
+    assert_eq!(differences(), 0.0);
+    us.write_whole_config(&cluster.config(US).replace(&format!("limit: {QUOTA}"), "limit: 2500"));
+    us.hup();
+    eventually("its file differs", || differences() == 1.0);
+    us.write_whole_config(&cluster.config(US));
+    us.hup();
+    eventually("it does no more", || differences() == 0.0);
+}
+
 #[test]
 fn a_budget_changes_everywhere_and_says_who_is_pending() {
     let mut cluster = Cluster::start(&limits());

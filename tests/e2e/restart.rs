@@ -209,7 +209,7 @@ fn a_crash_wastes_at_most_a_chunk_of_each_cell() {
 fn five_crashes_and_six_requests_leave_the_rest() {
     const LIMIT: u64 = 1_000_000;
     let config = format!(
-        "data: DATA\nlimits:\n- {{ name: quota, domain: shop, by: [quota], quota: {{ limit: 1M, per: month, time_zone: {} }} }}\n",
+        "data: DATA\nlimits:\n- {{ name: quota, domain: shop, by: [quota], quota: {{ limit: {LIMIT}, per: month, time_zone: {} }} }}\n",
         windows::zone()
     );
     let mut node = Node::start(&config);
@@ -433,10 +433,11 @@ fn a_full_disk_stops_reserving_and_not_answering() {
     // What is on disk already is given; then the reason is the disk, and no wait makes it better by itself.
     node.fill_disk(true);
     let mut given = 0;
-    let denied = loop {
+    let (denied, waited) = loop {
+        let asked = Instant::now();
         let answer = ask("quota");
         if answer["allowed"] == false {
-            break answer;
+            break (answer, asked.elapsed());
         }
         given += 1;
         assert!(given <= CHUNK, "more than was reserved");
@@ -445,11 +446,8 @@ fn a_full_disk_stops_reserving_and_not_answering() {
     assert_eq!(denied["reason"], "journal", "{denied}");
     let asked = Instant::now();
     assert_eq!(ask("window")["reason"], "journal", "nothing of it is reserved");
-    assert!(
-        asked.elapsed() < Duration::from_millis(500),
-        "no room is no reason to wait: {:?}",
-        asked.elapsed()
-    );
+    let slowest = waited.max(asked.elapsed());
+    assert!(slowest < Duration::from_millis(500), "no room is no reason to wait: {slowest:?}");
     let mut watch = Http::connect(&node);
     eventually("it says so", || watch.get("/metrics").body.contains("acequia_journal_down 1"));
     let ready = watch.get("/readyz");
