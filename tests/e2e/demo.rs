@@ -67,11 +67,11 @@ impl Demo {
         panic!("it ended before it said {next:?}:\n{said}");
     }
 
-    /// Sets the budget as an operator does at another terminal.
-    fn set_budget(&self, rate: &str, burst: &str) {
+    /// Sets a budget as an operator does at another terminal.
+    fn set_budget(&self, of: &str, rate: &str, burst: &str) {
         let admin = format!("127.0.0.1:{}", self.base_port + 2);
         let set = Command::new(binary())
-            .args(["budget", "set", "demo/budget", rate, burst, "--yes", "--address", &admin])
+            .args(["budget", "set", of, rate, burst, "--yes", "--address", &admin])
             .output()
             .expect("it starts");
         assert!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
@@ -105,9 +105,11 @@ fn a_split_brain_and_a_kill_are_survived_without_a_unit_too_many() {
 fn a_budget_set_from_another_terminal_is_told_asked_for_and_judged_by() {
     let mut demo = Demo::start(60, &["--seconds", "24"]);
     demo.until("three regions share 1000/s");
-    demo.set_budget("rate=2500/s", "burst=3000");
+    // One user may have more than the others, and asks for all of it.
+    demo.set_budget("demo/per-user[user=dan]", "rate=50/s", "burst=50");
+    demo.set_budget("demo/budget", "rate=2500/s", "burst=3000");
     let raised = demo.until_all(&["set to 2500/s burst 3000", "in force everywhere", "  2500     0 |"]);
-    demo.set_budget("rate=700/s", "burst=400");
+    demo.set_budget("demo/budget", "rate=700/s", "burst=400");
     let lowered = demo.until_all(&["set to 700/s burst 400", "in force everywhere", "   700     0 |"]);
     let verdict = demo.until_all(&["never over: ", "now 700/s burst 400"]);
     let (code, said, why) = demo.end();

@@ -424,6 +424,11 @@ pub struct LimitStatus {
     /// Milliseconds until the first of the loans that this region holds ends, if it is not renewed; absent without loans.
     #[prost(uint64, optional, tag = "19")]
     pub loans_end_ms: ::core::option::Option<u64>,
+    /// The largest numbers that any cell has now, by an override that is in force, or else the limit's: as `rate_milli` and `units`.
+    #[prost(uint64, tag = "20")]
+    pub most_rate_milli: u64,
+    #[prost(uint64, tag = "21")]
+    pub most_units: u64,
 }
 /// Nested message and enum types in `LimitStatus`.
 pub mod limit_status {

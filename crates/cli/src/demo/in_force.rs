@@ -56,13 +56,15 @@ struct Version {
     /// The first version of the catalogue that has them.
     mark: (u32, u64),
     numbers: AllNumbers,
+    /// The largest that any cell has: operators may give a user, or a tenant, more than the limit says.
+    most: AllNumbers,
     /// When a node first reported them.
     since: Duration,
 }
 
 impl Default for InForce {
     fn default() -> Self {
-        let first = Version { mark: (0, 0), numbers: AT_START, since: Duration::ZERO };
+        let first = Version { mark: (0, 0), numbers: AT_START, most: AT_START, since: Duration::ZERO };
         Self { versions: VecDeque::from([first]), newest: (0, 0) }
     }
 }
@@ -75,7 +77,7 @@ impl InForce {
 
     /// The largest numbers that a node may still go by: what the promise is about.
     pub fn highest(&self) -> AllNumbers {
-        self.versions.iter().map(|version| version.numbers).reduce(larger).unwrap_or(AT_START)
+        self.versions.iter().map(|version| version.most).reduce(larger).unwrap_or(AT_START)
     }
 
     /// The smallest rate of the budget that a node may still go by: what can be relied on.
@@ -97,21 +99,28 @@ impl InForce {
         }
         self.newest = mark;
         let before = self.newest();
-        let mut numbers = before;
+        let (mut numbers, mut most) = (before, before);
         for limit in status.limits.iter().filter(|limit| limit.domain == DOMAIN) {
             if let Some(kind) = LIMITS.iter().position(|name| *name == limit.name) {
-                numbers[kind] = Numbers { rate: limit.rate_milli.div_ceil(1_000), units: limit.units };
+                let of = |rate_milli: u64, units| Numbers { rate: rate_milli.div_ceil(1_000), units };
+                numbers[kind] = of(limit.rate_milli, limit.units);
+                most[kind] = of(limit.most_rate_milli, limit.most_units);
             }
         }
-        if numbers == before {
+        most = larger(most, numbers);
+        // What ends by itself ends a little later on a node whose clock is behind: it counts until there is another version.
+        let is_known = |last: &Version| last.numbers == numbers && larger(last.most, most) == last.most;
+        if self.versions.back().is_some_and(|last| is_known(last) && (last.mark == mark || last.most == most))
+        {
             return None;
         }
-        self.versions.push_back(Version { mark, numbers, since: at });
+        self.versions.push_back(Version { mark, numbers, most, since: at });
         if self.versions.len() > VERSIONS_MAX
             && let Some(oldest) = self.versions.pop_front()
             && let Some(next) = self.versions.front_mut()
         {
             next.numbers = larger(next.numbers, oldest.numbers);
+            next.most = larger(next.most, oldest.most);
         }
         Some(before)
     }
@@ -170,6 +179,24 @@ mod tests {
         let mut in_force = InForce::default();
         in_force.report(at(1), &report(5, budget(2_000, 100), 4));
         assert_eq!(in_force.highest()[0], budget(2_000, 1_000));
+    }
+
+    #[test]
+    fn a_cell_that_has_more_than_others_is_judged_by_that_until_the_next_version() {
+        let mut in_force = InForce::default();
+        let mut granted = report(5, budget(1_000, 1_000), 5);
+        (granted.limits[0].most_rate_milli, granted.limits[0].most_units) = (1_500_000, 1_200);
+        assert_eq!(in_force.report(at(1), &granted), Some(AT_START));
+        in_force.acknowledge(at(1), &granted);
+        let expected = (budget(1_500, 1_200), budget(1_000, 1_000));
+        assert_eq!((in_force.highest()[0], in_force.newest()[0]), expected);
+        // On a node whose clock is behind it has not ended.
+        assert_eq!(in_force.report(at(2), &report(5, budget(1_000, 1_000), 5)), None);
+        assert_eq!(in_force.highest()[0], budget(1_500, 1_200));
+        let withdrawn = report(6, budget(1_000, 1_000), 6);
+        assert_eq!(in_force.report(at(3), &withdrawn), Some(AT_START));
+        in_force.acknowledge(at(3), &withdrawn);
+        assert_eq!(in_force.highest()[0], budget(1_000, 1_000));
     }
 
     #[test]

@@ -211,7 +211,7 @@ impl Stage {
             let now = Instants::now(self.began);
             let at = Duration::from_nanos(now.steady_ns);
             let known_until = self.known_until();
-            let before = self.state.in_force.highest();
+            let (before, newest) = (self.state.in_force.highest(), self.state.in_force.newest());
             let is_report = sight.fault.is_empty();
             let made = sight.status.as_ref().filter(|_| is_report).map(|status| status.wall_ns);
             self.state.hear(at, place, sight.status, sight.fault);
@@ -228,7 +228,7 @@ impl Stage {
             if let Some(wall_ns) = made {
                 self.reported[place] = now.surely_before(wall_ns);
             }
-            if self.state.in_force.newest() != before
+            if self.state.in_force.newest() != newest
                 && let Some(traffic) = &self.traffic
             {
                 traffic.set(self.state.demands());

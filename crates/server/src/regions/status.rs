@@ -336,6 +336,8 @@ fn limit(
         Algorithm::FixedWindow(window) => window.end_after(now.wall_ns, 0),
         _ => 0,
     };
+    let overrides = active.limit.overrides.iter().filter(|o| !o.is_over(now.wall_ns));
+    let all = || overrides.clone().map(|o| &o.algorithm).chain([algorithm]);
     api::LimitStatus {
         domain: active.limit.spec.domain.clone(),
         name: active.limit.spec.name.clone(),
@@ -356,6 +358,8 @@ fn limit(
         cells: view.map_or(0, |view| view.cells),
         window_end_ns,
         loans_end_ms,
+        most_rate_milli: all().map(rate_milli).max().unwrap_or(rate),
+        most_units: all().map(Algorithm::budget).max().unwrap_or_default(),
     }
 }
 
