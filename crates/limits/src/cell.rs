@@ -54,9 +54,7 @@ impl Tagger {
         }
         self.one(&bytes)
     }
-}
 
-impl Tagger {
     /// The cell beside another one, for requests with its values that go by the limit's own numbers
     /// ([`crate::limit::Numbers::OwnApart`]).
     #[cold]

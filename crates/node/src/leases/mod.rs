@@ -498,7 +498,7 @@ impl Leases {
         if let (Some((about, question)), Some(generation)) = (ask, generation) {
             leased.calls(self.call((number, generation), about, question, now));
         }
-        // Of a store that is lost nothing is heard.
+        // A store that is lost answers nothing.
         let is_heard = leased.unheard.is_none() || is_lost;
         if leased.pending.is_none() && is_heard && !is_full {
             self.left(&key);

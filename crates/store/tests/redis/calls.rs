@@ -84,7 +84,7 @@ async fn more_calls_than_may_be_in_flight_wait_for_a_place() {
     let servers = [Server::start(&[])];
     let redis = opened(scene::shards(&servers)).await;
     closed_breaker(&redis).await;
-    // A server that takes long to go on may do so too late.
+    // Where the server goes on too late for the call that waits, all is tried again.
     for _ in 0..50 {
         servers[0].hang();
         let mut calls = JoinSet::new();
@@ -96,7 +96,7 @@ async fn more_calls_than_may_be_in_flight_wait_for_a_place() {
             ask(&mut calls, number);
         }
         while redis.shards()[0].in_flight < 256 {
-            sleep(Duration::from_millis(1)).await;
+            tokio::task::yield_now().await;
         }
         ask(&mut calls, 256);
         servers[0].go_on();
